@@ -1,0 +1,39 @@
+# Thin names over the commands that the README explains.
+SHELL := bash
+BIN := .venv/bin
+
+.PHONY: serve stop archive test lint bench lock help
+
+help: ## list these commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+$(BIN)/python: # a moved or removed environment is built anew
+	@rm -f .venv/.installed
+
+.venv/.installed: requirements.lock deploy/environment.sh $(BIN)/python
+	@echo "environment: installing requirements.lock into .venv"
+	@deploy/environment.sh
+
+serve: .venv/.installed ## build, start, register, and print one prediction
+	@$(BIN)/python -m deploy.serve start
+
+stop: .venv/.installed ## end the server that `make serve` started
+	@$(BIN)/python -m deploy.serve stop
+
+archive: .venv/.installed ## build every archive of examples/models.yaml
+	@./archive.sh --all
+
+lint: .venv/.installed ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+test: lint ## the whole test suite
+	@$(BIN)/python -m pytest
+
+bench: .venv/.installed ## this server against its peers, as ratios
+	@$(BIN)/python -m load.bench
+
+lock: ## resolve requirements.lock anew from pyproject.toml
+	@.uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --all-extras \
+		--no-annotate --custom-compile-command "make lock" -o requirements.lock pyproject.toml

@@ -1,0 +1,1 @@
+"""What a caller of the server imports."""

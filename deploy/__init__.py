@@ -1,0 +1,1 @@
+"""Builds the archives, starts the server and says what went wrong."""

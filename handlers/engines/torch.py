@@ -1,0 +1,59 @@
+"""PyTorch, eager: the engine of GPUs, and the oracle of the other one."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+
+from handlers.engines import Arrays, Outputs, available_threads
+from handlers.errors import OutOfMemory
+
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def dtype_for(device: torch.device, precision: Precision) -> torch.dtype:
+    """The arithmetic to load weights in: as asked, or bf16 where the device has it, else fp16 (GPU) or fp32 (CPU)."""
+    if precision != "auto":
+        return DTYPES[precision]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+
+
+class TorchEngine:
+    """A module in evaluation mode, on its device and in its precision already."""
+
+    def __init__(self, module: torch.nn.Module, device: torch.device, outputs: Sequence[str], threads: int = 0) -> None:
+        """Take a module over.
+
+        Args:
+            module: called with the micro-batch's arrays as keyword arguments; returns one tensor or a tuple.
+            device: where the module's weights are.
+            outputs: names of the returned tensors, in their order.
+            threads: of PyTorch's operators on CPU; 0 for every core.
+        """
+        torch.set_num_threads(available_threads(threads))
+        self._module = module.eval()
+        self._device = device
+        self._outputs = tuple(outputs)
+        precision = next((str(p.dtype).removeprefix("torch.") for p in module.parameters()), "float32")
+        self.description = f"torch {device} {precision}"
+
+    @torch.inference_mode()
+    def run(self, inputs: Arrays) -> Outputs:
+        """See `Engine.run`."""
+        try:
+            tensors = {
+                name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+                for name, array in inputs.items()
+            }
+            results = self._module(**tensors)
+            results = results if isinstance(results, tuple) else (results,)
+            return {name: result.float().cpu().numpy() for name, result in zip(self._outputs, results, strict=True)}
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            # The blocks of the failed attempt must go before a smaller one is tried.
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            raise OutOfMemory from error

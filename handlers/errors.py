@@ -1,0 +1,119 @@
+"""Errors of the handlers: values for a client's item, exceptions for everything else.
+
+    InvalidInput                   400  raised while decoding one item; becomes that item's ItemError
+    ├── EmptyInput                 400  nothing was sent
+    ├── MalformedJson              400  the body says it is JSON and is not
+    ├── UnknownShape               400  the body is not one of the accepted shapes
+    ├── UnknownOption              400  an option's name or value is not accepted
+    ├── UnsupportedMedia           415  the bytes are of no accepted format
+    ├── CorruptInput               422  the format is right, the content broken
+    └── TooLarge                   413  a limit of the configuration is exceeded
+        ├── BodyTooLarge           413
+        ├── ImageTooLarge          413
+        └── TooManyInstances       413
+    OutOfMemory                    507  the engine could not hold the batch; retried in halves
+    InvalidConfig                    -  the archive's configuration is wrong; the worker must not start
+
+A message names field, limit and value, never anybody's payload.
+"""
+
+import traceback
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+# How the worker's log says why a model does not come up; deploy/server.py looks for it there.
+LOAD_FAILED = "Cannot load"
+
+
+class InvalidInput(Exception):
+    """One client's input cannot be served. `args[0]` is shown to that client alone."""
+
+    code: ClassVar[int] = 400
+
+
+class EmptyInput(InvalidInput):
+    """Nothing was sent."""
+
+
+class MalformedJson(InvalidInput):
+    """The body says it is JSON and is not."""
+
+
+class UnknownShape(InvalidInput):
+    """The body is not one of the accepted shapes."""
+
+
+class UnknownOption(InvalidInput):
+    """An option's name or value is not accepted."""
+
+
+class UnsupportedMedia(InvalidInput):
+    """The bytes are of no accepted format."""
+
+    code = 415
+
+
+class CorruptInput(InvalidInput):
+    """The format is right, the content is truncated or broken."""
+
+    code = 422
+
+
+class TooLarge(InvalidInput):
+    """A limit of the configuration is exceeded."""
+
+    code = 413
+
+
+class BodyTooLarge(TooLarge):
+    """The request's body has more bytes than `max_body_bytes`."""
+
+
+class ImageTooLarge(TooLarge):
+    """The image has more pixels than `max_pixels`."""
+
+
+class TooManyInstances(TooLarge):
+    """The request holds more items than `max_instances`."""
+
+
+class OutOfMemory(Exception):
+    """The engine could not hold the batch."""
+
+
+class InvalidConfig(ValueError):
+    """The archive's configuration is wrong; the message lists every problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemError:
+    """Why one item has no result.
+
+    Attributes:
+        code: HTTP status of the item, 400..599.
+        type: name of the error, stable for programs.
+        message: one sentence for people.
+    """
+
+    code: int
+    type: str
+    message: str
+
+    def to_json(self) -> dict[str, Any]:
+        """{"code", "type", "message"}: the body of a failed request."""
+        return {"code": self.code, "type": self.type, "message": self.message}
+
+    @classmethod
+    def of(cls, error: InvalidInput) -> "ItemError":
+        """The value of an exception that decoding raised."""
+        return cls(error.code, type(error).__name__, str(error))
+
+
+INTERNAL_ERROR = ItemError(500, "InternalError", "The model failed on this input; the server's log says where.")
+OUT_OF_MEMORY = ItemError(507, "OutOfMemory", "The model ran out of memory on this input alone.")
+
+
+def where(error: BaseException) -> str:
+    """Where a bug was raised, for the log: type and frames, without the message, which may quote a payload."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return " < ".join([type(error).__name__, *(f"{f.name} ({f.filename}:{f.lineno})" for f in reversed(frames))])

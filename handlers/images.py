@@ -1,0 +1,187 @@
+"""Bytes of an image -> the square of pixels that a classifier sees.
+
+    bytes -> header (format, size, orientation) -> limits -> scaled decode -> RGB -> upright -> resize and crop in one
+
+The arithmetic is torchvision's ImageClassification transform on PIL images: shorter side to `resize_size` with an
+antialiased bilinear filter, then the centre square of `crop_size`.
+"""
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, UnsupportedMedia
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+
+# Our limit is read from the header before anything is decoded; Pillow's own would come second, as a warning.
+Image.MAX_IMAGE_PIXELS = None
+
+# Modes in which Pillow holds 16-bit samples; `convert` would clip them at 255 instead of scaling.
+SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """From an image of any size to the model's square.
+
+    Attributes:
+        resize_size: the shorter side is resized to this, in pixels.
+        crop_size: side of the centre square, in pixels, at most `resize_size`.
+        max_pixels: more than this is refused from the header.
+        scaled_decode: let libjpeg decode at 1/2, 1/4 or 1/8 while that keeps the shorter side at `resize_size`.
+    """
+
+    resize_size: int
+    crop_size: int
+    max_pixels: int
+    scaled_decode: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One decoded item.
+
+    Attributes:
+        pixels: (S, S, 3) uint8, RGB.
+        top_k: labels its client wants.
+    """
+
+    pixels: NDArray[np.uint8]
+    top_k: int
+
+
+def decode_image(body: bytes | bytearray, geometry: Geometry) -> NDArray[np.uint8]:
+    """Decode one image.
+
+    Args:
+        body: JPEG, PNG, WebP, GIF (its first frame) or BMP; grey, palette, RGBA, CMYK and 16 bits a sample included.
+            Alpha is dropped.
+        geometry: the square to cut.
+
+    Returns:
+        (crop_size, crop_size, 3) uint8, RGB, upright.
+
+    Raises:
+        EmptyInput: no bytes.
+        UnsupportedMedia: none of the formats.
+        ImageTooLarge: more than `max_pixels`.
+        CorruptInput: truncated or broken.
+    """
+    if not body:
+        raise EmptyInput("The image is empty.")
+    try:
+        image = Image.open(io.BytesIO(body), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise UnsupportedMedia(f"Not an image in one of the formats {', '.join(FORMATS)}.") from None
+    except Exception:  # Pillow's parsers raise whatever a broken header makes them raise
+        raise CorruptInput("The image's header is broken.") from None
+    width, height = image.size
+    if width * height > geometry.max_pixels:
+        raise ImageTooLarge(
+            f"The image has {width} x {height} = {width * height} pixels; max_pixels is {geometry.max_pixels}."
+        )
+    try:
+        if geometry.scaled_decode:
+            image.draft(None, (geometry.resize_size, geometry.resize_size))
+        return np.asarray(_square(_upright(_to_rgb(image)), geometry))
+    except Exception:  # as above, of broken data
+        raise CorruptInput(f"The {image.format or 'image'} data is truncated or broken.") from None
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Load the first frame as RGB; keeps `info`, where the orientation stands."""
+    if image.mode == "RGB":
+        image.load()
+        return image
+    if image.mode in SIXTEEN_BIT_MODES:
+        high_bytes = (np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)
+        return Image.fromarray(high_bytes).convert("RGB")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Apply the EXIF orientation; a broken EXIF block counts as none, as browsers have it."""
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:
+        return image
+    return image if orientation == 1 else ImageOps.exif_transpose(image)
+
+
+def _square(image: Image.Image, geometry: Geometry) -> Image.Image:
+    """Resize and centre-crop in one resampling: only the pixels that are kept are computed.
+
+    torchvision resizes the long side to int(resize_size * long / short) and offsets the crop by
+    int(round((side - crop_size) / 2)); the same numbers give the source box of the crop.
+    """
+    width, height = image.size
+    short = min(width, height)
+    resized_width = int(geometry.resize_size * width / short)
+    resized_height = int(geometry.resize_size * height / short)
+    scale_x, scale_y = width / resized_width, height / resized_height
+    left = round((resized_width - geometry.crop_size) / 2.0)
+    top = round((resized_height - geometry.crop_size) / 2.0)
+    box = (
+        left * scale_x,
+        top * scale_y,
+        (left + geometry.crop_size) * scale_x,
+        (top + geometry.crop_size) * scale_y,
+    )
+    return image.resize((geometry.crop_size, geometry.crop_size), Image.Resampling.BILINEAR, box=box)
+
+
+def grey_jpeg(side: int) -> bytes:
+    """A square of one colour as a JPEG."""
+    with io.BytesIO() as body:
+        Image.new("RGB", (side, side), "grey").save(body, "JPEG")
+        return body.getvalue()
+
+
+class PixelClassifier(torch.nn.Module):
+    """A classifier that takes pixels as they were decoded: a quarter of the bytes of normalised floats.
+
+    Exported as it stands for OpenVINO and run as it stands by PyTorch, so both normalise alike.
+    """
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(
+        self,
+        classifier: torch.nn.Module,
+        mean: tuple[float, float, float],
+        std: tuple[float, float, float],
+    ) -> None:
+        """Wrap a classifier.
+
+        Args:
+            classifier: (B, 3, S, S) normalised, in the precision of its weights -> (B, classes).
+            mean, std: per channel, of values in 0..1.
+        """
+        super().__init__()
+        self.classifier = classifier
+        self.dtype = next(classifier.parameters()).dtype
+        # Values in 0..255 are normalised without dividing them first. Always fp32: bf16 has 8 bits of mantissa.
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).mul(255).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).mul(255).view(1, 3, 1, 1))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Classify.
+
+        Args:
+            pixels: (B, S, S, 3) uint8, RGB.
+
+        Returns:
+            (B, classes) logits.
+        """
+        # The permuted view of interleaved pixels is what PyTorch calls channels_last.
+        channels_first = pixels.permute(0, 3, 1, 2).float()
+        logits: torch.Tensor = self.classifier(((channels_first - self.mean) / self.std).to(self.dtype))
+        return logits

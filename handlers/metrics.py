@@ -1,0 +1,153 @@
+"""What is counted, and how it reaches Prometheus.
+
+    handler -> Recorder (sums in memory) -> Reporter (once a second, if anything happened) -> emit: a line per sample
+
+TorchServe takes metrics as lines that its frontend parses, and its own histograms have fixed buckets from 0.005 to 10,
+which says nothing of a batch size and little of a millisecond. So histograms are kept here and sent as what Prometheus
+makes of one anyway: counters `_bucket{le=...}`, `_sum` and `_count`. Sending increments once a second costs less than a
+line per batch, and lets every item be observed.
+"""
+
+import threading
+from bisect import bisect_left
+from collections import Counter as Sums
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+
+class Counter(NamedTuple):
+    """A number that only grows; `labels` are the names of those beside the model's."""
+
+    name: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Observations by size. `bounds` are the buckets' inclusive upper ends, ascending; +Inf is implied."""
+
+    name: str
+    bounds: tuple[float, ...]
+
+    @property
+    def bucket(self) -> Counter:
+        """Observations up to the bound in its label `le`, cumulative as Prometheus has them."""
+        return Counter(f"{self.name}_bucket", ("le",))
+
+    @property
+    def sum(self) -> Counter:
+        """Total of the observed values."""
+        return Counter(f"{self.name}_sum")
+
+    @property
+    def count(self) -> Counter:
+        """Number of observations."""
+        return Counter(f"{self.name}_count")
+
+
+class Sample(NamedTuple):
+    """An increment of one counter."""
+
+    counter: Counter
+    labels: tuple[str, ...]
+    value: float
+
+
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 128, 256)
+SECONDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+ITEMS = Counter("handler_items_total")
+ITEM_ERRORS = Counter("handler_item_errors_total", ("Type",))
+BATCH_SIZE = Histogram("handler_batch_size", SIZES)
+DECODE = Histogram("handler_decode_seconds", SECONDS)
+WAIT = Histogram("handler_wait_seconds", SECONDS)
+FORWARD = Histogram("handler_forward_seconds", SECONDS)
+ENCODE = Histogram("handler_encode_seconds", SECONDS)
+
+HISTOGRAMS = (BATCH_SIZE, DECODE, WAIT, FORWARD, ENCODE)
+# What deploy/metrics.yaml declares to the frontend.
+COUNTERS = (ITEMS, ITEM_ERRORS, *(part for h in HISTOGRAMS for part in (h.bucket, h.sum, h.count)))
+
+
+class Recorder:
+    """Sums of what happened since they were last drained. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: Sums[tuple[Counter, tuple[str, ...]]] = Sums()
+        self._buckets = {histogram: [0] * (len(histogram.bounds) + 1) for histogram in HISTOGRAMS}
+        self._totals = dict.fromkeys(HISTOGRAMS, 0.0)
+        # The first drain declares every series at zero: a quantile is wrong while lower buckets are missing.
+        self._is_changed = set(HISTOGRAMS)
+
+    def add(self, counter: Counter, value: int, *labels: str) -> None:
+        """Count `value` more."""
+        with self._lock:
+            self._sums[counter, labels] += value
+
+    def observe(self, histogram: Histogram, value: float) -> None:
+        """Count one observation."""
+        with self._lock:
+            self._buckets[histogram][bisect_left(histogram.bounds, value)] += 1
+            self._totals[histogram] += value
+            self._is_changed.add(histogram)
+
+    def drain(self) -> list[Sample]:
+        """Increments since the last call; empty when nothing happened."""
+        with self._lock:
+            samples = [Sample(counter, labels, value) for (counter, labels), value in self._sums.items() if value]
+            self._sums.clear()
+            for histogram in HISTOGRAMS:
+                if histogram not in self._is_changed:
+                    continue
+                counts = self._buckets[histogram]
+                bounds = (*(f"{bound:g}" for bound in histogram.bounds), "+Inf")
+                for bound, cumulative in zip(bounds, accumulate(counts), strict=True):
+                    samples.append(Sample(histogram.bucket, (bound,), cumulative))
+                samples.append(Sample(histogram.sum, (), self._totals[histogram]))
+                samples.append(Sample(histogram.count, (), sum(counts)))
+                self._buckets[histogram] = [0] * len(counts)
+                self._totals[histogram] = 0.0
+            self._is_changed.clear()
+        return samples
+
+
+class Reporter:
+    """Drains a recorder into `emit` from a thread of its own, at most once an interval, and sleeps while idle."""
+
+    def __init__(self, recorder: Recorder, emit: Callable[[Sample], None], interval_s: float = 1.0) -> None:
+        self._recorder = recorder
+        self._emit = emit
+        self._interval_s = interval_s
+        self._is_due = threading.Event()
+        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+
+    def start(self) -> None:
+        """Send the zeros, then whatever follows."""
+        self.report()
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Say that something was recorded."""
+        self._is_due.set()
+
+    def stop(self) -> None:
+        """Send what is left and end the thread."""
+        self._is_stopped.set()
+        self._is_due.set()
+        self._thread.join()
+
+    def report(self) -> None:
+        """Send everything recorded so far."""
+        for sample in self._recorder.drain():
+            self._emit(sample)
+
+    def _run(self) -> None:
+        while not self._is_stopped.is_set():
+            self._is_due.wait()
+            self._is_stopped.wait(self._interval_s)
+            self._is_due.clear()
+            self.report()
