@@ -24,7 +24,7 @@ from pathlib import Path
 
 import yaml
 
-from deploy.models import ROOT, Engine, Model, UnknownModel, model, models
+from deploy.models import MODEL_LIST, ROOT, Engine, Model, UnknownModel, model, models
 from deploy.sources import Source, WeightsUnavailable, source
 from handlers.errors import InvalidConfig
 
@@ -139,7 +139,8 @@ class Recipe:
         for path in [*code, self.entry.config_path, *([labels] if labels.is_file() else [])]:
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         tools = [f"{name} {importlib.metadata.version(name)}" for name in TOOLS]
-        digest.update(repr((self.entry, origin.identity, self.engine, self.archive_format, tools)).encode())
+        entry = (self.entry.name, self.entry.handler, self._version(origin))
+        digest.update(repr((entry, origin.identity, self.engine, self.archive_format, tools)).encode())
         return digest.hexdigest()
 
 
@@ -183,9 +184,10 @@ def built_from(path: Path) -> str | None:
 
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="archive.sh", description="Build archives of examples/models.yaml.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(models())}")
+    parser = argparse.ArgumentParser(prog="archive.sh", description="Build archives of a model list.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of the list; examples/ has {', '.join(models())}")
     parser.add_argument("--all", action="store_true", help="every model of the list")
+    parser.add_argument("--models", type=Path, default=MODEL_LIST, metavar="FILE", help="default: examples/models.yaml")
     parser.add_argument("--weights", metavar="PATH|random", help="instead of those the list names")
     parser.add_argument("--engine", choices=["auto", "openvino", "torch"], default="auto")
     parser.add_argument("--archive-format", choices=list(SUFFIXES), default="zip-store")
@@ -202,14 +204,18 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     """Build what the command line names; 1 when one could not be built."""
     options = _arguments(arguments)
-    for name in list(models()) if options.all else options.names:
+    for name in list(models(options.models)) if options.all else options.names:
         started = time.monotonic()
         try:
             recipe = Recipe(
-                model(name), options.weights, options.engine, options.archive_format, options.export_path.resolve()
+                model(name, options.models),
+                options.weights,
+                options.engine,
+                options.archive_format,
+                options.export_path.resolve(),
             )
             archive = (None if options.force else recipe.find()) or recipe.build()
-        except (UnknownModel, WeightsUnavailable, InvalidConfig, ArchiverFailed) as error:
+        except (UnknownModel, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError) as error:
             print(f"archive.sh: {error}", file=sys.stderr)
             return 1
         report(archive, time.monotonic() - started)

@@ -1,13 +1,15 @@
 """The model list: examples/models.yaml and the folder of each model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from handlers.errors import InvalidConfig
+
 ROOT = Path(__file__).resolve().parent.parent
-EXAMPLES = ROOT / "examples"
+MODEL_LIST = ROOT / "examples" / "models.yaml"
 
 # What an archive carries a model for; `auto` for both.
 Engine = Literal["auto", "openvino", "torch"]
@@ -25,18 +27,15 @@ class Model:
         name: of the archive and of the registered model.
         handler: module of handlers/ that serves it.
         version: of the archive, where its weights are trained.
-        weights: where they come from by default, as the list has it.
+        folder: its configuration, labels and sample requests.
+        weights: where they come from by default, as the list has it; empty for "the user says".
     """
 
     name: str
     handler: str
     version: str
-    weights: dict[str, str]
-
-    @property
-    def folder(self) -> Path:
-        """Its configuration and sample requests."""
-        return EXAMPLES / self.name
+    folder: Path
+    weights: dict[str, str] = field(default_factory=dict)
 
     @property
     def config_path(self) -> Path:
@@ -49,19 +48,26 @@ class Model:
         return loaded
 
 
-def models() -> dict[str, Model]:
-    """Every model of the list, by name, in its order."""
-    entries = yaml.safe_load((EXAMPLES / "models.yaml").read_text(encoding="utf-8"))
-    return {name: Model(name=name, **entry) for name, entry in entries.items()}
+def models(path: Path = MODEL_LIST) -> dict[str, Model]:
+    """Every model of a list, by name, in its order; a model's folder lies beside the list and has its name.
+
+    Raises:
+        InvalidConfig: an entry misses a key or has an unknown one.
+    """
+    entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        return {name: Model(name=name, folder=path.parent / name, **entry) for name, entry in entries.items()}
+    except (AttributeError, TypeError) as error:
+        raise InvalidConfig(f"{path.name}: an entry is no {{handler, version, weights}}: {error}") from error
 
 
-def model(name: str) -> Model:
-    """One model of the list.
+def model(name: str, path: Path = MODEL_LIST) -> Model:
+    """One model of a list.
 
     Raises:
         UnknownModel: names those there are.
     """
-    known = models()
+    known = models(path)
     if name not in known:
-        raise UnknownModel(f"{name}: not in examples/models.yaml; known are {', '.join(known)}")
+        raise UnknownModel(f"{name}: not in {path.name}; known are {', '.join(known)}")
     return known[name]

@@ -54,6 +54,8 @@ def source(model: Model, choice: str | None) -> Source:
     if "torchvision" in model.weights:
         name = model.weights["torchvision"]
         return Source("torchvision", name, f"torchvision {name}")
+    if "package" not in model.weights:
+        raise WeightsUnavailable(f"{model.name}: the list names no weights; give --weights PATH or --weights random")
     package = importlib.util.find_spec(model.weights["package"])
     if package is None or not package.submodule_search_locations:
         raise WeightsUnavailable(

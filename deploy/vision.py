@@ -11,6 +11,7 @@ from deploy.models import Engine, Model
 from deploy.sources import Source, WeightsUnavailable
 from deploy.weights import StateDict, load
 from handlers.config import ImageClassificationConfig, parse
+from handlers.errors import InvalidConfig
 from handlers.images import PixelClassifier
 
 
@@ -22,22 +23,32 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         InvalidConfig: the model's configuration is wrong.
     """
     config = parse(ImageClassificationConfig, model.config().get("handler"))
+    if config.arch not in torchvision.models.list_models(torchvision.models):
+        raise InvalidConfig(f"{model.name}: arch: {config.arch} is no classifier of torchvision.models")
     state = load(model, config.arch, origin)
     # The classifier's head comes last in a state dict of torchvision; its first axis is the classes.
     class_count = next(reversed(state.values())).shape[0]
     labels = _labels(model, config.arch, class_count)
     (folder / "index_to_name.json").write_text(json.dumps(dict(enumerate(labels)), ensure_ascii=False))
+    graph = export(config, state, class_count)
+    if engine != "torch":
+        openvino.save_model(graph, folder / "model.xml", compress_to_fp16=False)
     if engine != "openvino":
         torch.save(state, folder / "model.pt")
-    if engine != "torch":
-        graph = export(config, state, class_count)
-        openvino.save_model(graph, folder / "model.xml", compress_to_fp16=False)
 
 
 def export(config: ImageClassificationConfig, state: StateDict, class_count: int) -> openvino.Model:
-    """The classifier as a graph: pixels (B, S, S, 3) uint8 -> logits (B, classes), any B."""
+    """The classifier as a graph: pixels (B, S, S, 3) uint8 -> logits (B, classes), any B.
+
+    Raises:
+        WeightsUnavailable: the state dict is another architecture's.
+    """
     classifier = torchvision.models.get_model(config.arch, weights=None, num_classes=class_count)
-    classifier.load_state_dict(state)
+    try:
+        classifier.load_state_dict(state)
+    except RuntimeError as error:
+        problem = str(error).splitlines()[1].strip()
+        raise WeightsUnavailable(f"the weights are not those of {config.arch}: {problem}") from error
     module = PixelClassifier(classifier, config.mean, config.std).eval()
     side = config.crop_size
     example = torch.zeros(2, side, side, 3, dtype=torch.uint8)

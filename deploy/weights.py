@@ -40,7 +40,12 @@ def load(model: Model, arch: str, origin: Source) -> StateDict:
 
 
 def _published(model: Model, arch: str, name: str) -> StateDict:
-    weights = torchvision.models.get_model_weights(arch)[name]
+    known = torchvision.models.get_model_weights(arch)
+    if name not in known.__members__:
+        raise WeightsUnavailable(
+            f"{model.name}: torchvision publishes no {name} for {arch}, only {', '.join(known.__members__)}"
+        )
+    weights = known[name]
     print(f"{model.name}: published weights {name}, {weights.url}")
     previous = socket.getdefaulttimeout()
     socket.setdefaulttimeout(NETWORK_TIMEOUT_S)

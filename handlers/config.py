@@ -63,7 +63,7 @@ class ImageClassificationConfig(HandlerConfig):
         mean, std: per channel, of values in 0..1.
         top_k: labels of an answer, where the request does not say.
         max_pixels: most pixels of an image, refused from its header before it is decoded.
-        scaled_decode: let libjpeg decode large JPEGs at 1/2, 1/4 or 1/8, never below `resize_size`.
+        scaled_decode: let libjpeg decode large JPEGs at 1/2, 1/4 or 1/8, never below twice `resize_size`.
     """
 
     arch: str

@@ -7,6 +7,7 @@ antialiased bilinear filter, then the centre square of `crop_size`.
 """
 
 import io
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,14 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 # Our limit is read from the header before anything is decoded; Pillow's own would come second, as a warning.
 Image.MAX_IMAGE_PIXELS = None
 
+# Pillow warns of odd metadata; a server's log has no use for what is odd about one client's file.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+# A scaled decode leaves the shorter side at least this many times `resize_size`. At 1 the blur of the DCT's own scaling
+# moves logits by 5% and more top answers than bf16 does; at 2 by 2%, about bf16's share, and a 12-megapixel JPEG still
+# decodes in an eighth of the time (measured on trained ResNet-18 and MobileNetV2, 120 crops).
+SCALED_DECODE_MARGIN = 2
+
 # Modes in which Pillow holds 16-bit samples; `convert` would clip them at 255 instead of scaling.
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
@@ -33,7 +42,7 @@ class Geometry:
         resize_size: the shorter side is resized to this, in pixels.
         crop_size: side of the centre square, in pixels, at most `resize_size`.
         max_pixels: more than this is refused from the header.
-        scaled_decode: let libjpeg decode at 1/2, 1/4 or 1/8 while that keeps the shorter side at `resize_size`.
+        scaled_decode: let libjpeg decode large JPEGs at 1/2, 1/4 or 1/8, where that leaves pixels enough.
     """
 
     resize_size: int
@@ -87,7 +96,8 @@ def decode_image(body: bytes | bytearray, geometry: Geometry) -> NDArray[np.uint
         )
     try:
         if geometry.scaled_decode:
-            image.draft(None, (geometry.resize_size, geometry.resize_size))
+            enough = SCALED_DECODE_MARGIN * geometry.resize_size
+            image.draft(None, (enough, enough))
         return np.asarray(_square(_upright(_to_rgb(image)), geometry))
     except Exception:  # as above, of broken data
         raise CorruptInput(f"The {image.format or 'image'} data is truncated or broken.") from None

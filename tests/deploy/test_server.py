@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import pytest
+
+from deploy.models import ROOT
+from deploy.server import Settings, WorkerLog, load_error
+
+IMPORT_CHAIN = [
+    "Backend worker process died.",
+    "Traceback (most recent call last):",
+    '  File "model_loader.py", line 108, in load',
+    "    module = importlib.import_module(name)",
+    "ModuleNotFoundError: No module named 'scipy'",
+    "",
+    "During handling of the above exception, another exception occurred:",
+    "",
+    "Traceback (most recent call last):",
+    "ModuleNotFoundError: No module named 'ts.torch_handler.image_classification'",
+]
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([], None),
+        (["Torch worker started.", "Connection accepted"], None),
+        (["Traceback (most recent call last):", "ValueError: of a single batch"], None),
+        (IMPORT_CHAIN, "ModuleNotFoundError: No module named 'scipy'"),
+        (["Cannot load m: InvalidConfig: handler: archh: unknown", *IMPORT_CHAIN], None),
+        (["Backend worker process died."], "the worker died without a word"),
+    ],
+)
+def test_load_error_is_the_first_cause(messages: list[str], reason: str | None) -> None:
+    if messages and messages[0].startswith("Cannot load"):
+        reason = messages[0]
+    assert load_error(messages) == reason
+
+
+def test_worker_log_reads_only_what_is_new_and_of_this_model(tmp_path: Path) -> None:
+    path = tmp_path / "model_log.log"
+    line = "2026-01-02T03:04:05,678 [INFO ] W-9000-{}_1.0-stdout MODEL_LOG - Cannot load {}: InvalidConfig: {}\n"
+    path.write_text(line.format("resnet-152", "resnet-152", "old"))
+    log = WorkerLog(path, "resnet-152")
+    assert log.reason() is None
+    with path.open("a") as file:
+        file.write(line.format("other_model", "other_model", "not ours"))
+        assert log.reason() is None
+        file.write(line.format("resnet-152", "resnet-152", "new"))
+    assert log.reason() == "Cannot load resnet-152: InvalidConfig: new"
+
+
+def test_settings_are_read_from_the_committed_file() -> None:
+    settings = Settings.read(ROOT / "config.properties")
+    assert settings == Settings(
+        "http://127.0.0.1:8080", "http://127.0.0.1:8081", "http://127.0.0.1:8082", "model_store"
+    )
+
+
+@pytest.mark.parametrize("name", ["config.properties", "config.production.properties"])
+def test_config_listens_on_loopback_and_explains_every_setting(name: str) -> None:
+    lines = (ROOT / name).read_text().splitlines()
+    settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith(("#", " ")))
+    for key in ("inference_address", "management_address", "metrics_address"):
+        assert settings[key].startswith("http://127.0.0.1:")
+    assert {settings[f"grpc_{api}_address"] for api in ("inference", "management")} == {"127.0.0.1"}
+    assert settings["metrics_mode"] == "prometheus"
+    assert settings["install_py_dep_per_model"] == "false"
+    is_production = "production" in name
+    assert settings["disable_token_authorization"] == ("false" if is_production else "true")
+    assert settings["enable_model_api"] == ("false" if is_production else "true")
+    for paragraph in "\n".join(lines).split("\n\n"):
+        assert paragraph.startswith("#"), f"without a reason: {paragraph}"

@@ -1,0 +1,108 @@
+"""Runs a handler as a TorchServe worker does: real Context, real RequestProcessor, real metrics cache, no server."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from ts.context import Context, RequestProcessor
+from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+
+from deploy.models import ROOT
+from handlers.batch import BatchHandler
+from handlers.config import HandlerConfig
+from handlers.engines import Arrays, Engine, Outputs
+from handlers.engines.torch import TorchEngine
+from handlers.errors import CorruptInput, OutOfMemory
+from handlers.plan import Cost
+from handlers.rows import Payload
+
+
+class Answer(NamedTuple):
+    """What one client gets."""
+
+    status: int
+    body: Any
+    headers: dict[str, str]
+
+
+def context(model_dir: Path, settings: dict[str, Any], batch_size: int = 4) -> Context:
+    """A worker's context, as ts.service builds it."""
+    metrics = MetricsCacheYamlImpl(str(ROOT / "deploy" / "metrics.yaml"))
+    metrics.initialize_cache()
+    metrics.model_name = "model"
+    return Context("model", str(model_dir), {}, batch_size, None, "0.12.0", True, metrics, {"handler": settings})
+
+
+def serve(
+    handler: BatchHandler[Any, Any], rows: list[Any], headers: list[dict[str, Any]] | None = None
+) -> list[Answer]:
+    """One batch through `handle`; a row that is no dict is a body."""
+    ctx = handler.worker_context  # type: ignore[attr-defined]
+    ctx.request_ids = {index: f"request-{index}" for index in range(len(rows))}
+    ctx.request_processor = [RequestProcessor(h) for h in headers or [{} for _ in rows]]
+    bodies = handler.handle([row if isinstance(row, dict) else {"body": row} for row in rows], ctx)
+    assert len(bodies) == len(rows)
+    answers = []
+    for index, body in enumerate(bodies):
+        status, phrase = ctx.get_response_status(index)
+        assert phrase
+        answers.append(Answer(status, json.loads(body), ctx.get_response_headers(index)))
+    return answers
+
+
+def started(handler: BatchHandler[Any, Any], model_dir: Path, settings: dict[str, Any]) -> BatchHandler[Any, Any]:
+    """An initialized handler, its context kept beside it."""
+    handler.worker_context = context(model_dir, settings)  # type: ignore[attr-defined]
+    handler.initialize(handler.worker_context)  # type: ignore[attr-defined]
+    return handler
+
+
+class Doubler(torch.nn.Module):
+    """A model whose answers are known: twice the number, which memory for `capacity` of them at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(2.0))
+        self.capacity = 1000
+        self.batches: list[list[float]] = []
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        self.batches.append(numbers.tolist())
+        if 666.0 in numbers:
+            raise ValueError(f"a bug that quotes its input {numbers.tolist()}")
+        if 555.0 in numbers or len(numbers) > self.capacity:
+            raise OutOfMemory
+        return numbers * self.factor
+
+
+class DoublingHandler(BatchHandler[HandlerConfig, float]):
+    """A task as small as one can be: a number in, its double out; odd and even ones go apart."""
+
+    config_class = HandlerConfig
+    inputs = frozenset({"number"})
+
+    def load(self) -> Engine:
+        self.module = Doubler()
+        return TorchEngine(self.module, self.device, ["doubles"])
+
+    def sample(self) -> Payload:
+        return Payload(b"1")
+
+    def decode(self, payload: Payload) -> float:
+        value = payload.value["number"] if isinstance(payload.value, dict) else payload.value
+        if value == b"bug":
+            raise RuntimeError(f"cannot decode {value!r}")
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (ValueError, TypeError):
+            raise CorruptInput("Not a number.") from None
+
+    def cost(self, item: float) -> Cost:
+        return Cost(group=item % 2)
+
+    def collate(self, items: Any) -> Arrays:
+        return {"numbers": torch.tensor(list(items), dtype=torch.float32).numpy()}
+
+    def split(self, outputs: Outputs, items: Any) -> list[Any]:
+        return [float(number) for number in outputs["doubles"]]

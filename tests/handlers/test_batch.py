@@ -1,0 +1,157 @@
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handlers.errors import InvalidConfig
+from tests.handlers.serving import DoublingHandler, context, serve, started
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """`initialize` sets levels for a worker's lifetime; a test's is shorter."""
+    levels = {name: logging.getLogger(name).level for name in (None, "ts.metrics")}
+    yield
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def handler(tmp_path_factory: pytest.TempPathFactory) -> DoublingHandler:
+    ready = started(DoublingHandler(), tmp_path_factory.mktemp("model"), {"max_items": 4, "max_instances": 10})
+    assert isinstance(ready, DoublingHandler)
+    return ready
+
+
+CORRUPT = {"code": 422, "type": "CorruptInput", "message": "Not a number."}
+
+
+def test_handle_bad_rows_fail_alone(handler: DoublingHandler) -> None:
+    answers = serve(handler, [b"2", b"secret", b"4", b"", {}, b'{"instances": [{"number": 6}, {"number": "x"}]}'])
+    assert [answer.status for answer in answers] == [200, 422, 200, 400, 400, 200]
+    assert [answers[i].body for i in (0, 1, 2)] == [4.0, CORRUPT, 8.0]
+    assert answers[5].body == {"predictions": [12.0, {"error": CORRUPT}]}
+    assert {answer.headers["content-type"] for answer in answers} == {"application/json"}
+
+
+def test_handle_requests_share_forward_passes_by_group_and_size(handler: DoublingHandler) -> None:
+    handler.module.batches.clear()
+    serve(handler, [b"1", b"2", b"3", b'{"instances": [{"number": 4}, {"number": 6}, {"number": 8}, {"number": 10}]}'])
+    assert handler.module.batches == [[1.0, 3.0], [2.0, 4.0, 6.0, 8.0], [10.0]]
+
+
+numbers = st.integers(0, 500).map(lambda n: str(n).encode())
+rows = st.one_of(
+    numbers,
+    st.sampled_from([b"", b"bug", b"secret", b"555", b"666", b"{"]),
+    st.lists(st.integers(0, 700), min_size=1, max_size=4).map(
+        lambda values: json.dumps({"instances": [{"number": value} for value in values]}).encode()
+    ),
+)
+
+
+@given(st.lists(rows, min_size=1, max_size=9), st.randoms())
+def test_handle_batched_permuted_or_alone_gives_each_row_the_same_answer(
+    handler: DoublingHandler, batch: list[bytes], random: Any
+) -> None:
+    alone = [serve(handler, [row])[0] for row in batch]
+    order = list(range(len(batch)))
+    random.shuffle(order)
+    together = serve(handler, [batch[index] for index in order])
+    for position, index in enumerate(order):
+        assert together[position][:2] == alone[index][:2]
+
+
+def test_handle_out_of_memory_halves_until_it_fits(handler: DoublingHandler) -> None:
+    handler.module.capacity = 2
+    try:
+        answers = serve(handler, [b"2", b"4", b"6", b"8"])
+    finally:
+        handler.module.capacity = 1000
+    assert [answer.body for answer in answers] == [4.0, 8.0, 12.0, 16.0]
+    assert 'batch;desc="2"' in answers[0].headers["Server-Timing"]
+
+
+def test_handle_item_that_cannot_fit_gets_507_alone(handler: DoublingHandler) -> None:
+    answers = serve(handler, [b"3", b"555", b"7"])
+    assert [answer.status for answer in answers] == [200, 507, 200]
+    assert answers[1].body["type"] == "OutOfMemory"
+
+
+def test_handle_bug_on_one_item_gets_500_alone_and_logs_no_payload(
+    handler: DoublingHandler, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = serve(handler, [b"2", b"666", b"bug", b"4"])
+    assert [answer.status for answer in answers] == [200, 500, 500, 200]
+    assert answers[1].body["type"] == "InternalError"
+    log = caplog.text
+    assert "ValueError < forward" in log
+    assert "RuntimeError < decode" in log
+    assert "666" not in log
+    assert "quotes its input" not in log
+
+
+def test_handle_result_that_json_cannot_hold_fails_alone(handler: DoublingHandler) -> None:
+    assert [answer.status for answer in serve(handler, [b"nan", b"2"])] == [500, 200]
+
+
+def test_handle_canaries_of_bad_rows_reach_nobody(handler: DoublingHandler, caplog: pytest.LogCaptureFixture) -> None:
+    secrets = [f"canary-{index:03}" for index in range(20)]
+    batch = [secret.encode() if index % 2 else b"2" for index, secret in enumerate(secrets)]
+    answers = serve(handler, batch)
+    for answer in answers:
+        assert "canary" not in json.dumps(answer.body) + str(answer.headers)
+    assert "canary" not in caplog.text
+
+
+def test_handle_every_row_has_server_timing(handler: DoublingHandler) -> None:
+    answers = serve(handler, [b"2", b"4", b"secret"])
+    number = r"\d+\.\d\d"
+    for answer, size in zip(answers, (2, 2, 0), strict=True):
+        header = answer.headers["Server-Timing"]
+        expected = (
+            f'decode;dur={number}, wait;dur={number}, forward;dur={number}, encode;dur={number}, batch;desc="{size}"'
+        )
+        assert re.fullmatch(expected, header)
+
+
+def test_handle_content_type_of_the_body_decides_json(handler: DoublingHandler) -> None:
+    headers = [{"body": {"content-type": "application/json"}}, {"body": {"content-type": "text/plain"}, "Host": "x"}]
+    answers = serve(handler, [b'{"number": 2}', b'{"number": 2}'], headers)
+    assert [answer.status for answer in answers] == [200, 422]
+
+
+def test_initialize_wrong_config_is_logged_in_one_line_and_raised(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(InvalidConfig, match="max_itms"):
+        DoublingHandler().initialize(context(tmp_path, {"max_itms": 3}))
+    assert [record.getMessage() for record in caplog.records if "Cannot load" in record.getMessage()] == [
+        "Cannot load model: InvalidConfig: handler: max_itms: Unexpected keyword argument"
+    ]
+
+
+def test_metrics_of_a_batch_reach_torchserve_as_lines(
+    handler: DoublingHandler, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler._reporter.report()
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "ts.metrics"):
+        serve(handler, [b"2", b"4", b"6", b"secret"])
+        handler._reporter.report()
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("[METRICS]")]
+    expected = {
+        "[METRICS]handler_items_total.Count:3|#ModelName:model|",
+        "[METRICS]handler_item_errors_total.Count:1|#ModelName:model,Type:CorruptInput|",
+        "[METRICS]handler_batch_size_bucket.Count:0|#ModelName:model,le:2|",
+        "[METRICS]handler_batch_size_bucket.Count:1|#ModelName:model,le:3|",
+        "[METRICS]handler_decode_seconds_count.Count:4|#ModelName:model|",
+    }
+    for start in expected:
+        assert any(line.startswith(start) for line in lines), start

@@ -1,0 +1,34 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handlers.plan import Cost, micro_batches
+
+costs = st.lists(st.builds(Cost, length=st.integers(1, 300), group=st.sampled_from([None, "fr", "de"])), max_size=80)
+
+
+@given(costs, st.integers(1, 16), st.none() | st.integers(1, 600))
+def test_plan_any_costs_partitions_all_indices_within_budgets(
+    costs: list[Cost], max_items: int, max_tokens: int | None
+) -> None:
+    batches = micro_batches(costs, max_items, max_tokens)
+
+    assert sorted(index for batch in batches for index in batch) == list(range(len(costs)))
+    for batch in batches:
+        assert 1 <= len(batch) <= max_items
+        assert len({costs[index].group for index in batch}) == 1
+        longest = max(costs[index].length for index in batch)
+        assert max_tokens is None or len(batch) == 1 or len(batch) * longest <= max_tokens
+
+
+def test_plan_mixed_lengths_sorts_within_groups_and_keeps_arrival_order_among_equals() -> None:
+    lengths = [Cost(9), Cost(2, "fr"), Cost(3), Cost(3), Cost(1, "fr")]
+    assert micro_batches(lengths, max_items=2) == [[2, 3], [0], [4, 1]]
+
+
+def test_plan_tokens_budget_counts_padding() -> None:
+    # 3 x 10 = 30 padded tokens would fit 30, a fourth would not; 25 alone is over the budget and goes alone.
+    assert micro_batches([Cost(10), Cost(8), Cost(10), Cost(10), Cost(35)], 8, 30) == [[1, 0, 2], [3], [4]]
+
+
+def test_plan_nothing_gives_no_batch() -> None:
+    assert micro_batches([], max_items=8) == []
