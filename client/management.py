@@ -65,6 +65,8 @@ class Management:
             batch_size=batch_size,
             max_batch_delay=max_batch_delay_ms,
             initial_workers=initial_workers,
+            # Waiting would hold a network thread that inference needs too.
+            synchronous="false",
             **name,
         )
 

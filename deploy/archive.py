@@ -124,7 +124,7 @@ class Recipe:
                 "--archive-format": self.archive_format,
                 "--export-path": str(out),
             }
-            _run_archiver(entry.name, arguments, temporary)
+            run_archiver(entry.name, arguments, temporary)
             _replace(out / self.path.name, self.path)
         return Archive(self.path, self._version(origin), is_new=True)
 
@@ -144,10 +144,19 @@ class Recipe:
         return digest.hexdigest()
 
 
-def _run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
+def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
+    """Run torch-model-archiver.
+
+    Args:
+        name: of the model, for the error.
+        arguments: option -> value.
+        temporary: a folder of this call's own: the archiver works in $TMPDIR/<model name> and deletes that first.
+
+    Raises:
+        ArchiverFailed: with its last line.
+    """
     finished = subprocess.run(
         [str(Path(sys.executable).with_name("torch-model-archiver")), *(a for pair in arguments.items() for a in pair)],
-        # It works in $TMPDIR/<model name> and deletes that first.
         env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,

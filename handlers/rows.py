@@ -125,12 +125,12 @@ def _input_field(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         name = BODY if BODY in row else DATA
     elif len(row) == 1:
         (name,) = row
-        if not row[name]:  # `curl -d '{...}'`: a form whose only field is named like the body
+        if name.startswith("{") or not row[name]:  # `curl -d '{...}'`: a form whose only field is named like the body
             raise UnknownShape("The body came as a form without values. For JSON, send Content-Type: application/json.")
     elif row:
         raise UnknownShape(f"The form has {len(row)} fields; name the one with the input {DATA!r}.")
     else:
-        raise EmptyInput("The body is empty.")
+        raise EmptyInput("The body is empty, or a form without fields. For JSON, send Content-Type: application/json.")
     return name, {other: _form_value(row[other]) for other in row if other != name}
 
 

@@ -45,7 +45,7 @@ def jpeg(image: Image.Image, quality: int = 90) -> bytes:
 def encoded(image: Image.Image, image_format: str, **options: object) -> bytes:
     """An image in one of Pillow's formats."""
     with io.BytesIO() as body:
-        image.save(body, image_format, **options)  # type: ignore[arg-type]
+        image.save(body, image_format, **options)
         return body.getvalue()
 
 

@@ -38,7 +38,7 @@ def serve(
     handler: BatchHandler[Any, Any], rows: list[Any], headers: list[dict[str, Any]] | None = None
 ) -> list[Answer]:
     """One batch through `handle`; a row that is no dict is a body."""
-    ctx = handler.worker_context  # type: ignore[attr-defined]
+    ctx = handler.worker_context
     ctx.request_ids = {index: f"request-{index}" for index in range(len(rows))}
     ctx.request_processor = [RequestProcessor(h) for h in headers or [{} for _ in rows]]
     bodies = handler.handle([row if isinstance(row, dict) else {"body": row} for row in rows], ctx)
@@ -53,8 +53,8 @@ def serve(
 
 def started(handler: BatchHandler[Any, Any], model_dir: Path, settings: dict[str, Any]) -> BatchHandler[Any, Any]:
     """An initialized handler, its context kept beside it."""
-    handler.worker_context = context(model_dir, settings)  # type: ignore[attr-defined]
-    handler.initialize(handler.worker_context)  # type: ignore[attr-defined]
+    handler.worker_context = context(model_dir, settings)
+    handler.initialize(handler.worker_context)
     return handler
 
 

@@ -1,7 +1,6 @@
 import json
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,6 @@ from hypothesis import strategies as st
 
 from handlers.errors import InvalidConfig
 from tests.handlers.serving import DoublingHandler, context, serve, started
-
-
-@pytest.fixture(autouse=True)
-def _logging() -> Iterator[None]:
-    """`initialize` sets levels for a worker's lifetime; a test's is shorter."""
-    levels = {name: logging.getLogger(name).level for name in (None, "ts.metrics")}
-    yield
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +112,10 @@ def test_handle_every_row_has_server_timing(handler: DoublingHandler) -> None:
 
 
 def test_handle_content_type_of_the_body_decides_json(handler: DoublingHandler) -> None:
-    headers = [{"body": {"content-type": "application/json"}}, {"body": {"content-type": "text/plain"}, "Host": "x"}]
+    headers: list[dict[str, Any]] = [
+        {"body": {"content-type": "application/json"}},
+        {"body": {"content-type": "text/plain"}, "Host": "x"},
+    ]
     answers = serve(handler, [b'{"number": 2}', b'{"number": 2}'], headers)
     assert [answer.status for answer in answers] == [200, 422]
 

@@ -119,7 +119,7 @@ def test_torch_any_batch_size_stays_within_tolerance_of_torch_fp32(
     pixels: NDArray[np.uint8],
     expected: NDArray[np.float32],
 ) -> None:
-    converted = copy.deepcopy(network).to(dtype_for(CPU, precision), memory_format=torch.channels_last)
+    converted: torch.nn.Module = copy.deepcopy(network).to(dtype_for(CPU, precision))
     engine = TorchEngine(PixelClassifier(converted, config("").mean, config("").std), CPU, ["logits"])
     assert worst_error(engine, pixels, expected) < tolerance
 

@@ -1,7 +1,5 @@
 import base64
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +20,6 @@ from tests.photographs import MOBILENET_TOP_1, RESNET18_TOP_1, crops, photograph
 from tests.trained import mobilenet_v2, resnet18
 
 NETWORKS = {"mobilenet_v2": (mobilenet_v2, MOBILENET_TOP_1), "resnet18": (resnet18, RESNET18_TOP_1)}
-
-
-@pytest.fixture(autouse=True)
-def _logging() -> Iterator[None]:
-    levels = {name: logging.getLogger(name).level for name in (None, "ts.metrics")}
-    yield
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +170,6 @@ def test_top_1_of_photographs_and_60_crops_survives_precision_and_scaled_decode(
     labels = [next(iter(answer.body)) for answer in serve(handler, bodies)]
 
     assert labels[: len(named)] == list(named.values())
-    expected = [handler.labels[index] for index in winners.tolist()]  # type: ignore[attr-defined]
+    expected = [handler.labels[index] for index in winners.tolist()]
     changed = [i for i in range(len(bodies)) if decided[i] and labels[i] != expected[i]]
     assert changed == []

@@ -61,7 +61,12 @@ def test_recorder_first_drain_declares_every_histogram_at_zero() -> None:
 
 def test_recorder_many_threads_lose_nothing() -> None:
     subject = recorder()
-    threads = [threading.Thread(target=lambda: [subject.observe(DECODE, 0.001) for _ in range(500)]) for _ in range(4)]
+
+    def observe() -> None:
+        for _ in range(500):
+            subject.observe(DECODE, 0.001)
+
+    threads = [threading.Thread(target=observe) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,0 +1,101 @@
+"""A TorchServe beside any other: free ports, folders that go when it does. What tests and benchmarks run on.
+
+config.properties -> config_for -> started (a Server, stopped and cleaned up at the end)
+"""
+
+import re
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from deploy.models import ROOT
+from deploy.server import Server
+
+LOG_CONFIG = re.compile(r"(?<=-Dlog4j2\.configurationFile=)\S+")
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Every port of one TorchServe, on 127.0.0.1."""
+
+    inference: int
+    management: int
+    metrics: int
+    grpc_inference: int
+    grpc_management: int
+    worker: int
+
+    @classmethod
+    def free(cls) -> "Ports":
+        """Ports that nothing listens on."""
+        with ExitStack() as stack:
+            # All are held until the last is known, so none is given twice.
+            sockets = [stack.enter_context(socket.socket()) for _ in fields(cls)]
+            for each in sockets:
+                each.bind(("127.0.0.1", 0))
+            return cls(*(each.getsockname()[1] for each in sockets))
+
+
+def config_for(text: str, ports: Ports, root: Path, model_store: Path) -> str:
+    """Another server's configuration, the same but for its addresses and model store.
+
+    Args:
+        text: a config.properties.
+        ports: of the other server.
+        root: what the relative paths of `text` are relative to; they become absolute.
+        model_store: of the other server.
+
+    Returns:
+        Its config.properties; lines that stay keep their order, those that are replaced follow.
+    """
+    replaced = {
+        "inference_address": f"http://127.0.0.1:{ports.inference}",
+        "management_address": f"http://127.0.0.1:{ports.management}",
+        "metrics_address": f"http://127.0.0.1:{ports.metrics}",
+        "grpc_inference_port": str(ports.grpc_inference),
+        "grpc_management_port": str(ports.grpc_management),
+        "initial_worker_port": str(ports.worker),
+        "model_store": str(model_store),
+    }
+    kept = []
+    for line in text.splitlines():
+        key, separator, value = (part.strip() for part in line.partition("="))
+        if not separator or line.lstrip().startswith("#"):
+            kept.append(line)
+        elif key == "metrics_config":
+            replaced[key] = str(root / value)
+        elif key == "vmargs":
+            replaced[key] = LOG_CONFIG.sub(lambda match: str(root / match[0]), value)
+        elif key not in replaced:
+            kept.append(line)
+    return "\n".join([*kept, *(f"{key}={value}" for key, value in replaced.items())]) + "\n"
+
+
+@contextmanager
+def started(
+    model_store: Path, config: Path = ROOT / "config.properties", extra: Sequence[str] = ()
+) -> Iterator[Server]:
+    """A running server.
+
+    Args:
+        model_store: its archives.
+        config: what it is configured by, but for addresses and folders.
+        extra: further lines of configuration.
+
+    Raises:
+        StartFailed: it did not come up.
+    """
+    with tempfile.TemporaryDirectory(prefix="torchserve-", ignore_cleanup_errors=True) as folder:
+        text = config_for(config.read_text(encoding="utf-8"), Ports.free(), ROOT, model_store)
+        own_config, temporary = Path(folder) / "config.properties", Path(folder) / "tmp"
+        own_config.write_text("\n".join([text, *extra]) + "\n", encoding="utf-8")
+        temporary.mkdir()
+        server = Server(own_config, directory=Path(folder), temporary=temporary)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()

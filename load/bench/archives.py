@@ -1,0 +1,81 @@
+"""The archives that are compared: ours, and TorchServe's own image_classifier on the same weights.
+
+ours (found, or built) -> unpacked -> stock, both in one model store
+"""
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.archive import Archive, Recipe, run_archiver
+from deploy.models import model
+from deploy.sources import WeightsUnavailable
+from load.bench.progress import progress
+
+OURS, STOCK = "resnet-152", "stock-resnet-152"
+MEMBERS = ("model.pt", "model.xml", "model.bin", "index_to_name.json", "model-config.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Archives:
+    """What is compared, on disk.
+
+    Attributes:
+        model_store: holds OURS.mar and STOCK.mar.
+        unpacked: what ours serves, as files.
+        is_trained: whether the weights mean anything.
+    """
+
+    model_store: Path
+    unpacked: Path
+    is_trained: bool
+
+    @classmethod
+    def prepare(cls, work: Path) -> "Archives":
+        """Find or build both.
+
+        Args:
+            work: an empty folder; everything that is written is written there.
+
+        Raises:
+            ArchiverFailed: an archive could not be built.
+        """
+        ours = _ours(work / "built")
+        prepared = cls(work / "model_store", work / "unpacked", not ours.version.endswith("-untrained"))
+        prepared.model_store.mkdir()
+        (prepared.model_store / f"{OURS}.mar").symlink_to(ours.path)
+        with zipfile.ZipFile(ours.path) as archive:
+            for member in MEMBERS:
+                archive.extract(member, prepared.unpacked)
+        _build_stock(prepared.unpacked, prepared.model_store, work)
+        return prepared
+
+
+def _ours(export_path: Path) -> Archive:
+    """The archive of the model store, or one of our own where that is missing, stale or made of a user's weights."""
+    entry = model(OURS)
+    found = Recipe(entry).find() or Recipe(entry, "random").find()
+    if found is not None:
+        return found
+    try:
+        return Recipe(entry, export_path=export_path).build()
+    except WeightsUnavailable as error:
+        progress(f"{error}: goes on with random weights, which take as long to multiply")
+        return Recipe(entry, "random", export_path=export_path).build()
+
+
+def _build_stock(unpacked: Path, model_store: Path, work: Path) -> None:
+    """As TorchServe's documentation has it: a state dict, a file with the model's class, the names of the classes."""
+    temporary = work / "archiver"
+    temporary.mkdir()
+    arguments = {
+        "--model-name": STOCK,
+        "--version": "1.0",
+        "--model-file": str(Path(__file__).with_name("stock_model.py")),
+        "--serialized-file": str(unpacked / "model.pt"),
+        "--extra-files": str(unpacked / "index_to_name.json"),
+        "--handler": "image_classifier",
+        "--archive-format": "zip-store",
+        "--export-path": str(model_store),
+    }
+    run_archiver(STOCK, arguments, temporary)

@@ -1,0 +1,82 @@
+"""The loop without a server: decode + the same engine, same batch size, in a process that does nothing else.
+
+python -m load.bench.in_process FOLDER     one JSON object a line
+    -> {"engine": "openvino cpu bf16"}                              loaded
+    <- {"batch_size": 16, "duration_s": 8}                          on stdin, any number of times
+    -> {"throughput_per_s": 80.1, "p50_s": 0.199}                   items per second; latency of a batch
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from handlers.config import ImageClassificationConfig, parse
+from handlers.engines import available_threads
+from handlers.engines.openvino import OpenVinoEngine
+from handlers.images import Geometry, decode_image
+from load.bench.photographs import photographs
+from load.summary import percentile
+
+WARM_UP_BATCHES = 2
+
+
+class Loop:
+    """Decodes and classifies as the handler does, and nothing else."""
+
+    def __init__(self, folder: Path, bodies: Sequence[bytes]) -> None:
+        """Load the model.
+
+        Args:
+            folder: an archive of image_classification, unpacked.
+            bodies: images; every batch takes the next ones.
+        """
+        settings = yaml.safe_load((folder / "model-config.yaml").read_text(encoding="utf-8"))
+        config = parse(ImageClassificationConfig, settings.get("handler"))
+        geometry = Geometry(config.resize_size, config.crop_size, config.max_pixels, config.scaled_decode)
+        self._decode = partial(decode_image, geometry=geometry)
+        self.engine = OpenVinoEngine(folder / "model.xml", precision=config.precision, threads=config.threads)
+        self._pool = ThreadPoolExecutor(available_threads(config.decode_threads))
+        self._bodies = cycle(bodies)
+
+    def measure(self, batch_size: int, duration_s: float) -> dict[str, float]:
+        """Run batch after batch: throughput in items per second, and the median latency of a batch."""
+        for _ in range(WARM_UP_BATCHES):
+            self._run(batch_size)
+        latencies_s = []
+        started_s = time.perf_counter()
+        ended_s = started_s
+        while ended_s - started_s < duration_s:
+            self._run(batch_size)
+            now_s = time.perf_counter()
+            latencies_s.append(now_s - ended_s)
+            ended_s = now_s
+        return {
+            "throughput_per_s": len(latencies_s) * batch_size / (ended_s - started_s),
+            "p50_s": percentile(sorted(latencies_s), 50),
+        }
+
+    def _run(self, batch_size: int) -> None:
+        bodies = list(islice(self._bodies, batch_size))
+        # A batch of one gains nothing from another thread; the handler has it so too.
+        decoded = self._pool.map(self._decode, bodies) if batch_size > 1 else map(self._decode, bodies)
+        self.engine.run({"pixels": np.stack(list(decoded))})
+
+
+def main(folder: str) -> None:
+    """Answer every line of stdin, until it ends."""
+    loop = Loop(Path(folder), photographs())
+    print(json.dumps({"engine": loop.engine.description}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(loop.measure(**json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,86 @@
+"""What the numbers were measured on."""
+
+import importlib.metadata
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+# Instructions for bf16 matrices, as /proc/cpuinfo names them; AMX is the faster by far.
+AMX_FLAGS = frozenset({"amx_bf16", "amx_tile"})
+BF16_FLAGS = AMX_FLAGS | {"avx512_bf16"}
+
+IDLE_CHECK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A processor.
+
+    Attributes:
+        name: as it calls itself.
+        flags: those of BF16_FLAGS that it has.
+        cores: that this process may use.
+    """
+
+    name: str
+    flags: frozenset[str]
+    cores: int
+
+    @property
+    def has_amx(self) -> bool:
+        """Whether it multiplies bf16 matrices in tiles."""
+        return bool(self.flags & AMX_FLAGS)
+
+    def __str__(self) -> str:
+        flags = ", ".join(sorted(self.flags)) or "no bf16 instructions"
+        return f"{self.name}, {self.cores} cores, {flags if self.has_amx else f'{flags}, no amx'}"
+
+    @classmethod
+    def parse(cls, cpuinfo: str, cores: int) -> "Processor":
+        """Read the first processor of a /proc/cpuinfo; other systems' names stand in where it says nothing."""
+        first = cpuinfo.partition("\n\n")[0]
+        pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+        fields = {key.strip(): value.strip() for key, value in pairs}
+        name = fields.get("model name") or platform.processor() or platform.machine()
+        return cls(name, BF16_FLAGS & set(fields.get("flags", "").split()), cores)
+
+    @classmethod
+    def here(cls) -> "Processor":
+        """That of this machine."""
+        path = Path("/proc/cpuinfo")
+        return cls.parse(path.read_text(encoding="utf-8") if path.exists() else "", len(os.sched_getaffinity(0)))
+
+
+def versions(*packages: str) -> str:
+    """Names and versions of installed packages."""
+    return ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
+
+
+def memory_mb(pid: int) -> float:
+    """A process's memory in 10^6 bytes: proportional (PSS), or resident (RSS) where the system counts no other.
+
+    Proportional: a page that several processes share counts for each of them in part.
+    """
+    memory = psutil.Process(pid).memory_full_info()
+    return float(getattr(memory, "pss", memory.rss)) / 1e6
+
+
+def wait_idle(percent: float, timeout_s: float) -> float:
+    """Wait until the machine is idle, but no longer than `timeout_s`.
+
+    Args:
+        percent: of the time of all cores; less counts as idle.
+        timeout_s: then it returns all the same.
+
+    Returns:
+        How busy the machine was last, in percent.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        busy_percent = psutil.cpu_percent(IDLE_CHECK_S)
+        if busy_percent <= percent or time.monotonic() > deadline_s:
+            return busy_percent

@@ -1,0 +1,153 @@
+"""What is measured side by side, each behind one method: a model on a TorchServe, and the loop without one."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol, cast
+
+import requests
+
+from deploy.models import ROOT
+from deploy.sandbox import started
+from deploy.server import Server
+from load.bench.machine import memory_mb
+from load.closed_loop import ClosedLoop
+from load.summary import OK
+
+BATCH_SIZE, MAX_BATCH_DELAY_MS, WORKERS = 16, 1, 1
+# OpenVINO is what is compared, on a machine with a GPU too.
+CPU_ONLY = ("number_of_gpu=0",)
+CONTENT_TYPE = "image/jpeg"
+FIRST_ANSWER_TIMEOUT_S = 120.0
+
+
+class BenchError(Exception):
+    """A peer cannot be measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measurement.
+
+    Attributes:
+        throughput_per_s: images.
+        p50_s: median latency; of a request, or of a batch where there are no requests.
+        failures: HTTP status -> count, of what was not answered 200.
+    """
+
+    throughput_per_s: float
+    p50_s: float
+    failures: dict[int, int]
+
+
+class Peer(Protocol):
+    """Something that classifies photographs."""
+
+    def measure(self, clients: int, duration_s: float) -> Measured:
+        """Keep this many requests going for a while."""
+
+
+class ServedModel:
+    """One model of a server."""
+
+    def __init__(self, server: Server, name: str, bodies: Sequence[bytes]) -> None:
+        self._server = server
+        self._name = name
+        self._bodies = bodies
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"{self._server.settings.inference_url}/predictions/{self._name}"
+
+    def register(self) -> None:
+        """Register its archive and wait for its worker."""
+        self._server.register(
+            self._name,
+            f"{self._name}.mar",
+            batch_size=BATCH_SIZE,
+            max_batch_delay_ms=MAX_BATCH_DELAY_MS,
+            workers=WORKERS,
+        )
+
+    def measure(self, clients: int, duration_s: float) -> Measured:
+        """See `Peer.measure`: a closed loop over HTTP."""
+        loop = ClosedLoop(self.url, self._bodies, clients, duration_s, content_type=CONTENT_TYPE)
+        summary = loop.run()
+        if not summary.completed:
+            raise BenchError(f"{self._name}: no request of {clients} clients was answered; statuses {summary.failures}")
+        return Measured(summary.throughput_per_s, summary.latency_s(50), summary.failures)
+
+    def worker_memory_mb(self) -> float:
+        """Memory of its worker process."""
+        (worker,) = self._server.management.describe(self._name)["workers"]
+        return memory_mb(int(worker["pid"]))
+
+    def answer(self) -> None:
+        """Ask once."""
+        with requests.Session() as session:
+            session.trust_env = False
+            headers = {"Content-Type": CONTENT_TYPE}
+            response = session.post(self.url, data=self._bodies[0], headers=headers, timeout=FIRST_ANSWER_TIMEOUT_S)
+        if response.status_code != OK:
+            raise BenchError(f"{self._name} answered {response.status_code}: {response.text}")
+
+
+class InProcess:
+    """load/bench/in_process.py in a process of its own."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        """Wait until it has loaded; `engine` is what its engine calls itself."""
+        self._orders, self._answers = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
+        self.engine = str(self._read()["engine"])
+
+    @classmethod
+    @contextmanager
+    def started(cls, folder: Path) -> Iterator["InProcess"]:
+        """Start it, and end it on the way out.
+
+        Args:
+            folder: our archive, unpacked.
+        """
+        with subprocess.Popen(
+            [sys.executable, "-m", "load.bench.in_process", str(folder)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # Ctrl-C is for the benchmark, which ends it.
+            start_new_session=True,
+        ) as process:
+            try:
+                yield cls(process)
+            finally:
+                process.kill()
+
+    def measure(self, clients: int, duration_s: float) -> Measured:
+        """See `Peer.measure`: as many images at once as a batch of that many clients could hold."""
+        order = {"batch_size": min(clients, BATCH_SIZE), "duration_s": duration_s}
+        self._orders.write(json.dumps(order) + "\n")
+        self._orders.flush()
+        return Measured(**self._read(), failures={})
+
+    def _read(self) -> dict[str, Any]:
+        line = self._answers.readline()
+        if not line:
+            raise BenchError("the in-process loop ended; its own words are above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def seconds_to_first_answer(model_store: Path, name: str, bodies: Sequence[bytes]) -> float:
+    """From `torchserve --start` over registration to the first answer, on a server that is new."""
+    started_s = time.monotonic()
+    with started(model_store, extra=CPU_ONLY) as server:
+        model = ServedModel(server, name, bodies)
+        model.register()
+        model.answer()
+        return time.monotonic() - started_s

@@ -1,0 +1,90 @@
+"""The table of a benchmark: rows of repeated measurements, compared and held against what is wanted. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import ge, le
+from statistics import median
+
+COLUMNS = ("measured", "stock", "ours", "in-process", "compared", "wanted", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a comparison should come to.
+
+    Attributes:
+        limit: the last value that is good.
+        is_minimum: whether more is better.
+    """
+
+    limit: float
+    is_minimum: bool
+
+    def is_met(self, value: float) -> bool:
+        """Whether the value is at least, or at most, the limit."""
+        holds: Callable[[float, float], bool] = ge if self.is_minimum else le
+        return holds(value, self.limit)
+
+    def __str__(self) -> str:
+        return f"{'>=' if self.is_minimum else '<='} {self.limit:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One comparison, by round.
+
+    Attributes:
+        what: quantity with its unit, and how it is compared: "images/s, ours / stock".
+        stock, ours, in_process: one value a round; empty where the comparison is of others.
+        compared: one ratio or difference a round, each of values of the same round.
+        digits: after the decimal point, of the values.
+        bound: for the median of `compared`; None where nothing is asked.
+    """
+
+    what: str
+    stock: Sequence[float]
+    ours: Sequence[float]
+    in_process: Sequence[float]
+    compared: Sequence[float]
+    digits: int = 1
+    bound: Bound | None = None
+
+    def cells(self) -> tuple[str, ...]:
+        """Its text, a cell for each of COLUMNS."""
+        values = (spread(series, self.digits) for series in (self.stock, self.ours, self.in_process))
+        wanted = ("", "")
+        if self.bound is not None:
+            wanted = (str(self.bound), "ok" if self.bound.is_met(median(self.compared)) else "short")
+        return (self.what, *values, spread(self.compared, 2), *wanted)
+
+
+def ratios(series: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Round by round, `series` over `base`."""
+    return [value / other for value, other in zip(series, base, strict=True)]
+
+
+def differences(series: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Round by round, `series` less `base`."""
+    return [value - other for value, other in zip(series, base, strict=True)]
+
+
+def spread(series: Sequence[float], digits: int) -> str:
+    """Median (min..max); the median alone of one value, and nothing of none."""
+    if not series:
+        return ""
+    middle = f"{median(series):.{digits}f}"
+    return middle if len(series) == 1 else f"{middle} ({min(series):.{digits}f}..{max(series):.{digits}f})"
+
+
+def render(rows: Sequence[Row], *, is_markdown: bool = False) -> str:
+    """The table as text: aligned columns, or GitHub's markdown, which is aligned too."""
+    lines = [COLUMNS, *(row.cells() for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    rule = ["-" * width for width in widths]
+    padded.insert(1, rule)
+    if is_markdown:
+        # GitHub takes no rule of less than one dash; the last column may have no text at all.
+        padded[1] = [each or "-" for each in rule]
+        return "\n".join(f"| {' | '.join(line)} |" for line in padded)
+    return "\n".join("  ".join(line).rstrip() for line in padded)

@@ -1,0 +1,135 @@
+"""One real TorchServe for the session, on free ports, with archives built as a user builds them."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import requests
+import yaml
+
+from client.management import ManagementError
+from deploy.archive import Recipe
+from deploy.models import model
+from deploy.sandbox import started
+from deploy.server import Server
+
+MOBILENET = "mobilenet-v2"
+STARTUP_TIMEOUT_S = 90
+
+
+class Answer(NamedTuple):
+    """What a client got."""
+
+    status: int
+    body: Any
+    headers: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def model_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """mobilenet-v2, trained, and resnet-152, untrained, as archives; mobilenet-v2 as a folder to vary."""
+    store = tmp_path_factory.mktemp("model_store")
+    Recipe(model(MOBILENET), export_path=store).build()
+    Recipe(model("resnet-152"), "random", engine="openvino", export_path=store).build()
+    Recipe(model(MOBILENET), archive_format="no-archive", export_path=store).build()
+    return store
+
+
+@pytest.fixture(scope="session")
+def server(model_store: Path) -> Iterator[Server]:
+    with started(model_store) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _nothing_registered(server: Server) -> Iterator[None]:
+    """A test registers what it needs."""
+    yield
+    for name in server.management.models():
+        server.management.unregister(name)
+
+
+@pytest.fixture
+def serve(server: Server) -> Callable[..., str]:
+    """Register an archive and wait for its worker; returns the model's name."""
+
+    def register(archive: str = f"{MOBILENET}.mar", name: str = MOBILENET, **parameters: int) -> str:
+        server.register(name, archive, **{"batch_size": 8, "max_batch_delay_ms": 20, "workers": 1, **parameters})
+        return name
+
+    return register
+
+
+@pytest.fixture
+def variant(model_store: Path, server: Server) -> Iterator[Callable[..., str]]:
+    """Make a folder of the model store from mobilenet-v2's with another configuration; returns its name."""
+    made: list[Path] = []
+
+    def make(name: str, *, handler: dict[str, Any] | None = None, **settings: Any) -> str:
+        folder = model_store / name
+        shutil.copytree(model_store / MOBILENET, folder)
+        made.append(folder)
+        path = folder / "model-config.yaml"
+        config = {**yaml.safe_load(path.read_text()), **settings}
+        config["handler"].update(handler or {})
+        path.write_text(yaml.safe_dump(config))
+        manifest_path = folder / "MAR-INF" / "MANIFEST.json"
+        manifest = json.loads(manifest_path.read_text())
+        manifest["model"]["modelName"] = name
+        manifest_path.write_text(json.dumps(manifest))
+        return name
+
+    yield make
+    for folder in made:
+        try:
+            server.management.unregister(folder.name)
+        except ManagementError:
+            pass
+        shutil.rmtree(folder)
+
+
+def url(server: Server, name: str) -> str:
+    return f"{server.settings.inference_url}/predictions/{name}"
+
+
+def send(server: Server, name: str, body: bytes, content_type: str | None = None, timeout_s: float = 60) -> Answer:
+    """One request over a connection of its own."""
+    headers = {"Content-Type": content_type} if content_type else {}
+    with requests.Session() as session:
+        session.trust_env = False
+        response = session.post(url(server, name), data=body, headers=headers, timeout=timeout_s)
+    try:
+        parsed = response.json()
+    except ValueError:
+        parsed = response.text
+    return Answer(response.status_code, parsed, dict(response.headers))
+
+
+def send_together(server: Server, name: str, bodies: list[bytes]) -> list[Answer]:
+    """Requests at once, one thread each; every one is answered or the test fails."""
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return list(pool.map(lambda body: send(server, name, body), bodies))
+
+
+def curl(*arguments: str) -> str:
+    """What a user types; its answer's body."""
+    finished = subprocess.run(
+        ["curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "60", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def metrics(server: Server) -> dict[str, float]:
+    """Every series of /metrics, its name with its labels -> its value."""
+    text = requests.get(f"{server.settings.metrics_url}/metrics", timeout=10).text
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+    return {name: float(value) for name, value in lines}
