@@ -32,6 +32,15 @@ def test_curl_photographs_have_the_trained_networks_top_1_in_every_precision(
     assert all(len(answer) == 5 for answer in answers.values())
 
 
+def test_curl_the_examples_photograph_has_the_answer_that_lies_beside_it(
+    server: Server, serve: Callable[..., str]
+) -> None:
+    folder = ROOT / "examples" / MOBILENET
+    answer = json.loads(curl("-T", str(folder / "espresso.jpg"), url(server, serve())))
+    expected = json.loads((folder / "espresso.expected.json").read_text())
+    assert {label: answer[label] for label in expected} == pytest.approx(expected, abs=0.01)
+
+
 def test_curl_every_way_to_send_an_image_gives_the_same_answer(
     server: Server, serve: Callable[..., str], tmp_path: Path
 ) -> None:

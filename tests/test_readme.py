@@ -1,0 +1,123 @@
+"""The README's shell blocks, in its order, in a fresh copy of the repository with an environment of its own."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from deploy.models import ROOT, model
+from deploy.sandbox import Ports, config_for
+from deploy.sources import source
+from deploy.weights import load
+
+# Ports that the README names; the test's own stand in, so that it runs beside a server.
+INFERENCE, MANAGEMENT, METRICS = "8080", "8081", "8082"
+CHECKPOINT = "hub/checkpoints/resnet152-f82ba261.pth"
+
+
+def blocks() -> list[str]:
+    """What stands between ```bash and ```."""
+    return re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The files that git has or would take, and nothing else."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    folder = tmp_path / "repository"
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture
+def ports(copy: Path) -> Ports:
+    free = Ports.free()
+    path = copy / "config.properties"
+    path.write_text(config_for(path.read_text(), free, copy, copy / "model_store"))
+    return free
+
+
+@pytest.fixture
+def environment(copy: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A new user's: nothing of this process's Python, folders of its own."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    dropped = ("PYTHONPATH", "VIRTUAL_ENV", "JAVA_HOME", "LOG_LOCATION", "METRICS_LOCATION", "MAKEFLAGS", "MAKELEVEL")
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    kept["PATH"] = os.pathsep.join(p for p in kept["PATH"].split(os.pathsep) if not p.startswith(str(ROOT)))
+    own = {**kept, "TMPDIR": str(temporary), "TEMP": str(temporary), "TORCH_HOME": str(tmp_path / "torch")}
+    yield own
+    subprocess.run(["make", "stop"], cwd=copy, env=own, check=False)
+
+
+def has_network() -> bool:
+    try:
+        socket.create_connection(("download.pytorch.org", 443), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_readme_shell_blocks_run_as_written(
+    copy: Path, ports: Ports, environment: dict[str, str], tmp_path: Path
+) -> None:
+    commands = blocks()
+    assert len(commands) == 7
+    own = {INFERENCE: ports.inference, MANAGEMENT: ports.management, METRICS: ports.metrics}
+    outputs = []
+    # Blocks of one README share their reader's shell: its activated environment and its variables.
+    shell = ""
+
+    def run(script: str) -> str:
+        # Into a file: a server started in the background keeps a pipe open, and its reader waiting.
+        with (tmp_path / "output").open("w+") as output:
+            finished = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", script],
+                cwd=copy,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=300,
+            )
+            output.seek(0)
+            printed = output.read()
+        assert finished.returncode == 0, f"{script}\n{printed}"
+        return printed
+
+    for block in commands:
+        if "./archive.sh resnet-152" in block and not has_network():
+            # The published weights' stand-in, where torch.hub would have left them.
+            (tmp_path / "torch" / CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
+            entry = model("resnet-152")
+            torch.save(load(entry, "resnet152", source(entry, "random")), tmp_path / "torch" / CHECKPOINT)
+        text = re.sub("|".join(own), lambda match: str(own[match[0]]), block)
+        outputs.append(run(shell + text))
+        if block == "make serve\n":
+            again = run(block)
+            assert again.count("up to date") == again.count("already served") >= 1
+            assert "already running" in again
+        shell += "".join(f"{line}\n" for line in text.splitlines() if re.match(r"(source |\w+=)", line))
+
+    served, stopped, by_hand, requests, metrics, added, helped = outputs
+    assert '"Egyptian cat": 0.' in served
+    assert "TorchServe: stopped" in stopped
+    assert "registered with 1 initial workers" in by_hand
+    assert '"batchSize": 8' in by_hand
+    assert requests.count("{") == 3 + 3
+    assert '{"predictions":[{"' in requests
+    assert 'handler_batch_size_count{ModelName="resnet-152"' in metrics
+    assert '{"espresso":0.9' in added
+    assert "serve" in helped
