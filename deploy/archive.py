@@ -29,16 +29,22 @@ from deploy.sources import Source, WeightsUnavailable, source
 from handlers.errors import InvalidConfig
 
 HANDLERS = ROOT / "handlers"
-# Whose code decides what an archive holds, beside the handlers'.
-BUILDERS = ("archive.py", "vision.py", "weights.py")
 # Which packages' versions make another archive of the same inputs.
-TOOLS = ("torch", "torchvision", "openvino", "torch-model-archiver")
+TOOLS = ("torch", "torchvision", "transformers", "openvino", "torch-model-archiver")
 # torch-model-archiver's own names, and what each appends. zip-store is our default: weights do not compress.
 SUFFIXES = {"zip-store": ".mar", "default": ".mar", "tgz": ".tar.gz", "no-archive": ""}
 
 # Handler -> the module whose `stage(model, source, engine, folder)` writes what it serves. Imported when something is
 # built: torch takes seconds, finding an archive up to date should not.
-STAGES = {"image_classification": "deploy.vision"}
+STAGES = {
+    "image_classification": "deploy.vision",
+    "text_classification": "deploy.text",
+    "token_classification": "deploy.text",
+    "question_answering": "deploy.text",
+    "sentence_embedding": "deploy.text",
+    "translation": "deploy.translation",
+    "language_id": "deploy.language_id",
+}
 
 
 class ArchiverFailed(Exception):
@@ -134,7 +140,9 @@ class Recipe:
     def _fingerprint(self, origin: Source) -> str:
         """A hash of everything that the archive is made from."""
         digest = hashlib.sha256()
-        code = [*sorted(HANDLERS.rglob("*.py")), *(ROOT / "deploy" / name for name in BUILDERS)]
+        # This file and the task's own; what else is in deploy/ does not decide what an archive holds.
+        builders = (Path(__file__), ROOT.joinpath(*STAGES[self.entry.handler].split(".")).with_suffix(".py"))
+        code = [*sorted(HANDLERS.rglob("*.py")), *builders]
         labels = self.entry.folder / "index_to_name.json"
         for path in [*code, self.entry.config_path, *([labels] if labels.is_file() else [])]:
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -197,7 +205,7 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of the list; examples/ has {', '.join(models())}")
     parser.add_argument("--all", action="store_true", help="every model of the list")
     parser.add_argument("--models", type=Path, default=MODEL_LIST, metavar="FILE", help="default: examples/models.yaml")
-    parser.add_argument("--weights", metavar="PATH|random", help="instead of those the list names")
+    parser.add_argument("--weights", metavar="PATH|HUB_ID|random", help="instead of those the list names")
     parser.add_argument("--engine", choices=["auto", "openvino", "torch"], default="auto")
     parser.add_argument("--archive-format", choices=list(SUFFIXES), default="zip-store")
     parser.add_argument("--export-path", type=Path, default=ROOT / "model_store", help="default: model_store")

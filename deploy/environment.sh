@@ -10,7 +10,7 @@ python=${PYTHON:-python3}
 
 uv=.uv/bin/uv
 if [ ! -x "$uv" ]; then
-    "$python" -m pip install --quiet --disable-pip-version-check --target .uv uv==0.13.8
+    "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target .uv uv==0.13.8
 fi
 "$uv" venv --quiet --allow-existing --python "$python" .venv
 

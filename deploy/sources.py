@@ -4,6 +4,7 @@ Decided without reading them, and without importing torch: whether an archive is
 """
 
 import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,9 @@ from typing import Literal
 from deploy.models import Model
 
 RANDOM_SEED = 0
+
+# organisation/name, as the Hugging Face hub has it.
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class WeightsUnavailable(Exception):
@@ -27,7 +31,7 @@ class Source:
         identity: changes whenever the weights may have.
     """
 
-    kind: Literal["torchvision", "file", "random"]
+    kind: Literal["torchvision", "hub", "folder", "file", "random"]
     location: str
     identity: str
 
@@ -42,7 +46,7 @@ def source(model: Model, choice: str | None) -> Source:
 
     Args:
         model: its entry says what is taken without a choice.
-        choice: a path, `random`, or None.
+        choice: a path, a hub id where transformers loads the model, `random`, or None.
 
     Raises:
         WeightsUnavailable: a file or package is missing.
@@ -50,10 +54,13 @@ def source(model: Model, choice: str | None) -> Source:
     if choice == "random":
         return Source("random", "", f"random, seed {RANDOM_SEED}")
     if choice is not None:
-        return _file(model, Path(choice))
+        is_hub_id = HUB_ID.fullmatch(choice) and not Path(choice).exists()
+        return _hub(choice) if is_hub_id and model.handler != "image_classification" else _path(model, Path(choice))
     if "torchvision" in model.weights:
         name = model.weights["torchvision"]
         return Source("torchvision", name, f"torchvision {name}")
+    if "hub" in model.weights:
+        return _hub(model.weights["hub"])
     if "package" not in model.weights:
         raise WeightsUnavailable(f"{model.name}: the list names no weights; give --weights PATH or --weights random")
     package = importlib.util.find_spec(model.weights["package"])
@@ -62,11 +69,21 @@ def source(model: Model, choice: str | None) -> Source:
             f"{model.name}: the package {model.weights['package']} is not installed; "
             "install it or give --weights PATH or --weights random"
         )
-    return _file(model, Path(package.submodule_search_locations[0]) / model.weights["file"])
+    return _path(model, Path(package.submodule_search_locations[0]) / model.weights["file"])
 
 
-def _file(model: Model, path: Path) -> Source:
+def _hub(hub_id: str) -> Source:
+    return Source("hub", hub_id, f"hub {hub_id}")
+
+
+def _path(model: Model, path: Path) -> Source:
+    if path.is_dir():
+        return Source("folder", str(path), f"folder {[_identity(file) for file in sorted(path.rglob('*'))]}")
     if not path.is_file():
         raise WeightsUnavailable(f"{model.name}: no file {path}; give --weights PATH or --weights random")
+    return Source("file", str(path), f"file {_identity(path)}")
+
+
+def _identity(path: Path) -> str:
     status = path.stat()
-    return Source("file", str(path), f"file {path.name}, {status.st_size} bytes, {status.st_mtime_ns}")
+    return f"{path.name}, {status.st_size} bytes, {status.st_mtime_ns}"

@@ -1,12 +1,12 @@
 """BatchHandler: the one lifecycle of a batch. The only importer of `ts`.
 
     rows (list of dict from TorchServe)
-      preprocess     unpack -> decode (a thread pool) -> plan     every item an Item or an ItemError in its slot
+      preprocess     unpack -> decode -> prepare -> plan          every item an Item or an ItemError in its slot
       inference      collate -> forward, once per micro-batch     halved and tried again where it fails
       postprocess    split -> pack, one reply per row             status, headers and body of its own
 
 Requests that TorchServe hands over together go through the model together, each with its own answer, its own error
-and nobody else's data. A task overrides `load, sample` and the five hooks `decode, cost, collate, forward, split`.
+and nobody else's data. A task overrides `load, sample` and the hooks `decode, prepare, cost, collate, forward, split`.
 """
 
 import abc
@@ -43,7 +43,7 @@ from handlers.metrics import (
 )
 from handlers.plan import Cost, micro_batches
 from handlers.rows import Payload, Reply, Request, Shape
-from handlers.slots import Batch, Slot, server_timing
+from handlers.slots import Batch, Slot, attempt, server_timing
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +57,12 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     Class attributes of a task:
         config_class: its settings, a dataclass of handlers.config.
         inputs: names of the JSON fields that hold its input.
+        decodes_in_threads: whether decoding an item is worth handing it to another thread.
     """
 
     config_class: ClassVar[type[HandlerConfig]]
     inputs: ClassVar[frozenset[str]]
+    decodes_in_threads: ClassVar[bool] = True
 
     config: Config
     engine: Engine
@@ -87,6 +89,10 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         Raises:
             InvalidInput: this item cannot be served.
         """
+
+    def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
+        """What is cheaper for all items of a batch at once than for each: tokenisation. One outcome per item."""
+        return items
 
     def cost(self, item: Item) -> Cost:  # noqa: ARG002
         """What the item asks of a micro-batch: its length, and what it may share a forward pass with."""
@@ -138,9 +144,9 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         logger.warning("Loaded %s: %s", context.model_name, self.engine.description)
 
     def _warm_up(self, batch_size: int) -> None:
-        sample = self.decode(self.sample())
+        (sample,) = self.prepare([self.decode(self.sample())])
         for size in sorted({1, batch_size}):
-            items = [sample] * size
+            items = [cast(Item, sample)] * size
             self.split(self.forward(self.collate(items), items), items)
 
     @property
@@ -169,20 +175,21 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         """Rows to a planned batch: unpack, decode, plan."""
         requests = [rows.unpack(row, self._content_types(i), self._shape) for i, row in enumerate(data)]
         slots = [Slot(payload) for request in requests for payload in request.payloads]
-        if self._pool is not None and len(slots) > 1:
+        if self.decodes_in_threads and self._pool is not None and len(slots) > 1:
             list(self._pool.map(self._decode, slots))
         else:
             for slot in slots:
                 self._decode(slot)
+        attempt([slot for slot in slots if not slot.is_failed], self._prepare, self._give_up)
         good = [slot for slot in slots if not slot.is_failed]
-        indices = micro_batches([self.cost(slot.outcome) for slot in good], self.config.max_items)
-        plan = [[good[i] for i in micro_batch] for micro_batch in indices]
-        return Batch(requests, slots, plan)
+        costs = [self.cost(slot.outcome) for slot in good]
+        indices = micro_batches(costs, self.config.max_items, self.config.max_tokens)
+        return Batch(requests, slots, [[good[i] for i in micro_batch] for micro_batch in indices])
 
     def inference(self, batch: Batch) -> None:
         """Every micro-batch through the model; fills `batch.forwards`."""
         for micro_batch in batch.plan:
-            self._forward(batch, micro_batch)
+            attempt(micro_batch, partial(self._forward, batch=batch), self._give_up)
 
     def postprocess(self, batch: Batch) -> list[Reply]:
         """Results to replies: split, pack, and what the headers and metrics say of it."""
@@ -213,28 +220,23 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             except InvalidInput as error:
                 slot.outcome = ItemError.of(error)
             except Exception as error:
-                logger.error("Decoding failed: %s", where(error))
-                slot.outcome = INTERNAL_ERROR
+                self._give_up(slot, error)
         slot.decoded_at = time.perf_counter()
         slot.decode_s = slot.decoded_at - started
 
-    def _forward(self, batch: Batch, slots: list[Slot]) -> None:
-        """One forward pass; what fails is halved and tried again, until only the item that cannot pass has failed."""
+    def _prepare(self, slots: list[Slot]) -> None:
+        started = time.perf_counter()
+        outcomes = list(zip(slots, self.prepare([slot.outcome for slot in slots]), strict=True))
+        ended = time.perf_counter()
+        for slot, outcome in outcomes:
+            slot.outcome = outcome
+            slot.decoded_at = ended
+            slot.decode_s += ended - started
+
+    def _forward(self, slots: list[Slot], batch: Batch) -> None:
         items = [slot.outcome for slot in slots]
         started = time.perf_counter()
-        try:
-            outputs = self.forward(self.collate(items), items)
-        except Exception as error:
-            if len(slots) > 1:
-                middle = len(slots) // 2
-                self._forward(batch, slots[:middle])
-                self._forward(batch, slots[middle:])
-            elif isinstance(error, OutOfMemory):
-                slots[0].outcome = OUT_OF_MEMORY
-            else:
-                logger.error("The forward pass failed: %s", where(error))
-                slots[0].outcome = INTERNAL_ERROR
-            return
+        outputs = self.forward(self.collate(items), items)
         forward_s = time.perf_counter() - started
         for slot in slots:
             slot.wait_s = started - slot.decoded_at
@@ -249,10 +251,19 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         try:
             results = list(zip(slots, self.split(outputs, items), strict=True))
         except Exception as error:
-            logger.error("Splitting %d results failed: %s", len(slots), where(error))
-            results = [(slot, INTERNAL_ERROR) for slot in slots]
+            results = []
+            for slot in slots:
+                self._give_up(slot, error)
         for slot, result in results:
             slot.outcome = result
+
+    def _give_up(self, slot: Slot, error: Exception) -> None:
+        """An item that fails by itself: too large for the engine, or a bug, whose place the log names."""
+        if isinstance(error, OutOfMemory):
+            slot.outcome = OUT_OF_MEMORY
+        else:
+            logger.error("An item failed: %s", where(error))
+            slot.outcome = INTERNAL_ERROR
 
     def _reply(self, index: int, request: Request, slots: list[Slot]) -> Reply:
         """Pack one row and set its status and headers."""
@@ -261,9 +272,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             reply = rows.pack(request, [slot.outcome for slot in slots])
         except (ValueError, TypeError) as error:
             # Not a number, or nothing JSON knows: a bug of the model or the task.
-            logger.error("Encoding failed: %s", where(error))
             for slot in slots:
-                slot.outcome = INTERNAL_ERROR
+                self._give_up(slot, error)
             reply = rows.pack(request, [slot.outcome for slot in slots])
         encode_s = time.perf_counter() - started
         self._recorder.observe(ENCODE, encode_s)

@@ -39,6 +39,7 @@ class HandlerConfig:
         threads: processor threads of the engine; 0 for every core this process may use.
         decode_threads: threads that decode a batch's items; 0 for every core.
         max_items: most items of one forward pass.
+        max_tokens: most padded tokens of one forward pass; None where nothing is padded.
         max_instances: most items of one request.
         max_body_bytes: most bytes of one request's body (TorchServe's own `max_request_size` stands before it).
     """
@@ -48,6 +49,7 @@ class HandlerConfig:
     threads: Threads = 0
     decode_threads: Threads = 0
     max_items: Count = 64
+    max_tokens: Count | None = None
     max_instances: Count = 64
     max_body_bytes: Count = 16 * 2**20
 
@@ -82,6 +84,34 @@ class ImageClassificationConfig(HandlerConfig):
         if min(self.std) <= 0:
             raise ValueError("every value of std must be more than 0")
         return self
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TextConfig(HandlerConfig):
+    """Settings that every task on a transformer has.
+
+    Attributes:
+        max_tokens: most padded tokens of one forward pass, items times the longest.
+        max_length: most tokens of one text, special ones included; None for what the model's own files say.
+        max_characters: most characters of one text, refused before it is tokenised.
+        truncation: cut a text that is too long, instead of refusing it.
+        padding: `longest` of the micro-batch, rounded up to one of few sizes, or always `max_length`.
+        trust_remote_code: run Python that the model's folder brings.
+    """
+
+    max_tokens: Count | None = 8192
+    max_length: Count | None = None
+    max_characters: Count = 50_000
+    truncation: bool = False
+    padding: Literal["longest", "max_length"] = "longest"
+    trust_remote_code: bool = False
+    max_instances: Count = 256
+    max_body_bytes: Count = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class NoOptions:
+    """Options of a task that has none."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -128,7 +158,7 @@ def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
         return cls(**values)
     except ValidationError as error:
         known = ", ".join(signature(cls).parameters)
-        raise UnknownOption(f"Options: {_problems(error)}. Known options: {known}.") from None
+        raise UnknownOption(f"Options: {_problems(error)}. Known options: {known or 'none'}.") from None
 
 
 def _problems(error: ValidationError) -> str:

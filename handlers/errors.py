@@ -5,11 +5,13 @@
     ├── MalformedJson              400  the body says it is JSON and is not
     ├── UnknownShape               400  the body is not one of the accepted shapes
     ├── UnknownOption              400  an option's name or value is not accepted
+    ├── InvalidText                400  text that is not UTF-8, or has null characters
     ├── UnsupportedMedia           415  the bytes are of no accepted format
     ├── CorruptInput               422  the format is right, the content broken
     └── TooLarge                   413  a limit of the configuration is exceeded
         ├── BodyTooLarge           413
         ├── ImageTooLarge          413
+        ├── TextTooLong            413
         └── TooManyInstances       413
     OutOfMemory                    507  the engine could not hold the batch; retried in halves
     InvalidConfig                    -  the archive's configuration is wrong; the worker must not start
@@ -47,6 +49,10 @@ class UnknownOption(InvalidInput):
     """An option's name or value is not accepted."""
 
 
+class InvalidText(InvalidInput):
+    """Text that is not UTF-8, or has null characters."""
+
+
 class UnsupportedMedia(InvalidInput):
     """The bytes are of no accepted format."""
 
@@ -71,6 +77,10 @@ class BodyTooLarge(TooLarge):
 
 class ImageTooLarge(TooLarge):
     """The image has more pixels than `max_pixels`."""
+
+
+class TextTooLong(TooLarge):
+    """The text has more characters or tokens than the model takes."""
 
 
 class TooManyInstances(TooLarge):

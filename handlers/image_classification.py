@@ -45,7 +45,7 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
         classifier.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True, mmap=True))
         classifier = classifier.to(dtype_for(self.device, config.precision), memory_format=torch.channels_last)
         module = PixelClassifier(classifier, config.mean, config.std).to(self.device)
-        return TorchEngine(module, self.device, ["logits"], config.threads)
+        return TorchEngine(module, self.device, ["pixels"], ["logits"], config.threads)
 
     def sample(self) -> Payload:
         """A grey JPEG."""

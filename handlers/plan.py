@@ -1,11 +1,15 @@
 """Which items go through the model together. Pure: costs in, indices out.
 
-costs, one per item -> by group -> by length -> micro-batches under max_items and max_tokens
+costs, one per item -> by group -> by length -> micro-batches under max_items and max_tokens, with least padding
 """
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+
+# What one more forward pass costs, in tokens: below this much saved padding a split does not pay. Measured on MiniLM
+# and OpenVINO, where a forward pass of a single short text takes about as long as 64 tokens more in a large one.
+FORWARD_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +44,39 @@ def micro_batches(costs: Sequence[Cost], max_items: int, max_tokens: int | None 
 
     batches: list[list[int]] = []
     for indices in groups.values():
-        batch: list[int] = []
-        for index in sorted(indices, key=lambda i: costs[i].length):
-            # Sorted ascending: the newcomer is the longest, so it alone decides the padding.
-            padded_tokens = (len(batch) + 1) * costs[index].length
-            if batch and (len(batch) == max_items or (max_tokens is not None and padded_tokens > max_tokens)):
-                batches.append(batch)
-                batch = []
-            batch.append(index)
-        batches.append(batch)
+        indices.sort(key=lambda index: costs[index].length)
+        lengths = [costs[index].length for index in indices]
+        start = 0
+        for end in _cuts(lengths, max_items, max_tokens):
+            batches.append(indices[start:end])
+            start = end
     return batches
+
+
+def _cuts(lengths: Sequence[int], max_items: int, max_tokens: int | None) -> list[int]:
+    """Where to cut ascending lengths so that all forward passes together cost least.
+
+    A micro-batch costs FORWARD_TOKENS plus its padded tokens, its number of items times the last length. The cheapest
+    way to end at each position follows from the cheapest ways to end before it (dynamic programming over at most
+    `max_items` predecessors).
+    """
+    best: list[float] = [0.0]
+    previous = [0]
+    for end in range(1, len(lengths) + 1):
+        longest = lengths[end - 1]
+        cheapest, cut = float("inf"), end - 1
+        for start in range(end - 1, max(-1, end - 1 - max_items), -1):
+            padded_tokens = (end - start) * longest
+            if max_tokens is not None and padded_tokens > max_tokens and end - start > 1:
+                break
+            total = best[start] + FORWARD_TOKENS + padded_tokens
+            if total < cheapest:
+                cheapest, cut = total, start
+        best.append(cheapest)
+        previous.append(cut)
+    cuts = []
+    end = len(lengths)
+    while end > 0:
+        cuts.append(end)
+        end = previous[end]
+    return cuts[::-1]

@@ -1,6 +1,6 @@
 """The items of a batch on their way: a slot each, and what the headers say of them. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,27 @@ class Batch:
     slots: list[Slot]
     plan: list[list[Slot]]
     forwards: list[tuple[list[Slot], Outputs]] = field(default_factory=list)
+
+
+def attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Callable[[Slot, Exception], None]) -> None:
+    """Run a step on slots together; where it fails, on halves of them, down to the slots that fail alone.
+
+    Args:
+        slots: any number; none is nothing to do.
+        step: raises before it has changed any slot.
+        give_up: told of each slot that failed by itself, and why.
+    """
+    if not slots:
+        return
+    try:
+        step(slots)
+    except Exception as error:
+        if len(slots) == 1:
+            give_up(slots[0], error)
+            return
+        middle = len(slots) // 2
+        attempt(slots[:middle], step, give_up)
+        attempt(slots[middle:], step, give_up)
 
 
 def server_timing(slots: Sequence[Slot], encode_s: float) -> str:

@@ -6,7 +6,7 @@ An engine raises `OutOfMemory` when the micro-batch was too large for it; everyt
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +22,10 @@ class Engine(Protocol):
     @property
     def description(self) -> str:
         """Library, device and precision, for the log: "openvino cpu bf16"."""
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """Names of the arrays that `run` takes."""
 
     def run(self, inputs: Arrays) -> Outputs:
         """Run the model once.

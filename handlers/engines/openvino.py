@@ -55,6 +55,7 @@ class OpenVinoEngine:
             },
         )
         self._request = compiled.create_infer_request()
+        self.input_names = tuple(port.any_name for port in compiled.inputs)
         self._output_names = [output.any_name for output in compiled.outputs]
 
     def run(self, inputs: Arrays) -> Outputs:

@@ -25,12 +25,20 @@ def dtype_for(device: torch.device, precision: Precision) -> torch.dtype:
 class TorchEngine:
     """A module in evaluation mode, on its device and in its precision already."""
 
-    def __init__(self, module: torch.nn.Module, device: torch.device, outputs: Sequence[str], threads: int = 0) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device: torch.device,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        threads: int = 0,
+    ) -> None:
         """Take a module over.
 
         Args:
             module: called with the micro-batch's arrays as keyword arguments; returns one tensor or a tuple.
             device: where the module's weights are.
+            inputs: names of its arguments.
             outputs: names of the returned tensors, in their order.
             threads: of PyTorch's operators on CPU; 0 for every core.
         """
@@ -38,6 +46,7 @@ class TorchEngine:
         self._module = module.eval()
         self._device = device
         self._outputs = tuple(outputs)
+        self.input_names = tuple(inputs)
         precision = next((str(p.dtype).removeprefix("torch.") for p in module.parameters()), "float32")
         self.description = f"torch {device} {precision}"
 

@@ -81,7 +81,7 @@ def test_handle_bug_on_one_item_gets_500_alone_and_logs_no_payload(
     assert [answer.status for answer in answers] == [200, 500, 500, 200]
     assert answers[1].body["type"] == "InternalError"
     log = caplog.text
-    assert "ValueError < forward" in log
+    assert "An item failed: ValueError < forward" in log
     assert "RuntimeError < decode" in log
     assert "666" not in log
     assert "quotes its input" not in log

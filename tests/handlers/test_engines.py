@@ -120,7 +120,7 @@ def test_torch_any_batch_size_stays_within_tolerance_of_torch_fp32(
     expected: NDArray[np.float32],
 ) -> None:
     converted: torch.nn.Module = copy.deepcopy(network).to(dtype_for(CPU, precision))
-    engine = TorchEngine(PixelClassifier(converted, config("").mean, config("").std), CPU, ["logits"])
+    engine = TorchEngine(PixelClassifier(converted, config("").mean, config("").std), CPU, ["pixels"], ["logits"])
     assert worst_error(engine, pixels, expected) < tolerance
 
 

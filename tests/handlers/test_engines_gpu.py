@@ -23,7 +23,7 @@ def test_cuda_auto_precision_stays_within_tolerance_of_torch_fp32(
     device = torch.device("cuda", 0)
     classifier = copy.deepcopy(network).to(dtype_for(device, "auto"))
     module = PixelClassifier(classifier, config("").mean, config("").std).to(device)
-    engine = TorchEngine(module, device, ["logits"])
+    engine = TorchEngine(module, device, ["pixels"], ["logits"])
     assert engine.description in ("torch cuda:0 bfloat16", "torch cuda:0 float16")
     assert worst_error(engine, pixels, expected) < 2e-2
 
@@ -33,6 +33,6 @@ def test_cuda_out_of_memory_is_told_apart(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.empty(2**50, device=x.device)
 
-    engine = TorchEngine(Hog(), torch.device("cuda", 0), ["y"])
+    engine = TorchEngine(Hog(), torch.device("cuda", 0), ["x"], ["y"])
     with pytest.raises(OutOfMemory):
         engine.run({"x": np.zeros((1,), np.float32)})

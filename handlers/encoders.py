@@ -1,0 +1,204 @@
+"""Hugging Face encoders as modules with named inputs and outputs: exported for OpenVINO or run by PyTorch as they are.
+
+folder (config.json, model.safetensors, ...) -> load_encoder -> Encoder: (B, T) ids -> the task's outputs
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from handlers.errors import InvalidConfig
+
+# Silent: the tokenizers warn of a text's length, and quote what they were given in some of their errors.
+transformers.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a task makes of an encoder.
+
+    Attributes:
+        auto_class: of transformers, which loads it.
+        outputs: the attributes of its result that are the task's outputs.
+    """
+
+    auto_class: Any
+    outputs: tuple[str, ...]
+
+
+# Handler -> its head.
+HEADS = {
+    "text_classification": Head(transformers.AutoModelForSequenceClassification, ("logits",)),
+    "token_classification": Head(transformers.AutoModelForTokenClassification, ("logits",)),
+    "question_answering": Head(transformers.AutoModelForQuestionAnswering, ("start_logits", "end_logits")),
+    "sentence_embedding": Head(transformers.AutoModel, ("embeddings",)),
+}
+
+
+class Encoder(torch.nn.Module):
+    """A model behind the names that the handlers use; always called with keyword arguments.
+
+    Attributes:
+        input_names: those of INPUT_NAMES that the model takes and its tokenizer gives.
+        output_names: of the tensors of `forward`, in their order.
+    """
+
+    def __init__(self, model: torch.nn.Module, input_names: tuple[str, ...], output_names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self.input_names = input_names
+        self.output_names = output_names
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the model.
+
+        Args:
+            input_ids, attention_mask, token_type_ids: (B, T) int64, right-padded.
+
+        Returns:
+            One tensor per output name, (B, ...).
+        """
+        segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        result = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **segments)
+        return self.outputs(result, attention_mask)
+
+    def outputs(self, result: Any, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG002
+        """Pick the task's outputs from the model's result."""
+        return tuple(result[name] for name in self.output_names)
+
+
+class SentenceEncoder(Encoder):
+    """One vector per text: pooled and normalised inside the graph, so that (B, D) leaves it and not (B, T, D)."""
+
+    def __init__(self, pooling: "Pooling", *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.pooling = pooling
+
+    def outputs(self, result: Any, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """(B, T, D) hidden states -> (B, D), in fp32."""
+        vectors = self.pooling.pool(result["last_hidden_state"].float(), attention_mask)
+        if self.pooling.is_normalized:
+            vectors = torch.nn.functional.normalize(vectors, dim=-1)
+        return (vectors,)
+
+
+def _mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    weights = mask.unsqueeze(-1).to(states.dtype)
+    return (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+
+
+def _cls(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    return states[:, 0]
+
+
+def _last_token(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    last = (mask.sum(1) - 1).view(-1, 1, 1).expand(-1, 1, states.shape[-1])
+    return states.gather(1, last).squeeze(1)
+
+
+# Keys of sentence-transformers' 1_Pooling/config.json.
+POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "pooling_mode_mean_tokens": _mean,
+    "pooling_mode_cls_token": _cls,
+    "pooling_mode_lasttoken": _last_token,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """How token states become one vector.
+
+    Attributes:
+        pool: (B, T, D) states and (B, T) mask -> (B, D).
+        is_normalized: to unit length.
+    """
+
+    pool: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    is_normalized: bool
+
+    @classmethod
+    def read(cls, folder: Path) -> "Pooling":
+        """What the model's own files say, as sentence-transformers writes them; without any, the mean, unnormalised.
+
+        Raises:
+            InvalidConfig: they ask for a pooling that is not supported.
+        """
+        modules_path = folder / "modules.json"
+        if not modules_path.is_file():
+            return cls(_mean, is_normalized=False)
+        modules = json.loads(modules_path.read_text(encoding="utf-8"))
+        is_normalized = any(module["type"].endswith("Normalize") for module in modules)
+        paths = [module["path"] for module in modules if module["type"].endswith("Pooling")]
+        config = json.loads((folder / paths[0] / "config.json").read_text(encoding="utf-8")) if paths else {}
+        # Newer files name the mode itself.
+        modes = [key for key, is_on in config.items() if key.startswith("pooling_mode_") and is_on is True]
+        if "pooling_mode" in config:
+            modes = [f"pooling_mode_{config['pooling_mode']}"]
+        aliases = {"pooling_mode_mean": "pooling_mode_mean_tokens", "pooling_mode_cls": "pooling_mode_cls_token"}
+        modes = [aliases.get(mode, mode) for mode in modes] or ["pooling_mode_mean_tokens"]
+        if len(modes) != 1 or modes[0] not in POOLINGS:
+            raise InvalidConfig(f"pooling: {', '.join(modes)} is not supported; supported are {', '.join(POOLINGS)}")
+        return cls(POOLINGS[modes[0]], is_normalized)
+
+
+def load_encoder(task: str, folder: Path, *, trust_remote_code: bool = False) -> Encoder:
+    """Load a task's model in fp32.
+
+    Args:
+        task: of HEADS.
+        folder: config.json, model.safetensors and the tokenizer's files.
+        trust_remote_code: run the Python that the folder brings.
+
+    Raises:
+        InvalidConfig: the folder holds no such model.
+    """
+    head = HEADS[task]
+    options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+        model = head.auto_class.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **options).eval()
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(f"{folder.name}: no model for {task}: {str(error).partition(chr(10))[0]}") from error
+    taken = signature(model.forward).parameters
+    given = ("input_ids", "attention_mask", *tokenizer.model_input_names)
+    inputs = tuple(name for name in INPUT_NAMES if name in taken and name in given)
+    if task == "sentence_embedding":
+        return SentenceEncoder(Pooling.read(folder), model, inputs, head.outputs)
+    return Encoder(model, inputs, head.outputs)
+
+
+def token_limit(folder: Path) -> int | None:
+    """Most tokens that the model's own files allow; None where they do not say.
+
+    sentence-transformers' max_seq_length comes first, then the tokenizer's model_max_length, then the size of the
+    position table; RoBERTa's table is longer than it can use by its padding index and one.
+    """
+    sentence_config = folder / "sentence_bert_config.json"
+    if sentence_config.is_file():
+        length = json.loads(sentence_config.read_text(encoding="utf-8")).get("max_seq_length")
+        if isinstance(length, int):
+            return length
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    positions = config.get("max_position_embeddings")
+    if positions is not None and config.get("model_type") in ROBERTA_LIKE:
+        positions -= (config.get("pad_token_id") or 0) + 1
+    tokenizer_path = folder / "tokenizer_config.json"
+    tokenizer = json.loads(tokenizer_path.read_text(encoding="utf-8")) if tokenizer_path.is_file() else {}
+    stated = tokenizer.get("model_max_length")
+    # Tokenizers without a limit state 10 to the 30.
+    limits = [limit for limit in (positions, stated) if isinstance(limit, int | float) and 0 < limit < 10**9]
+    return int(min(limits)) if limits else None
+
+
+ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer"})

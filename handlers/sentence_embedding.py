@@ -1,0 +1,21 @@
+"""Sentence embedding: a text in, a vector out, pooled and normalised as the model's own files say."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from handlers.config import NoOptions, TextConfig
+from handlers.engines import Outputs
+from handlers.text import TextHandler
+from handlers.texts import Text
+
+
+class SentenceEmbeddingHandler(TextHandler[TextConfig, NoOptions]):
+    """See `TextHandler`."""
+
+    task = "sentence_embedding"
+    options_class = NoOptions
+
+    def split(self, outputs: Outputs, items: Sequence[Text[NoOptions]]) -> Sequence[Any]:  # noqa: ARG002
+        """embeddings (B, D) -> per item [float, ...] of length D."""
+        vectors: list[list[float]] = outputs["embeddings"].tolist()
+        return vectors

@@ -1,0 +1,111 @@
+"""What the tasks on a transformers encoder share: text in, one tokeniser call a batch, padded micro-batches."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import transformers
+
+from handlers.batch import BatchHandler
+from handlers.config import TextConfig, parse_options
+from handlers.encoders import load_encoder, token_limit
+from handlers.engines import Arrays, Engine
+from handlers.engines.openvino import OpenVinoEngine
+from handlers.engines.torch import TorchEngine, dtype_for
+from handlers.errors import InvalidConfig, ItemError, TextTooLong
+from handlers.plan import Cost
+from handlers.rows import Payload
+from handlers.texts import Text, padded, read_text, rounded_length
+
+Config = TypeVar("Config", bound=TextConfig)
+Options = TypeVar("Options")
+
+
+class TextHandler(BatchHandler[Config, Text[Options]], Generic[Config, Options]):
+    """Serves what the archive of an encoder holds: tokenizer and configuration, model.xml, model.safetensors or both.
+
+    Class attributes of a task:
+        task: its name in handlers.encoders.HEADS.
+        options_class: options of one item, of handlers.config.
+    """
+
+    config_class: ClassVar[Any] = TextConfig
+    inputs = frozenset({"text"})
+    # Checking a text takes microseconds; tokenising a batch is one call that brings threads of its own.
+    decodes_in_threads = False
+
+    task: ClassVar[str]
+    options_class: ClassVar[Any]
+
+    def load(self) -> Engine:
+        """See `BatchHandler.load`."""
+        config = self.config
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
+            self.model_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
+        )
+        self.model_config = transformers.AutoConfig.from_pretrained(
+            self.model_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
+        )
+        limit = token_limit(self.model_dir)
+        if config.max_length is None and limit is None:
+            raise InvalidConfig("max_length: the model's files name no limit; name one")
+        if config.max_length is not None and limit is not None and config.max_length > limit:
+            raise InvalidConfig(f"max_length: {config.max_length} is more than the model's own {limit}")
+        self.max_length: int = config.max_length or limit or 0
+        if not self.uses_torch:
+            return OpenVinoEngine(self.model_dir / "model.xml", precision=config.precision, threads=config.threads)
+        encoder = load_encoder(self.task, self.model_dir, trust_remote_code=config.trust_remote_code)
+        encoder.to(self.device, dtype_for(self.device, config.precision))
+        return TorchEngine(encoder, self.device, encoder.input_names, encoder.output_names, config.threads)
+
+    def sample(self) -> Payload:
+        """A sentence."""
+        return Payload("What went before decides what comes next.")
+
+    def decode(self, payload: Payload) -> Text[Options]:
+        """Text, or {"text": ...}, checked; options of the task."""
+        options = parse_options(self.options_class, payload.options)
+        value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
+        return Text(read_text(value, "text", self.config.max_characters), options)
+
+    def prepare(self, items: Sequence[Text[Options]]) -> Sequence[Text[Options] | ItemError]:
+        """Tokenise all items in one call; what is too long is refused, or cut where the configuration says so."""
+        encodings = self.tokenizer(
+            [item.text for item in items],
+            truncation=self.config.truncation,
+            max_length=self.max_length if self.config.truncation else None,
+            return_attention_mask=False,
+            return_token_type_ids=True,
+        )
+        rows = zip(items, encodings["input_ids"], encodings["token_type_ids"], strict=True)
+        return [self._encoded(item, ids, type_ids) for item, ids, type_ids in rows]
+
+    def _encoded(self, item: Text[Options], ids: list[int], type_ids: list[int]) -> Text[Options] | ItemError:
+        if len(ids) > self.max_length:
+            return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {self.max_length}."))
+        return item.encoded(ids, type_ids)
+
+    def cost(self, item: Text[Options]) -> Cost:
+        """Its padded length."""
+        return Cost(self._length(len(item.ids)))
+
+    def _length(self, tokens: int) -> int:
+        return self.max_length if self.config.padding == "max_length" else rounded_length(tokens, self.max_length)
+
+    def collate(self, items: Sequence[Text[Options]]) -> Arrays:
+        """input_ids, attention_mask, and token_type_ids where the model has them: (B, T) int64, right-padded."""
+        length = self._length(max(len(item.ids) for item in items))
+        pad_id = self.tokenizer.pad_token_id
+        input_ids = padded([item.ids for item in items], length, 0 if pad_id is None else pad_id)
+        lengths = np.array([len(item.ids) for item in items])
+        arrays = {
+            "input_ids": input_ids,
+            "attention_mask": (np.arange(length) < lengths[:, None]).astype(np.int64),
+            "token_type_ids": padded([item.type_ids for item in items], length, 0),
+        }
+        return {name: arrays[name] for name in self.engine.input_names}
+
+    @abstractmethod
+    def split(self, outputs: Mapping[str, Any], items: Sequence[Text[Options]]) -> Sequence[Any]:
+        """See `BatchHandler.split`."""
