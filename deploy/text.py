@@ -10,8 +10,22 @@ import torch
 from deploy.hub import checkpoint
 from deploy.models import Engine, Model
 from deploy.sources import Source
-from handlers.config import TextConfig, parse
+from handlers.config import (
+    QuestionAnsweringConfig,
+    TextClassificationConfig,
+    TextConfig,
+    TokenClassificationConfig,
+    parse,
+)
 from handlers.encoders import Encoder, load_encoder
+
+# Handler -> its settings.
+CONFIGS: dict[str, type[TextConfig]] = {
+    "text_classification": TextClassificationConfig,
+    "token_classification": TokenClassificationConfig,
+    "question_answering": QuestionAnsweringConfig,
+    "sentence_embedding": TextConfig,
+}
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
@@ -21,7 +35,7 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         WeightsUnavailable: the model cannot be had, or only as a pickle.
         InvalidConfig: the configuration is wrong, or the folder holds no model for the task.
     """
-    config = parse(TextConfig, model.config().get("handler"))
+    config = parse(CONFIGS[model.handler], model.config().get("handler"))
     with checkpoint(model, origin) as source:
         shutil.copytree(source, folder, dirs_exist_ok=True)
     if engine != "torch":

@@ -41,7 +41,7 @@ from handlers.metrics import (
     Reporter,
     Sample,
 )
-from handlers.plan import Cost, micro_batches
+from handlers.plan import FORWARD_PASS, Cost, Overhead, micro_batches
 from handlers.rows import Payload, Reply, Request, Shape
 from handlers.slots import Batch, Slot, attempt, server_timing
 
@@ -67,6 +67,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     config: Config
     engine: Engine
     model_dir: Path
+    # What one more forward pass costs; `load` may know better.
+    overhead: Overhead = FORWARD_PASS
 
     # -- what a task overrides -----------------------------------------------------------------------------------
 
@@ -181,9 +183,9 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             for slot in slots:
                 self._decode(slot)
         attempt([slot for slot in slots if not slot.is_failed], self._prepare, self._give_up)
-        good = [slot for slot in slots if not slot.is_failed]
-        costs = [self.cost(slot.outcome) for slot in good]
-        indices = micro_batches(costs, self.config.max_items, self.config.max_tokens)
+        priced = [(slot, cost) for slot in slots if (cost := self._cost(slot)) is not None]
+        good, costs = [slot for slot, _ in priced], [cost for _, cost in priced]
+        indices = micro_batches(costs, self.config.max_items, self.config.max_tokens, self.overhead)
         return Batch(requests, slots, [[good[i] for i in micro_batch] for micro_batch in indices])
 
     def inference(self, batch: Batch) -> None:
@@ -232,6 +234,16 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             slot.outcome = outcome
             slot.decoded_at = ended
             slot.decode_s += ended - started
+
+    def _cost(self, slot: Slot) -> Cost | None:
+        """Its cost, or None where the item has failed, be it here."""
+        if slot.is_failed:
+            return None
+        try:
+            return self.cost(slot.outcome)
+        except Exception as error:
+            self._give_up(slot, error)
+            return None
 
     def _forward(self, slots: list[Slot], batch: Batch) -> None:
         items = [slot.outcome for slot in slots]

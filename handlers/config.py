@@ -19,9 +19,14 @@ T = TypeVar("T")
 SETTINGS = ConfigDict(extra="forbid", strict=True)
 
 Count = Annotated[int, Field(ge=1)]
+Answers = Annotated[int, Field(ge=1, le=100)]
 Threads = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Side = Annotated[int, Field(ge=1, le=4096)]
+# How token-classification groups tokens, under the names of transformers' pipeline.
+Aggregation = Literal["none", "simple", "first", "average", "max"]
 # A YAML list is a list; only its length and values are checked.
+Labels = Annotated[tuple[str, ...], Strict(False)]
 Channels = Annotated[tuple[float, float, float], Strict(False)]
 
 # Statistics of the ImageNet training set, per channel, as torchvision's ImageClassification transform has them.
@@ -107,6 +112,169 @@ class TextConfig(HandlerConfig):
     trust_remote_code: bool = False
     max_instances: Count = 256
     max_body_bytes: Count = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class LanguageIdConfig(HandlerConfig):
+    """Settings of language identification.
+
+    Attributes:
+        top_k, threshold, label_prefix: of LanguageIdOptions, where the request does not say.
+        max_characters: most characters of one text.
+    """
+
+    top_k: Count = 1
+    threshold: Share = 0.0
+    label_prefix: bool = False
+    max_characters: Count = 50_000
+    max_items: Count = 1024
+    max_instances: Count = 1024
+    max_body_bytes: Count = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class LanguageIdOptions:
+    """Options of one text; None for the configuration's.
+
+    Attributes:
+        top_k: most labels of its answer.
+        threshold: least score of a label.
+        label_prefix: whether labels are as fastText has them, "__label__en", or bare, "en".
+    """
+
+    top_k: Count | None = None
+    threshold: Share | None = None
+    label_prefix: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TextClassificationConfig(TextConfig):
+    """Settings of text classification.
+
+    Attributes:
+        top_k: labels of an answer, where the request does not say; None for all.
+        function_to_apply: what makes scores of logits; `auto` for what the model's own configuration says.
+    """
+
+    top_k: Count | None = 1
+    function_to_apply: Literal["auto", "sigmoid", "softmax", "none"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TextClassificationOptions:
+    """Options of one text; see TextClassificationConfig."""
+
+    top_k: Count | None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TokenClassificationConfig(TextConfig):
+    """Settings of token classification.
+
+    Attributes:
+        aggregation: how tokens become entities, where the request does not say.
+        ignore_labels: labels that no answer has.
+    """
+
+    aggregation: Aggregation = "simple"
+    ignore_labels: Labels = ("O",)
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TokenClassificationOptions:
+    """Options of one text; see TokenClassificationConfig."""
+
+    aggregation: Aggregation
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class QuestionAnsweringConfig(TextConfig):
+    """Settings of question answering; the defaults are those of transformers' pipeline of that name.
+
+    Attributes:
+        max_length: most tokens of a question and a window of its context; None for 384, or the model's limit if less.
+        doc_stride: tokens that neighbouring windows share; None for 128, or half of `max_length` if that is less.
+        max_windows: most windows of one context; `truncation: true` leaves out what comes after them.
+        top_k, max_answer_tokens, align_to_words: of QuestionAnsweringOptions, where the request does not say.
+    """
+
+    doc_stride: Annotated[int, Field(ge=0)] | None = None
+    max_windows: Count = 32
+    top_k: Answers = 1
+    max_answer_tokens: Count = 15
+    align_to_words: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class QuestionAnsweringOptions:
+    """Options of one question.
+
+    Attributes:
+        top_k: most answers; more than one come as a list.
+        max_answer_tokens: most tokens of an answer.
+        align_to_words: widen an answer to whole words, as the tokenizer sees them; wrong for languages without spaces.
+    """
+
+    top_k: Answers
+    max_answer_tokens: Count
+    align_to_words: bool
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TranslationConfig(TextConfig):
+    """Settings of translation.
+
+    Attributes:
+        engine: torch, which `auto` takes on every device; OpenVINO is refused.
+        max_tokens: most padded source tokens of one generate(), those of every beam counted.
+        src_lang, tgt_lang: codes of the model's languages, where the request does not say.
+        max_new_tokens: most tokens of a translation, where the request does not say; None for what the model's own
+            files say.
+        max_new_tokens_limit: most that a request may ask for.
+        num_beams: of the search, where the request does not say; 1 is greedy.
+        num_beams_limit: most that a request may ask for.
+    """
+
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+    max_new_tokens: Count | None = None
+    max_new_tokens_limit: Count = 512
+    num_beams: Count = 1
+    num_beams_limit: Count = 8
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> "TranslationConfig":
+        if self.num_beams > self.num_beams_limit:
+            raise ValueError(f"num_beams {self.num_beams} is more than num_beams_limit {self.num_beams_limit}")
+        if self.max_new_tokens is not None and self.max_new_tokens > self.max_new_tokens_limit:
+            raise ValueError(
+                f"max_new_tokens {self.max_new_tokens} is more than max_new_tokens_limit {self.max_new_tokens_limit}"
+            )
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TranslationOptions:
+    """Options of one text, under transformers' names; None for the configuration's, or the model's own.
+
+    Attributes:
+        src_lang, tgt_lang: codes of the model's languages.
+        max_new_tokens: most tokens of the translation.
+        num_beams: of the search; 1 is greedy.
+        length_penalty: of a search with beams: more than 0 favours long translations.
+        early_stopping: of a search with beams: end it with as many translations as beams.
+        no_repeat_ngram_size: n-grams of that many tokens occur once; 0 for no limit.
+        repetition_penalty: more than 1 makes tokens that occurred less likely.
+    """
+
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+    max_new_tokens: Count | None = None
+    num_beams: Count | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] | None = None
+    early_stopping: bool | None = None
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

@@ -9,13 +9,12 @@ from handlers.text import TextHandler
 from handlers.texts import Text
 
 
-class SentenceEmbeddingHandler(TextHandler[TextConfig, NoOptions]):
+class SentenceEmbeddingHandler(TextHandler[TextConfig, Text[NoOptions]]):
     """See `TextHandler`."""
 
     task = "sentence_embedding"
     options_class = NoOptions
 
     def split(self, outputs: Outputs, items: Sequence[Text[NoOptions]]) -> Sequence[Any]:  # noqa: ARG002
-        """embeddings (B, D) -> per item [float, ...] of length D."""
-        vectors: list[list[float]] = outputs["embeddings"].tolist()
-        return vectors
+        """embeddings (B, D) float32 -> per item its row, written as [float, ...]."""
+        return list(outputs["embeddings"])

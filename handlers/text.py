@@ -2,7 +2,8 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from dataclasses import fields
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 import transformers
@@ -16,18 +17,19 @@ from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import InvalidConfig, ItemError, TextTooLong
 from handlers.plan import Cost
 from handlers.rows import Payload
-from handlers.texts import Text, padded, read_text, rounded_length
+from handlers.texts import Text, Tokens, padded, read_text, rounded_length
 
 Config = TypeVar("Config", bound=TextConfig)
-Options = TypeVar("Options")
+Item = TypeVar("Item", bound=Text[Any])
 
 
-class TextHandler(BatchHandler[Config, Text[Options]], Generic[Config, Options]):
+class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     """Serves what the archive of an encoder holds: tokenizer and configuration, model.xml, model.safetensors or both.
 
     Class attributes of a task:
         task: its name in handlers.encoders.HEADS.
         options_class: options of one item, of handlers.config.
+        needs_places: whether an answer is a place in the text, which only a fast tokenizer knows.
     """
 
     config_class: ClassVar[Any] = TextConfig
@@ -37,6 +39,7 @@ class TextHandler(BatchHandler[Config, Text[Options]], Generic[Config, Options])
 
     task: ClassVar[str]
     options_class: ClassVar[Any]
+    needs_places: ClassVar[bool] = False
 
     def load(self) -> Engine:
         """See `BatchHandler.load`."""
@@ -44,6 +47,8 @@ class TextHandler(BatchHandler[Config, Text[Options]], Generic[Config, Options])
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(
             self.model_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
         )
+        if self.needs_places and not self.tokenizer.is_fast:
+            raise InvalidConfig("tokenizer: places in the text need a fast one; the archive lacks tokenizer.json")
         self.model_config = transformers.AutoConfig.from_pretrained(
             self.model_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
         )
@@ -63,13 +68,23 @@ class TextHandler(BatchHandler[Config, Text[Options]], Generic[Config, Options])
         """A sentence."""
         return Payload("What went before decides what comes next.")
 
-    def decode(self, payload: Payload) -> Text[Options]:
+    def decode(self, payload: Payload) -> Item:
         """Text, or {"text": ...}, checked; options of the task."""
-        options = parse_options(self.options_class, payload.options)
+        options = self.options(payload.options)
         value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
-        return Text(read_text(value, "text", self.config.max_characters), options)
+        return cast(Item, Text(read_text(value, "text", self.config.max_characters), options))
 
-    def prepare(self, items: Sequence[Text[Options]]) -> Sequence[Text[Options] | ItemError]:
+    def options(self, sent: Mapping[str, Any]) -> Any:
+        """Options of one item: what it leaves out is the configuration's setting of the same name.
+
+        Raises:
+            UnknownOption: lists every problem.
+        """
+        names = [field.name for field in fields(self.options_class)]
+        defaults = {name: getattr(self.config, name) for name in names if hasattr(self.config, name)}
+        return parse_options(self.options_class, {**defaults, **sent})
+
+    def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
         """Tokenise all items in one call; what is too long is refused, or cut where the configuration says so."""
         encodings = self.tokenizer(
             [item.text for item in items],
@@ -78,34 +93,40 @@ class TextHandler(BatchHandler[Config, Text[Options]], Generic[Config, Options])
             return_attention_mask=False,
             return_token_type_ids=True,
         )
-        rows = zip(items, encodings["input_ids"], encodings["token_type_ids"], strict=True)
-        return [self._encoded(item, ids, type_ids) for item, ids, type_ids in rows]
+        places = encodings.encodings if self.needs_places else [None] * len(items)
+        rows = zip(items, encodings["input_ids"], encodings["token_type_ids"], places, strict=True)
+        return [self._encoded(item, ids, type_ids, encoding) for item, ids, type_ids, encoding in rows]
 
-    def _encoded(self, item: Text[Options], ids: list[int], type_ids: list[int]) -> Text[Options] | ItemError:
+    def _encoded(self, item: Item, ids: list[int], type_ids: list[int], encoding: Any) -> Item | ItemError:
         if len(ids) > self.max_length:
             return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {self.max_length}."))
-        return item.encoded(ids, type_ids)
+        return item.encoded(ids, type_ids, encoding)
 
-    def cost(self, item: Text[Options]) -> Cost:
+    def cost(self, item: Item) -> Cost:
         """Its padded length."""
-        return Cost(self._length(len(item.ids)))
+        return Cost(self.padded_length(len(item.ids)))
 
-    def _length(self, tokens: int) -> int:
+    def padded_length(self, tokens: int) -> int:
+        """What that many tokens are padded to."""
         return self.max_length if self.config.padding == "max_length" else rounded_length(tokens, self.max_length)
 
-    def collate(self, items: Sequence[Text[Options]]) -> Arrays:
+    def collate(self, items: Sequence[Item]) -> Arrays:
+        """See `stack`: a row per item."""
+        return self.stack(items)
+
+    def stack(self, rows: Sequence[Tokens]) -> Arrays:
         """input_ids, attention_mask, and token_type_ids where the model has them: (B, T) int64, right-padded."""
-        length = self._length(max(len(item.ids) for item in items))
+        length = self.padded_length(max(len(row.ids) for row in rows))
         pad_id = self.tokenizer.pad_token_id
-        input_ids = padded([item.ids for item in items], length, 0 if pad_id is None else pad_id)
-        lengths = np.array([len(item.ids) for item in items])
+        input_ids = padded([row.ids for row in rows], length, 0 if pad_id is None else pad_id)
+        lengths = np.array([len(row.ids) for row in rows])
         arrays = {
             "input_ids": input_ids,
             "attention_mask": (np.arange(length) < lengths[:, None]).astype(np.int64),
-            "token_type_ids": padded([item.type_ids for item in items], length, 0),
+            "token_type_ids": padded([row.type_ids for row in rows], length, 0),
         }
         return {name: arrays[name] for name in self.engine.input_names}
 
     @abstractmethod
-    def split(self, outputs: Mapping[str, Any], items: Sequence[Text[Options]]) -> Sequence[Any]:
+    def split(self, outputs: Mapping[str, Any], items: Sequence[Item]) -> Sequence[Any]:
         """See `BatchHandler.split`."""

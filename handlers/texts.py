@@ -6,7 +6,7 @@ lists of ids -> padded -> array      right-padded to one length
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,18 @@ STEPS = ((64, 8), (128, 16), (256, 32), (1024, 64))
 LAST_STEP = 128
 
 
+class Tokens(Protocol):
+    """A row of a micro-batch: token ids, and the segment of each."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Special ones included."""
+
+    @property
+    def type_ids(self) -> Sequence[int]:
+        """As many as ids."""
+
+
 @dataclass(frozen=True, slots=True)
 class Text(Generic[Options]):
     """One item of a text task.
@@ -30,16 +42,18 @@ class Text(Generic[Options]):
         options: its own.
         ids: token ids, special ones included; empty until the batch is tokenised.
         type_ids: segment of each token, where the model has segments.
+        encoding: the tokenizer's record of its tokens, a tokenizers.Encoding, where answers are places in the text.
     """
 
     text: str
     options: Options
     ids: Sequence[int] = field(default=())
     type_ids: Sequence[int] = field(default=())
+    encoding: Any = None
 
-    def encoded(self, ids: Sequence[int], type_ids: Sequence[int] = ()) -> "Text[Options]":
+    def encoded(self, ids: Sequence[int], type_ids: Sequence[int] = (), encoding: Any = None) -> Self:
         """The same item with its tokens."""
-        return replace(self, ids=ids, type_ids=type_ids)
+        return replace(self, ids=ids, type_ids=type_ids, encoding=encoding)
 
 
 def read_text(value: Any, name: str, max_characters: int) -> str:

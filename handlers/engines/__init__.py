@@ -9,11 +9,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 Arrays = Mapping[str, NDArray[Any]]
-Outputs = Mapping[str, NDArray[np.float32]]
+Outputs = Mapping[str, NDArray[Any]]
 
 
 class Engine(Protocol):
@@ -34,7 +33,7 @@ class Engine(Protocol):
             inputs: arrays of shape (B, ...), any B from 1 on, named as the model's inputs.
 
         Returns:
-            Arrays of shape (B, ...) float32, named as the model's outputs; the caller owns them.
+            Arrays of shape (B, ...), named as the model's outputs, numbers as float32; the caller owns them.
 
         Raises:
             OutOfMemory: the micro-batch does not fit.

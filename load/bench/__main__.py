@@ -11,8 +11,10 @@ from types import FrameType
 from client.management import ManagementError
 from deploy.archive import ArchiverFailed
 from deploy.server import ServerError
-from load.bench import resnet
+from load.bench import resnet, texts, translation
 from load.bench.peers import BenchError
+
+BENCHMARKS = {"resnet": resnet.run, "texts": texts.run, "translation": translation.run}
 
 # Of a shell, for a program that a signal ended.
 INTERRUPTED, TERMINATED = 130, 143
@@ -21,16 +23,21 @@ INTERRUPTED, TERMINATED = 130, 143
 def main(arguments: list[str]) -> int:
     """Measure and print; 1 with one line when a peer cannot be measured."""
     parser = argparse.ArgumentParser(prog="python -m load.bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; default: all")
     parser.add_argument("--seconds", type=float, default=8.0, help="of one measurement; default: 8")
     parser.add_argument("--rounds", type=int, default=3, help="of everything, interleaved; default: 3")
     parser.add_argument("--markdown", action="store_true", help="print the table as GitHub's markdown")
     options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(BENCHMARKS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(BENCHMARKS)}")
     if options.seconds <= 0 or options.rounds < 1:
         parser.error("--seconds must be more than 0, --rounds at least 1")
     # An end from outside unwinds like any other, so that what was started is stopped.
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        print(resnet.run(rounds=options.rounds, duration_s=options.seconds, is_markdown=options.markdown))
+        for name in options.names or BENCHMARKS:
+            print(BENCHMARKS[name](rounds=options.rounds, duration_s=options.seconds, is_markdown=options.markdown))
+            print(flush=True)
     except KeyboardInterrupt:
         print("bench: interrupted; its servers are stopped", file=sys.stderr)
         return INTERRUPTED

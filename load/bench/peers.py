@@ -22,7 +22,6 @@ from load.summary import OK
 BATCH_SIZE, MAX_BATCH_DELAY_MS, WORKERS = 16, 1, 1
 # OpenVINO is what is compared, on a machine with a GPU too.
 CPU_ONLY = ("number_of_gpu=0",)
-CONTENT_TYPE = "image/jpeg"
 FIRST_ANSWER_TIMEOUT_S = 120.0
 
 
@@ -55,10 +54,12 @@ class Peer(Protocol):
 class ServedModel:
     """One model of a server."""
 
-    def __init__(self, server: Server, name: str, bodies: Sequence[bytes]) -> None:
+    def __init__(self, server: Server, name: str, bodies: Sequence[bytes], batch_size: int = BATCH_SIZE) -> None:
         self._server = server
         self._name = name
         self._bodies = bodies
+        self._batch_size = batch_size
+        self._content_type = "application/json" if bodies[0].startswith(b"{") else "image/jpeg"
 
     @property
     def url(self) -> str:
@@ -70,14 +71,14 @@ class ServedModel:
         self._server.register(
             self._name,
             f"{self._name}.mar",
-            batch_size=BATCH_SIZE,
+            batch_size=self._batch_size,
             max_batch_delay_ms=MAX_BATCH_DELAY_MS,
             workers=WORKERS,
         )
 
     def measure(self, clients: int, duration_s: float) -> Measured:
         """See `Peer.measure`: a closed loop over HTTP."""
-        loop = ClosedLoop(self.url, self._bodies, clients, duration_s, content_type=CONTENT_TYPE)
+        loop = ClosedLoop(self.url, self._bodies, clients, duration_s, content_type=self._content_type)
         summary = loop.run()
         if not summary.completed:
             raise BenchError(f"{self._name}: no request of {clients} clients was answered; statuses {summary.failures}")
@@ -92,14 +93,14 @@ class ServedModel:
         """Ask once."""
         with requests.Session() as session:
             session.trust_env = False
-            headers = {"Content-Type": CONTENT_TYPE}
+            headers = {"Content-Type": self._content_type}
             response = session.post(self.url, data=self._bodies[0], headers=headers, timeout=FIRST_ANSWER_TIMEOUT_S)
         if response.status_code != OK:
             raise BenchError(f"{self._name} answered {response.status_code}: {response.text}")
 
 
-class InProcess:
-    """load/bench/in_process.py in a process of its own."""
+class Child:
+    """A loop without a server, in a process of its own that answers a line of JSON with one."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         """Wait until it has loaded; `engine` is what its engine calls itself."""
@@ -108,14 +109,15 @@ class InProcess:
 
     @classmethod
     @contextmanager
-    def started(cls, folder: Path) -> Iterator["InProcess"]:
+    def started(cls, module: str, folder: Path) -> Iterator["Child"]:
         """Start it, and end it on the way out.
 
         Args:
-            folder: our archive, unpacked.
+            module: that runs as a program.
+            folder: our archive, unpacked; its argument.
         """
         with subprocess.Popen(
-            [sys.executable, "-m", "load.bench.in_process", str(folder)],
+            [sys.executable, "-m", module, str(folder)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -128,12 +130,11 @@ class InProcess:
             finally:
                 process.kill()
 
-    def measure(self, clients: int, duration_s: float) -> Measured:
-        """See `Peer.measure`: as many images at once as a batch of that many clients could hold."""
-        order = {"batch_size": min(clients, BATCH_SIZE), "duration_s": duration_s}
+    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        """One measurement."""
         self._orders.write(json.dumps(order) + "\n")
         self._orders.flush()
-        return Measured(**self._read(), failures={})
+        return self._read()
 
     def _read(self) -> dict[str, Any]:
         line = self._answers.readline()
@@ -141,6 +142,18 @@ class InProcess:
             raise BenchError("the in-process loop ended; its own words are above")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """load/bench/in_process.py as a peer."""
+
+    child: Child
+
+    def measure(self, clients: int, duration_s: float) -> Measured:
+        """See `Peer.measure`: as many images at once as a batch of that many clients could hold."""
+        answer = self.child.ask({"batch_size": min(clients, BATCH_SIZE), "duration_s": duration_s})
+        return Measured(**answer, failures={})
 
 
 def seconds_to_first_answer(model_store: Path, name: str, bodies: Sequence[bytes]) -> float:

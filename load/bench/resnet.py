@@ -20,6 +20,7 @@ from load.bench.peers import (
     BATCH_SIZE,
     CPU_ONLY,
     MAX_BATCH_DELAY_MS,
+    Child,
     InProcess,
     Measured,
     Peer,
@@ -168,11 +169,14 @@ def table(results: Results, has_amx: bool) -> list[Row]:
 def _measure_load(archives: Archives, bodies: Sequence[bytes], results: Results, rounds: int, duration_s: float) -> str:
     """Every round; returns what our engine calls itself."""
     progress("one TorchServe with both models, one process with the in-process loop")
-    with started(archives.model_store, extra=CPU_ONLY) as server, InProcess.started(archives.unpacked) as in_process:
+    with (
+        started(archives.model_store, extra=CPU_ONLY) as server,
+        Child.started("load.bench.in_process", archives.unpacked) as in_process,
+    ):
         served = {"stock": ServedModel(server, STOCK, bodies), "ours": ServedModel(server, OURS, bodies)}
         for model in served.values():
             model.register()
-        peers: list[tuple[str, Peer]] = [*served.items(), ("in-process", in_process)]
+        peers: list[tuple[str, Peer]] = [*served.items(), ("in-process", InProcess(in_process))]
         for index in range(rounds):
             for clients in CLIENTS:
                 first = index % len(peers)

@@ -99,6 +99,8 @@ class DoublingHandler(BatchHandler[HandlerConfig, float]):
             raise CorruptInput("Not a number.") from None
 
     def cost(self, item: float) -> Cost:
+        if item == 444:
+            raise LookupError("no cost for it")
         return Cost(group=item % 2)
 
     def collate(self, items: Any) -> Arrays:

@@ -77,8 +77,8 @@ def test_handle_item_that_cannot_fit_gets_507_alone(handler: DoublingHandler) ->
 def test_handle_bug_on_one_item_gets_500_alone_and_logs_no_payload(
     handler: DoublingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers = serve(handler, [b"2", b"666", b"bug", b"4"])
-    assert [answer.status for answer in answers] == [200, 500, 500, 200]
+    answers = serve(handler, [b"2", b"666", b"bug", b"4", b"444"])
+    assert [answer.status for answer in answers] == [200, 500, 500, 200, 500]
     assert answers[1].body["type"] == "InternalError"
     log = caplog.text
     assert "An item failed: ValueError < forward" in log

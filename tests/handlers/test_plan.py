@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.plan import FORWARD_TOKENS, Cost, micro_batches
+from handlers.plan import FORWARD_TOKENS, Cost, Overhead, micro_batches
 
 costs = st.lists(st.builds(Cost, length=st.integers(1, 300), group=st.sampled_from([None, "fr", "de"])), max_size=80)
 
@@ -55,5 +55,17 @@ def test_plan_one_long_text_is_not_paid_for_by_many_short_ones() -> None:
     assert batches == [list(range(31)), [31]]
 
 
+def test_plan_equal_lengths_fill_every_micro_batch_but_the_last() -> None:
+    assert [len(batch) for batch in micro_batches([Cost()] * 5000, max_items=1024)] == [1024, 1024, 1024, 1024, 904]
+    assert [len(batch) for batch in micro_batches([Cost(40)] * 5, max_items=8, max_tokens=100)] == [2, 2, 1]
+
+
 def test_plan_nothing_gives_no_batch() -> None:
     assert micro_batches([], max_items=8) == []
+
+
+def test_plan_overhead_in_items_splits_only_where_shorter_runs_save_more() -> None:
+    # Together: 50 * (40 + 12). Apart: 10 * (30 + 12) + 50 * (10 + 12).
+    lengths = [Cost(10)] * 30 + [Cost(50)] * 10
+    assert [len(batch) for batch in micro_batches(lengths, 64, overhead=Overhead(items=12))] == [30, 10]
+    assert [len(batch) for batch in micro_batches(lengths, 64, overhead=Overhead(items=200))] == [40]

@@ -1,6 +1,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,6 +109,20 @@ ERROR_JSON = {"code": 422, "type": "CorruptInput", "message": "Broken."}
 def test_pack_results_and_errors_keep_their_places(is_list: bool, results: list[Any], status: int, body: Any) -> None:
     reply = pack(Request(tuple(Payload(b"") for _ in results), is_list), results)
     assert (reply.status, json.loads(reply.body)) == (status, body)
+
+
+def test_pack_array_is_written_as_numbers_with_the_digits_it_has() -> None:
+    assert pack(one(b""), [np.array([0.1, 1.5], np.float32)]).body == b"[0.1,1.5]"
+
+
+@pytest.mark.parametrize("value", [float("nan"), [1.0, float("inf")], np.array([np.nan], np.float32), {"a": {1}}])
+def test_pack_what_json_does_not_have_raises(value: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        pack(one(b""), [value])
+
+
+def test_pack_null_and_the_word_null_are_answers() -> None:
+    assert pack(one(b""), [{"null": None}]).body == b'{"null":null}'
 
 
 def test_pack_text_is_compact_utf8() -> None:

@@ -1,0 +1,183 @@
+"""Text to text with transformers' generate(): one call for a micro-batch whose items share their options.
+
+folder -> load_generator -> Generator: (B, T) ids and the arguments of generate() -> (B, U) ids
+
+Greedy or a search with beams, never sampled: the same request gets the same answer, whoever it shares a batch with.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from handlers.encoders import token_limit
+from handlers.engines import Arrays, Outputs, available_threads
+from handlers.engines.torch import Precision, dtype_for
+from handlers.errors import InvalidConfig, OutOfMemory
+
+# What an almost empty step of the decoder costs, in items. A generate() of their own for a batch's shorter texts pays
+# from there on. Measured on Marian in bf16 on two cores: 8 ms for a step of one item, 24 ms for one of 32, and the best
+# of 4 to 48 for 32 sentences. On a GPU, where a step of one item takes about as long as one of many, batches stay
+# whole; that number is not measured.
+STEP_ITEMS = {"cpu": 12, "cuda": 256}
+# Where the model's own files say nothing; GenerationConfig's 20 cuts most sentences.
+MAX_NEW_TOKENS = 256
+
+
+class Banned(transformers.LogitsProcessor):  # type: ignore[misc]
+    """Keeps single tokens out of the answer: `bad_words_ids` without its four passes over the vocabulary a step."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids = list(ids)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """scores: (B, vocabulary), a copy of the logits that is ours."""
+        scores[:, self._ids] = -torch.inf
+        return scores
+
+
+class PackedLinear(torch.nn.Module):
+    """A bf16 linear layer on the CPU whose weights are laid out for oneDNN once, not at every call.
+
+    A step multiplies a few rows by every weight; laying the weights out anew takes as long as that. The arithmetic is
+    the same.
+    """
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 32)
+        self.bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """(..., inputs) -> (..., outputs)."""
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self.weight, self.bias, "none", [], "")
+        return result
+
+
+class Generator:
+    """A model with an encoder and a decoder, on its device and in its precision. See `handlers.engines.Engine`."""
+
+    input_names = ("input_ids", "attention_mask")
+
+    def __init__(self, model: Any, device: torch.device, threads: int = 0) -> None:
+        """Take a model over; its generation config is changed to what `run` relies on."""
+        torch.set_num_threads(available_threads(threads))
+        self.model = model.eval()
+        self._device = device
+        self._processors = [Banned(banned)] if (banned := _prepare(model.generation_config)) else []
+        self.description = f"torch {device} {str(model.dtype).removeprefix('torch.')}"
+
+    @torch.inference_mode()
+    def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None) -> Outputs:
+        """Run generate() once.
+
+        Args:
+            inputs: input_ids and attention_mask, (B, T) int64.
+            arguments: of generate(), for all B; greedy without any.
+
+        Returns:
+            sequences: (B, U) int64, padded.
+
+        Raises:
+            OutOfMemory: the micro-batch does not fit.
+        """
+        arguments = {"max_new_tokens": MAX_NEW_TOKENS, **(arguments or {})}
+        if arguments.get("num_beams", 1) == 1:
+            # The likeliest token stays so: a pass over the vocabulary for nothing.
+            arguments["renormalize_logits"] = False
+        try:
+            tensors = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
+            sequences = self.model.generate(**tensors, **arguments, logits_processor=self._processors)
+            return {"sequences": sequences.cpu().numpy().astype(np.int64, copy=False)}
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            # The blocks of the failed attempt must go before a smaller one is tried.
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            raise OutOfMemory from error
+
+
+def _prepare(generation: Any) -> list[int]:
+    """Make greedy decoding of any length the default; give back the single tokens that are never to be said."""
+    generation.do_sample, generation.num_beams, generation.num_return_sequences = False, 1, 1
+    generation.temperature = generation.top_k = generation.top_p = None
+    generation.max_length = generation.max_new_tokens = None
+    bad_words = generation.bad_words_ids or []
+    generation.bad_words_ids = [ids for ids in bad_words if len(ids) > 1] or None
+    return [ids[0] for ids in bad_words if len(ids) == 1]
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a folder."""
+    with warnings.catch_warnings():
+        # Marian's recommends a package whose result it does not use.
+        warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
+        return transformers.AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+
+
+def load_model(folder: Path, device: torch.device, precision: Precision, *, trust_remote_code: bool = False) -> Any:
+    """Load any model that AutoModelForSeq2SeqLM knows.
+
+    Raises:
+        InvalidConfig: the folder holds no such model.
+    """
+    dtype = dtype_for(device, precision)
+    is_bf16_cpu = device.type == "cpu" and dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    try:
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            # One query a step: the fused kernel is the slower one, by a sixth on Marian, and by as much on 408 tokens.
+            attn_implementation="eager" if is_bf16_cpu else None,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+        )
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(f"{folder.name}: no model for translation: {str(error).partition(chr(10))[0]}") from error
+    if is_bf16_cpu:
+        pack(model)
+    return model.to(device)
+
+
+def pack(model: torch.nn.Module) -> None:
+    """Replace the bf16 linear layers of a model."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is torch.nn.Linear and child.weight.dtype == torch.bfloat16:
+                setattr(parent, name, PackedLinear(child))
+
+
+def new_token_limits(generation: Any, positions: int | None, limit: int) -> tuple[int, int]:
+    """How many tokens an answer may have.
+
+    Args:
+        generation: the model's GenerationConfig.
+        positions: of its decoder; None for any number.
+        limit: the configuration's.
+
+    Returns:
+        The number where nobody says, and the most that may be asked for.
+    """
+    limit = min(limit, positions or limit)
+    stated = generation.max_new_tokens or (generation.max_length - 1 if generation.max_length else MAX_NEW_TOKENS)
+    return min(stated, limit), limit
+
+
+def source_limit(folder: Path, max_length: int | None) -> int:
+    """Most tokens of a text: the configuration's `max_length`, or the model's own limit.
+
+    Raises:
+        InvalidConfig: neither is known, or the configuration's is more than the model's.
+    """
+    limit = token_limit(folder)
+    if max_length is None and limit is None:
+        raise InvalidConfig("max_length: the model's files name no limit; name one")
+    if max_length is not None and limit is not None and max_length > limit:
+        raise InvalidConfig(f"max_length: {max_length} is more than the model's own {limit}")
+    return max_length or limit or 0

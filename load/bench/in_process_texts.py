@@ -1,0 +1,128 @@
+"""Sentence embedding without a server, in the ways that ours is compared with.
+
+python -m load.bench.in_process_texts FOLDER     one JSON object a line
+    -> {"engine": "openvino cpu bf16"}                                  loaded
+    <- {"way": "sorted", "batch_size": 32, "duration_s": 8}             on stdin, any number of times
+    -> {"throughput_per_s": 610.2, "p50_s": 0.05}                       texts per second; median time of a batch
+
+Ways:
+    padded      TorchServe's common transformers handler: each text tokenised alone and padded to 256, torch in fp32
+    arrival     our engine, a batch tokenised in one call and padded to its longest, texts in their order of arrival
+    sorted      our engine, all texts known beforehand and sorted: the best that any server could do
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from handlers.encoders import load_encoder, token_limit
+from handlers.engines import available_threads
+from handlers.engines.openvino import OpenVinoEngine
+from handlers.texts import padded, rounded_length
+from load.bench.sentences import texts
+from load.summary import percentile
+
+PADDED_LENGTH = 256
+WARM_UP_S = 2.0
+
+
+class Loop:
+    """One model, in three ways."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load both engines.
+
+        Args:
+            folder: an archive of sentence_embedding, unpacked.
+        """
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self._limit = token_limit(folder) or PADDED_LENGTH
+        self.engine = OpenVinoEngine(folder / "model.xml")
+        torch.set_num_threads(available_threads(0))
+        self._torch = load_encoder("sentence_embedding", folder)
+        self._texts = texts()
+
+    def measure(self, way: str, batch_size: int, duration_s: float) -> dict[str, float]:
+        """Run batch after batch: throughput in texts per second, and the median time of a batch."""
+        ways: dict[str, Callable[[int], Iterator[int]]] = {
+            "padded": self._padded,
+            "arrival": self._arrival,
+            "sorted": self._sorted,
+        }
+        batches = ways[way](batch_size)
+        self._run(batches, WARM_UP_S)
+        sizes, times_s = self._run(batches, duration_s)
+        return {"throughput_per_s": sum(sizes) / sum(times_s), "p50_s": percentile(sorted(times_s), 50)}
+
+    @staticmethod
+    def _run(batches: Iterator[int], duration_s: float) -> tuple[list[int], list[float]]:
+        sizes: list[int] = []
+        times_s: list[float] = []
+        while sum(times_s) < duration_s:
+            started_s = time.perf_counter()
+            sizes.append(next(batches))
+            times_s.append(time.perf_counter() - started_s)
+        return sizes, times_s
+
+    def _padded(self, batch_size: int) -> Iterator[int]:
+        endless = cycle(self._texts)
+        while True:
+            encodings = [
+                self._tokenizer(
+                    text, padding="max_length", truncation=True, max_length=PADDED_LENGTH, return_tensors="pt"
+                )
+                for text in islice(endless, batch_size)
+            ]
+            inputs = {name: torch.cat([e[name] for e in encodings]) for name in self._torch.input_names}
+            with torch.inference_mode():
+                self._torch(**inputs)
+            yield batch_size
+
+    def _arrival(self, batch_size: int) -> Iterator[int]:
+        endless = cycle(self._texts)
+        while True:
+            rows = self._tokens(list(islice(endless, batch_size)))
+            self._forward(rows, max(map(len, rows)))
+            yield batch_size
+
+    def _sorted(self, batch_size: int) -> Iterator[int]:
+        """Tokenising everything is part of the first batch's time: it is work that must be done, however early."""
+        while True:
+            rows = sorted(self._tokens(self._texts), key=len)
+            for start in range(0, len(rows), batch_size):
+                batch = rows[start : start + batch_size]
+                self._forward(batch, rounded_length(len(batch[-1]), self._limit))
+                yield len(batch)
+
+    def _tokens(self, batch: list[str]) -> list[list[int]]:
+        encodings = self._tokenizer(batch, truncation=True, max_length=self._limit, return_attention_mask=False)
+        ids: list[list[int]] = encodings["input_ids"]
+        return ids
+
+    def _forward(self, rows: list[list[int]], length: int) -> None:
+        lengths = np.array([len(row) for row in rows])
+        arrays = {
+            "input_ids": padded(rows, length, self._tokenizer.pad_token_id),
+            "attention_mask": (np.arange(length) < lengths[:, None]).astype(np.int64),
+            "token_type_ids": np.zeros((len(rows), length), np.int64),
+        }
+        self.engine.run({name: arrays[name] for name in self.engine.input_names})
+
+
+def main(folder: str) -> None:
+    """Answer every line of stdin, until it ends."""
+    loop = Loop(Path(folder))
+    print(json.dumps({"engine": loop.engine.description}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(loop.measure(**json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

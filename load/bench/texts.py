@@ -1,0 +1,113 @@
+"""Sentence embedding and language identification: ours over HTTP, against the same models without a server.
+
+archives -> one server with both models, one process with the loops
+for each round: the ways in process, ours with one text a request, ours with lists, language identification
+"""
+
+import json
+import tempfile
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+from deploy.archive import Recipe
+from deploy.models import model
+from deploy.sandbox import started
+from load.bench.machine import wait_idle
+from load.bench.peers import CPU_ONLY, Child, ServedModel
+from load.bench.progress import aside, progress
+from load.bench.resnet import IDLE_PERCENT, IDLE_TIMEOUT_S
+from load.bench.sentences import texts
+from load.bench.table import Bound, Row, ratios, render
+
+EMBEDDING, LANGUAGE_ID = "sentence-embedding", "language-id"
+BATCH_SIZE = 32
+CLIENTS, LIST_CLIENTS, LIST_LENGTH = 64, 4, 64
+WAYS = ("padded", "arrival", "sorted")
+
+# What this deployment is held to.
+TIMES_PADDED = Bound(10, is_minimum=True)
+TIMES_ARRIVAL = Bound(1.8, is_minimum=True)
+OF_SORTED = Bound(0.85, is_minimum=True)
+LANGUAGE_ID_PER_S = Bound(3000, is_minimum=True)
+
+Series = dict[str, list[float]]
+
+
+def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
+    """Measure, and say what came out; arguments and errors as of load.bench.resnet."""
+    rates: Series = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as work:
+        store, unpacked = Path(work) / "model_store", Path(work) / "unpacked"
+        progress("archives: sentence-embedding and language-id")
+        with aside():
+            for name in (EMBEDDING, LANGUAGE_ID):
+                Recipe(model(name), export_path=store).build()
+        with zipfile.ZipFile(store / f"{EMBEDDING}.mar") as archive:
+            archive.extractall(unpacked)
+        with (
+            started(store, extra=CPU_ONLY) as server,
+            Child.started("load.bench.in_process_texts", unpacked) as in_process,
+        ):
+            embedding = ServedModel(server, EMBEDDING, single_bodies(), BATCH_SIZE)
+            lists = ServedModel(server, EMBEDDING, list_bodies(), BATCH_SIZE)
+            language_id = ServedModel(server, LANGUAGE_ID, list_bodies(), BATCH_SIZE)
+            embedding.register()
+            language_id.register()
+
+            def in_process_rate(way: str) -> float:
+                order = {"way": way, "batch_size": BATCH_SIZE, "duration_s": duration_s}
+                return float(in_process.ask(order)["throughput_per_s"])
+
+            measurements: dict[str, Callable[[], float]] = {
+                **{way: lambda way=way: in_process_rate(way) for way in WAYS},  # type: ignore[misc]
+                "single": lambda: embedding.measure(CLIENTS, duration_s).throughput_per_s,
+                "lists": lambda: lists.measure(LIST_CLIENTS, duration_s).throughput_per_s * LIST_LENGTH,
+                "language-id": lambda: language_id.measure(LIST_CLIENTS, duration_s).throughput_per_s * LIST_LENGTH,
+            }
+            for index in range(rounds):
+                for name, measure in measurements.items():
+                    wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
+                    rate = measure()
+                    progress(f"round {index + 1}/{rounds}, texts, {name}: {rate:.0f} texts/s")
+                    rates[name].append(rate)
+            engine = in_process.engine
+    return "\n".join(
+        [
+            f"Texts: lognormal, about 40 tokens in the mean, up to 250; {engine}; batch_size {BATCH_SIZE}, "
+            f"max_batch_delay 1 ms, 1 worker; {CLIENTS} clients with a text a request, or {LIST_CLIENTS} with lists of "
+            f"{LIST_LENGTH}",
+            "",
+            render(table(rates), is_markdown=is_markdown),
+        ]
+    )
+
+
+def table(rates: Series) -> list[Row]:
+    """The rows; `stock` is the common transformers handler's way, in process and so without a server's cost."""
+    rows = []
+    for name, label in (("single", f"{CLIENTS} clients"), ("lists", f"lists of {LIST_LENGTH}")):
+        ours = rates[name]
+        rows += [
+            Row(f"embedding, {label}, texts/s: ours / padded to 256 in fp32", rates["padded"], ours, [],
+                ratios(ours, rates["padded"]), bound=TIMES_PADDED),
+            Row(f"embedding, {label}, texts/s: ours / padded to the longest", [], ours, rates["arrival"],
+                ratios(ours, rates["arrival"]), bound=TIMES_ARRIVAL),
+            Row(f"embedding, {label}, texts/s: ours / all sorted", [], ours, rates["sorted"],
+                ratios(ours, rates["sorted"]), bound=OF_SORTED),
+        ]  # fmt: skip
+    served = rates["language-id"]
+    return [*rows, Row(f"language id, lists of {LIST_LENGTH}, texts/s", [], served, [], served, 0, LANGUAGE_ID_PER_S)]
+
+
+def single_bodies() -> list[bytes]:
+    """One text a request."""
+    return [json.dumps({"text": text}).encode() for text in texts()]
+
+
+def list_bodies() -> list[bytes]:
+    """LIST_LENGTH texts a request."""
+    every = texts()
+    starts = range(0, len(every), LIST_LENGTH)
+    return [json.dumps({"instances": every[start : start + LIST_LENGTH]}).encode() for start in starts]

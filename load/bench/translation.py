@@ -1,0 +1,85 @@
+"""Translation: one generate() for a batch against one generate() a request, on the same server and weights.
+
+    a Marian checkpoint -> two archives of it, registered with batch_size 32 and 1 -> 32 clients each, in turn
+
+The checkpoint is not part of this project: without one nothing is measured, and the output says so.
+"""
+
+import json
+import os
+import tempfile
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+from deploy.archive import Recipe
+from deploy.models import ROOT, model
+from deploy.sandbox import started
+from load.bench.machine import wait_idle
+from load.bench.peers import CPU_ONLY, ServedModel
+from load.bench.progress import aside, progress
+from load.bench.resnet import IDLE_PERCENT, IDLE_TIMEOUT_S
+from load.bench.table import Bound, Row, ratios, render
+
+# Where a Helsinki-NLP/opus-mt-en-fr lies: named by the variable, or beside the repository.
+CHECKPOINT = Path(os.environ.get("MARIAN", ROOT.parent / "shared" / "models" / "opus-mt-en-fr"))
+BATCH_SIZES = {"batched": 32, "one by one": 1}
+CLIENTS = 32
+TIMES_ONE_BY_ONE = Bound(6, is_minimum=True)
+
+CLAUSES = (
+    "The weather is nice today.",
+    "We are going to the beach with our friends.",
+    "The central bank left its interest rate unchanged on Thursday.",
+    "She bought bread.",
+    "Nobody knew why the train to Paris had stopped in the middle of the night.",
+    "The children were asleep.",
+    "He read the letter twice and put it back into the drawer without a word.",
+    "Prices rose by two percent.",
+)
+
+
+def sentences() -> list[str]:
+    """CLIENTS texts of one to six sentences, short ones more often."""
+    lengths = (1, 1, 2, 1, 3, 1, 2, 6)
+    starts = range(CLIENTS)
+    return [
+        " ".join(CLAUSES[(3 * start + index) % len(CLAUSES)] for index in range(lengths[start % len(lengths)]))
+        for start in starts
+    ]
+
+
+def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
+    """Measure, and say what came out; arguments and errors as of load.bench.resnet."""
+    if not CHECKPOINT.is_dir():
+        return f"Translation: not measured, for lack of a checkpoint: MARIAN=FOLDER names one ({CHECKPOINT.name})"
+    bodies = [json.dumps({"text": text}).encode() for text in sentences()]
+    rates: dict[str, list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as work:
+        store = Path(work)
+        progress("archives: translation, twice")
+        entry = model("translation")
+        names = {way: f"translation-{size}" for way, size in BATCH_SIZES.items()}
+        with aside():
+            for name in names.values():
+                Recipe(replace(entry, name=name), str(CHECKPOINT), engine="torch", export_path=store).build()
+        with started(store, extra=CPU_ONLY) as server:
+            served = {way: ServedModel(server, name, bodies, BATCH_SIZES[way]) for way, name in names.items()}
+            for each in served.values():
+                each.register()
+            for index in range(rounds):
+                for way, each in served.items():
+                    wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
+                    rate = each.measure(CLIENTS, duration_s).throughput_per_s
+                    progress(f"round {index + 1}/{rounds}, translation, {way}: {rate:.1f} texts/s")
+                    rates[way].append(rate)
+    row = Row(
+        f"translation, {CLIENTS} clients, texts/s: batched / one generate() a request",
+        rates["one by one"],
+        rates["batched"],
+        [],
+        ratios(rates["batched"], rates["one by one"]),
+        bound=TIMES_ONE_BY_ONE,
+    )
+    title = f"Translation with {CHECKPOINT.name}: greedy, torch, one server, same weights; stock: batch_size 1"
+    return "\n".join([title, "", render([row], is_markdown=is_markdown)])
