@@ -20,9 +20,9 @@ from handlers.engines.torch import Precision, dtype_for
 from handlers.errors import InvalidConfig, OutOfMemory
 
 # What an almost empty step of the decoder costs, in items. A generate() of their own for a batch's shorter texts pays
-# from there on. Measured on Marian in bf16 on two cores: 8 ms for a step of one item, 24 ms for one of 32, and the best
-# of 4 to 48 for 32 sentences. On a GPU, where a step of one item takes about as long as one of many, batches stay
-# whole; that number is not measured.
+# from there on. Measured on Marian in bf16 on two cores: 8 ms for a step of one item, 24 ms for one of 32, its weights
+# not packed; packed, 12 was the best of 6 to 24 for one set of 32 sentences. On a GPU, where a step of one item should
+# take about as long as one of many, batches stay whole; that number is not measured.
 STEP_ITEMS = {"cpu": 12, "cuda": 256}
 # Where the model's own files say nothing; GenerationConfig's 20 cuts most sentences.
 MAX_NEW_TOKENS = 256

@@ -54,7 +54,15 @@ class Peer(Protocol):
 class ServedModel:
     """One model of a server."""
 
-    def __init__(self, server: Server, name: str, bodies: Sequence[bytes], batch_size: int = BATCH_SIZE) -> None:
+    def __init__(
+        self,
+        server: Server,
+        name: str,
+        bodies: Sequence[bytes],
+        batch_size: int = BATCH_SIZE,
+        max_batch_delay_ms: int = MAX_BATCH_DELAY_MS,
+    ) -> None:
+        self._max_batch_delay_ms = max_batch_delay_ms
         self._server = server
         self._name = name
         self._bodies = bodies
@@ -72,7 +80,7 @@ class ServedModel:
             self._name,
             f"{self._name}.mar",
             batch_size=self._batch_size,
-            max_batch_delay_ms=MAX_BATCH_DELAY_MS,
+            max_batch_delay_ms=self._max_batch_delay_ms,
             workers=WORKERS,
         )
 
@@ -89,14 +97,17 @@ class ServedModel:
         (worker,) = self._server.management.describe(self._name)["workers"]
         return memory_mb(int(worker["pid"]))
 
-    def answer(self) -> None:
-        """Ask once."""
+    def answer(self, body: bytes | None = None) -> Any:
+        """Ask once, for this or the first of its bodies; the answer, parsed."""
         with requests.Session() as session:
             session.trust_env = False
             headers = {"Content-Type": self._content_type}
-            response = session.post(self.url, data=self._bodies[0], headers=headers, timeout=FIRST_ANSWER_TIMEOUT_S)
+            response = session.post(
+                self.url, data=body or self._bodies[0], headers=headers, timeout=FIRST_ANSWER_TIMEOUT_S
+            )
         if response.status_code != OK:
             raise BenchError(f"{self._name} answered {response.status_code}: {response.text}")
+        return response.json()
 
 
 class Child:

@@ -1,6 +1,7 @@
-"""Translation: one generate() for a batch against one generate() a request, on the same server and weights.
+"""Translation: one generate() for a batch, against one generate() a request.
 
     a Marian checkpoint -> two archives of it, registered with batch_size 32 and 1 -> 32 clients each, in turn
+                        -> a process that calls transformers' generate() for each text
 
 The checkpoint is not part of this project: without one nothing is measured, and the output says so.
 """
@@ -9,6 +10,7 @@ import json
 import os
 import tempfile
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from deploy.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.sandbox import started
 from load.bench.machine import wait_idle
-from load.bench.peers import CPU_ONLY, ServedModel
+from load.bench.peers import CPU_ONLY, Child, ServedModel
 from load.bench.progress import aside, progress
 from load.bench.resnet import IDLE_PERCENT, IDLE_TIMEOUT_S
 from load.bench.table import Bound, Row, ratios, render
@@ -25,6 +27,9 @@ from load.bench.table import Bound, Row, ratios, render
 CHECKPOINT = Path(os.environ.get("MARIAN", ROOT.parent / "shared" / "models" / "opus-mt-en-fr"))
 BATCH_SIZES = {"batched": 32, "one by one": 1}
 CLIENTS = 32
+# Time enough for clients that were answered together to come back together.
+MAX_BATCH_DELAY_MS = 20
+MAX_NEW_TOKENS = 256
 TIMES_ONE_BY_ONE = Bound(6, is_minimum=True)
 
 CLAUSES = (
@@ -63,23 +68,53 @@ def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
         with aside():
             for name in names.values():
                 Recipe(replace(entry, name=name), str(CHECKPOINT), engine="torch", export_path=store).build()
-        with started(store, extra=CPU_ONLY) as server:
-            served = {way: ServedModel(server, name, bodies, BATCH_SIZES[way]) for way, name in names.items()}
+        with (
+            started(store, extra=CPU_ONLY) as server,
+            Child.started("load.bench.in_process_translation", CHECKPOINT) as stock,
+        ):
+            served = {
+                way: ServedModel(server, name, bodies, BATCH_SIZES[way], MAX_BATCH_DELAY_MS)
+                for way, name in names.items()
+            }
             for each in served.values():
                 each.register()
+            answers: dict[str, list[str]] = {}
             for index in range(rounds):
+                for precision in ("bf16", "fp32"):
+                    wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
+                    measured = stock.ask({"precision": precision, "duration_s": duration_s})
+                    rates[precision].append(float(measured["throughput_per_s"]))
+                    answers[precision] = measured["answers"]
+                    rate = rates[precision][-1]
+                    progress(f"round {index + 1}/{rounds}, translation, stock {precision}: {rate:.1f} texts/s")
                 for way, each in served.items():
                     wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
                     rate = each.measure(CLIENTS, duration_s).throughput_per_s
                     progress(f"round {index + 1}/{rounds}, translation, {way}: {rate:.1f} texts/s")
                     rates[way].append(rate)
-    row = Row(
-        f"translation, {CLIENTS} clients, texts/s: batched / one generate() a request",
-        rates["one by one"],
-        rates["batched"],
-        [],
-        ratios(rates["batched"], rates["one by one"]),
-        bound=TIMES_ONE_BY_ONE,
+            everything = json.dumps({"instances": sentences()}).encode()
+            batched = [p["translation_text"] for p in served["batched"].answer(everything)["predictions"]]
+    same = {p: sum(a == b for a, b in zip(batched, answers[p], strict=True)) for p in answers}
+    return "\n".join(
+        [
+            f"Translation with {CHECKPOINT.name}: greedy, torch on CPU; {CLIENTS} clients, batch_size 32, "
+            f"max_batch_delay {MAX_BATCH_DELAY_MS} ms; stock: transformers' generate() for each text, in process",
+            "",
+            render(table(rates), is_markdown=is_markdown),
+            f"answers of a batch equal to one generate() a text: {same['bf16']} of {len(batched)} in bf16, "
+            f"{same['fp32']} in fp32",
+        ]
     )
-    title = f"Translation with {CHECKPOINT.name}: greedy, torch, one server, same weights; stock: batch_size 1"
-    return "\n".join([title, "", render([row], is_markdown=is_markdown)])
+
+
+def table(rates: Mapping[str, list[float]]) -> list[Row]:
+    """Batched, against each way of one generate() a request."""
+    ours = rates["batched"]
+    return [
+        Row("translation, texts/s: ours / stock, one by one, bf16", rates["bf16"], ours, [],
+            ratios(ours, rates["bf16"]), bound=TIMES_ONE_BY_ONE),
+        Row("translation, texts/s: ours / stock, one by one, fp32", rates["fp32"], ours, [],
+            ratios(ours, rates["fp32"])),
+        Row("translation, texts/s: ours / ours with batch_size 1", rates["one by one"], ours, [],
+            ratios(ours, rates["one by one"])),
+    ]  # fmt: skip

@@ -1,0 +1,63 @@
+"""Translation without a server: transformers' own generate(), called for each text by itself.
+
+python -m load.bench.in_process_translation FOLDER     one JSON object a line
+    -> {"engine": "transformers generate() cpu"}                    loaded
+    <- {"precision": "bf16", "duration_s": 8}                       on stdin, any number of times
+    -> {"throughput_per_s": 6.8, "answers": ["...", ...]}           texts per second; one answer per text
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import transformers
+
+from handlers.engines import available_threads
+from handlers.engines.torch import DTYPES
+from load.bench.translation import MAX_NEW_TOKENS, sentences
+
+
+class OneByOne:
+    """What a handler that loops over its requests does."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load the model, once for each precision."""
+        torch.set_num_threads(available_threads(0))
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self._models = {
+            name: transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=DTYPES[name]).eval()
+            for name in ("bf16", "fp32")
+        }
+
+    def measure(self, precision: str, duration_s: float) -> dict[str, object]:
+        """Translate all sentences, then again until the time is over."""
+        answers: list[str] = []
+        times_s: list[float] = []
+        while len(answers) < len(sentences()) or sum(times_s) < duration_s:
+            for text in sentences():
+                started_s = time.perf_counter()
+                answers.append(self._translate(text, precision))
+                times_s.append(time.perf_counter() - started_s)
+        return {"throughput_per_s": len(times_s) / sum(times_s), "answers": answers[: len(sentences())]}
+
+    def _translate(self, text: str, precision: str) -> str:
+        inputs = self._tokenizer(text, return_tensors="pt")
+        with torch.inference_mode():
+            ids = self._models[precision].generate(
+                **inputs, num_beams=1, do_sample=False, max_length=None, max_new_tokens=MAX_NEW_TOKENS
+            )
+        return str(self._tokenizer.decode(ids[0], skip_special_tokens=True))
+
+
+def main(folder: str) -> None:
+    """Answer every line of stdin, until it ends."""
+    loop = OneByOne(Path(folder))
+    print(json.dumps({"engine": "transformers generate() cpu"}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(loop.measure(**json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,46 @@
+from statistics import mean
+
+from load.bench import texts, translation
+from load.bench.sentences import COUNT
+from load.bench.sentences import texts as mixed_texts
+from load.bench.table import spread
+
+
+def test_sentences_are_lognormal_about_40_tokens_in_the_mean_and_the_same_every_time() -> None:
+    lengths = [len(text.split()) for text in mixed_texts()]
+    assert len(lengths) == COUNT
+    assert 34 < mean(lengths) < 42
+    assert min(lengths) < 10
+    assert 150 < max(lengths) <= 250
+    assert mixed_texts() == mixed_texts()
+
+
+def test_texts_table_compares_each_way_of_sending_with_each_way_in_process() -> None:
+    rates = {"padded": [20.0], "arrival": [100.0], "sorted": [400.0], "single": [300.0], "lists": [360.0]}
+    rows = texts.table({**rates, "language-id": [5000.0]})
+    compared = [(spread(row.compared, 2), row.cells()[-1]) for row in rows]
+    assert compared == [
+        ("15.00", "ok"),
+        ("3.00", "ok"),
+        ("0.75", "short"),
+        ("18.00", "ok"),
+        ("3.60", "ok"),
+        ("0.90", "ok"),
+        ("5000.00", "ok"),
+    ]
+
+
+def test_texts_bodies_hold_every_text_once() -> None:
+    assert len(texts.single_bodies()) == COUNT
+    assert len(texts.list_bodies()) == COUNT / texts.LIST_LENGTH
+
+
+def test_translation_table_compares_with_stock_and_with_itself_unbatched() -> None:
+    rows = translation.table({"batched": [42.0], "bf16": [7.0], "fp32": [3.0], "one by one": [8.4]})
+    assert [(spread(row.compared, 1), row.cells()[-1]) for row in rows] == [("6.0", "ok"), ("14.0", ""), ("5.0", "")]
+
+
+def test_translation_sentences_are_mixed() -> None:
+    lengths = [len(text.split()) for text in translation.sentences()]
+    assert len(lengths) == translation.CLIENTS
+    assert max(lengths) > 5 * min(lengths)
