@@ -201,4 +201,18 @@ def token_limit(folder: Path) -> int | None:
     return int(min(limits)) if limits else None
 
 
+def source_limit(folder: Path, max_length: int | None) -> int:
+    """Most tokens of a text: the configuration's `max_length`, or the model's own limit.
+
+    Raises:
+        InvalidConfig: neither is known, or the configuration's is more than the model's.
+    """
+    limit = token_limit(folder)
+    if max_length is None and limit is None:
+        raise InvalidConfig("max_length: the model's files name no limit; name one")
+    if max_length is not None and limit is not None and max_length > limit:
+        raise InvalidConfig(f"max_length: {max_length} is more than the model's own {limit}")
+    return max_length or limit or 0
+
+
 ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer"})

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import transformers
 
-from handlers.encoders import token_limit
 from handlers.engines import Arrays, Outputs, available_threads
 from handlers.engines.torch import Precision, dtype_for
 from handlers.errors import InvalidConfig, OutOfMemory
@@ -167,17 +166,3 @@ def new_token_limits(generation: Any, positions: int | None, limit: int) -> tupl
     limit = min(limit, positions or limit)
     stated = generation.max_new_tokens or (generation.max_length - 1 if generation.max_length else MAX_NEW_TOKENS)
     return min(stated, limit), limit
-
-
-def source_limit(folder: Path, max_length: int | None) -> int:
-    """Most tokens of a text: the configuration's `max_length`, or the model's own limit.
-
-    Raises:
-        InvalidConfig: neither is known, or the configuration's is more than the model's.
-    """
-    limit = token_limit(folder)
-    if max_length is None and limit is None:
-        raise InvalidConfig("max_length: the model's files name no limit; name one")
-    if max_length is not None and limit is not None and max_length > limit:
-        raise InvalidConfig(f"max_length: {max_length} is more than the model's own {limit}")
-    return max_length or limit or 0

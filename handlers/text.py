@@ -10,7 +10,7 @@ import transformers
 
 from handlers.batch import BatchHandler
 from handlers.config import TextConfig, parse_options
-from handlers.encoders import load_encoder, token_limit
+from handlers.encoders import load_encoder, source_limit
 from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.torch import TorchEngine, dtype_for
@@ -52,12 +52,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         self.model_config = transformers.AutoConfig.from_pretrained(
             self.model_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
         )
-        limit = token_limit(self.model_dir)
-        if config.max_length is None and limit is None:
-            raise InvalidConfig("max_length: the model's files name no limit; name one")
-        if config.max_length is not None and limit is not None and config.max_length > limit:
-            raise InvalidConfig(f"max_length: {config.max_length} is more than the model's own {limit}")
-        self.max_length: int = config.max_length or limit or 0
+        self.max_length = source_limit(self.model_dir, config.max_length)
         if not self.uses_torch:
             return OpenVinoEngine(self.model_dir / "model.xml", precision=config.precision, threads=config.threads)
         encoder = load_encoder(self.task, self.model_dir, trust_remote_code=config.trust_remote_code)

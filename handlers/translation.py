@@ -9,6 +9,7 @@ import numpy as np
 
 from handlers.batch import BatchHandler
 from handlers.config import TranslationConfig, TranslationOptions, parse_options
+from handlers.encoders import source_limit
 from handlers.engines import Arrays, Outputs
 from handlers.errors import InvalidConfig, ItemError, TextTooLong, UnknownOption
 from handlers.generation import (
@@ -17,7 +18,6 @@ from handlers.generation import (
     load_model,
     load_tokenizer,
     new_token_limits,
-    source_limit,
 )
 from handlers.languages import Target, read_languages
 from handlers.plan import Cost, Overhead
