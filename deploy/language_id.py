@@ -5,8 +5,9 @@ from pathlib import Path
 
 from deploy.models import Engine, Model
 from deploy.sources import Source, WeightsUnavailable
-from handlers.config import LanguageIdConfig, parse
+from handlers.config import parse
 from handlers.engines.fasttext import FastTextEngine
+from handlers.text_config import LanguageIdConfig
 
 SUFFIXES = (".ftz", ".bin")
 

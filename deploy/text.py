@@ -10,14 +10,14 @@ import torch
 from deploy.hub import checkpoint
 from deploy.models import Engine, Model
 from deploy.sources import Source
-from handlers.config import (
+from handlers.config import parse
+from handlers.encoders import Encoder, load_encoder
+from handlers.text_config import (
     QuestionAnsweringConfig,
     TextClassificationConfig,
     TextConfig,
     TokenClassificationConfig,
-    parse,
 )
-from handlers.encoders import Encoder, load_encoder
 
 # Handler -> its settings.
 CONFIGS: dict[str, type[TextConfig]] = {

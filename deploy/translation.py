@@ -6,8 +6,9 @@ from pathlib import Path
 from deploy.hub import checkpoint
 from deploy.models import Engine, Model
 from deploy.sources import Source
-from handlers.config import TranslationConfig, parse
+from handlers.config import parse
 from handlers.errors import InvalidConfig
+from handlers.translation_config import TranslationConfig
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:

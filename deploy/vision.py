@@ -10,8 +10,9 @@ import torchvision
 from deploy.models import Engine, Model
 from deploy.sources import Source, WeightsUnavailable
 from deploy.weights import StateDict, load
-from handlers.config import ImageClassificationConfig, parse
+from handlers.config import parse
 from handlers.errors import InvalidConfig
+from handlers.image_config import ImageClassificationConfig
 from handlers.images import PixelClassifier
 
 

@@ -12,10 +12,10 @@ and nobody else's data. A task overrides `load, sample` and the hooks `decode, p
 import abc
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from functools import partial
-from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -26,29 +26,31 @@ from ts.metrics.metric_type_enum import MetricTypes
 from ts.torch_handler.base_handler import BaseHandler
 
 from handlers import rows
-from handlers.config import HandlerConfig, parse
+from handlers.adaptive import AdaptiveWorker, check_mode
+from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Engine, Outputs, available_threads
-from handlers.errors import INTERNAL_ERROR, LOAD_FAILED, OUT_OF_MEMORY, InvalidInput, ItemError, OutOfMemory, where
-from handlers.metrics import (
-    BATCH_SIZE,
-    DECODE,
-    ENCODE,
-    FORWARD,
-    ITEM_ERRORS,
-    ITEMS,
-    WAIT,
-    Recorder,
-    Reporter,
-    Sample,
-)
+from handlers.errors import LOAD_FAILED, ItemError
+from handlers.exchanges import Exchanges
+from handlers.latency import LatencyModel
+from handlers.metrics import Recorder, Reporter, Sample
+from handlers.oip import Model
+from handlers.outputs import Documents, OutputTensors
 from handlers.plan import FORWARD_PASS, Cost, Overhead, micro_batches
-from handlers.rows import Payload, Reply, Request, Shape
-from handlers.slots import Batch, Slot, attempt, server_timing
+from handlers.replies import Reply
+from handlers.rows import Payload, Request, Shape
+from handlers.schedule import PASS_SHARE, Policy, Scheduler
+from handlers.slots import Batch, Slot
+from handlers.steps import Steps, respond
 
 logger = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=HandlerConfig)
 Item = TypeVar("Item")
+
+# Rows and TorchServe's context -> a body per row.
+Exchange = Callable[[Sequence[Mapping[str, Any]], Any], list[bytes]]
+# A size between one item and all that fit, where an adaptive worker's model starts from.
+TYPICAL_PASS = 8
 
 
 class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore[misc]
@@ -56,12 +58,18 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     Class attributes of a task:
         config_class: its settings, a dataclass of handlers.config.
+        options_class: options of one item, a dataclass of handlers.config.
         inputs: names of the JSON fields that hold its input.
+        item_dimensions: of one item where it comes as a tensor of numbers.
+        output_tensors: its results as tensors, for the Open Inference Protocol.
         decodes_in_threads: whether decoding an item is worth handing it to another thread.
     """
 
     config_class: ClassVar[type[HandlerConfig]]
+    options_class: ClassVar[Any] = NoOptions
     inputs: ClassVar[frozenset[str]]
+    item_dimensions: ClassVar[int] = 0
+    output_tensors: ClassVar[OutputTensors] = Documents()
     decodes_in_threads: ClassVar[bool] = True
 
     config: Config
@@ -126,30 +134,47 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
         properties = context.system_properties
         self.model_dir = Path(properties["model_dir"])
+        self._recorder = Recorder()
+        self.steps = Steps(self, self._recorder)
+        window = properties.get("batch_size") or 1
         try:
-            settings = (context.model_yaml_config or {}).get("handler")
-            self.config = cast(Config, parse(self.config_class, settings))
+            settings = context.model_yaml_config or {}
+            self.config = cast(Config, parse(self.config_class, settings.get("handler")))
             self.device = _device(properties.get("gpu_id"))
             self.engine = self.load()
-            self._warm_up(min(properties.get("batch_size") or 1, self.config.max_items))
+            self._shape = self._accepted(context)
+            start = self._start_adaptive if self.config.scheduling.mode == "adaptive" else self._start_classic
+            self._exchange = start(window, settings)
         except Exception as error:
             # TorchServe buries the reason under a traceback or two: this is the line to read.
             logger.error("%s %s: %s: %s", LOAD_FAILED, context.model_name, type(error).__name__, error)
             raise
-        self._shape = Shape(self.inputs, self.config.max_instances, self.config.max_body_bytes)
-        threads = available_threads(self.config.decode_threads)
-        self._pool = ThreadPoolExecutor(threads, "decode") if threads > 1 else None
-        self._recorder = Recorder()
         self._reporter = Reporter(self._recorder, partial(_emit, context.metrics, context.model_name))
         self._reporter.start()
         self.initialized = True
         logger.warning("Loaded %s: %s", context.model_name, self.engine.description)
 
-    def _warm_up(self, batch_size: int) -> None:
+    def _accepted(self, context: Any) -> Shape:
+        version = context.manifest.get("model", {}).get("modelVersion")
+        return Shape(
+            self.inputs,
+            self.config.max_instances,
+            self.config.max_body_bytes,
+            options=frozenset(field.name for field in fields(self.options_class)),
+            item_dimensions=self.item_dimensions,
+            model=Model(context.model_name, version, self.output_tensors),
+        )
+
+    def warm_up(self, sizes: Iterable[int]) -> list[tuple[int, float]]:
+        """Run passes of so many samples; the padded tokens of each, and the seconds it took."""
         (sample,) = self.prepare([self.decode(self.sample())])
-        for size in sorted({1, batch_size}):
+        measured = []
+        for size in sorted(set(sizes)):
             items = [cast(Item, sample)] * size
+            started = time.perf_counter()
             self.split(self.forward(self.collate(items), items), items)
+            measured.append((size * self.cost(items[0]).length, time.perf_counter() - started))
+        return measured
 
     @property
     def uses_torch(self) -> bool:
@@ -157,7 +182,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         return self.config.engine == "torch" or (self.config.engine == "auto" and self.device.type != "cpu")
 
     def handle(self, data: list[dict[str, Any]], context: Any) -> list[bytes]:
-        """Answer one batch.
+        """Answer TorchServe.
 
         Args:
             data: one row per request.
@@ -167,141 +192,76 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             One body per row.
         """
         self.context = context
+        bodies = self._exchange(data, context)
+        self._reporter.wake()
+        return bodies
+
+    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
+        """One row to its payloads; see `handlers.rows.unpack`."""
+        return rows.unpack(row, headers, self._shape)
+
+    # -- adaptive mode: the worker forms the batches ---------------------------------------------------------------
+
+    def _start_adaptive(self, window: int, settings: Mapping[str, Any]) -> Exchange:
+        check_mode(settings)
+        policy = Policy.of(self.config, self.overhead)
+        sizes = {1, min(TYPICAL_PASS, policy.max_items), min(window, policy.max_items)}
+        # The first pass of a size prepares the engine for it; the second shows what it takes.
+        self.warm_up(sizes)
+        worker = AdaptiveWorker(
+            self.steps,
+            Scheduler(policy, LatencyModel(self.warm_up(sizes))),
+            Exchanges(window, enough_s=PASS_SHARE * policy.max_latency_s),
+            self._recorder,
+            self.unpack,
+            decode_threads=available_threads(self.config.decode_threads),
+            decodes_in_threads=self.decodes_in_threads,
+            overload_status=self.config.scheduling.overload_status,
+        )
+        return worker.exchange
+
+    # -- classic mode: the batch that TorchServe formed -----------------------------------------------------------
+
+    def _start_classic(self, window: int, settings: Mapping[str, Any]) -> Exchange:  # noqa: ARG002
+        self.warm_up((1, min(window, self.config.max_items)))
+        threads = available_threads(self.config.decode_threads)
+        self._pool = ThreadPoolExecutor(threads, "decode") if threads > 1 else None
+        return self._classic
+
+    def _classic(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[bytes]:
         batch = self.preprocess(data)
         self.inference(batch)
-        replies = self.postprocess(batch)
-        self._reporter.wake()
-        return [reply.body for reply in replies]
+        return [respond(context, index, reply) for index, reply in enumerate(self.postprocess(batch))]
 
-    def preprocess(self, data: list[dict[str, Any]]) -> Batch:
+    def preprocess(self, data: Sequence[Mapping[str, Any]]) -> Batch:
         """Rows to a planned batch: unpack, decode, plan."""
-        requests = [rows.unpack(row, self._content_types(i), self._shape) for i, row in enumerate(data)]
+        headers = map(self.context.get_all_request_header, range(len(data)))
+        requests = [self.unpack(row, sent) for row, sent in zip(data, headers, strict=True)]
         slots = [Slot(payload) for request in requests for payload in request.payloads]
         if self.decodes_in_threads and self._pool is not None and len(slots) > 1:
-            list(self._pool.map(self._decode, slots))
+            list(self._pool.map(self.steps.decode, slots))
         else:
             for slot in slots:
-                self._decode(slot)
-        attempt([slot for slot in slots if not slot.is_failed], self._prepare, self._give_up)
-        priced = [(slot, cost) for slot in slots if (cost := self._cost(slot)) is not None]
-        good, costs = [slot for slot, _ in priced], [cost for _, cost in priced]
+                self.steps.decode(slot)
+        self.steps.prepare(slots)
+        priced = self.steps.price(slots)
+        costs = [cost for _, cost in priced]
         indices = micro_batches(costs, self.config.max_items, self.config.max_tokens, self.overhead)
-        return Batch(requests, slots, [[good[i] for i in micro_batch] for micro_batch in indices])
+        return Batch(requests, slots, [[priced[i][0] for i in micro_batch] for micro_batch in indices])
 
     def inference(self, batch: Batch) -> None:
         """Every micro-batch through the model; fills `batch.forwards`."""
         for micro_batch in batch.plan:
-            attempt(micro_batch, partial(self._forward, batch=batch), self._give_up)
+            batch.forwards += self.steps.run(micro_batch)
 
     def postprocess(self, batch: Batch) -> list[Reply]:
         """Results to replies: split, pack, and what the headers and metrics say of it."""
-        for slots, outputs in batch.forwards:
-            self._split(slots, outputs)
+        for forward in batch.forwards:
+            self.steps.split(forward)
         remaining = iter(batch.slots)
-        replies = [
-            self._reply(index, request, list(islice(remaining, len(request.payloads))))
-            for index, request in enumerate(batch.requests)
+        return [
+            self.steps.answer(request, list(islice(remaining, len(request.payloads)))) for request in batch.requests
         ]
-        for slot in batch.slots:
-            self._record(slot)
-        return replies
-
-    # -- steps ---------------------------------------------------------------------------------------------------
-
-    def _content_types(self, index: int) -> dict[str, str]:
-        """Field name -> content type of one row; TorchServe keeps them among the request's headers."""
-        headers = self.context.get_all_request_header(index)
-        return {name: value["content-type"] for name, value in headers.items() if isinstance(value, dict)}
-
-    def _decode(self, slot: Slot) -> None:
-        """The only place that catches InvalidInput."""
-        started = time.perf_counter()
-        if not slot.is_failed:
-            try:
-                slot.outcome = self.decode(slot.outcome)
-            except InvalidInput as error:
-                slot.outcome = ItemError.of(error)
-            except Exception as error:
-                self._give_up(slot, error)
-        slot.decoded_at = time.perf_counter()
-        slot.decode_s = slot.decoded_at - started
-
-    def _prepare(self, slots: list[Slot]) -> None:
-        started = time.perf_counter()
-        outcomes = list(zip(slots, self.prepare([slot.outcome for slot in slots]), strict=True))
-        ended = time.perf_counter()
-        for slot, outcome in outcomes:
-            slot.outcome = outcome
-            slot.decoded_at = ended
-            slot.decode_s += ended - started
-
-    def _cost(self, slot: Slot) -> Cost | None:
-        """Its cost, or None where the item has failed, be it here."""
-        if slot.is_failed:
-            return None
-        try:
-            return self.cost(slot.outcome)
-        except Exception as error:
-            self._give_up(slot, error)
-            return None
-
-    def _forward(self, slots: list[Slot], batch: Batch) -> None:
-        items = [slot.outcome for slot in slots]
-        started = time.perf_counter()
-        outputs = self.forward(self.collate(items), items)
-        forward_s = time.perf_counter() - started
-        for slot in slots:
-            slot.wait_s = started - slot.decoded_at
-            slot.forward_s = forward_s
-            slot.batch_size = len(slots)
-        batch.forwards.append((slots, outputs))
-        self._recorder.observe(BATCH_SIZE, len(slots))
-        self._recorder.observe(FORWARD, forward_s)
-
-    def _split(self, slots: list[Slot], outputs: Outputs) -> None:
-        items = [slot.outcome for slot in slots]
-        try:
-            results = list(zip(slots, self.split(outputs, items), strict=True))
-        except Exception as error:
-            results = []
-            for slot in slots:
-                self._give_up(slot, error)
-        for slot, result in results:
-            slot.outcome = result
-
-    def _give_up(self, slot: Slot, error: Exception) -> None:
-        """An item that fails by itself: too large for the engine, or a bug, whose place the log names."""
-        if isinstance(error, OutOfMemory):
-            slot.outcome = OUT_OF_MEMORY
-        else:
-            logger.error("An item failed: %s", where(error))
-            slot.outcome = INTERNAL_ERROR
-
-    def _reply(self, index: int, request: Request, slots: list[Slot]) -> Reply:
-        """Pack one row and set its status and headers."""
-        started = time.perf_counter()
-        try:
-            reply = rows.pack(request, [slot.outcome for slot in slots])
-        except (ValueError, TypeError) as error:
-            # Not a number, or nothing JSON knows: a bug of the model or the task.
-            for slot in slots:
-                self._give_up(slot, error)
-            reply = rows.pack(request, [slot.outcome for slot in slots])
-        encode_s = time.perf_counter() - started
-        self._recorder.observe(ENCODE, encode_s)
-        self.context.set_response_status(reply.status, HTTPStatus(reply.status).phrase, index)
-        self.context.set_response_content_type(index, "application/json")
-        self.context.set_response_header(index, "Server-Timing", server_timing(slots, encode_s))
-        return reply
-
-    def _record(self, slot: Slot) -> None:
-        self._recorder.observe(DECODE, slot.decode_s)
-        if slot.batch_size:
-            self._recorder.observe(WAIT, slot.wait_s)
-        if isinstance(slot.outcome, ItemError):
-            self._recorder.add(ITEM_ERRORS, 1, slot.outcome.type)
-        else:
-            self._recorder.add(ITEMS, 1)
 
 
 def _emit(cache: Any, model_name: str, sample: Sample) -> None:

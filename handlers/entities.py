@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.config import Aggregation
+from handlers.text_config import Aggregation
 
 # Tokens of some words -> those words as text, as the tokenizer's decoder joins them.
 Join = Callable[[list[str]], str]

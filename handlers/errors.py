@@ -4,8 +4,11 @@
     ├── EmptyInput                 400  nothing was sent
     ├── MalformedJson              400  the body says it is JSON and is not
     ├── UnknownShape               400  the body is not one of the accepted shapes
+    ├── MalformedTensor            400  a tensor's bytes, datatype and shape do not agree
     ├── UnknownOption              400  an option's name or value is not accepted
     ├── InvalidText                400  text that is not UTF-8, or has null characters
+    ├── InvalidPriority            400  the header X-Priority is not one of the levels
+    ├── InvalidTimeout             400  the header X-Timeout-Ms is not a number above 0
     ├── UnsupportedMedia           415  the bytes are of no accepted format
     ├── CorruptInput               422  the format is right, the content broken
     └── TooLarge                   413  a limit of the configuration is exceeded
@@ -14,6 +17,8 @@
         ├── TextTooLong            413
         └── TooManyInstances       413
     OutOfMemory                    507  the engine could not hold the batch; retried in halves
+    QueueFull, Overloaded          503  the schedule refuses a request (or 429); values from the start, never raised
+    QueueTimeout                   504  likewise, after the request has waited in vain
     InvalidConfig                    -  the archive's configuration is wrong; the worker must not start
 
 A message names field, limit and value, never anybody's payload.
@@ -45,12 +50,24 @@ class UnknownShape(InvalidInput):
     """The body is not one of the accepted shapes."""
 
 
+class MalformedTensor(InvalidInput):
+    """A tensor's bytes, datatype and shape do not agree."""
+
+
 class UnknownOption(InvalidInput):
     """An option's name or value is not accepted."""
 
 
 class InvalidText(InvalidInput):
     """Text that is not UTF-8, or has null characters."""
+
+
+class InvalidPriority(InvalidInput):
+    """The header X-Priority is not one of the levels."""
+
+
+class InvalidTimeout(InvalidInput):
+    """The header X-Timeout-Ms is not a number above 0."""
 
 
 class UnsupportedMedia(InvalidInput):
@@ -121,6 +138,7 @@ class ItemError:
 
 INTERNAL_ERROR = ItemError(500, "InternalError", "The model failed on this input; the server's log says where.")
 OUT_OF_MEMORY = ItemError(507, "OutOfMemory", "The model ran out of memory on this input alone.")
+EXPIRED = ItemError(504, "QueueTimeout", "The request waited longer than it may; no work was spent on it.")
 
 
 def where(error: BaseException) -> str:

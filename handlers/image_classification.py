@@ -2,21 +2,24 @@
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torchvision
+from numpy.typing import NDArray
 
 from handlers.batch import BatchHandler
-from handlers.config import ImageClassificationConfig, ImageClassificationOptions, parse_options
+from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import CorruptInput, InvalidConfig, UnknownShape
-from handlers.images import Geometry, Picture, PixelClassifier, decode_image, grey_jpeg
-from handlers.rows import Payload
+from handlers.image_config import ImageClassificationConfig, ImageClassificationOptions
+from handlers.images import Geometry, Picture, PixelClassifier, cut_square, decode_image, grey_jpeg
+from handlers.outputs import LABELS, Ranked, from_mapping
+from handlers.rows import Payload, Value
 
 
 class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture]):
@@ -28,7 +31,10 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
     """
 
     config_class = ImageClassificationConfig
+    options_class = ImageClassificationOptions
     inputs = frozenset({"b64"})
+    item_dimensions = 3
+    output_tensors = Ranked(LABELS, from_mapping)
 
     def load(self) -> Engine:
         """See `BatchHandler.load`."""
@@ -52,14 +58,20 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
         return Payload(grey_jpeg(self.config.resize_size))
 
     def decode(self, payload: Payload) -> Picture:
-        """Bytes, or {"b64": ...}, to the model's square; option `top_k`."""
+        """Bytes, {"b64": ...} or pixels, to the model's square; option `top_k`."""
         options = parse_options(ImageClassificationOptions, payload.options)
-        body = payload.value
-        if isinstance(body, Mapping):
-            body = _from_base64(body["b64"])
-        elif isinstance(body, str):
-            raise UnknownShape('An image comes as bytes or as {"b64": ...}, not as text.')
-        return Picture(decode_image(body, self.geometry), options.top_k or self.config.top_k)
+        return Picture(self._square(payload.value), options.top_k or self.config.top_k)
+
+    def _square(self, value: Value) -> NDArray[np.uint8]:
+        match value:
+            case bytes() | bytearray():
+                return decode_image(value, self.geometry)
+            case {"b64": text}:
+                return decode_image(_from_base64(text), self.geometry)
+            case np.ndarray():
+                return cut_square(value, self.geometry)
+            case _:
+                raise UnknownShape('An image comes as bytes, as {"b64": ...} or as a tensor, not as text.')
 
     def collate(self, items: Sequence[Picture]) -> Arrays:
         """pixels: (B, S, S, 3) uint8."""

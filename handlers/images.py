@@ -1,6 +1,7 @@
-"""Bytes of an image -> the square of pixels that a classifier sees.
+"""Bytes of an image, or its pixels -> the square of pixels that a classifier sees.
 
     bytes -> header (format, size, orientation) -> limits -> scaled decode -> RGB -> upright -> resize and crop in one
+    pixels                                      -> limits                            ->         resize and crop in one
 
 The arithmetic is torchvision's ImageClassification transform on PIL images: shorter side to `resize_size` with an
 antialiased bilinear filter, then the centre square of `crop_size`.
@@ -9,13 +10,14 @@ antialiased bilinear filter, then the centre square of `crop_size`.
 import io
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, UnsupportedMedia
+from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, UnknownShape, UnsupportedMedia
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
@@ -89,11 +91,7 @@ def decode_image(body: bytes | bytearray, geometry: Geometry) -> NDArray[np.uint
         raise UnsupportedMedia(f"Not an image in one of the formats {', '.join(FORMATS)}.") from None
     except Exception:  # Pillow's parsers raise whatever a broken header makes them raise
         raise CorruptInput("The image's header is broken.") from None
-    width, height = image.size
-    if width * height > geometry.max_pixels:
-        raise ImageTooLarge(
-            f"The image has {width} x {height} = {width * height} pixels; max_pixels is {geometry.max_pixels}."
-        )
+    _check_size(*image.size, geometry.max_pixels)
     try:
         if geometry.scaled_decode:
             enough = SCALED_DECODE_MARGIN * geometry.resize_size
@@ -101,6 +99,32 @@ def decode_image(body: bytes | bytearray, geometry: Geometry) -> NDArray[np.uint
         return np.asarray(_square(_upright(_to_rgb(image)), geometry))
     except Exception:  # as above, of broken data
         raise CorruptInput(f"The {image.format or 'image'} data is truncated or broken.") from None
+
+
+def cut_square(pixels: NDArray[Any], geometry: Geometry) -> NDArray[np.uint8]:
+    """Cut the square out of an image that its client has decoded.
+
+    Args:
+        pixels: (H, W, 3) uint8, RGB, upright.
+        geometry: the square to cut.
+
+    Returns:
+        (crop_size, crop_size, 3) uint8, RGB.
+
+    Raises:
+        UnknownShape: other pixels, or none.
+        ImageTooLarge: more than `max_pixels`.
+    """
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        raise UnknownShape("Pixels come as UINT8 [B, H, W, 3], RGB; other images as BYTES [B], files as they are.")
+    height, width, _ = pixels.shape
+    _check_size(width, height, geometry.max_pixels)
+    return np.asarray(_square(Image.fromarray(pixels), geometry))
+
+
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise ImageTooLarge(f"The image has {width} x {height} = {width * height} pixels; max_pixels is {max_pixels}.")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

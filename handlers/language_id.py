@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 
 from handlers.batch import BatchHandler
-from handlers.config import LanguageIdConfig, LanguageIdOptions, parse_options
+from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.fasttext import FastTextEngine
 from handlers.errors import InvalidConfig
+from handlers.outputs import LABELS, Ranked
 from handlers.rows import Payload
+from handlers.text_config import LanguageIdConfig, LanguageIdOptions
 from handlers.texts import Text, read_text
 
 PREFIX = "__label__"
@@ -20,7 +22,9 @@ class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]])
     """Serves an archive with one fastText model, model.ftz or model.bin."""
 
     config_class = LanguageIdConfig
+    options_class = LanguageIdOptions
     inputs = frozenset({"text"})
+    output_tensors = Ranked(LABELS)
     decodes_in_threads = False
 
     def load(self) -> Engine:

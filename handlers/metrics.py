@@ -10,7 +10,7 @@ line per batch, and lets every item be observed.
 
 import threading
 from bisect import bisect_left
-from collections import Counter as Sums
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -66,9 +66,31 @@ WAIT = Histogram("handler_wait_seconds", SECONDS)
 FORWARD = Histogram("handler_forward_seconds", SECONDS)
 ENCODE = Histogram("handler_encode_seconds", SECONDS)
 
-HISTOGRAMS = (BATCH_SIZE, DECODE, WAIT, FORWARD, ENCODE)
+
+# Of an adaptive worker, sampled as each pass starts: items that are ready, and how long the oldest has been here.
+QUEUE_DEPTH = Histogram("handler_queue_depth", (0, *SIZES, 512))
+QUEUE_AGE = Histogram("handler_queue_age_seconds", SECONDS)
+# What a pass took over what was predicted.
+PREDICTION_RATIO = Histogram(
+    "handler_forward_prediction_ratio", (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0, 4.0)
+)
+# Its rate is the engine's busy share.
+ENGINE_BUSY = Counter("handler_engine_busy_seconds_total")
+DEADLINE_MISSES = Counter("handler_deadline_misses_total")
+REFUSALS = Counter("handler_refusals_total", ("Reason",))
+EXCHANGES = Counter("handler_exchanges_total")
+
+HISTOGRAMS = (BATCH_SIZE, DECODE, WAIT, FORWARD, ENCODE, QUEUE_DEPTH, QUEUE_AGE, PREDICTION_RATIO)
 # What deploy/metrics.yaml declares to the frontend.
-COUNTERS = (ITEMS, ITEM_ERRORS, *(part for h in HISTOGRAMS for part in (h.bucket, h.sum, h.count)))
+COUNTERS = (
+    ITEMS,
+    ITEM_ERRORS,
+    ENGINE_BUSY,
+    DEADLINE_MISSES,
+    REFUSALS,
+    EXCHANGES,
+    *(part for h in HISTOGRAMS for part in (h.bucket, h.sum, h.count)),
+)
 
 
 class Recorder:
@@ -76,13 +98,13 @@ class Recorder:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sums: Sums[tuple[Counter, tuple[str, ...]]] = Sums()
+        self._sums: dict[tuple[Counter, tuple[str, ...]], float] = defaultdict(int)
         self._buckets = {histogram: [0] * (len(histogram.bounds) + 1) for histogram in HISTOGRAMS}
         self._totals = dict.fromkeys(HISTOGRAMS, 0.0)
         # The first drain declares every series at zero: a quantile is wrong while lower buckets are missing.
         self._is_changed = set(HISTOGRAMS)
 
-    def add(self, counter: Counter, value: int, *labels: str) -> None:
+    def add(self, counter: Counter, value: float, *labels: str) -> None:
         """Count `value` more."""
         with self._lock:
             self._sums[counter, labels] += value

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.config import QuestionAnsweringOptions
+from handlers.text_config import QuestionAnsweringOptions
 from handlers.texts import Text
 
 

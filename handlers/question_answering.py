@@ -5,13 +5,16 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from handlers.config import QuestionAnsweringConfig, QuestionAnsweringOptions
+import numpy as np
+
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.errors import EmptyInput, InvalidConfig, InvalidInput, ItemError, TextTooLong, UnknownShape
+from handlers.outputs import Ranked, one_or_many
 from handlers.passages import Passage, characters, context_tokens, cut, likeliest_spans
 from handlers.plan import Cost
 from handlers.rows import Payload
 from handlers.text import TextHandler
+from handlers.text_config import QuestionAnsweringConfig, QuestionAnsweringOptions
 from handlers.texts import read_text
 
 # What transformers' question-answering pipeline takes where nobody says: tokens of a window, and of its overlap.
@@ -25,6 +28,7 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
     inputs = frozenset({"question", "context"})
     task = "question_answering"
     options_class = QuestionAnsweringOptions
+    output_tensors = Ranked({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, one_or_many)
     needs_places = True
 
     def load(self) -> Engine:

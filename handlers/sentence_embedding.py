@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from handlers.config import NoOptions, TextConfig
+from handlers.config import NoOptions
 from handlers.engines import Outputs
+from handlers.outputs import Vectors
 from handlers.text import TextHandler
+from handlers.text_config import TextConfig
 from handlers.texts import Text
 
 
@@ -14,6 +16,7 @@ class SentenceEmbeddingHandler(TextHandler[TextConfig, Text[NoOptions]]):
 
     task = "sentence_embedding"
     options_class = NoOptions
+    output_tensors = Vectors("embedding")
 
     def split(self, outputs: Outputs, items: Sequence[Text[NoOptions]]) -> Sequence[Any]:  # noqa: ARG002
         """embeddings (B, D) float32 -> per item its row, written as [float, ...]."""

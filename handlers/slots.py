@@ -35,6 +35,15 @@ class Slot:
         return isinstance(self.outcome, ItemError)
 
 
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One pass through the model: the slots of its items, its outputs, the seconds it took."""
+
+    slots: list[Slot]
+    outputs: Outputs
+    seconds: float
+
+
 @dataclass(slots=True)
 class Batch:
     """One batch on its way.
@@ -43,13 +52,13 @@ class Batch:
         requests: one per row.
         slots: one per item, in the order of the requests' payloads.
         plan: micro-batches of slots, all decoded.
-        forwards: what the engine made of them: the slots of one forward pass and its outputs.
+        forwards: what the engine made of them.
     """
 
     requests: list[Request]
     slots: list[Slot]
     plan: list[list[Slot]]
-    forwards: list[tuple[list[Slot], Outputs]] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
 
 
 def attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Callable[[Slot, Exception], None]) -> None:

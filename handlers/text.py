@@ -9,7 +9,7 @@ import numpy as np
 import transformers
 
 from handlers.batch import BatchHandler
-from handlers.config import TextConfig, parse_options
+from handlers.config import parse_options
 from handlers.encoders import load_encoder, source_limit
 from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
@@ -17,6 +17,7 @@ from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import InvalidConfig, ItemError, TextTooLong
 from handlers.plan import Cost
 from handlers.rows import Payload
+from handlers.text_config import TextConfig
 from handlers.texts import Text, Tokens, padded, read_text, rounded_length
 
 Config = TypeVar("Config", bound=TextConfig)

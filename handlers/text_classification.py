@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.config import TextClassificationConfig, TextClassificationOptions
 from handlers.engines import Engine, Outputs
+from handlers.outputs import LABELS, Ranked
 from handlers.text import TextHandler
+from handlers.text_config import TextClassificationConfig, TextClassificationOptions
 from handlers.texts import Text
 
 
@@ -18,6 +19,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
     config_class = TextClassificationConfig
     task = "text_classification"
     options_class = TextClassificationOptions
+    output_tensors = Ranked(LABELS)
 
     def load(self) -> Engine:
         """See `BatchHandler.load`."""

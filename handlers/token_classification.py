@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.config import TokenClassificationConfig, TokenClassificationOptions
 from handlers.engines import Engine, Outputs
 from handlers.entities import Token, find_entities
 from handlers.text import TextHandler
+from handlers.text_config import TokenClassificationConfig, TokenClassificationOptions
 from handlers.texts import Text
 
 

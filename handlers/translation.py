@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from handlers.batch import BatchHandler
-from handlers.config import TranslationConfig, TranslationOptions, parse_options
+from handlers.config import parse_options
 from handlers.encoders import source_limit
 from handlers.engines import Arrays, Outputs
 from handlers.errors import InvalidConfig, ItemError, TextTooLong, UnknownOption
@@ -20,9 +20,11 @@ from handlers.generation import (
     new_token_limits,
 )
 from handlers.languages import Target, read_languages
+from handlers.outputs import Texts
 from handlers.plan import Cost, Overhead
 from handlers.rows import Payload
 from handlers.texts import Text, padded, read_text
+from handlers.translation_config import TranslationConfig, TranslationOptions
 
 Sentence = Text[TranslationOptions]
 
@@ -31,7 +33,9 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
     """Serves what the archive holds: tokenizer, configuration and model.safetensors of a Hugging Face checkpoint."""
 
     config_class = TranslationConfig
+    options_class = TranslationOptions
     inputs = frozenset({"text"})
+    output_tensors = Texts("translation_text")
     # Checking a text takes microseconds; tokenising is one call for each source language.
     decodes_in_threads = False
 

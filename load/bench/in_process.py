@@ -14,16 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import yaml
 
-from handlers.config import ImageClassificationConfig, parse
+from handlers.config import parse
 from handlers.engines import available_threads
 from handlers.engines.openvino import OpenVinoEngine
+from handlers.image_config import ImageClassificationConfig
 from handlers.images import Geometry, decode_image
 from load.bench.photographs import photographs
-from load.summary import percentile
 
 WARM_UP_BATCHES = 2
 
@@ -60,7 +61,7 @@ class Loop:
             ended_s = now_s
         return {
             "throughput_per_s": len(latencies_s) * batch_size / (ended_s - started_s),
-            "p50_s": percentile(sorted(latencies_s), 50),
+            "p50_s": median(latencies_s),
         }
 
     def _run(self, batch_size: int) -> None:

@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 
-from handlers.config import ImageClassificationConfig, ImageClassificationOptions, parse, parse_options
+from handlers.config import HandlerConfig, parse, parse_options
 from handlers.errors import InvalidConfig, UnknownOption
+from handlers.image_config import ImageClassificationConfig, ImageClassificationOptions
 
 
 def test_config_minimal_takes_documented_defaults() -> None:
@@ -34,6 +35,42 @@ def test_config_wrong_lists_every_problem(values: Any, words: list[str]) -> None
     with pytest.raises(InvalidConfig) as raised:
         parse(ImageClassificationConfig, values)
     for word in words:
+        assert word in str(raised.value)
+
+
+def test_scheduling_unnamed_is_classic_and_named_takes_documented_defaults() -> None:
+    assert parse(HandlerConfig, {}).scheduling.mode == "classic"
+    scheduling = parse(HandlerConfig, {"scheduling": {"mode": "adaptive", "max_latency_ms": 50}}).scheduling
+    assert (scheduling.mode, scheduling.max_latency_ms, scheduling.queue_timeout_ms) == ("adaptive", 50, 2000)
+    assert (scheduling.priority_levels, scheduling.default_priority, scheduling.timeout_action) == (1, None, "reject")
+    assert (scheduling.max_batch_items, scheduling.max_batch_tokens) == (None, None)
+    assert (scheduling.max_queue_items, scheduling.overload_status) == (512, 503)
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "words"),
+    [
+        ("adaptive", ["scheduling: a mapping of names"]),
+        (None, ["scheduling: a mapping of names"]),
+        ({1: 2}, ["scheduling: a mapping of names"]),
+        ({"mode": "magic"}, ["scheduling", "mode", "classic", "adaptive"]),
+        ({"max_latency": 5}, ["scheduling", "max_latency", "Unexpected"]),
+        ({"max_latency_ms": 0}, ["max_latency_ms", "greater than 0"]),
+        ({"max_latency_ms": float("inf")}, ["max_latency_ms"]),
+        ({"max_latency_ms": "500"}, ["max_latency_ms", "number"]),
+        ({"max_batch_items": 0}, ["max_batch_items", "greater than or equal to 1"]),
+        ({"priority_levels": 11}, ["priority_levels", "less than or equal to 10"]),
+        ({"priority_levels": 3, "default_priority": 4}, ["default_priority 4", "priority_levels 3"]),
+        ({"timeout_action": "drop"}, ["timeout_action", "reject", "delay"]),
+        ({"overload_status": 500}, ["overload_status", "429", "503"]),
+        ({"max_queue_items": True}, ["max_queue_items", "integer"]),
+        ({"mod": 1, "queue_timeout_ms": -1, "max_batch_tokens": 0}, ["mod:", "queue_timeout_ms", "max_batch_tokens"]),
+    ],
+)
+def test_scheduling_wrong_is_one_error_that_lists_every_problem(scheduling: Any, words: list[str]) -> None:
+    with pytest.raises(InvalidConfig) as raised:
+        parse(HandlerConfig, {"scheduling": scheduling, "max_items": 0})
+    for word in [*words, "max_items"]:
         assert word in str(raised.value)
 
 

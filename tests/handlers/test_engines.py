@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from deploy.models import model
 from deploy.vision import export
 from deploy.weights import StateDict
-from handlers.config import ImageClassificationConfig
 from handlers.engines import Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.torch import Precision, TorchEngine, dtype_for
 from handlers.errors import InvalidConfig
+from handlers.image_config import ImageClassificationConfig
 from handlers.images import Geometry, PixelClassifier, decode_image
 from tests.photographs import crops
 from tests.trained import mobilenet_v2, resnet18

@@ -8,15 +8,17 @@ import openvino
 import pytest
 import torch
 import torchvision
+from PIL import Image
 
 from deploy.models import model
 from deploy.sources import source
 from deploy.vision import export, stage
-from handlers.config import ImageClassificationConfig
 from handlers.image_classification import ImageClassificationHandler
+from handlers.image_config import ImageClassificationConfig
 from handlers.images import Geometry, decode_image
+from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import Answer, serve, started
-from tests.photographs import MOBILENET_TOP_1, RESNET18_TOP_1, crops, photograph
+from tests.photographs import MOBILENET_TOP_1, RESNET18_TOP_1, crops, encoded, path, photograph
 from tests.trained import mobilenet_v2, resnet18
 
 NETWORKS = {"mobilenet_v2": (mobilenet_v2, MOBILENET_TOP_1), "resnet18": (resnet18, RESNET18_TOP_1)}
@@ -70,6 +72,24 @@ def test_answers_every_way_to_send_an_image_is_the_same(handler: ImageClassifica
         assert_close(answer, answers[0])
         assert len(answer.body) == 5
         assert list(answer.body.values()) == sorted(answer.body.values(), reverse=True)
+
+
+def test_answers_tensors_of_files_and_of_pixels_are_columns_of_the_same(handler: ImageClassificationHandler) -> None:
+    cat = Image.open(path("chelsea")).convert("RGB").resize((96, 64))
+    pixels = {"datatype": "UINT8", "shape": [1, 64, 96, 3], "data": np.asarray(cat).ravel().tolist()}
+    alone, files, decoded = serve(
+        handler,
+        [
+            {"body": {"b64": b64(encoded(cat, "PNG")), "top_k": 2}},
+            inquiry(image=[b64(encoded(cat, "PNG")), "canary"], top_k=[2, 2]),
+            {"body": {"inputs": [{"name": "image", **pixels}], "parameters": {"top_k": 2}}},
+        ],
+    )
+    columned = columns(files)
+    assert columned["label"] == [list(alone.body), ["", ""]]
+    assert columned["score"][0] == pytest.approx(list(alone.body.values()), abs=2e-2)
+    assert json.loads(columned["error"][1])["type"] == "CorruptInput"
+    assert columns(decoded)["label"] == [list(alone.body)]
 
 
 def test_answers_instances_keep_their_order_with_errors_in_place(handler: ImageClassificationHandler) -> None:

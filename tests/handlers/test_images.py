@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from torchvision.transforms import functional
 
 from handlers.errors import InvalidInput
-from handlers.images import Geometry, decode_image
+from handlers.images import Geometry, cut_square, decode_image
 from tests.photographs import crops, encoded, jpeg, path, photograph
 
 FULL = Geometry(resize_size=232, crop_size=224, max_pixels=10_000_000, scaled_decode=False)
@@ -33,6 +33,30 @@ def test_decode_full_equals_torchvision_transform(size: tuple[int, int]) -> None
     difference = np.abs(decode_image(encoded(image, "PNG"), FULL).astype(int) - torchvision_square(image))
     # One resampling instead of resize then crop: at most the rounding of a grey level.
     assert difference.max() <= 1
+
+
+@pytest.mark.parametrize("size", [(451, 300), (300, 451), (232, 232), (1, 1), (17, 900)])
+def test_cut_square_of_pixels_is_what_their_png_decodes_to(size: tuple[int, int]) -> None:
+    image = chelsea().resize(size)
+    np.testing.assert_array_equal(cut_square(np.asarray(image), FULL), decode_image(encoded(image, "PNG"), FULL))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "code", "type_"),
+    [
+        (np.zeros((4, 4, 3), np.float32), 400, "UnknownShape"),
+        (np.zeros((4, 4, 3), np.int8), 400, "UnknownShape"),
+        (np.zeros((4, 4, 4), np.uint8), 400, "UnknownShape"),
+        (np.zeros((3, 4, 4), np.uint8), 400, "UnknownShape"),
+        (np.zeros((4, 4), np.uint8), 400, "UnknownShape"),
+        (np.zeros((0, 4, 3), np.uint8), 400, "UnknownShape"),
+        (np.zeros((10_001, 1000, 3), np.uint8), 413, "ImageTooLarge"),
+    ],
+)
+def test_cut_square_of_other_arrays_is_refused(pixels: NDArray[np.generic], code: int, type_: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        cut_square(pixels, FULL)
+    assert (caught.value.code, type(caught.value).__name__) == (code, type_)
 
 
 def test_decode_scaled_large_jpegs_stay_close_to_full() -> None:

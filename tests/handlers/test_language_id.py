@@ -10,6 +10,7 @@ from deploy.models import model
 from deploy.sources import Source, WeightsUnavailable, source
 from handlers.errors import InvalidConfig
 from handlers.language_id import LanguageIdHandler
+from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import serve, started
 
 ENTRY = model("language-id")
@@ -76,6 +77,16 @@ def test_language_id_top_k_is_each_items_own(handler: LanguageIdHandler) -> None
     instances = [{"text": SENTENCES["en"], "top_k": 3}, SENTENCES["de"], {"text": SENTENCES["fr"], "top_k": 2}]
     (answer,) = serve(handler, [json.dumps({"instances": instances}).encode()])
     assert [len(prediction) for prediction in answer.body["predictions"]] == [3, 1, 2]
+
+
+def test_language_id_tensors_answer_labels_and_scores_padded_to_the_longest(handler: LanguageIdHandler) -> None:
+    one, two = SENTENCES["ko"], SENTENCES["fr"]
+    (answer,) = serve(handler, [inquiry(text=[one, two], top_k=[1, 3], threshold=[0.0, 0.0])])
+    columned = columns(answer)
+    expected = ask(handler, two, top_k=3)
+    assert columned["label"] == [["ko", "", ""], [prediction["label"] for prediction in expected]]
+    assert columned["score"][0][1:] == [None, None]
+    assert columned["score"][1] == pytest.approx([prediction["score"] for prediction in expected], abs=1e-6)
 
 
 def test_language_id_line_breaks_are_white_space(handler: LanguageIdHandler) -> None:

@@ -13,6 +13,7 @@ from handlers.errors import InvalidConfig
 from handlers.plan import Cost
 from handlers.question_answering import QuestionAnsweringHandler
 from handlers.rows import Payload
+from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import Answer, serve, started
 from tests.handlers.test_engines import HAS_BF16
 from tests.tiny_models import LIMIT, PAGE, TEXTS, staged
@@ -135,6 +136,25 @@ def test_answers_top_k_are_the_oracles_best_places_in_their_order(
         assert [entry["score"] for entry in answer.body] == pytest.approx(best, abs=1e-4)
         for entry in answer.body:
             assert entry["score"] == pytest.approx(expected[entry["start"], entry["end"]], abs=1e-4)
+
+
+def test_answers_tensors_are_columns_of_what_each_question_gets(handler: QuestionAnsweringHandler) -> None:
+    questions, contexts = [QUESTIONS[0], QUESTIONS[1], " "], [TEXTS[0], PAGE, TEXTS[0]]
+    one, two, empty, answer = serve(
+        handler,
+        [
+            asked(questions[0], contexts[0]),
+            asked(questions[1], contexts[1], top_k=2),
+            asked(questions[2], contexts[2]),
+            inquiry(question=questions, context=contexts, top_k=[1, 2, 1]),
+        ],
+    )
+    columned = columns(answer)
+    padding: dict[str, Any] = {"answer": "", "start": -1, "end": -1}
+    for name, nothing in padding.items():
+        assert columned[name] == [[one.body[name], nothing], [entry[name] for entry in two.body], [nothing, nothing]]
+    assert columned["score"][1] == pytest.approx([entry["score"] for entry in two.body], abs=1e-4)
+    assert [error and json.loads(error) for error in columned["error"]] == ["", "", empty.body]
 
 
 def test_answers_options_of_one_question_leave_the_others_and_the_forward_pass_alone(

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers.errors import ItemError
-from handlers.rows import Payload, Request, Shape, pack, unpack
+from handlers.replies import Form, Instances, OneItem
+from handlers.rows import Payload, Request, Shape, unpack
 
 SHAPE = Shape(frozenset({"b64"}), max_instances=3, max_body_bytes=100)
-JSON = {"body": "application/json"}
+JSON = {"body": {"content-type": "application/json"}}
 
 
 def one(value: Any, **options: Any) -> Request:
@@ -18,30 +19,34 @@ def one(value: Any, **options: Any) -> Request:
 
 
 @pytest.mark.parametrize(
-    ("row", "content_types", "expected"),
+    ("row", "headers", "expected"),
     [
         ({"body": b"\xff\xd8bytes"}, {}, one(b"\xff\xd8bytes")),
-        ({"body": bytearray(b"bytes")}, {"body": "image/jpeg"}, one(b"bytes")),
+        ({"body": bytearray(b"bytes")}, {"body": {"content-type": "image/jpeg"}}, one(b"bytes")),
         ({"data": b"bytes"}, {}, one(b"bytes")),
-        ({"photo": b"bytes"}, {"photo": "image/png"}, one(b"bytes")),
+        ({"photo": b"bytes"}, {"photo": {"content-type": "image/png"}}, one(b"bytes")),
         ({"data": b"bytes", "top_k": bytearray(b"3")}, {}, one(b"bytes", top_k=3)),
         ({"body": b'{"b64": "aGk="}'}, JSON, one({"b64": "aGk="})),
-        ({"body": b'{"b64": "aGk="}'}, {"body": "Application/JSON; charset=utf-8"}, one({"b64": "aGk="})),
+        (
+            {"body": b'{"b64": "aGk="}'},
+            {"body": {"content-type": "Application/JSON; charset=utf-8"}},
+            one({"b64": "aGk="}),
+        ),
         ({"body": b'{"b64": "aGk="}'}, {}, one({"b64": "aGk="})),  # curl -T request.json names no type
-        ({"body": b'{"b64": "aGk="}'}, {"body": "text/plain"}, one(b'{"b64": "aGk="}')),
+        ({"body": b'{"b64": "aGk="}'}, {"body": {"content-type": "text/plain"}}, one(b'{"b64": "aGk="}')),
         ({"body": b"{not json"}, {}, one(b"{not json")),
         ({"body": {"b64": "aGk=", "top_k": 2}}, {}, one({"b64": "aGk="}, top_k=2)),  # decoded by TorchServe
         (
             {"body": b'{"instances": [{"b64": "YQ=="}, {"b64": "Yg==", "top_k": 1}], "top_k": 2}'},
             JSON,
-            Request((Payload({"b64": "YQ=="}, {"top_k": 2}), Payload({"b64": "Yg=="}, {"top_k": 1})), is_list=True),
+            Request((Payload({"b64": "YQ=="}, {"top_k": 2}), Payload({"b64": "Yg=="}, {"top_k": 1})), Instances()),
         ),
     ],
 )
 def test_unpack_accepted_shapes_gives_items_and_options(
-    row: dict[str, Any], content_types: dict[str, str], expected: Request
+    row: dict[str, Any], headers: dict[str, Any], expected: Request
 ) -> None:
-    assert unpack(row, content_types, SHAPE) == expected
+    assert unpack(row, headers, SHAPE) == expected
 
 
 @pytest.mark.parametrize(
@@ -80,7 +85,7 @@ def test_unpack_wrong_instance_fails_in_its_place() -> None:
 
 @given(st.binary(max_size=60), st.sampled_from(["", "application/json", "text/plain", "image/png"]))
 def test_unpack_any_bytes_never_raises(body: bytes, content_type: str) -> None:
-    request = unpack({"body": body}, {"body": content_type}, SHAPE)
+    request = unpack({"body": body}, {"body": {"content-type": content_type}}, SHAPE)
     assert len(request.payloads) >= 1
 
 
@@ -97,33 +102,33 @@ ERROR_JSON = {"code": 422, "type": "CorruptInput", "message": "Broken."}
 
 
 @pytest.mark.parametrize(
-    ("is_list", "results", "status", "body"),
+    ("form", "results", "status", "body"),
     [
-        (False, [{"cat": 0.5}], 200, {"cat": 0.5}),
-        (False, [ERROR], 422, ERROR_JSON),
-        (True, [{"cat": 0.5}], 200, {"predictions": [{"cat": 0.5}]}),
-        (True, [1, ERROR, 3], 200, {"predictions": [1, {"error": ERROR_JSON}, 3]}),
-        (True, [ERROR, ERROR], 422, {"predictions": [{"error": ERROR_JSON}, {"error": ERROR_JSON}]}),
+        (OneItem(), [{"cat": 0.5}], 200, {"cat": 0.5}),
+        (OneItem(), [ERROR], 422, ERROR_JSON),
+        (Instances(), [{"cat": 0.5}], 200, {"predictions": [{"cat": 0.5}]}),
+        (Instances(), [1, ERROR, 3], 200, {"predictions": [1, {"error": ERROR_JSON}, 3]}),
+        (Instances(), [ERROR, ERROR], 422, {"predictions": [{"error": ERROR_JSON}, {"error": ERROR_JSON}]}),
     ],
 )
-def test_pack_results_and_errors_keep_their_places(is_list: bool, results: list[Any], status: int, body: Any) -> None:
-    reply = pack(Request(tuple(Payload(b"") for _ in results), is_list), results)
+def test_pack_results_and_errors_keep_their_places(form: Form, results: list[Any], status: int, body: Any) -> None:
+    reply = form.pack(results)
     assert (reply.status, json.loads(reply.body)) == (status, body)
 
 
 def test_pack_array_is_written_as_numbers_with_the_digits_it_has() -> None:
-    assert pack(one(b""), [np.array([0.1, 1.5], np.float32)]).body == b"[0.1,1.5]"
+    assert OneItem().pack([np.array([0.1, 1.5], np.float32)]).body == b"[0.1,1.5]"
 
 
 @pytest.mark.parametrize("value", [float("nan"), [1.0, float("inf")], np.array([np.nan], np.float32), {"a": {1}}])
 def test_pack_what_json_does_not_have_raises(value: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
-        pack(one(b""), [value])
+        OneItem().pack([value])
 
 
 def test_pack_null_and_the_word_null_are_answers() -> None:
-    assert pack(one(b""), [{"null": None}]).body == b'{"null":null}'
+    assert OneItem().pack([{"null": None}]).body == b'{"null":null}'
 
 
 def test_pack_text_is_compact_utf8() -> None:
-    assert pack(one(b""), [{"고양이": 0.5}]).body == '{"고양이":0.5}'.encode()
+    assert OneItem().pack([{"고양이": 0.5}]).body == '{"고양이":0.5}'.encode()

@@ -10,6 +10,7 @@ import transformers
 
 from handlers.errors import InvalidConfig
 from handlers.text_classification import TextClassificationHandler
+from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import Answer, serve, started
 from tests.handlers.test_engines import HAS_BF16
 from tests.tiny_models import LIMIT, TEXTS, staged
@@ -117,6 +118,16 @@ def test_answers_top_k_gives_that_many_labels_beside_others_of_one_forward_pass(
     assert len(asked.body) == count
     assert asked.body[0] == plain.body[0]
     assert 'batch;desc="2"' in asked.headers["Server-Timing"]
+
+
+def test_answers_tensors_are_columns_of_labels_and_scores(handler: TextClassificationHandler) -> None:
+    texts = list(TEXTS[:3])
+    (answer,) = serve(handler, [inquiry(INPUT0=texts, top_k=[3, 3, 3])])
+    columned = columns(answer)
+    for text, labels, scores in zip(texts, columned["label"], columned["score"], strict=True):
+        (alone,) = serve(handler, [{"body": {"text": text, "top_k": 3}}])
+        assert labels == [entry["label"] for entry in alone.body]
+        assert scores == pytest.approx([entry["score"] for entry in alone.body], abs=1e-4)
 
 
 def test_answers_function_to_apply_of_the_configuration_comes_before_the_models_own(archives: dict[str, Path]) -> None:

@@ -12,6 +12,7 @@ import transformers
 
 from handlers.errors import InvalidConfig
 from handlers.token_classification import TokenClassificationHandler
+from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import serve, started
 from tests.handlers.test_engines import HAS_BF16
 from tests.tiny_models import LIMIT, TEXTS, staged
@@ -114,6 +115,18 @@ def test_answers_options_of_one_text_leave_the_others_and_the_forward_pass_alone
     assert {key for entity in none.body for key in entity} == {"entity", "score", "index", "word", "start", "end"}
     assert listed.body == {"predictions": [plain.body]}
     assert all('batch;desc="3"' in answer.headers["Server-Timing"] for answer in (plain, none, listed))
+
+
+def test_answers_tensors_hold_each_texts_entities_as_json(handler: TokenClassificationHandler) -> None:
+    plain, none, answer = serve(
+        handler,
+        [
+            TEXTS[0],
+            {"body": {"text": TEXTS[0], "aggregation": "none"}},
+            inquiry(text=[TEXTS[0]] * 2, aggregation=["simple", "none"]),
+        ],
+    )
+    assert [json.loads(result) for result in columns(answer)["result"]] == [plain.body, none.body]
 
 
 def test_answers_do_not_depend_on_the_order_of_a_batch(handler: TokenClassificationHandler) -> None:

@@ -16,6 +16,7 @@ from handlers.generation import load_tokenizer
 from handlers.plan import Overhead
 from handlers.translation import TranslationHandler
 from tests import tiny_seq2seq
+from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import context, serve, started
 from tests.tiny_seq2seq import PAGE, SENTENCES
 
@@ -167,6 +168,16 @@ def test_translation_mixed_languages_and_options_give_each_its_own(
     assert len(sizes) == len(groups)
     assert sum(sizes) == len(rows)
     assert len(set(expected)) > len(rows) // 3
+
+
+def test_translation_tensors_give_each_text_its_own_language(start: Starter) -> None:
+    handler = start("m2m100")
+    texts, languages = [TEXTS[0], TEXTS[0], TEXTS[1]], ["fr", "de", "xx"]
+    rows = [{"text": text, "src_lang": "en", "tgt_lang": code} for text, code in zip(texts, languages, strict=True)]
+    (answer,) = serve(handler, [inquiry(text=texts, src_lang=["en"] * 3, tgt_lang=languages)])
+    columned = columns(answer)
+    assert columned["translation_text"] == [*translations(handler, list(rows[:2])), ""]
+    assert [error and json.loads(error)["type"] for error in columned["error"]] == ["", "", "UnknownOption"]
 
 
 def test_translation_target_changes_the_answer(start: Starter) -> None:

@@ -1,0 +1,53 @@
+"""Settings and options of image classification; see handlers.config."""
+
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+
+from handlers.config import SETTINGS, Channels, Count, HandlerConfig, Side
+
+# Statistics of the ImageNet training set, per channel, as torchvision's ImageClassification transform has them.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class ImageClassificationConfig(HandlerConfig):
+    """Settings of image classification. The defaults of the geometry are torchvision's IMAGENET1K_V1.
+
+    Attributes:
+        arch: name of a torchvision classifier, as `torchvision.models.get_model` takes it.
+        resize_size: the shorter side is resized to this, in pixels.
+        crop_size: then the centre square of this side is taken, in pixels.
+        mean, std: per channel, of values in 0..1.
+        top_k: labels of an answer, where the request does not say.
+        max_pixels: most pixels of an image, refused from its header before it is decoded.
+        scaled_decode: let libjpeg decode large JPEGs at 1/2, 1/4 or 1/8, never below twice `resize_size`.
+    """
+
+    arch: str
+    resize_size: Side = 256
+    crop_size: Side = 224
+    mean: Channels = IMAGENET_MEAN
+    std: Channels = IMAGENET_STD
+    top_k: Count = 5
+    max_pixels: Count = 50_000_000
+    scaled_decode: bool = True
+
+    @model_validator(mode="after")
+    def _check_geometry(self) -> "ImageClassificationConfig":
+        if self.crop_size > self.resize_size:
+            raise ValueError(f"crop_size {self.crop_size} is more than resize_size {self.resize_size}")
+        if min(self.std) <= 0:
+            raise ValueError("every value of std must be more than 0")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class ImageClassificationOptions:
+    """Options of one image.
+
+    Attributes:
+        top_k: labels of its answer; None for the configuration's.
+    """
+
+    top_k: Count | None = None

@@ -1,0 +1,166 @@
+"""Tensors as the Open Inference Protocol writes them <-> numpy arrays. Pure.
+
+    "shape" -> read_shape -> how many elements there must be
+    "data", flat or nested JSON    -> from_json   -> array -> to_json   -> flat JSON
+    bytes behind the JSON document -> from_binary -> array -> to_binary -> bytes
+
+Binary tensors are little-endian and row-major. BYTES are arrays of dtype object: bytes where they came as binary, str
+where they came as JSON; each is written as its length in four bytes and itself. Nothing is allocated before the sizes
+that a client names are found to agree with what it sent.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handlers.errors import MalformedTensor
+
+BYTES = "BYTES"
+
+DTYPES = {
+    "BOOL": np.dtype("?"),
+    "UINT8": np.dtype("<u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("<i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    BYTES: np.dtype(object),
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+# What JSON may hold for each kind of number, as `dtype.kind` has them.
+_JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
+
+# No model has more; numpy itself ends at 64.
+MAX_DIMENSIONS = 16
+
+_LENGTH = struct.Struct("<I")
+
+
+def read_dtype(datatype: Any) -> np.dtype[Any]:
+    """The dtype of a datatype's name.
+
+    Raises:
+        MalformedTensor: none of DTYPES; BF16 is among the others.
+    """
+    if not isinstance(datatype, str) or datatype not in DTYPES:
+        raise MalformedTensor(f'"datatype" must be one of {", ".join(DTYPES)}.')
+    return DTYPES[datatype]
+
+
+def read_shape(shape: Any) -> tuple[int, ...]:
+    """A shape of any size; nothing is allocated for it.
+
+    Raises:
+        MalformedTensor: not a list of at most MAX_DIMENSIONS whole numbers, none negative.
+    """
+    is_shape = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+    if not is_shape or len(shape) > MAX_DIMENSIONS:
+        raise MalformedTensor(f'"shape" must be a list of at most {MAX_DIMENSIONS} whole numbers, none negative.')
+    return tuple(shape)
+
+
+def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) -> NDArray[Any]:
+    """Read a binary tensor.
+
+    Args:
+        dtype: of `read_dtype`.
+        shape: of `read_shape`.
+        data: exactly the tensor's bytes; numbers stay where they are.
+
+    Raises:
+        MalformedTensor: the bytes do not make up the shape.
+    """
+    count = math.prod(shape)
+    if dtype.kind == "O":
+        return _objects(_elements(data, count)).reshape(shape)
+    if len(data) != count * dtype.itemsize:
+        raise MalformedTensor(f"{_NAMES[dtype]} {list(shape)} takes {count * dtype.itemsize} bytes, not {len(data)}.")
+    if dtype.kind == "b":  # a byte other than 0 and 1 is no bool to numpy
+        return np.asarray(np.frombuffer(data, np.uint8) != 0).reshape(shape)
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _elements(data: memoryview, count: int) -> list[bytes]:
+    """The elements of BYTES, each behind its length."""
+    elements: list[bytes] = []
+    start = 0
+    while start < len(data):
+        first = start + _LENGTH.size
+        if first > len(data):
+            raise MalformedTensor(f"BYTES: the length of element {len(elements)} is cut off.")
+        (length,) = _LENGTH.unpack_from(data, start)
+        start = first + length
+        if start > len(data):
+            raise MalformedTensor(
+                f"BYTES: element {len(elements)} has {length} bytes by its length; {len(data) - first} follow."
+            )
+        if len(elements) == count:
+            raise MalformedTensor(f"BYTES: more than the {count} elements of the shape.")
+        elements.append(bytes(data[first:start]))
+    if len(elements) != count:
+        raise MalformedTensor(f"BYTES: {len(elements)} elements; the shape has {count}.")
+    return elements
+
+
+def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArray[Any]:
+    """Read a tensor's "data": a flat list, row by row, or lists nested as the shape is.
+
+    Raises:
+        MalformedTensor: not such a list, other elements than the datatype's, or not as many as the shape has.
+    """
+    if not isinstance(data, list):
+        raise MalformedTensor('"data" must be a list; a binary tensor has parameters.binary_data_size instead.')
+    # As objects: left to itself numpy gives every element the room of the longest string among them.
+    objects = np.array(data, object)
+    if not set(map(type, objects.ravel().tolist())) <= _JSON_TYPES[dtype.kind]:
+        raise MalformedTensor(f'"data" must be a flat list of {_NAMES[dtype]}, or nested as the shape is.')
+    if objects.size and objects.ndim != 1 and objects.shape != shape:
+        raise MalformedTensor(f'"data" is nested as {list(objects.shape)}; "shape" is {list(shape)}.')
+    if objects.size != math.prod(shape):
+        raise MalformedTensor(f'"data" has {objects.size} elements; "shape" has {math.prod(shape)}.')
+    try:
+        with np.errstate(over="raise"):
+            return np.asarray(objects.astype(dtype).reshape(shape))
+    except (OverflowError, FloatingPointError):
+        raise MalformedTensor(f'"data" has a number that {_NAMES[dtype]} has not.') from None
+
+
+def datatype_of(array: NDArray[Any]) -> str:
+    """The name of an array's datatype."""
+    return _NAMES[array.dtype.newbyteorder("<")]
+
+
+def to_binary(array: NDArray[Any]) -> bytes:
+    """Write a binary tensor."""
+    if array.dtype.kind == "O":
+        return b"".join(_LENGTH.pack(len(element)) + element for element in map(_encoded, array.ravel()))
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def to_json(array: NDArray[Any]) -> Sequence[Any] | NDArray[Any]:
+    """Write a tensor's "data", flat, for an encoder that takes arrays; bytes that are no UTF-8 are replaced."""
+    if array.dtype.kind == "O":
+        return [element if isinstance(element, str) else element.decode(errors="replace") for element in array.ravel()]
+    return np.ascontiguousarray(array).ravel()
+
+
+def _encoded(element: str | bytes) -> bytes:
+    return element.encode() if isinstance(element, str) else element
+
+
+def _objects(elements: Sequence[Any]) -> NDArray[Any]:
+    """One dimension, whatever the elements are."""
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array

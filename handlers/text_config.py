@@ -1,0 +1,140 @@
+"""Settings and options of the tasks on texts; see handlers.config."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from handlers.config import SETTINGS, Answers, Count, HandlerConfig, Labels, Share
+
+# How token-classification groups tokens, under the names of transformers' pipeline.
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TextConfig(HandlerConfig):
+    """Settings that every task on a transformer has.
+
+    Attributes:
+        max_tokens: most padded tokens of one forward pass, items times the longest.
+        max_length: most tokens of one text, special ones included; None for what the model's own files say.
+        max_characters: most characters of one text, refused before it is tokenised.
+        truncation: cut a text that is too long, instead of refusing it.
+        padding: `longest` of the micro-batch, rounded up to one of few sizes, or always `max_length`.
+        trust_remote_code: run Python that the model's folder brings.
+    """
+
+    max_tokens: Count | None = 8192
+    max_length: Count | None = None
+    max_characters: Count = 50_000
+    truncation: bool = False
+    padding: Literal["longest", "max_length"] = "longest"
+    trust_remote_code: bool = False
+    max_instances: Count = 256
+    max_body_bytes: Count = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class LanguageIdConfig(HandlerConfig):
+    """Settings of language identification.
+
+    Attributes:
+        top_k, threshold, label_prefix: of LanguageIdOptions, where the request does not say.
+        max_characters: most characters of one text.
+    """
+
+    top_k: Count = 1
+    threshold: Share = 0.0
+    label_prefix: bool = False
+    max_characters: Count = 50_000
+    max_items: Count = 1024
+    max_instances: Count = 1024
+    max_body_bytes: Count = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class LanguageIdOptions:
+    """Options of one text; None for the configuration's.
+
+    Attributes:
+        top_k: most labels of its answer.
+        threshold: least score of a label.
+        label_prefix: whether labels are as fastText has them, "__label__en", or bare, "en".
+    """
+
+    top_k: Count | None = None
+    threshold: Share | None = None
+    label_prefix: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TextClassificationConfig(TextConfig):
+    """Settings of text classification.
+
+    Attributes:
+        top_k: labels of an answer, where the request does not say; None for all.
+        function_to_apply: what makes scores of logits; `auto` for what the model's own configuration says.
+    """
+
+    top_k: Count | None = 1
+    function_to_apply: Literal["auto", "sigmoid", "softmax", "none"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TextClassificationOptions:
+    """Options of one text; see TextClassificationConfig."""
+
+    top_k: Count | None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TokenClassificationConfig(TextConfig):
+    """Settings of token classification.
+
+    Attributes:
+        aggregation: how tokens become entities, where the request does not say.
+        ignore_labels: labels that no answer has.
+    """
+
+    aggregation: Aggregation = "simple"
+    ignore_labels: Labels = ("O",)
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TokenClassificationOptions:
+    """Options of one text; see TokenClassificationConfig."""
+
+    aggregation: Aggregation
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class QuestionAnsweringConfig(TextConfig):
+    """Settings of question answering; the defaults are those of transformers' pipeline of that name.
+
+    Attributes:
+        max_length: most tokens of a question and a window of its context; None for 384, or the model's limit if less.
+        doc_stride: tokens that neighbouring windows share; None for 128, or half of `max_length` if that is less.
+        max_windows: most windows of one context; `truncation: true` leaves out what comes after them.
+        top_k, max_answer_tokens, align_to_words: of QuestionAnsweringOptions, where the request does not say.
+    """
+
+    doc_stride: Annotated[int, Field(ge=0)] | None = None
+    max_windows: Count = 32
+    top_k: Answers = 1
+    max_answer_tokens: Count = 15
+    align_to_words: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class QuestionAnsweringOptions:
+    """Options of one question.
+
+    Attributes:
+        top_k: most answers; more than one come as a list.
+        max_answer_tokens: most tokens of an answer.
+        align_to_words: widen an answer to whole words, as the tokenizer sees them; wrong for languages without spaces.
+    """
+
+    top_k: Answers
+    max_answer_tokens: Count
+    align_to_words: bool

@@ -1,0 +1,233 @@
+"""When an adaptive worker answers: tables, and a frontend with an engine in simulated time."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handlers.exchanges import FETCH_PROBE, GAP_COSTS, IDLE_FETCH_S, REFUSAL_S, Exchanges, Situation
+
+WINDOW, ENOUGH_S = 8, 0.25
+COST_S, DECODE_S = 0.001, 0.002
+CAME_S = 10.0
+GAP_ENDS_S = CAME_S + GAP_COSTS * COST_S
+PASS_ENDS_S = 10.1
+
+
+def exchanges() -> Exchanges:
+    """One that knows what things cost, and has seen a pass since its last fetch."""
+    ours = Exchanges(WINDOW, ENOUGH_S, COST_S, DECODE_S)
+    ours.came(CAME_S, 1)
+    ours.pass_ended()
+    return ours
+
+
+FETCH_S = PASS_ENDS_S - COST_S - DECODE_S
+
+SITUATIONS = {
+    "lone request, answered": (Situation(1, 1), -inf),
+    "everything refused": (Situation(3, 3, oldest_refusal_s=CAME_S), -inf),
+    "everything answered while the engine runs for nobody": (Situation(2, 2, engine_ends_s=PASS_ENDS_S), -inf),
+    "lone request, running, window of its own": (Situation(WINDOW, 0, engine_ends_s=PASS_ENDS_S), inf),
+    "answers, nothing else to do": (Situation(4, 1, decoding=3), -inf),
+    "answers, engine at work": (Situation(8, 4, engine_ends_s=PASS_ENDS_S), GAP_ENDS_S),
+    "answers, engine about to work": (Situation(8, 4, queued_s=0.05), GAP_ENDS_S),
+    "refusal, engine at work": (Situation(8, 1, 1, CAME_S + 0.01, PASS_ENDS_S), CAME_S + 0.01 + REFUSAL_S),
+    "refusal with answers": (Situation(8, 4, 1, CAME_S, PASS_ENDS_S), GAP_ENDS_S),
+    "engine soon free": (Situation(4, 0, engine_ends_s=PASS_ENDS_S), FETCH_S),
+    "engine soon free, window full": (Situation(8, 0, engine_ends_s=PASS_ENDS_S), inf),
+    "engine soon free, enough queued": (Situation(4, 0, engine_ends_s=PASS_ENDS_S, queued_s=ENOUGH_S), inf),
+    "engine soon free, some decoded still": (Situation(4, 0, engine_ends_s=PASS_ENDS_S, decoding=1), inf),
+    "engine should be free already": (Situation(4, 0, engine_ends_s=CAME_S - 1), GAP_ENDS_S),
+    "engine idle, slow decoding": (Situation(4, 0, decoding=4), CAME_S + IDLE_FETCH_S),
+    "engine idle, slow decoding, window full": (Situation(8, 0, decoding=8), inf),
+}
+
+
+@pytest.mark.parametrize(("situation", "due_s"), SITUATIONS.values(), ids=SITUATIONS.keys())
+def test_exchange_in_each_situation_is_due_when_the_table_says(situation: Situation, due_s: float) -> None:
+    assert exchanges().due_s(situation) == pytest.approx(due_s)
+
+
+def test_exchange_that_fetched_is_the_only_fetch_of_its_pass() -> None:
+    ours = exchanges()
+    running = Situation(4, 0, engine_ends_s=PASS_ENDS_S)
+    ours.goes(FETCH_S, running)
+    ours.came(FETCH_S + COST_S, 1)
+    assert ours.due_s(running) == inf
+    ours.pass_ended()
+    assert ours.due_s(running) < inf
+
+
+def test_fetch_that_brings_nobody_is_made_rarer_and_one_that_does_more_often_again() -> None:
+    ours = exchanges()
+    running = Situation(1, 0, engine_ends_s=PASS_ENDS_S)
+
+    def fetches(passes: int, newcomers: int) -> int:
+        count = 0
+        for _ in range(passes):
+            ours.pass_ended()
+            if ours.due_s(running) < inf:
+                count += 1
+                ours.goes(FETCH_S, running)
+                ours.came(FETCH_S + COST_S, newcomers)
+        return count
+
+    assert fetches(20, newcomers=0) < 10
+    assert fetches(10 * FETCH_PROBE, newcomers=0) == 10
+    fetches(4 * FETCH_PROBE, newcomers=2)
+    assert fetches(10, newcomers=2) == 10
+
+
+def test_exchange_cost_is_learned_from_answer_to_next_rows() -> None:
+    ours = exchanges()
+    for number in range(50):
+        ours.goes(11.0 + number, Situation(4, 1))
+        ours.came(11.005 + number, 1)
+    assert ours.cost_s == pytest.approx(0.005, rel=0.01)
+
+
+def test_exchange_cost_is_not_learned_from_waiting_for_a_client() -> None:
+    ours = exchanges()
+    ours.goes(11.0, Situation(1, 1))
+    ours.came(500.0, 1)
+    assert ours.cost_s == COST_S
+
+
+def test_exchange_that_never_answered_is_not_taken_for_a_long_one() -> None:
+    """One that raised: the frontend answers everybody by itself and comes again with the next client."""
+    ours = exchanges()
+    ours.goes(11.0, Situation(4, 1))
+    ours.came(11.0 + COST_S, 1)
+    ours.came(500.0, 1)
+    assert ours.cost_s == pytest.approx(COST_S)
+
+
+@dataclass
+class Traffic:
+    """What comes, and what it meets.
+
+    Attributes:
+        gaps_s: between arrivals.
+        pass_s: of every pass of up to four.
+        decode_s: of every request.
+        refused: the arrivals that are refused, by number.
+    """
+
+    gaps_s: Sequence[float]
+    pass_s: float
+    decode_s: float
+    refused: frozenset[int] = frozenset()
+
+
+@dataclass
+class Simulated:
+    """When exchanges happened, when passes ran, and how long each request waited for its answer once there was one."""
+
+    exchanges_s: list[float] = field(default_factory=list)
+    passes_s: list[tuple[float, float]] = field(default_factory=list)
+    delays_s: list[float] = field(default_factory=list)
+
+    def most_exchanges_of_a_pass(self) -> int:
+        return max(sum(start <= at_s < end for at_s in self.exchanges_s) for start, end in self.passes_s)
+
+
+STEP_S = 0.0002
+
+
+def simulate(traffic: Traffic) -> Simulated:
+    """A frontend, a window, an engine; in steps of a fifth of what an exchange costs."""
+    ours, simulated = Exchanges(WINDOW, ENOUGH_S), Simulated()
+    arrivals, at_s = [], 0.0
+    for gap_s in traffic.gaps_s:
+        at_s += gap_s
+        arrivals.append(at_s)
+    in_flight: set[int] = set()
+    decoding: dict[int, float] = {}
+    ready: list[int] = []
+    running: list[int] = []
+    complete: dict[int, float] = {}
+    engine_ends_s: float | None = None
+    next_, now_s, comes_s = 0, 0.0, 0.0
+    while len(simulated.delays_s) < len(arrivals):
+        now_s += STEP_S
+        assert now_s < 1000, "somebody is never answered"
+        for number, ends_s in list(decoding.items()):
+            if ends_s <= now_s:
+                del decoding[number]
+                ready.append(number)
+                ours.decoded(traffic.decode_s)
+        if engine_ends_s is not None and engine_ends_s <= now_s:
+            complete.update(dict.fromkeys(running, now_s))
+            running, engine_ends_s = [], None
+            ours.pass_ended()
+        if engine_ends_s is None and ready:
+            running, ready = ready[:4], ready[4:]
+            engine_ends_s = now_s + traffic.pass_s
+            simulated.passes_s.append((now_s, engine_ends_s))
+        if now_s < comes_s or (not in_flight and (next_ == len(arrivals) or arrivals[next_] > now_s)):
+            continue
+        if comes_s >= 0:  # the frontend has the turn
+            newcomers = []
+            while next_ < len(arrivals) and arrivals[next_] <= now_s and len(in_flight) < WINDOW:
+                newcomers.append(next_)
+                in_flight.add(next_)
+                next_ += 1
+            comes_s = -1.0
+            ours.came(now_s, len(newcomers))
+            for number in newcomers:
+                if number in traffic.refused:
+                    complete[number] = now_s
+                else:
+                    decoding[number] = now_s + traffic.decode_s
+        refusals_s = [complete[number] for number in complete.keys() & traffic.refused]
+        situation = Situation(
+            len(in_flight),
+            len(complete),
+            len(refusals_s),
+            min(refusals_s, default=inf),
+            engine_ends_s,
+            traffic.pass_s * len(ready) / 4,
+            len(decoding),
+        )
+        if ours.due_s(situation) <= now_s:
+            ours.goes(now_s, situation)
+            simulated.exchanges_s.append(now_s)
+            simulated.delays_s += [now_s - since_s for since_s in complete.values()]
+            in_flight -= complete.keys()
+            complete.clear()
+            comes_s = now_s + 5 * STEP_S
+    return simulated
+
+
+TRAFFIC = st.builds(
+    Traffic,
+    gaps_s=st.lists(st.sampled_from([0.0, 0.0005, 0.003, 0.02, 0.2]), min_size=1, max_size=40),
+    pass_s=st.sampled_from([0.005, 0.03, 0.12]),
+    decode_s=st.sampled_from([0.0, 0.001, 0.01, 0.05]),
+)
+
+
+@given(TRAFFIC)
+def test_exchanges_of_any_traffic_are_at_most_three_a_pass(traffic: Traffic) -> None:
+    simulated = simulate(traffic)
+    assert simulated.most_exchanges_of_a_pass() <= 3
+    assert max(simulated.delays_s) <= traffic.pass_s + IDLE_FETCH_S
+
+
+@given(TRAFFIC, st.sets(st.integers(0, 39), min_size=5))
+def test_exchanges_of_an_overload_stay_few_and_its_refusals_timely(traffic: Traffic, refused: set[int]) -> None:
+    simulated = simulate(Traffic(traffic.gaps_s, traffic.pass_s, traffic.decode_s, frozenset(refused)))
+    if simulated.passes_s:
+        assert simulated.most_exchanges_of_a_pass() <= 3 + int(traffic.pass_s / REFUSAL_S)
+    assert max(simulated.delays_s) <= REFUSAL_S + 0.01
+
+
+def test_exchanges_of_a_saturated_worker_are_about_two_a_pass() -> None:
+    chosen = random.Random(1)
+    simulated = simulate(Traffic([chosen.expovariate(100) for _ in range(400)], 0.05, 0.002))
+    assert 1 <= len(simulated.exchanges_s) / len(simulated.passes_s) <= 2.2

@@ -1,0 +1,214 @@
+"""The scheduler in simulated time: Poisson, bursty and adversarial arrivals."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from handlers.schedule import AGING_TARGETS, Policy
+from tests.handlers.simulation import FIXED_S, TOKEN_S, Arrival, Simulated, simulate, true_s
+
+POLICY = Policy(max_latency_s=0.2, max_items=16, priority_levels=3, default_priority=2)
+# Items of length 10 that the engine does in a second, in full passes.
+CAPACITY_PER_S = 16 / true_s(160)
+
+
+def poisson(rate_per_s: float, seconds: float, seed: int, **of_each: object) -> list[Arrival]:
+    chosen = random.Random(seed)
+    arrivals, now_s = [], chosen.expovariate(rate_per_s)
+    while now_s < seconds:
+        arrivals.append(replace(Arrival(now_s), **of_each))  # type: ignore[arg-type]
+        now_s += chosen.expovariate(rate_per_s)
+    return arrivals
+
+
+def percentile_s(simulated: Simulated, percent: float, priority: int | None = None) -> float:
+    done = sorted(o.latency_s for o in simulated.of("done") if priority in (None, o.arrival.priority))
+    return done[int(len(done) * percent / 100)]
+
+
+ARRIVALS = st.lists(
+    st.builds(
+        Arrival,
+        at_s=st.floats(0, 0.3),
+        length=st.sampled_from([1, 8, 64, 512]),
+        priority=st.sampled_from([None, 1, 2, 3]),
+        timeout_s=st.sampled_from([0.001, 0.05, 0.5, float("inf")]),
+        items=st.integers(1, 5),
+        decode_s=st.sampled_from([0.0, 0.001, 0.05]),
+    ),
+    max_size=40,
+)
+POLICIES = st.builds(
+    Policy,
+    max_latency_s=st.sampled_from([0.01, 0.1, 1.0]),
+    max_items=st.integers(1, 16),
+    max_tokens=st.sampled_from([None, 1, 256]),
+    priority_levels=st.just(3),
+    default_priority=st.just(2),
+    queue_timeout_s=st.sampled_from([0.02, 0.5, float("inf")]),
+    is_late_rejected=st.booleans(),
+    max_queue_items=st.sampled_from([1, 10, 512]),
+)
+TRAFFIC = st.sampled_from(["poisson", "burst", "adversarial"])
+
+
+@given(ARRIVALS, POLICIES)
+def test_scheduler_of_any_traffic_ends_every_request_exactly_once(arrivals: list[Arrival], policy: Policy) -> None:
+    simulated = simulate(arrivals, policy)
+    assert all(len(outcome.ends) == 1 for outcome in simulated.outcomes)
+    assert {end for o in simulated.outcomes for end in o.ends} <= {"done", "expired", "QueueFull", "Overloaded"}
+
+
+@given(ARRIVALS, POLICIES)
+def test_scheduler_of_any_traffic_runs_each_accepted_item_once_within_the_limits(
+    arrivals: list[Arrival], policy: Policy
+) -> None:
+    simulated = simulate(arrivals, policy)
+    ran = [index for _, indices in simulated.passes for index in indices]
+    for index, outcome in enumerate(simulated.outcomes):
+        assert ran.count(index) == (outcome.arrival.items if outcome.ends == ["done"] else 0)
+    for _, indices in simulated.passes:
+        longest = max(simulated.outcomes[index].arrival.length for index in indices)
+        assert len(indices) <= policy.max_items
+        if policy.max_tokens is not None and len(indices) > 1:
+            assert len(indices) * longest <= policy.max_tokens
+
+
+@given(ARRIVALS, POLICIES)
+@settings(max_examples=30)
+def test_scheduler_of_the_same_traffic_gives_the_same_schedule(arrivals: list[Arrival], policy: Policy) -> None:
+    assert simulate(arrivals, policy).passes == simulate(arrivals, policy).passes
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 0.5), st.sampled_from([1, 10, 100])), min_size=1, max_size=40),
+    st.floats(0.02, 0.3),
+)
+@settings(max_examples=300)
+def test_scheduler_meets_every_deadline_that_an_engine_of_a_third_of_its_speed_could_meet(
+    requests: list[tuple[float, int]], max_latency_s: float
+) -> None:
+    """One item a pass in order of deadline is optimal without batching; where that holds at a third, so must ours."""
+    slow_s = 3.0
+    ended_s = 0.0
+    for at_s, length in sorted(requests):
+        ended_s = max(ended_s, at_s) + slow_s * true_s(length)
+        assume(ended_s <= at_s + max_latency_s)
+    policy = replace(POLICY, max_latency_s=max_latency_s)
+    simulated = simulate([Arrival(at_s, length) for at_s, length in requests], policy)
+    assert all(outcome.is_in_time for outcome in simulated.outcomes)
+
+
+def test_scheduler_of_a_lone_request_starts_it_at_once() -> None:
+    (outcome,) = simulate([Arrival(1.0)], POLICY).outcomes
+    assert outcome.latency_s == pytest.approx(true_s(10))
+
+
+@pytest.mark.parametrize(("decode_s", "passes"), [(0.001, 1), (0.05, 2)])
+def test_scheduler_holds_a_pass_for_what_is_being_decoded_no_longer_than_the_fixed_cost(
+    decode_s: float, passes: int
+) -> None:
+    simulated = simulate([Arrival(0.0), Arrival(0.0, decode_s=decode_s)], POLICY)
+    assert len(simulated.passes) == passes
+    assert simulated.passes[0][0] <= FIXED_S * 1.001
+
+
+def test_scheduler_with_mixed_lengths_runs_like_with_like() -> None:
+    blocker = Arrival(0.0, length=100)
+    mixed = [Arrival(0.001, length=length) for length in (10, 400, 10, 400, 10, 400)]
+    simulated = simulate([blocker, *mixed], replace(POLICY, max_latency_s=2.0))
+    assert [indices for _, indices in simulated.passes] == [(0,), (1, 3, 5), (2, 4, 6)]
+
+
+def test_scheduler_with_a_deadline_in_the_way_runs_unlike_lengths_in_its_order() -> None:
+    # By length the short ones would run together first, and the long one, which is due sooner than two of them, last.
+    blocker = Arrival(0.0, length=100)
+    first, due = Arrival(0.001, length=10), Arrival(0.002, length=100, timeout_s=0.038)
+    others = [Arrival(0.003, length=10) for _ in range(12)]
+    simulated = simulate([blocker, first, due, *others], replace(POLICY, max_latency_s=1.0))
+    assert simulated.outcomes[2].is_in_time
+    assert [end for outcome in simulated.outcomes for end in outcome.ends] == ["done"] * 15
+
+
+def test_scheduler_at_three_times_capacity_refuses_before_the_work_and_keeps_its_target() -> None:
+    simulated = simulate(poisson(3 * CAPACITY_PER_S, 5.0, seed=1), POLICY)
+    done, refused = simulated.of("done"), simulated.of("Overloaded")
+    assert len(done) + len(refused) == len(simulated.outcomes)
+    assert len(done) / 5.0 > 0.9 * CAPACITY_PER_S
+    assert percentile_s(simulated, 99) <= POLICY.max_latency_s
+    assert max(outcome.latency_s for outcome in refused) == 0
+
+
+def test_scheduler_whose_engine_is_half_as_fast_as_it_believes_still_keeps_its_target() -> None:
+    simulated = simulate(poisson(2 * CAPACITY_PER_S, 5.0, seed=2), POLICY, engine_s=lambda tokens: 2 * true_s(tokens))
+    late = [outcome for outcome in simulated.of("done") if outcome.arrival.at_s > 0.5 and not outcome.is_in_time]
+    assert len(late) <= 0.01 * len(simulated.of("done"))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.85])
+def test_scheduler_below_capacity_refuses_nobody_and_keeps_its_target(share: float) -> None:
+    simulated = simulate(poisson(share * CAPACITY_PER_S, 5.0, seed=3), POLICY)
+    assert len(simulated.of("done")) == len(simulated.outcomes)
+    assert percentile_s(simulated, 99) <= POLICY.max_latency_s
+
+
+def test_scheduler_with_a_flood_of_low_priority_leaves_the_first_tenant_its_latency() -> None:
+    tenant = poisson(0.2 * CAPACITY_PER_S, 5.0, seed=4, priority=1)
+    flood = poisson(3 * CAPACITY_PER_S, 5.0, seed=5, priority=3)
+    alone, beside = simulate(tenant, POLICY), simulate([*tenant, *flood], POLICY)
+    assert len([o for o in beside.of("done") if o.arrival.priority == 1]) == len(tenant)
+    # A pass of the flood's that has just started must end first, and no more.
+    longest_pass_s = true_s(160)
+    assert percentile_s(beside, 99, priority=1) <= percentile_s(alone, 99) + longest_pass_s + FIXED_S
+
+
+@given(st.integers(0, 1000), st.sampled_from([2, 3]))
+@settings(max_examples=20)
+def test_scheduler_under_endless_first_priority_never_starves_a_lower_one(seed: int, priority: int) -> None:
+    policy = replace(POLICY, max_latency_s=0.1, is_late_rejected=False)
+    # Just within capacity, and everybody is accepted: the low one is overtaken until it has aged.
+    first = poisson(0.95 * CAPACITY_PER_S, 3.0, seed, priority=1)
+    simulated = simulate([*first, Arrival(0.5, priority=priority)], policy)
+    low = next(o for o in simulated.outcomes if o.arrival.priority == priority)
+    assert low.ends == ["done"]
+    assert low.latency_s <= priority * AGING_TARGETS * policy.max_latency_s + 2 * true_s(160)
+
+
+@pytest.mark.parametrize(("is_late_rejected", "end"), [(True, "expired"), (False, "done")])
+def test_scheduler_with_a_request_that_waited_too_long_does_as_timeout_action_says(
+    is_late_rejected: bool, end: str
+) -> None:
+    policy = replace(POLICY, max_latency_s=10.0, queue_timeout_s=0.01, is_late_rejected=is_late_rejected)
+    blocker = Arrival(0.0, length=1000)
+    simulated = simulate([blocker, Arrival(0.001), Arrival(0.095)], policy)
+    assert [outcome.ends for outcome in simulated.outcomes] == [["done"], [end], ["done"]]
+    if end == "done":
+        # It runs after the one that came later and is not late, or with it.
+        assert simulated.outcomes[1].ended_s >= simulated.outcomes[2].ended_s
+
+
+def test_scheduler_with_a_full_queue_refuses_the_next() -> None:
+    policy = replace(POLICY, max_queue_items=3, max_latency_s=10.0)
+    simulated = simulate([Arrival(0.0, length=1000), *[Arrival(0.001)] * 5], policy)
+    assert [outcome.ends for outcome in simulated.outcomes] == [["done"]] * 4 + [["QueueFull"]] * 2
+
+
+def test_scheduler_with_a_client_that_waits_less_than_a_pass_refuses_it_and_no_other() -> None:
+    simulated = simulate([Arrival(0.0, timeout_s=0.001), Arrival(0.0)], POLICY)
+    assert [outcome.ends for outcome in simulated.outcomes] == [["Overloaded"], ["done"]]
+
+
+def test_scheduler_of_a_model_slower_than_its_target_still_serves_one_after_the_other() -> None:
+    policy = replace(POLICY, max_latency_s=0.001)
+    simulated = simulate([Arrival(float(second)) for second in range(5)], policy)
+    assert [outcome.ends for outcome in simulated.outcomes] == [["done"]] * 5
+
+
+def test_scheduler_of_long_work_keeps_a_pass_within_half_of_the_target() -> None:
+    policy = replace(POLICY, max_latency_s=0.1, max_items=1000)
+    simulated = simulate([Arrival(0.0, length=10, items=80)], policy)
+    sizes = [len(indices) for _, indices in simulated.passes]
+    assert max(sizes) == int((0.05 - FIXED_S) / (10 * TOKEN_S))
