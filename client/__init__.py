@@ -1,1 +1,72 @@
-"""What a caller of the server imports."""
+"""What a caller of the server imports.
+
+Client            one prediction: bytes, a path, text, JSON, lists of them, arrays
+FuturesClient     many at once, each a concurrent.futures.Future
+ChunkingClient    one input of any length, in chunks, in parallel
+Management        register, describe, scale, unregister
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from client.client import Client
+from client.errors import (
+    ChunksFailed,
+    ClientError,
+    Closed,
+    DeadlineExceeded,
+    InvalidPayload,
+    ItemFailed,
+    LoadFailed,
+    ManagementError,
+    NoConnection,
+    NotReady,
+    QueueFull,
+    Rejected,
+    RolloutFailed,
+    ServerFailed,
+    Unavailable,
+    Unreachable,
+    raise_failed,
+)
+from client.futures import FuturesClient
+from client.management import Management
+from client.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from client.chunking import ByBytes, ByCount, ChunkingClient
+
+__all__ = [
+    "ByBytes",
+    "ByCount",
+    "ChunkingClient",
+    "ChunksFailed",
+    "Client",
+    "ClientError",
+    "Closed",
+    "DeadlineExceeded",
+    "FuturesClient",
+    "InvalidPayload",
+    "ItemFailed",
+    "LoadFailed",
+    "Management",
+    "ManagementError",
+    "NoConnection",
+    "NotReady",
+    "QueueFull",
+    "Rejected",
+    "RetryPolicy",
+    "RolloutFailed",
+    "ServerFailed",
+    "Unavailable",
+    "Unreachable",
+    "raise_failed",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs numpy is imported when it is asked for: `python -m client` starts in half the time without."""
+    if name not in ("ByBytes", "ByCount", "ChunkingClient"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from client import chunking  # noqa: PLC0415
+
+    return getattr(chunking, name)

@@ -1,128 +1,172 @@
-"""TorchServe's management API: register, describe, scale, unregister.
+"""TorchServe's management API: register, describe, scale, unregister, and the versions of a model.
 
-ManagementError            the server refused, with its own words
-└── Unreachable            nothing answers at that address
+Errors are of client.errors: ManagementError with the server's own words, Unreachable, NotReady. Nothing is tried again:
+of these calls only reading is safe to repeat.
 """
 
 import time
 from typing import Any
+from urllib.parse import quote, urlencode
 
-import requests
+import orjson
 
+from client.errors import ClientError, DeadlineExceeded, ManagementError, NoConnection, NotReady, Unreachable
+from client.transport import Incoming, Outgoing, PooledTransport, Transport
 
-class ManagementError(Exception):
-    """The management API refused a call.
+__all__ = ["Management", "ManagementError", "NotReady", "Unreachable"]
 
-    Attributes:
-        status: HTTP status; 0 when there was no answer.
-    """
-
-    def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class Unreachable(ManagementError):
-    """Nothing answers at the management address."""
-
-
-class NotReady(ManagementError):
-    """The workers did not become ready in time."""
+POLL_S = 0.1
 
 
 class Management:
-    """One server's management API, over a pooled session."""
+    """One server's management API, over pooled connections."""
 
-    def __init__(self, url: str, *, token: str | None = None, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, url: str, *, token: str | None = None, timeout_s: float = 30.0, transport: Transport | None = None
+    ) -> None:
         """Address a server.
 
         Args:
             url: of the management API, http://127.0.0.1:8081 by default of TorchServe.
             token: management key, where token authorization is on.
             timeout_s: of each call.
+            transport: for tests that use no sockets.
         """
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
         self._timeout_s = timeout_s
-        self._session = requests.Session()
-        # A proxy or a .netrc of the caller's has no business between it and its own server.
-        self._session.trust_env = False
-        if token is not None:
-            self._session.headers["Authorization"] = f"Bearer {token}"
+        self._transport = transport or PooledTransport(connections=4)
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def register(
-        self, url: str, *, batch_size: int, max_batch_delay_ms: int, initial_workers: int, model_name: str | None = None
+        self,
+        url: str,
+        *,
+        initial_workers: int,
+        batch_size: int | None = None,
+        max_batch_delay_ms: int | None = None,
+        model_name: str | None = None,
     ) -> None:
         """Register an archive of the model store; its workers start in the background (see `wait_ready`).
+
+        Args:
+            url: the archive's file name.
+            initial_workers: how many.
+            batch_size, max_batch_delay_ms: None for what the archive's model-config.yaml says.
+            model_name: None for the archive's own.
 
         Raises:
             ManagementError: no such archive, or the version is registered already (409).
         """
-        name = {} if model_name is None else {"model_name": model_name}
-        self._call(
-            "POST",
-            "/models",
-            url=url,
-            batch_size=batch_size,
-            max_batch_delay=max_batch_delay_ms,
-            initial_workers=initial_workers,
+        parameters = {
+            "url": url,
+            "batch_size": batch_size,
+            "max_batch_delay": max_batch_delay_ms,
+            "initial_workers": initial_workers,
+            "model_name": model_name,
             # Waiting would hold a network thread that inference needs too.
-            synchronous="false",
-            **name,
-        )
+            "synchronous": "false",
+        }
+        self._call("POST", "/models", **{name: value for name, value in parameters.items() if value is not None})
 
     def models(self) -> list[str]:
         """Names of the registered models."""
         return [model["modelName"] for model in self._call("GET", "/models", limit=1000)["models"]]
 
-    def describe(self, model: str) -> dict[str, Any]:
-        """The default version of a model: batch parameters, workers and their states, queue.
+    def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
+        """One version of a model, the default one unless named: batch parameters, workers, queue.
 
         Raises:
             ManagementError: status 404 when it is not registered.
         """
-        described: dict[str, Any] = self._call("GET", f"/models/{model}")[0]
+        described: dict[str, Any] = self._call("GET", _path(model, version))[0]
         return described
 
-    def is_ready(self, model: str) -> bool:
+    def versions(self, model: str) -> list[str]:
+        """The registered versions of a model.
+
+        Raises:
+            ManagementError: status 404 when it is not registered.
+        """
+        return [str(each["modelVersion"]) for each in self._call("GET", _path(model, "all"))]
+
+    def set_default(self, model: str, version: str) -> None:
+        """From now on requests that name no version go to this one."""
+        self._call("PUT", f"{_path(model, version)}/set-default")
+
+    def is_ready(self, model: str, version: str | None = None) -> bool:
         """Whether at least one worker is wanted and every wanted worker is READY."""
-        described = self.describe(model)
+        described = self.describe(model, version)
         ready: int = sum(worker["status"] == "READY" for worker in described["workers"])
         return ready >= max(1, int(described["minWorkers"]))
 
-    def wait_ready(self, model: str, timeout_s: float) -> None:
+    def wait_ready(self, model: str, timeout_s: float, version: str | None = None) -> None:
         """Return when `is_ready`.
 
         Raises:
             NotReady: it was not within `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
-        while not self.is_ready(model):
+        while not self.is_ready(model, version):
             if time.monotonic() > deadline:
                 raise NotReady(f"{model}: no ready worker after {timeout_s:g} s")
-            time.sleep(0.1)
+            time.sleep(POLL_S)
 
-    def scale(self, model: str, workers: int) -> None:
-        """Ask for this many workers; they start and stop in the background."""
-        self._call("PUT", f"/models/{model}", min_worker=workers, max_worker=workers)
+    def scale(self, model: str, workers: int, version: str | None = None) -> None:
+        """Ask for this many workers; they start and stop in the background. Stopping ends what one is running."""
+        self._call("PUT", _path(model, version), min_worker=workers, max_worker=workers)
 
-    def unregister(self, model: str) -> None:
-        """Remove a model with all that waits for it: drain first.
+    def unregister(self, model: str, version: str | None = None) -> None:
+        """Remove a model, or a version other than the default, with all that waits for it: drain first.
 
         Raises:
             ManagementError: status 404 when it is not registered.
         """
-        self._call("DELETE", f"/models/{model}")
+        self._call("DELETE", _path(model, version))
+
+    def pass_through_worker(self, model: str, version: str, timeout_s: float) -> bool:
+        """Send a request for custom metadata through the version's queue, and wait for a worker's answer.
+
+        It stands in the queue behind everything that came before it, and a worker takes it when its last batch is out.
+
+        Returns:
+            Whether a worker answered, with whatever status, within the time.
+        """
+        request = Outgoing("GET", f"{self.url}{_path(model, version)}?customized=true", headers=self._headers)
+        try:
+            return self._transport.send(request, timeout_s).status != 503
+        except DeadlineExceeded:
+            return False
+        except NoConnection as error:
+            raise self._unreachable(error) from error
+
+    def close(self) -> None:
+        """Let go of every connection."""
+        self._transport.close()
 
     def _call(self, method: str, path: str, **parameters: Any) -> Any:
+        query = f"?{urlencode(parameters)}" if parameters else ""
+        request = Outgoing(method, f"{self.url}{path}{query}", headers=self._headers)
         try:
-            response = self._session.request(method, self._url + path, params=parameters, timeout=self._timeout_s)
-        except requests.RequestException as error:
-            raise Unreachable(f"no TorchServe answers at {self._url} ({type(error).__name__})") from error
-        try:
-            answer = response.json()
-        except ValueError:
-            answer = {}
-        if response.status_code >= 400:
-            reason = answer.get("message") or answer.get("status") or response.reason
-            raise ManagementError(str(reason), response.status_code)
+            incoming = self._transport.send(request, self._timeout_s)
+        except (NoConnection, DeadlineExceeded) as error:
+            raise self._unreachable(error) from error
+        answer = _parsed(incoming)
+        if incoming.status >= 400:
+            said = answer if isinstance(answer, dict) else {}
+            reason = said.get("message") or said.get("status") or incoming.reason
+            raise ManagementError(str(reason), incoming.status, str(said.get("type", "")))
         return answer
+
+    def _unreachable(self, error: ClientError) -> Unreachable:
+        return Unreachable(f"no TorchServe answers at {self.url} ({error.type})")
+
+
+def _path(model: str, version: str | None) -> str:
+    return "/models/" + "/".join(quote(part, safe="") for part in (model, version) if part is not None)
+
+
+def _parsed(incoming: Incoming) -> Any:
+    try:
+        return orjson.loads(incoming.body)
+    except orjson.JSONDecodeError:
+        return {}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import requests
 
+from client.archives import original_version
 from client.management import ManagementError
 from deploy.archive import Archive, ArchiverFailed, Recipe, report
 from deploy.models import ROOT, model
@@ -65,7 +66,9 @@ def is_served(server: Server, name: str, archive: Archive) -> bool:
             raise
         return False
     starts = [datetime.fromisoformat(worker["startTime"]).timestamp() for worker in described["workers"]]
-    is_current = described["modelVersion"] == archive.version and min(starts, default=0) > archive.path.stat().st_mtime
+    # A rollout serves copies of the archive under versions of their own.
+    version = original_version(str(described["modelVersion"]))
+    is_current = version == archive.version and min(starts, default=0) > archive.path.stat().st_mtime
     if is_current and server.management.is_ready(name):
         return True
     server.management.unregister(name)

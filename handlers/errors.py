@@ -28,7 +28,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-# How the worker's log says why a model does not come up; deploy/server.py looks for it there.
+# How the worker's log says why a model does not come up; client/worker_log.py looks for it there.
 LOAD_FAILED = "Cannot load"
 
 

@@ -1,52 +1,7 @@
-from pathlib import Path
-
 import pytest
 
 from deploy.models import ROOT
-from deploy.server import Settings, WorkerLog, load_error
-
-IMPORT_CHAIN = [
-    "Backend worker process died.",
-    "Traceback (most recent call last):",
-    '  File "model_loader.py", line 108, in load',
-    "    module = importlib.import_module(name)",
-    "ModuleNotFoundError: No module named 'scipy'",
-    "",
-    "During handling of the above exception, another exception occurred:",
-    "",
-    "Traceback (most recent call last):",
-    "ModuleNotFoundError: No module named 'ts.torch_handler.image_classification'",
-]
-
-
-@pytest.mark.parametrize(
-    ("messages", "reason"),
-    [
-        ([], None),
-        (["Torch worker started.", "Connection accepted"], None),
-        (["Traceback (most recent call last):", "ValueError: of a single batch"], None),
-        (IMPORT_CHAIN, "ModuleNotFoundError: No module named 'scipy'"),
-        (["Cannot load m: InvalidConfig: handler: archh: unknown", *IMPORT_CHAIN], None),
-        (["Backend worker process died."], "the worker died without a word"),
-    ],
-)
-def test_load_error_is_the_first_cause(messages: list[str], reason: str | None) -> None:
-    if messages and messages[0].startswith("Cannot load"):
-        reason = messages[0]
-    assert load_error(messages) == reason
-
-
-def test_worker_log_reads_only_what_is_new_and_of_this_model(tmp_path: Path) -> None:
-    path = tmp_path / "model_log.log"
-    line = "2026-01-02T03:04:05,678 [INFO ] W-9000-{}_1.0-stdout MODEL_LOG - Cannot load {}: InvalidConfig: {}\n"
-    path.write_text(line.format("resnet-152", "resnet-152", "old"))
-    log = WorkerLog(path, "resnet-152")
-    assert log.reason() is None
-    with path.open("a") as file:
-        file.write(line.format("other_model", "other_model", "not ours"))
-        assert log.reason() is None
-        file.write(line.format("resnet-152", "resnet-152", "new"))
-    assert log.reason() == "Cannot load resnet-152: InvalidConfig: new"
+from deploy.server import Settings
 
 
 def test_settings_are_read_from_the_committed_file() -> None:

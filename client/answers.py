@@ -1,0 +1,146 @@
+"""What to ask for, and a file of answers that is never lost and never asked for twice.
+
+    folder of files | file of lines -> inputs, each with a name -> requests of one file or of several lines
+    answers.jsonl: {"input": NAME, "answer": ...} or {"input": NAME, "error": {"code", "type", "message"}}
+
+A line is written at once and whole. `Answers.open` cuts a last line that a kill left half-written, drops errors so that
+they are asked for again, and knows the names that have an answer.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+
+from client.errors import ClientError, InvalidPayload
+
+# How every line begins: what does not is somebody else's file, and no half-written line of ours.
+START = b'{"input":'
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request to come.
+
+    Attributes:
+        names: of its inputs: a file's path in its folder, or a line's number from 1 on.
+        payload: a path, or a list of lines.
+    """
+
+    names: tuple[str, ...]
+    payload: Path | list[str]
+
+
+def requests(source: Path, answered: set[str], lines: int) -> list[Request]:
+    """What is still to be asked for, in order.
+
+    Args:
+        source: a folder, every file in it and below it one input, hidden ones left out; or a file of UTF-8 text, every
+            line one input, empty ones left out.
+        answered: names to leave out.
+        lines: most lines of one request.
+
+    Raises:
+        InvalidPayload: there is no such file or folder, nothing in it, or no text.
+    """
+    found = _files(source) if source.is_dir() else _lines(source)
+    if not found:
+        raise InvalidPayload(f"{source}: nothing in it to predict")
+    wanted = [(name, value) for name, value in found if name not in answered]
+    if source.is_dir():
+        return [Request((name,), source / value) for name, value in wanted]
+    groups = [wanted[start : start + lines] for start in range(0, len(wanted), lines)]
+    return [Request(tuple(name for name, _ in group), [value for _, value in group]) for group in groups]
+
+
+def _files(folder: Path) -> list[tuple[str, str]]:
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    names = sorted(path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
+    return [(name, name) for name in names]
+
+
+def _lines(path: Path) -> list[tuple[str, str]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InvalidPayload(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidPayload(f"{path}: neither a folder nor a file of UTF-8 lines") from error
+    # Not splitlines(): a form feed or U+2028 within a text would count as its end, and editors number otherwise.
+    return [(str(number), line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+class Answers:
+    """A jsonl file of answers, appended to from several threads."""
+
+    def __init__(self, path: Path, answered: set[str]) -> None:
+        """See `open`."""
+        self.path = path
+        self.answered = answered
+        self._file = path.open("ab")
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Start the file, or go on with it.
+
+        Raises:
+            InvalidPayload: the file holds something else; it is left alone.
+            OSError: it cannot be written.
+        """
+        kept: list[bytes] = []
+        answered: set[str] = set()
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        for number, line in enumerate(lines, 1):
+            name = _answered(line)
+            is_cut_off = number == len(lines) and line.startswith(START[: len(line)])
+            if name is None and not is_cut_off:
+                raise InvalidPayload(f"{path}: line {number} is no answer of ours; name another file")
+            if name and name not in answered:
+                kept.append(line + b"\n")
+                answered.add(name)
+        content = b"".join(kept)
+        if lines and content != path.read_bytes():
+            partial = path.with_name(f".{path.name}.{os.getpid()}")
+            partial.write_bytes(content)
+            partial.replace(path)
+        return cls(path, answered)
+
+    def write(self, names: Sequence[str], outcomes: Sequence[Any]) -> None:
+        """Keep the answers of one request: a value each, or a ClientError."""
+        made = []
+        for name, outcome in zip(names, outcomes, strict=True):
+            is_error = isinstance(outcome, ClientError)
+            value = {"error": outcome.to_json()} if is_error else {"answer": outcome}
+            made.append(orjson.dumps({"input": name, **value}, option=orjson.OPT_APPEND_NEWLINE))
+        with self._lock:
+            # With the system before the next one starts: a kill of this process cuts the last line at most.
+            self._file.write(b"".join(made))
+            self._file.flush()
+
+    def close(self) -> None:
+        """All is written already."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _answered(line: bytes) -> str | None:
+    """Name of the input that a line answers; "" where it holds an error, None where it is no line of ours."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("input"), str):
+        return None
+    if "answer" in record:
+        return str(record["input"])
+    return "" if "error" in record else None

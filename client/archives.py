@@ -1,0 +1,128 @@
+"""An archive's own word on what it is, and a copy of it under another version.
+
+TorchServe takes a model's name and version from the archive's manifest alone, and no version twice: whoever wants the
+same archive with other batch parameters beside the first needs a copy whose manifest says so.
+
+    model_store/resnet-152.mar, version 1.0 -> reversioned -> model_store/resnet-152@1.0-r2.mar, version 1.0-r2
+"""
+
+import json
+import os
+import re
+import shutil
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from client.errors import InvalidPayload
+
+MANIFEST = "MAR-INF/MANIFEST.json"
+_SUFFIX = re.compile(r"-r(\d+)$")
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What an archive says of itself.
+
+    Attributes:
+        name, version: of the model, as it registers.
+        config: its model-config.yaml; empty where there is none.
+    """
+
+    name: str
+    version: str
+    config: dict[str, Any]
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether workers hold several batches at once (TorchServe's continuous batching)."""
+        return bool(self.config.get("continuousBatching", False))
+
+
+def describe(path: Path) -> Description:
+    """Read an archive: a .mar file, or a folder of `--archive-format no-archive`.
+
+    Raises:
+        InvalidPayload: it is none.
+    """
+    try:
+        manifest = json.loads(_read(path, MANIFEST))["model"]
+        name = manifest.get("configFile")
+        config = yaml.safe_load(_read(path, name)) if name else None
+        return Description(manifest["modelName"], str(manifest.get("modelVersion", "1.0")), config or {})
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile, yaml.YAMLError) as error:
+        raise InvalidPayload(f"{path}: not an archive that can be read ({type(error).__name__})") from error
+
+
+def original_version(version: str) -> str:
+    """The version of the archive that a copy was made of."""
+    return _SUFFIX.sub("", version)
+
+
+def next_version(version: str, taken: list[str]) -> str:
+    """The version for a copy: -r2, -r3, ... behind the original's, the first that is free."""
+    base = original_version(version)
+    numbers = [int(match[1]) for each in [version, *taken] if (match := _SUFFIX.search(each))]
+    return f"{base}-r{max(numbers, default=1) + 1}"
+
+
+def reversioned(path: Path, version: str) -> Path:
+    """Copy an archive under another version, beside the original; appears in one rename.
+
+    Returns:
+        The copy: its name is the original's with the version in it.
+
+    Raises:
+        OSError: there is no room, or no permission.
+    """
+    stem = path.name.partition("@")[0].removesuffix(".mar")
+    copy = path.with_name(f"{stem}@{version}{'.mar' if path.is_file() else ''}")
+    # Hidden, so that nothing serves half of it.
+    partial = path.with_name(f".{copy.name}.{os.getpid()}")
+    try:
+        if path.is_file():
+            _copy_file(path, partial, version)
+        else:
+            shutil.copytree(path, partial)
+            (partial / MANIFEST).write_bytes(_with_version((path / MANIFEST).read_bytes(), version))
+        partial.replace(copy)
+    finally:
+        remove(partial)
+    return copy
+
+
+def remove(path: Path) -> None:
+    """Delete an archive, file or folder; no error where it is gone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _copy_file(path: Path, copy: Path, version: str) -> None:
+    with zipfile.ZipFile(path) as original, zipfile.ZipFile(copy, "w") as archive:
+        for entry in original.infolist():
+            if entry.filename == MANIFEST:
+                archive.writestr(entry, _with_version(original.read(entry), version))
+            elif entry.is_dir():
+                archive.writestr(entry, b"")
+            else:
+                with original.open(entry) as source, archive.open(entry, "w", force_zip64=True) as target:
+                    shutil.copyfileobj(source, target, _BLOCK)
+
+
+def _with_version(manifest: bytes, version: str) -> bytes:
+    parsed = json.loads(manifest)
+    parsed["model"]["modelVersion"] = version
+    return json.dumps(parsed, indent=2).encode()
+
+
+def _read(path: Path, member: str) -> bytes:
+    if path.is_dir():
+        return (path / member).read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(member)

@@ -1,0 +1,258 @@
+"""An input of any length -> chunks that a model takes -> answers in order.
+
+    inputs -> check -> strategy -> chunks with their ranges -> FuturesClient -> futures in order -> joined
+
+Inputs are a list, an array, or a dict of arrays that agree on axis 0. A strategy is any callable that takes inputs and
+yields smaller ones, in order and without a gap; ByCount and ByBytes are two. All but ChunkingClient is pure.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client import protocol
+from client.client import Client
+from client.errors import ChunksFailed, ClientError, InvalidPayload
+from client.futures import FuturesClient
+
+Inputs = Sequence[Any] | NDArray[Any] | Mapping[str, NDArray[Any]]
+Strategy = Callable[[Inputs], Iterable[Inputs]]
+
+# The least max_instances and max_body_bytes of this project's handlers, so that a default chunk is never refused for
+# its size; of the bytes a quarter is left to JSON's quotes and brackets.
+MAX_INSTANCES = 64
+MAX_BYTES = 3 * 2**18
+# The output tensor of this project's handlers that says which items failed: JSON, empty for those that did not.
+ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class ByCount:
+    """At most this many items a chunk."""
+
+    items: int
+
+    def __post_init__(self) -> None:
+        """Refuse a chunk of nothing."""
+        if self.items < 1:
+            raise ValueError(f"a chunk of {self.items} items holds nothing")
+
+    def __call__(self, inputs: Inputs) -> Iterator[Inputs]:
+        """Cut, without looking at the items."""
+        count = length(inputs)
+        return (part(inputs, start, min(start + self.items, count)) for start in range(0, count, self.items))
+
+
+@dataclass(frozen=True, slots=True)
+class ByBytes:
+    """At most this many bytes a chunk, as they are sent; an item that is larger goes alone.
+
+    Attributes:
+        most_bytes: of the items of a chunk; JSON's brackets and names come on top.
+        items: most items of a chunk, however small.
+    """
+
+    most_bytes: int
+    items: int = MAX_INSTANCES
+
+    def __post_init__(self) -> None:
+        """Refuse a chunk of nothing."""
+        if self.most_bytes < 1 or self.items < 1:
+            raise ValueError("a chunk holds at least one byte and one item")
+
+    def __call__(self, inputs: Inputs) -> Iterator[Inputs]:
+        """Cut greedily, in order."""
+        start = filled = 0
+        for index, size in enumerate(sizes(inputs)):
+            if index > start and (filled + size > self.most_bytes or index - start == self.items):
+                yield part(inputs, start, index)
+                start, filled = index, 0
+            filled += size
+        if start < length(inputs):
+            yield part(inputs, start, length(inputs))
+
+
+def length(inputs: Inputs) -> int:
+    """How many items.
+
+    Raises:
+        InvalidPayload: neither a list nor arrays that agree on their first dimension.
+    """
+    if isinstance(inputs, np.ndarray):
+        inputs = {"the array": inputs}
+    if not isinstance(inputs, Mapping):
+        if isinstance(inputs, str | bytes) or not isinstance(inputs, Sequence):
+            raise InvalidPayload(f"a list, an array or a dict of arrays can be cut, not {type(inputs).__name__}")
+        return len(inputs)
+    if not inputs or not all(isinstance(array, np.ndarray) for array in inputs.values()):
+        raise InvalidPayload("a dict of arrays holds at least one, and nothing else")
+    if flat := [name for name, array in inputs.items() if array.ndim == 0]:
+        raise InvalidPayload(f"no first dimension to cut along: {', '.join(flat)}")
+    counts = {name: len(array) for name, array in inputs.items()}
+    if len(set(counts.values())) > 1:
+        raise InvalidPayload(f"first dimensions differ: {', '.join(f'{k} has {v}' for k, v in counts.items())}")
+    return next(iter(counts.values()))
+
+
+def part(inputs: Inputs, start: int, stop: int) -> Inputs:
+    """Items start..stop-1; arrays as views."""
+    if isinstance(inputs, Mapping):
+        return {name: array[start:stop] for name, array in inputs.items()}
+    return inputs[start:stop]
+
+
+def sizes(inputs: Inputs) -> list[int]:
+    """Bytes of each item, about as it is sent."""
+    if isinstance(inputs, np.ndarray):
+        inputs = {"": inputs}
+    if isinstance(inputs, Mapping):
+        rows = [_row_sizes(array) for array in inputs.values()]
+        return [sum(of_item) for of_item in zip(*rows, strict=True)]
+    return [_size(item) for item in inputs]
+
+
+def _row_sizes(array: NDArray[Any]) -> list[int]:
+    if protocol.datatype(array) != "BYTES":
+        return [array[0].nbytes] * len(array) if len(array) else []
+    return [sum(4 + len(element) for element in protocol.elements(np.atleast_1d(row))) for row in array]
+
+
+def _size(item: Any) -> int:
+    if isinstance(item, str):
+        return len(item.encode())
+    if isinstance(item, Mapping):
+        return sum(len(str(name)) + _size(value) for name, value in item.items())
+    if isinstance(item, Path):
+        item_bytes = item.stat().st_size
+    elif isinstance(item, bytes | bytearray | memoryview):
+        item_bytes = len(item)
+    else:
+        return len(str(item))
+    # Base64: four characters for three bytes.
+    return -(-item_bytes // 3) * 4
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """What answers of successive chunks are together: lists one after the other, arrays along axis 0.
+
+    Raises:
+        ValueError: they are of different kinds, or of one that cannot be joined.
+    """
+    if all(isinstance(each, list) for each in parts):
+        return [item for each in parts for item in each]
+    if all(isinstance(each, np.ndarray) for each in parts):
+        return np.concatenate(parts)
+    if all(isinstance(each, Mapping) for each in parts) and len({frozenset(each) for each in parts}) == 1:
+        return {name: joined([each[name] for each in parts]) for name in parts[0]}
+    raise ValueError(f"answers that cannot be joined: {', '.join(sorted({type(each).__name__ for each in parts}))}")
+
+
+def cut(inputs: Inputs, strategy: Strategy) -> dict[range, Inputs]:
+    """Every chunk by the range of its items.
+
+    Raises:
+        InvalidPayload: the inputs cannot be cut, or the strategy loses, repeats or invents items.
+    """
+    count = length(inputs)
+    chunks: dict[range, Inputs] = {}
+    start = 0
+    for chunk in strategy(inputs):
+        stop = start + length(chunk)
+        if stop > start:
+            chunks[range(start, stop)] = chunk
+        start = stop
+    if start != count:
+        raise InvalidPayload(f"the strategy made chunks of {start} items out of {count}")
+    return chunks
+
+
+class ChunkingClient:
+    """Inputs of any length to models that take few at a time."""
+
+    def __init__(self, client: Client, strategy: Strategy | None = None, max_workers: int = 4) -> None:
+        """Start nothing.
+
+        Args:
+            client: that sends; an exception inside the `with` block closes it.
+            strategy: how inputs are cut; by the batch_size that the management API describes unless given, and then
+                `client` needs a management_url.
+            max_workers: most chunks at the server.
+        """
+        self._client = client
+        self._strategy = strategy
+        # The input is in memory anyway; a chunk is encoded when a worker takes it.
+        self._futures = FuturesClient(client, max_workers, max_queue_items=2**31)
+        self._strategies: dict[str, Strategy] = {}
+
+    def submit(self, model: str, inputs: Inputs, **options: Any) -> "list[Future[Any]]":
+        """The answers of the chunks, in order, as futures; options as of Client.predict.
+
+        Raises:
+            InvalidPayload: before anything is sent.
+            ManagementError: the batch_size cannot be asked for.
+        """
+        return list(self._submit(model, inputs, options).values())
+
+    def infer_chunks(self, model: str, inputs: Inputs, **options: Any) -> Iterator[Any]:
+        """The answers of the chunks, in order, as they come; errors of a chunk are raised in its turn."""
+        return (future.result() for future in self.submit(model, inputs, **options))
+
+    def infer_batch(self, model: str, inputs: Inputs, **options: Any) -> Any:
+        """One answer for the whole input: a list as long as it, or arrays as long as it.
+
+        Raises:
+            InvalidPayload: before anything is sent.
+            ChunksFailed: with the items that failed, and the answers of the others.
+        """
+        futures = self._submit(model, inputs, options)
+        results: dict[range, Any] = {}
+        errors: dict[range, Exception] = {}
+        for items, future in futures.items():
+            try:
+                results[items] = _checked(future.result(), items)
+            except (ClientError, OSError, ValueError) as error:
+                errors[items] = error
+        if errors:
+            raise ChunksFailed(errors, results)
+        return joined(_with_errors(results))
+
+    def _submit(self, model: str, inputs: Inputs, options: dict[str, Any]) -> "dict[range, Future[Any]]":
+        if length(inputs) == 0 and isinstance(inputs, Mapping | np.ndarray):
+            raise InvalidPayload("arrays of no items")
+        chunks = cut(inputs, self._strategy or self._described(model))
+        return {items: self._futures.submit(model, chunk, **options) for items, chunk in chunks.items()}
+
+    def _described(self, model: str) -> Strategy:
+        """By the model's batch_size, asked for once."""
+        if model not in self._strategies:
+            batch_size = int(self._client.management.describe(model)["batchSize"])
+            self._strategies[model] = ByBytes(MAX_BYTES, min(batch_size, MAX_INSTANCES))
+        return self._strategies[model]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._futures.__exit__(kind, error, traceback)
+
+
+def _with_errors(results: Mapping[range, Any]) -> list[Any]:
+    """The answers; where one has the tensor `error`, which only chunks with failed items have, all have it."""
+    is_needed = any(isinstance(answer, Mapping) and ERROR in answer for answer in results.values())
+    none = {items: np.full(len(items), b"", object) for items in results} if is_needed else {}
+    return [{ERROR: none[items], **answer} if is_needed else answer for items, answer in results.items()]
+
+
+def _checked(answer: Any, items: range) -> Any:
+    """The answer, if it has as many items as were sent."""
+    if isinstance(answer, list | np.ndarray | Mapping) and length(answer) == len(items):
+        return answer
+    raise ValueError(f"the answer to items {items.start}..{items.stop - 1} is not one of {len(items)} items")

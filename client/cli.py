@@ -1,0 +1,159 @@
+"""`python -m client`: arguments in, an exit code out.
+
+0  done      1  predictions failed, or the server refused      2  wrong usage, or no server      130  Ctrl-C
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from client import commands
+from client.client import Client
+from client.errors import ClientError, InvalidPayload, NoConnection, Unreachable
+from client.management import Management
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+# Environment variables that say where the server is, and what stands where they do not.
+URL, MANAGEMENT_URL = "TORCHSERVE_URL", "TORCHSERVE_MANAGEMENT_URL"
+DEFAULT_URL, DEFAULT_MANAGEMENT_URL = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
+WAIT_S, DRAIN_S, PREDICT_S = 120.0, 600.0, 120.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; one line on stderr when it fails."""
+    options = parser().parse_args(arguments)
+    try:
+        keys = _keys(options.keys)
+        management = Management(options.management, token=keys.get("management"))
+        if options.command != "predict":
+            run = getattr(commands, options.command.replace("-", "_"))
+            return int(run(options, management))
+        with Client(options.server, token=keys.get("inference"), timeout_s=options.timeout) as client:
+            return commands.predict(options, management, client)
+    except (Unreachable, NoConnection, InvalidPayload) as error:
+        return _failed(error.message, USAGE)
+    except (ClientError, OSError) as error:
+        return _failed(str(error), FAILED)
+    except KeyboardInterrupt:
+        words = "interrupted"
+        if options.command == "predict":
+            words += f"; what was answered is in {options.out}, the same command goes on from there"
+        return _failed(words, INTERRUPTED)
+
+
+def _failed(words: str, code: int) -> int:
+    commands.aside.print(f"client: {words}")
+    return code
+
+
+def _keys(path: Path | None) -> dict[str, str]:
+    """Tokens by API, of TorchServe's key_file.json."""
+    if path is None:
+        return {}
+    try:
+        return {api: str(entry["key"]) for api, entry in json.loads(path.read_text(encoding="utf-8")).items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidPayload(f"{path}: not a key_file.json of TorchServe") from error
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every command with its arguments."""
+    root = argparse.ArgumentParser(prog="python -m client", description="Operate and use a TorchServe.")
+    inference, management = os.environ.get(URL, DEFAULT_URL), os.environ.get(MANAGEMENT_URL, DEFAULT_MANAGEMENT_URL)
+    root.add_argument("--server", default=inference, metavar="URL", help=f"inference; ${URL} or {DEFAULT_URL}")
+    words = f"management; ${MANAGEMENT_URL} or {DEFAULT_MANAGEMENT_URL}"
+    root.add_argument("--management", default=management, metavar="URL", help=words)
+    words = "TorchServe's key_file.json, where tokens are asked for"
+    root.add_argument("--keys", type=Path, metavar="FILE", help=words)
+    added = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    register = _command(added, "register", "register an archive of the model store")
+    register.add_argument("--url", metavar="ARCHIVE", help="its file name; default: MODEL.mar")
+    _batch_parameters(register, workers=1)
+    register.add_argument("--wait", action="store_true", help="until its workers are ready; say why one failed")
+
+    scale = _command(added, "scale", "change the number of workers")
+    scale.add_argument("workers", type=_count, metavar="WORKERS")
+    scale.add_argument("--wait", action="store_true", help="until they are ready")
+    scale.add_argument("--timeout", type=_seconds, default=WAIT_S, metavar="S", help="default: %(default)g")
+
+    describe = added.add_parser("describe", help="show a model, or all of them", description="Show a model, or all.")
+    describe.add_argument("model", metavar="MODEL", nargs="?")
+    describe.add_argument("--json", action="store_true", help="as the management API has it")
+
+    ready = _command(added, "wait-ready", "wait until every worker is ready")
+    ready.add_argument("--timeout", type=_seconds, default=WAIT_S, metavar="S", help="default: %(default)g")
+
+    _command(added, "unregister", "remove a model")
+
+    rollout = _command(added, "rollout", "new batch parameters or a new archive on a live model, nothing lost")
+    rollout.add_argument("--url", metavar="ARCHIVE", help="a new archive; default: the one that serves")
+    _batch_parameters(rollout, workers=None)
+    rollout.add_argument("--model-store", type=Path, default=Path("model_store"), metavar="FOLDER", help="%(default)s")
+    rollout.add_argument(
+        "--drain-timeout", type=_seconds, default=DRAIN_S, metavar="S", help="for its queue; default: %(default)g"
+    )
+
+    predict = _command(added, "predict", "every file of a folder or line of a file; run it again to go on")
+    predict.add_argument("path", type=Path, metavar="PATH", help="a folder of files, or a file of lines")
+    predict.add_argument("--out", type=Path, required=True, metavar="JSONL", help="answers; started or continued")
+    predict.add_argument(
+        "--chunk", type=_positive, default=64, metavar="N", help="lines a request; default: %(default)d"
+    )
+    predict.add_argument("--in-flight", type=_positive, metavar="N", help="requests at once; default: by batch_size")
+    predict.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="top_k=3")
+    predict.add_argument(
+        "--timeout", type=_seconds, default=PREDICT_S, metavar="S", help="of a request with its retries; %(default)g"
+    )
+    return root
+
+
+def _command(added: Any, name: str, words: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = added.add_parser(name, help=words, description=f"{words.capitalize()}.")
+    command.add_argument("model", metavar="MODEL")
+    return command
+
+
+def _batch_parameters(command: argparse.ArgumentParser, workers: int | None) -> None:
+    kept = "the archive's own" if workers else "as it is"
+    command.add_argument("--batch-size", type=_positive, metavar="N", help=f"default: {kept}")
+    command.add_argument("--max-batch-delay", type=_positive, metavar="MS", help=f"default: {kept}")
+    command.add_argument("--initial-workers", type=_positive, default=workers, metavar="N", help=f"{workers or kept}")
+    command.add_argument(
+        "--logs", type=Path, default=Path("logs"), metavar="FOLDER", help="TorchServe's; why a worker failed is there"
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if (number := _count(text)) < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not separator or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

@@ -1,0 +1,180 @@
+"""Client: one prediction, start to end.
+
+    payload + options -> payloads.body -> tries under one deadline -> answer, or one error of client.errors
+
+Threads may share a client. `X-Timeout-Ms` goes out with each try and says what is left of the deadline, so that a
+server need not work for a caller who has gone.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+from urllib.parse import quote
+
+import orjson
+
+from client.errors import ClientError, Closed, ItemFailed, of_status
+from client.management import Management
+from client.payloads import Body, body
+from client.retry import RetryPolicy, Runner
+from client.transport import Incoming, Outgoing, PooledTransport, Transport
+
+TIMEOUT_HEADER = "X-Timeout-Ms"
+PREDICTIONS = "predictions"
+
+
+class Client:
+    """One server's predictions."""
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8080",
+        management_url: str | None = None,
+        token: str | None = None,
+        timeout_s: float = 60.0,
+        *,
+        management_token: str | None = None,
+        retry: RetryPolicy | None = None,
+        transport: Transport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] | None = None,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        """Address a server; sends nothing.
+
+        Args:
+            url: of the inference API.
+            management_url: of the management API, for those who ask how a model is registered.
+            token, management_token: keys of each API, where token authorization is on.
+            timeout_s: of a call, tries and pauses together.
+            retry: what is tried again; the default policy unless given.
+            transport, clock, sleep, dice: for tests that use no sockets and no time.
+        """
+        self._url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._transport = transport or PooledTransport()
+        self._closed = threading.Event()
+        self._runner = Runner(retry or RetryPolicy(), clock, sleep or self._sleep, dice)
+        self._management = (
+            None if management_url is None else Management(management_url, token=management_token or token)
+        )
+
+    @property
+    def management(self) -> Management:
+        """The management API of the same server.
+
+        Raises:
+            ValueError: no `management_url` was given.
+        """
+        if self._management is None:
+            raise ValueError("Client(management_url=...) is needed to ask how a model is registered")
+        return self._management
+
+    def predict(
+        self, model: str, payload: Any, *, version: str | None = None, timeout_s: float | None = None, **options: Any
+    ) -> Any:
+        """Ask for one answer.
+
+        Args:
+            model: its name.
+            payload: see client.payloads: bytes, a path, text, a dict, a list of them, an array, a dict of arrays.
+            version: of the model; its default unless given.
+            timeout_s: of this call.
+            options: of the model: `top_k=3`.
+
+        Returns:
+            The JSON of the answer, parsed; bytes where it is none. Of a list, a list in its order, an ItemFailed in
+            the place of each item that failed (`raise_failed` raises the first). Of arrays, arrays by name.
+
+        Raises:
+            InvalidPayload: nothing was sent.
+            Rejected, Unavailable, ServerFailed: with what the server said.
+            NoConnection, DeadlineExceeded, Closed: there was no answer.
+        """
+        path = "/".join(quote(part, safe="") for part in (model, version) if part is not None)
+        request = body(payload, options)
+        incoming = self._runner.run(
+            lambda left_s: self._try(f"{self._url}/predictions/{path}", request, left_s),
+            self._timeout_s if timeout_s is None else timeout_s,
+        )
+        return _answer(incoming, request)
+
+    def close(self) -> None:
+        """Let go of every connection; calls that are in flight raise Closed."""
+        self._closed.set()
+        self._transport.close()
+        if self._management is not None:
+            self._management.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _try(self, url: str, request: Body, left_s: float) -> Incoming:
+        timeout = {TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
+        headers = {**self._headers, **request.headers, **timeout}
+        incoming = self._transport.send(Outgoing("POST", url, request.content, headers), left_s)
+        if not 200 <= incoming.status < 300 and not _is_list(incoming, request):
+            raise error_of(incoming)
+        return incoming
+
+    def _sleep(self, seconds: float) -> None:
+        if self._closed.wait(seconds):
+            raise Closed("the client was closed between two tries")
+
+
+def error_of(incoming: Incoming) -> ClientError:
+    """What the server says went wrong: ours and TorchServe's {"code", "type", "message"}, or {"error": ...}."""
+    parsed = _json(incoming.body)
+    said: Any = parsed.get("error", parsed) if isinstance(parsed, dict) else None
+    if isinstance(said, str):
+        said = {"message": said}
+    if not isinstance(said, dict):
+        said = {}
+    message = said.get("message") or said.get("status") or incoming.reason or f"HTTP {incoming.status}"
+    error = of_status(incoming.status, str(said.get("type", "")), str(message))
+    error.retry_after = incoming.headers.get("Retry-After", "")
+    return error
+
+
+def _answer(incoming: Incoming, request: Body) -> Any:
+    if request.is_tensors:
+        # See client.payloads: numpy comes with it.
+        from client import protocol  # noqa: PLC0415
+
+        length = incoming.headers.get(protocol.HEADER)
+        message = protocol.Message(incoming.body, None if length is None else int(length))
+        return dict(protocol.decode(message).arrays)
+    parsed = _json(incoming.body)
+    if parsed is None and incoming.body != b"null":
+        return incoming.body
+    if request.is_list and isinstance(parsed, Mapping) and isinstance(parsed.get(PREDICTIONS), list):
+        return [_item(item, incoming.status) for item in parsed[PREDICTIONS]]
+    return parsed
+
+
+def _is_list(incoming: Incoming, request: Body) -> bool:
+    """Whether it answers each item, though all have failed."""
+    parsed = _json(incoming.body) if request.is_list else None
+    return isinstance(parsed, dict) and isinstance(parsed.get(PREDICTIONS), list)
+
+
+def _item(item: Any, status: int) -> Any:
+    if not (isinstance(item, dict) and item.keys() == {"error"}):
+        return item
+    error = item["error"]
+    if not isinstance(error, dict):
+        return ItemFailed(str(error), status)
+    return ItemFailed(str(error.get("message", "")), int(error.get("code", status)), str(error.get("type", "")))
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None

@@ -1,0 +1,193 @@
+"""What each command of `python -m client` does, once its arguments are parsed."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from client import job
+from client.answers import Answers, requests
+from client.client import Client
+from client.errors import InvalidPayload, LoadFailed, ManagementError
+from client.futures import FuturesClient
+from client.management import Management
+from client.rollout import Rollout, Wanted
+from client.worker_log import WorkerLog, wait_loaded
+
+# Files in flight: enough for three batches, one that runs, one that waits, one that comes back.
+BATCHES_IN_FLIGHT, LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 3, 8, 64
+# Lists of lines in flight, where one request fills a batch by itself.
+LISTS_IN_FLIGHT = 4
+
+out = Console(highlight=False, markup=False, soft_wrap=True)
+aside = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+
+def register(options: argparse.Namespace, management: Management) -> int:
+    """Register an archive; with --wait until its workers are ready."""
+    model, archive = options.model, options.url or f"{options.model}.mar"
+    log = WorkerLog(options.logs / "model_log.log", model)
+    before = _versions(management, model)
+    management.register(
+        archive,
+        batch_size=options.batch_size,
+        max_batch_delay_ms=options.max_batch_delay,
+        initial_workers=options.initial_workers,
+        model_name=model,
+    )
+    (version,) = set(_versions(management, model)) - set(before)
+    described = management.describe(model, version)
+    out.print(
+        f"{model}: registered, version {version}, batch_size {described['batchSize']}, "
+        f"max_batch_delay {described['maxBatchDelay']} ms, {_workers(described['minWorkers'])}"
+    )
+    if options.wait:
+        try:
+            wait_loaded(management, model, log, version)
+        except LoadFailed:
+            management.unregister(model, version)
+            raise
+        out.print(f"{model}: ready")
+    return 0
+
+
+def scale(options: argparse.Namespace, management: Management) -> int:
+    """Change the number of workers."""
+    management.scale(options.model, options.workers)
+    out.print(f"{options.model}: {_workers(options.workers)} wanted")
+    if options.wait:
+        return wait_ready(options, management)
+    return 0
+
+
+def wait_ready(options: argparse.Namespace, management: Management) -> int:
+    """Wait for every worker that is wanted."""
+    management.wait_ready(options.model, options.timeout)
+    out.print(f"{options.model}: ready")
+    return 0
+
+
+def unregister(options: argparse.Namespace, management: Management) -> int:
+    """Remove a model, every version of it; the default goes last, as TorchServe asks."""
+    default = management.describe(options.model)["modelVersion"]
+    for version in sorted(management.versions(options.model), key=lambda version: version == default):
+        management.unregister(options.model, version)
+    out.print(f"{options.model}: unregistered")
+    return 0
+
+
+def describe(options: argparse.Namespace, management: Management) -> int:
+    """Show one model or all: versions, batch parameters, workers, queue."""
+    models = [options.model] if options.model else management.models()
+    described = [
+        {**management.describe(model, version), "isDefault": version == default}
+        for model in models
+        for default in [management.describe(model)["modelVersion"]]
+        for version in management.versions(model)
+    ]
+    if options.json:
+        # Not through the console, which would colour it.
+        out.file.write(json.dumps(described, indent=2) + "\n")
+        return 0
+    out.print(_table(described) if described else "no model is registered")
+    return 0
+
+
+def rollout(options: argparse.Namespace, management: Management) -> int:
+    """Put a new version in the place of the one that serves."""
+    wanted = Wanted(options.batch_size, options.max_batch_delay, options.initial_workers, options.url)
+    if wanted == Wanted():
+        raise InvalidPayload("nothing to change: give --batch-size, --max-batch-delay, --initial-workers or --url")
+    steps = Rollout(management, options.model_store, options.logs, options.drain_timeout, say=out.print)
+    steps.run(options.model, wanted)
+    return 0
+
+
+def predict(options: argparse.Namespace, management: Management, client: Client) -> int:
+    """Ask for every file of a folder, or every line of a file, that has no answer yet."""
+    started_s = time.monotonic()
+    with Answers.open(options.out) as answers:
+        todo = requests(options.path, answers.answered | _own_name(options.out, options.path), options.chunk)
+        inputs = sum(len(request.names) for request in todo)
+        in_flight = options.in_flight or _in_flight(management, options.model, options.path)
+        with _progress() as progress, FuturesClient(client, in_flight, max_queue_items=job.READY) as futures:
+            bar = progress.add_task(options.model, total=inputs, failed="")
+
+            def advance(tally: job.Tally, count: int) -> None:
+                progress.update(bar, advance=count, failed=f"{tally.failed} failed" if tally.failed else "")
+
+            tally = job.run(futures, options.model, todo, answers, options=dict(options.option), advance=advance)
+    seconds = max(time.monotonic() - started_s, 1e-9)
+    earlier = f", {len(answers.answered)} before" if answers.answered else ""
+    rate = f", {inputs / seconds:.1f}/s" if inputs else ""
+    out.print(f"{options.out}: {tally.answered} answered{earlier}, {tally.failed} failed, {seconds:.1f} s{rate}")
+    return 1 if tally.failed else 0
+
+
+def _own_name(out: Path, folder: Path) -> set[str]:
+    """The answers' own name, where they lie in the folder that is asked about."""
+    own, root = out.resolve(), folder.resolve()
+    return {own.relative_to(root).as_posix()} if own.is_relative_to(root) else set()
+
+
+def _in_flight(management: Management, model: str, path: Path) -> int:
+    if not path.is_dir():
+        return LISTS_IN_FLIGHT
+    try:
+        batch_size = int(management.describe(model)["batchSize"])
+    except ManagementError:
+        # Whoever may predict need not be let near the management API.
+        return 2 * LEAST_IN_FLIGHT
+    return min(max(BATCHES_IN_FLIGHT * batch_size, LEAST_IN_FLIGHT), MOST_IN_FLIGHT)
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("[red]{task.fields[failed]}"),
+        console=aside,
+        # Drawing costs the machine that predicts; five times a second is smooth enough.
+        refresh_per_second=5,
+        transient=True,
+        disable=not aside.is_terminal,
+    )
+
+
+def _versions(management: Management, model: str) -> list[str]:
+    try:
+        return management.versions(model)
+    except ManagementError as error:
+        if error.status != 404:
+            raise
+        return []
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'' if count == 1 else 's'}"
+
+
+def _table(described: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("model", "version", "batch_size", "max_batch_delay", "workers", "waiting"):
+        table.add_column(name, justify="right" if name in ("batch_size", "max_batch_delay", "waiting") else "left")
+    for each in described:
+        statuses = [worker["status"] for worker in each["workers"]]
+        workers = ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses))) or "none"
+        table.add_row(
+            each["modelName"],
+            each["modelVersion"] + (" (default)" if each["isDefault"] else ""),
+            str(each["batchSize"]),
+            f"{each['maxBatchDelay']} ms",
+            workers,
+            str(each["jobQueueStatus"]["pendingRequests"]),
+        )
+    return table

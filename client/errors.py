@@ -1,0 +1,158 @@
+"""Errors of the client. Each carries `status`, `type` and `message`.
+
+    ClientError
+    ├── InvalidPayload          0   cannot be sent as it is: raised before anything is
+    ├── NoConnection            0   refused, or lost before the answer
+    ├── DeadlineExceeded        0   no answer within the time of the whole call
+    ├── Closed                  0   the client was closed meanwhile
+    ├── QueueFull               0   too much in flight already
+    ├── Rejected              4xx   the server will not have it: repeating is no use
+    ├── Unavailable      503, 429   overloaded, its queue full, or no worker up: never ran
+    ├── ServerFailed          5xx   it failed on this request
+    ├── ItemFailed                  one item of a list; stands in the item's place
+    ├── ChunksFailed                some chunks of one input; has the answers of the others
+    └── ManagementError             the management API refused, with its own words
+        ├── Unreachable         0   nothing answers at the management address
+        ├── NotReady            0   workers did not become ready in time
+        ├── LoadFailed          0   a worker cannot load its model
+        └── RolloutFailed       0   the old version serves on
+
+`type` is what the server calls it ("CorruptInput", "ServiceUnavailableException"), or the class's own name.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+class ClientError(Exception):
+    """A call did not give what was asked for.
+
+    Attributes:
+        status: HTTP status; 0 where there was no answer.
+        type: short name of the reason.
+        message: one line for a person.
+        retry_after: the answer's Retry-After header, where it had one.
+    """
+
+    retry_after: str = ""
+
+    def __init__(self, message: str, status: int = 0, type: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.type = type or self.__class__.__name__
+
+    def to_json(self) -> dict[str, Any]:
+        """As the server writes errors: {"code", "type", "message"}."""
+        return {"code": self.status, "type": self.type, "message": self.message}
+
+
+class InvalidPayload(ClientError, ValueError):
+    """It cannot be sent as it is."""
+
+
+class NoConnection(ClientError):
+    """Refused, or lost before the answer.
+
+    Attributes:
+        was_sent: whether the server may have seen the request.
+    """
+
+    def __init__(self, message: str, *, was_sent: bool) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent
+
+
+class DeadlineExceeded(ClientError, TimeoutError):
+    """No answer within the time of the whole call."""
+
+
+class Closed(ClientError):
+    """The client was closed meanwhile."""
+
+
+class QueueFull(ClientError):
+    """Too much in flight already."""
+
+
+class Rejected(ClientError):
+    """The server will not have it."""
+
+
+class Unavailable(ClientError):
+    """It is overloaded, its queue is full, or no worker is up; the request never ran."""
+
+
+class ServerFailed(ClientError):
+    """The server failed on this request."""
+
+
+class ItemFailed(ClientError):
+    """One item of a list failed; the others have answers."""
+
+
+class ChunksFailed(ClientError):
+    """Some chunks of one input failed.
+
+    Attributes:
+        errors: the failed chunks, each the range of its items -> why.
+        results: the others, each the range of its items -> its answer.
+    """
+
+    def __init__(self, errors: Mapping[range, Exception], results: Mapping[range, Any]) -> None:
+        chunks = len(errors) + len(results)
+        first = next(iter(errors.values()))
+        places = ", ".join(f"{items.start}..{items.stop - 1}" for items in errors)
+        super().__init__(
+            f"{len(errors)} of {chunks} chunks failed, items {places}: {first}",
+            getattr(first, "status", 0),
+            getattr(first, "type", type(first).__name__),
+        )
+        self.errors = dict(errors)
+        self.results = dict(results)
+
+    @property
+    def failed(self) -> list[int]:
+        """Indices of the items that have no answer."""
+        return [index for items in self.errors for index in items]
+
+    def answers(self) -> list[Any]:
+        """For a list: every item's answer, its chunk's error in the place of those that have none."""
+        places: dict[int, Any] = {index: error for items, error in self.errors.items() for index in items}
+        for items, result in self.results.items():
+            places.update(zip(items, result, strict=True))
+        return [places[index] for index in sorted(places)]
+
+
+class ManagementError(ClientError):
+    """The management API refused a call."""
+
+
+class Unreachable(ManagementError):
+    """Nothing answers at the management address."""
+
+
+class NotReady(ManagementError):
+    """The workers did not become ready in time."""
+
+
+class LoadFailed(ManagementError):
+    """A worker cannot load its model."""
+
+
+class RolloutFailed(ManagementError):
+    """The new version does not serve; the old one does as before."""
+
+
+def of_status(status: int, type: str, message: str) -> ClientError:
+    """The error of an answer that is none."""
+    if status in (429, 503):
+        return Unavailable(message, status, type)
+    return (Rejected if 400 <= status < 500 else ServerFailed)(message, status, type)
+
+
+def raise_failed(answers: Sequence[Any] | Iterable[Any]) -> None:
+    """Raise the first ItemFailed among the answers of a list, where there is one."""
+    for answer in answers:
+        if isinstance(answer, ItemFailed):
+            raise answer

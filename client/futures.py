@@ -1,0 +1,100 @@
+"""FuturesClient: many requests at once, each a future.
+
+    submit -> a place in flight (waited for, or refused) -> thread -> Client.predict -> Future
+
+Results come in any order; `concurrent.futures.as_completed` and `wait` work on what `submit` returns. An exception
+inside the `with` block, Ctrl-C among them, cancels what has not begun and cuts what has: no thread outlives the block.
+"""
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+from client.client import Client
+from client.errors import Closed, QueueFull
+
+
+class FuturesClient:
+    """A client's predictions in the background, a bounded number of them."""
+
+    def __init__(self, client: Client, max_workers: int = 8, max_queue_items: int = 64) -> None:
+        """Start no thread yet.
+
+        Args:
+            client: that sends; an exception inside the `with` block closes it.
+            max_workers: most requests at the server.
+            max_queue_items: most that wait here for one of those places.
+
+        Raises:
+            ValueError: a limit leaves no place.
+        """
+        if max_workers < 1 or max_queue_items < 0:
+            raise ValueError("max_workers must be at least 1, max_queue_items at least 0")
+        self.client = client
+        self.max_workers = max_workers
+        self._limit = max_workers + max_queue_items
+        self._places = threading.BoundedSemaphore(self._limit)
+        self._executor = ThreadPoolExecutor(max_workers, thread_name_prefix="predict")
+        self._in_flight: set[Future[Any]] = set()
+
+    def submit(self, model: str, payload: Any, **options: Any) -> "Future[Any]":
+        """Ask in the background; arguments, results and errors as of Client.predict. Waits while all is full.
+
+        Raises:
+            Closed: the block has been left.
+        """
+        self._places.acquire()
+        return self._submit(model, payload, options)
+
+    def submit_nowait(self, model: str, payload: Any, **options: Any) -> "Future[Any]":
+        """Ask in the background, like `submit`, but never wait.
+
+        Raises:
+            QueueFull: max_workers + max_queue_items requests are in flight.
+            Closed: the block has been left.
+        """
+        if not self._places.acquire(blocking=False):
+            raise QueueFull(f"{self._limit} requests are in flight already")
+        return self._submit(model, payload, options)
+
+    def _submit(self, model: str, payload: Any, options: dict[str, Any]) -> "Future[Any]":
+        try:
+            future = self._executor.submit(self.client.predict, model, payload, **options)
+        except RuntimeError as error:
+            self._places.release()
+            raise Closed("the futures client is closed") from error
+        self._in_flight.add(future)
+        # Called when it is cancelled, too.
+        future.add_done_callback(self._done)
+        return future
+
+    def _done(self, future: "Future[Any]") -> None:
+        self._in_flight.discard(future)
+        self._places.release()
+
+    def close(self) -> None:
+        """Wait for everything that was submitted, and take no more. The client stays open."""
+        self._executor.shutdown(wait=True)
+
+    def abort(self) -> None:
+        """Cancel what has not begun, cut what has, close the client."""
+        in_flight = list(self._in_flight)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self.client.close()
+        self._executor.shutdown(wait=True)
+        for future in in_flight:
+            if future.cancelled():
+                # The executor forgets what it cancels; whoever waits for it in another thread must hear of it.
+                future.set_running_or_notify_cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()

@@ -1,0 +1,100 @@
+"""Many inputs through a model, each answer written as it comes: what `python -m client predict` does.
+
+    requests -> FuturesClient, as many in flight as it has workers -> outcomes -> Answers, Tally
+
+What fails alone is written as an error, and the next run asks again. What would fail for all (no server, no such model)
+ends the run; what was answered until then stays.
+"""
+
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from client.answers import Answers, Request
+from client.errors import ClientError, InvalidPayload, NoConnection, ServerFailed
+from client.futures import FuturesClient
+
+# Requests that are ready beside those at the server, so that no worker waits for this thread.
+READY = 2
+# How TorchServe names a missing or wrong token, which it answers with 400.
+NO_TOKEN = "InvalidKeyException"  # noqa: S105
+
+
+@dataclass(slots=True)
+class Tally:
+    """Inputs by what became of them."""
+
+    answered: int = 0
+    failed: int = 0
+
+
+def run(
+    client: FuturesClient,
+    model: str,
+    requests: Sequence[Request],
+    answers: Answers,
+    *,
+    options: Mapping[str, Any],
+    advance: Callable[[Tally, int], None],
+) -> Tally:
+    """Ask for everything.
+
+    Args:
+        client: whose `max_workers` requests are at the server at a time.
+        model: its name.
+        requests: to be sent, in this order.
+        answers: where outcomes are written, in the order in which they come.
+        options: of every request.
+        advance: told after each request of all so far, and of how many inputs it had.
+
+    Raises:
+        NoConnection: the server went away and did not come back within the deadline of a request.
+        Rejected: there is no such model, or the token is wrong.
+    """
+    tally = Tally()
+    done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+    in_flight: dict[Future[Any], Request] = {}
+
+    def settle() -> None:
+        future = done.get()
+        request = in_flight.pop(future)
+        outcomes = _outcomes(future, request)
+        answers.write(request.names, outcomes)
+        failed = sum(isinstance(outcome, ClientError) for outcome in outcomes)
+        tally.failed += failed
+        tally.answered += len(outcomes) - failed
+        advance(tally, len(outcomes))
+
+    for request in requests:
+        while len(in_flight) >= client.max_workers + READY:
+            settle()
+        future = client.submit(model, request.payload, **options)
+        in_flight[future] = request
+        future.add_done_callback(done.put)
+    while in_flight:
+        settle()
+    return tally
+
+
+def _outcomes(future: "Future[Any]", request: Request) -> list[Any]:
+    """One for each input of the request: a value or a ClientError."""
+    error = future.exception()
+    count = len(request.names)
+    if error is None:
+        answer = future.result()
+        if not isinstance(request.payload, list):
+            return [answer.decode(errors="replace") if isinstance(answer, bytes) else answer]
+        if isinstance(answer, list) and len(answer) == count:
+            return answer
+        return [ServerFailed(f"the answer to {count} inputs is not a list of {count}", 200, "UnknownAnswer")] * count
+    if isinstance(error, OSError) and not isinstance(error, ClientError):
+        error = InvalidPayload(f"cannot be read: {error.strerror}")
+    if not isinstance(error, ClientError) or isinstance(error, NoConnection) or _is_for_all(error):
+        raise error
+    return [error] * count
+
+
+def _is_for_all(error: ClientError) -> bool:
+    return error.status == 404 or error.type == NO_TOKEN

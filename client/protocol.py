@@ -1,0 +1,226 @@
+"""Open Inference Protocol v2: tensors <-> bodies. Pure.
+
+    arrays by name -> encode -> Message (body, length of its JSON part)
+    Message        -> decode -> Tensors (arrays by name, id, parameters)
+
+A tensor travels as JSON numbers and strings, or, with the binary tensor extension, as bytes behind the JSON part, whose
+length the header Inference-Header-Content-Length says. Numbers are little-endian, in row-major order; an element of
+BYTES is its length as uint32 and then itself.
+"""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.errors import InvalidPayload
+
+HEADER = "Inference-Header-Content-Length"
+
+DATATYPES: dict[str, str] = {
+    "BOOL": "bool",
+    "UINT8": "uint8",
+    "UINT16": "uint16",
+    "UINT32": "uint32",
+    "UINT64": "uint64",
+    "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "FP16": "float16",
+    "FP32": "float32",
+    "FP64": "float64",
+}
+_NAMES = {np.dtype(kind): name for name, kind in DATATYPES.items()}
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A body.
+
+    Attributes:
+        body: JSON, and behind it the binary tensors.
+        json_length: bytes of the JSON part; None where there is no other.
+    """
+
+    body: bytes
+    json_length: int | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What says how to read it."""
+        if self.json_length is None:
+            return {"Content-Type": "application/json"}
+        return {"Content-Type": "application/octet-stream", HEADER: str(self.json_length)}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """A decoded message.
+
+    Attributes:
+        arrays: name -> array; BYTES as objects of type bytes.
+        id: of the request, echoed.
+        parameters: of the message as a whole.
+    """
+
+    arrays: Mapping[str, Array]
+    id: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+def encode(
+    arrays: Mapping[str, Array],
+    *,
+    request_id: str = "",
+    outputs: Sequence[str] = (),
+    parameters: Mapping[str, Any] | None = None,
+    is_binary: bool = True,
+) -> Message:
+    """A request.
+
+    Args:
+        arrays: input name -> array; text and bytes as arrays of objects (or of str, or bytes).
+        request_id: that the answer repeats.
+        outputs: names of the wanted outputs; none for all of them.
+        parameters: options of the model.
+        is_binary: tensors behind the JSON part, and answers likewise; otherwise in it.
+
+    Raises:
+        InvalidPayload: an array's type is not of the protocol.
+    """
+    inputs: list[dict[str, Any]] = []
+    parts: list[bytes] = []
+    for name, array in arrays.items():
+        tensor: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": datatype(array)}
+        if is_binary:
+            parts.append(_to_bytes(array))
+            tensor["parameters"] = {"binary_data_size": len(parts[-1])}
+        else:
+            tensor["data"] = _to_json(array)
+        inputs.append(tensor)
+    request: dict[str, Any] = {"id": request_id} if request_id else {}
+    request["inputs"] = inputs
+    merged = dict(parameters or {})
+    if outputs:
+        request["outputs"] = [{"name": name, "parameters": {"binary_data": is_binary}} for name in outputs]
+    elif is_binary:
+        merged = {"binary_data_output": True, **merged}
+    if merged:
+        request["parameters"] = merged
+    try:
+        text = json.dumps(request, separators=(",", ":"), allow_nan=False).encode()
+    except (ValueError, TypeError) as error:
+        raise InvalidPayload(f"JSON cannot hold it: {error}") from None
+    return Message(b"".join([text, *parts]), len(text) if is_binary else None)
+
+
+def decode(message: Message) -> Tensors:
+    """An answer.
+
+    Raises:
+        ValueError: it is not of the protocol.
+    """
+    length = len(message.body) if message.json_length is None else message.json_length
+    try:
+        answer = json.loads(message.body[:length])
+        arrays = {}
+        offset = length
+        for output in answer["outputs"]:
+            size = output.get("parameters", {}).get("binary_data_size")
+            if size is None:
+                arrays[output["name"]] = _from_json(output["data"], output["datatype"], output["shape"])
+                continue
+            raw = message.body[offset : offset + size]
+            if len(raw) != size:
+                raise ValueError(f"{output['name']}: {len(raw)} bytes of {size}")
+            arrays[output["name"]] = _from_bytes(raw, output["datatype"], output["shape"])
+            offset += size
+    except (KeyError, TypeError, struct.error) as error:
+        raise ValueError(f"not an answer of the Open Inference Protocol: {type(error).__name__}: {error}") from error
+    return Tensors(arrays, answer.get("id", ""), answer.get("parameters", {}))
+
+
+def datatype(array: Array) -> str:
+    """The protocol's name of an array's type.
+
+    Raises:
+        InvalidPayload: it has none.
+    """
+    if array.dtype.kind in "OSU":
+        return "BYTES"
+    # Byte order is taken care of when it is written.
+    name = _NAMES.get(array.dtype.newbyteorder("="))
+    if name is None:
+        raise InvalidPayload(f"arrays of {array.dtype} cannot be sent; of {', '.join(DATATYPES.values())} or text can")
+    return name
+
+
+def elements(array: Array) -> list[bytes]:
+    """The elements of a BYTES array, in row-major order; text as UTF-8.
+
+    Raises:
+        InvalidPayload: one is neither text nor bytes.
+    """
+    made = []
+    for element in array.ravel(order="C").tolist():
+        if isinstance(element, str):
+            made.append(element.encode())
+        elif isinstance(element, bytes | bytearray):
+            made.append(bytes(element))
+        else:
+            raise InvalidPayload(f"an array of objects holds text or bytes, not {type(element).__name__}")
+    return made
+
+
+def _to_bytes(array: Array) -> bytes:
+    if datatype(array) == "BYTES":
+        return b"".join(struct.pack("<I", len(element)) + element for element in elements(array))
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(order="C")
+
+
+def _to_json(array: Array) -> list[Any]:
+    if datatype(array) != "BYTES":
+        values: list[Any] = array.ravel(order="C").tolist()
+        return values
+    try:
+        return [element.decode() for element in elements(array)]
+    except UnicodeDecodeError:
+        raise InvalidPayload("bytes that are not UTF-8 need a binary tensor") from None
+
+
+def _from_bytes(raw: bytes, kind: str, shape: Sequence[int]) -> Array:
+    if kind != "BYTES":
+        return np.frombuffer(raw, np.dtype(DATATYPES[kind]).newbyteorder("<")).reshape(shape)
+    found = []
+    offset = 0
+    while offset < len(raw):
+        (size,) = struct.unpack_from("<I", raw, offset)
+        offset += 4 + size
+        if offset > len(raw):
+            raise ValueError("an element of BYTES is cut off")
+        found.append(raw[offset - size : offset])
+    return _objects(found).reshape(shape)
+
+
+def _from_json(data: Any, kind: str, shape: Sequence[int]) -> Array:
+    if kind == "BYTES":
+        return _objects([each.encode() for each in _flat(data)]).reshape(shape)
+    return np.array(data, DATATYPES[kind]).reshape(shape)
+
+
+def _flat(data: Any) -> list[Any]:
+    return [leaf for each in data for leaf in _flat(each)] if isinstance(data, list) else [data]
+
+
+def _objects(values: Sequence[bytes]) -> Array:
+    # np.array(values, object) would take the length of one element for a dimension.
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array

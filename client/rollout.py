@@ -1,0 +1,176 @@
+"""A model's next version takes over while clients keep sending: nothing refused, nothing lost.
+
+    register the new version -> READY -> set-default -> drain the old one -> unregister it
+        does not become READY: the new version is unregistered, the old one has never stopped
+
+TorchServe resolves a request's version when it arrives, so that from set-default on nothing new reaches the old version
+but what names it. Unregistering kills workers where they stand, hence the drain:
+
+    1. a moment, for requests whose version was resolved just before the default changed, to get into the queue
+    2. until nothing waits in the old version's queue
+    3. until its last batch is out: with one worker, until a request for metadata has come back through the queue, since
+       a worker takes it only when its batch is answered; with several, or with continuous batching, for
+       responseTimeout, within which TorchServe has answered or replaced a worker
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from client import archives
+from client.errors import ClientError, LoadFailed, ManagementError, NotReady, RolloutFailed
+from client.management import POLL_S, Management
+from client.worker_log import WorkerLog, wait_loaded
+
+# Between a request's version being looked up and its place in the queue lie microseconds of one thread.
+MOMENT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How the new version is to be registered; None for what the old one has.
+
+    Attributes:
+        archive: file name in the model store; None for a copy of the running archive under another version.
+    """
+
+    batch_size: int | None = None
+    max_batch_delay_ms: int | None = None
+    initial_workers: int | None = None
+    archive: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One server, and where its files are.
+
+    Attributes:
+        management: of the server.
+        model_store: its folder, as this process sees it.
+        logs: its folder, likewise.
+        drain_timeout_s: most seconds for the old version's queue to empty.
+        say: told of each step, one line.
+        sleep: between looks.
+    """
+
+    management: Management
+    model_store: Path = Path("model_store")
+    logs: Path = Path("logs")
+    drain_timeout_s: float = 600.0
+    say: Callable[[str], None] = lambda _: None
+    sleep: Callable[[float], None] = time.sleep
+
+    def run(self, model: str, wanted: Wanted) -> str:
+        """Replace the default version of a model.
+
+        Returns:
+            The version that serves now.
+
+        Raises:
+            RolloutFailed: the new version did not come up, or the old one did not drain; says what serves.
+            ManagementError, InvalidPayload: nothing was changed.
+        """
+        old = self.management.describe(model)
+        archive, description = self._archive(model, old, wanted)
+        version = description.version
+        is_copy = wanted.archive is None
+        try:
+            self._register(model, archive.name, version, old, wanted)
+        except BaseException:
+            if is_copy:
+                archives.remove(archive)
+            raise
+        self.management.set_default(model, version)
+        self.say(f"{model}: version {version} is the default")
+        self._drain(model, old)
+        self.management.unregister(model, str(old["modelVersion"]))
+        self.say(f"{model}: version {old['modelVersion']} is unregistered")
+        replaced = self.model_store / str(old["modelUrl"])
+        if "@" in replaced.name and replaced.name != archive.name:
+            # A copy that an earlier rollout made; the workers have archives unpacked elsewhere.
+            archives.remove(replaced)
+        return version
+
+    def _archive(self, model: str, old: dict[str, Any], wanted: Wanted) -> tuple[Path, archives.Description]:
+        """The archive to register, in the model store, under a version that is free."""
+        taken = self.management.versions(model)
+        path = self.model_store / (wanted.archive or str(old["modelUrl"]))
+        description = archives.describe(path)
+        if wanted.archive is None:
+            path = archives.reversioned(path, archives.next_version(str(old["modelVersion"]), taken))
+            return path, archives.describe(path)
+        if description.name != model:
+            raise RolloutFailed(f"{path.name} holds {description.name}, not {model}")
+        if description.version in taken:
+            raise RolloutFailed(
+                f"{model}: version {description.version} is registered already; give {path.name} another"
+            )
+        return path, description
+
+    def _register(self, model: str, archive: str, version: str, old: dict[str, Any], wanted: Wanted) -> None:
+        log = WorkerLog(self.logs / "model_log.log", model, version)
+        workers = wanted.initial_workers or max(1, int(old["minWorkers"]))
+        batch_size = wanted.batch_size or int(old["batchSize"])
+        max_batch_delay_ms = wanted.max_batch_delay_ms or int(old["maxBatchDelay"])
+        self.management.register(
+            archive,
+            batch_size=batch_size,
+            max_batch_delay_ms=max_batch_delay_ms,
+            initial_workers=workers,
+            model_name=model,
+        )
+        self.say(
+            f"{model}: version {version} is registered, batch_size {batch_size}, "
+            f"max_batch_delay {max_batch_delay_ms} ms, {workers} worker{'s' if workers > 1 else ''}"
+        )
+        try:
+            wait_loaded(self.management, model, log, version)
+        except (LoadFailed, NotReady) as error:
+            self._unregister(model, version)
+            raise RolloutFailed(f"{error.message}; version {old['modelVersion']} serves on") from error
+        except BaseException:
+            # Ctrl-C, a server that went away: a half-started version must not stay behind.
+            self._unregister(model, version)
+            raise
+        self.say(f"{model}: version {version} is ready")
+
+    def _unregister(self, model: str, version: str) -> None:
+        try:
+            self.management.unregister(model, version)
+        except ManagementError as error:
+            self.say(f"{model}: version {version} could not be unregistered: {error.message}")
+
+    def _drain(self, model: str, old: dict[str, Any]) -> None:
+        """Return when the old version has answered everything it was asked."""
+        version = str(old["modelVersion"])
+        self.sleep(MOMENT_S)
+        deadline = time.monotonic() + self.drain_timeout_s
+        while (pending := self._pending(model, version)) > 0:
+            if time.monotonic() > deadline:
+                raise RolloutFailed(
+                    f"{model}: {pending} requests still wait for version {version} after {self.drain_timeout_s:g} s; "
+                    "it stays registered, the new version is the default"
+                )
+            self.sleep(POLL_S)
+        response_timeout_s = float(old["responseTimeout"])
+        if self._has_one_batch(model, version) and self.management.pass_through_worker(
+            model, version, response_timeout_s
+        ):
+            self.say(f"{model}: version {version} has answered everything")
+            return
+        self.say(f"{model}: version {version} has an empty queue; its last batches have {response_timeout_s:g} s")
+        self.sleep(response_timeout_s)
+
+    def _pending(self, model: str, version: str) -> int:
+        return int(self.management.describe(model, version)["jobQueueStatus"]["pendingRequests"])
+
+    def _has_one_batch(self, model: str, version: str) -> bool:
+        """Whether the version runs one batch at a time: one worker, classic batching."""
+        old = self.management.describe(model, version)
+        try:
+            description = archives.describe(self.model_store / str(old["modelUrl"]))
+        except ClientError:
+            return False
+        return len(old["workers"]) == 1 and not description.is_continuous

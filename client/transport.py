@@ -1,0 +1,162 @@
+"""What carries a request: one method, so that tests bring a script instead of sockets.
+
+    Outgoing -> Transport.send -> Incoming, or NoConnection, or DeadlineExceeded
+
+PooledTransport keeps connections in a pool of `requests`, and can be aborted: a thread that waits for an answer is
+let go at once, which Ctrl-C needs.
+"""
+
+import contextlib
+import socket
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError
+
+from client.errors import Closed, DeadlineExceeded, InvalidPayload, NoConnection
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A request."""
+
+    method: str
+    url: str
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """An answer; its headers are looked up without regard to case."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+
+class Transport(Protocol):
+    """Carries requests, from several threads at once."""
+
+    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+        """One try.
+
+        Raises:
+            NoConnection: refused, or lost before the answer.
+            DeadlineExceeded: no answer within `timeout_s`.
+            Closed: `close` was called.
+        """
+
+    def close(self) -> None:
+        """Let everything go that is in flight, and send no more."""
+
+
+class PooledTransport:
+    """HTTP/1.1 over kept connections."""
+
+    def __init__(self, connections: int = 64) -> None:
+        """Open nothing yet.
+
+        Args:
+            connections: that are kept for the next request; more threads than that open others for the moment.
+        """
+        self._adapter = _TrackingAdapter(connections)
+        self._session = requests.Session()
+        # A proxy or a .netrc of the caller's has no business between it and its own server.
+        self._session.trust_env = False
+        self._session.mount("http://", self._adapter)
+        self._session.mount("https://", self._adapter)
+        self._is_closed = False
+
+    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+        """See `Transport.send`. `timeout_s` is of connecting and of each wait for bytes."""
+        if self._is_closed:
+            raise Closed("the client is closed")
+        try:
+            response = self._session.request(
+                request.method,
+                request.url,
+                data=request.body or None,
+                headers=dict(request.headers),
+                timeout=timeout_s,
+                allow_redirects=False,
+            )
+        except (requests.RequestException, OSError) as error:
+            if self._is_closed:
+                raise Closed("the client was closed before the answer came") from error
+            raise _reason(error, request, timeout_s) from error
+        return Incoming(response.status_code, response.content, response.headers, response.reason or "")
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._is_closed = True
+        self._adapter.abort()
+        self._session.close()
+
+
+def _reason(error: Exception, request: Outgoing, timeout_s: float) -> Exception:
+    origin = "/".join(request.url.split("/", 3)[:3])
+    if isinstance(error, ValueError):
+        # What requests calls an invalid URL, scheme or header.
+        return InvalidPayload(f"{origin or request.url}: cannot be asked: {error}")
+    if isinstance(error, requests.ReadTimeout):
+        return DeadlineExceeded(f"{origin}: no answer within {timeout_s:.3g} s")
+    cause: Any = error.args[0] if error.args else None
+    if isinstance(cause, MaxRetryError):
+        cause = cause.reason
+    was_sent = not isinstance(cause, NewConnectionError | ConnectTimeoutError)
+    what = "the connection was lost before the answer came" if was_sent else "nothing answers"
+    return NoConnection(f"{origin}: {what}", was_sent=was_sent)
+
+
+class _TrackingAdapter(HTTPAdapter):
+    """Knows the connections that are open, to cut them."""
+
+    def __init__(self, connections: int) -> None:
+        self._open: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        super().__init__(pool_connections=4, pool_maxsize=connections)
+
+    def init_poolmanager(self, *arguments: Any, **keywords: Any) -> None:
+        super().init_poolmanager(*arguments, **keywords)
+        manager: Any = self.poolmanager
+        manager.pool_classes_by_scheme = {
+            "http": _tracking(HTTPConnectionPool, HTTPConnection, self._opened),
+            "https": _tracking(HTTPSConnectionPool, HTTPSConnection, self._opened),
+        }
+
+    def _opened(self, connection: HTTPConnection) -> None:
+        with self._lock:
+            self._open.add(connection)
+
+    def abort(self) -> None:
+        """Shut every connection down; whoever reads from one gets an error at once."""
+        with self._lock:
+            connections = list(self._open)
+        for connection in connections:
+            sock = getattr(connection, "sock", None)
+            if sock is not None:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+
+def _tracking(pool: Any, connection: Any, opened: Any) -> Any:
+    """A pool class whose connections report themselves once connected."""
+
+    class Tracked(connection):  # type: ignore[misc]
+        def connect(self) -> None:
+            super().connect()
+            opened(self)
+
+    class TrackingPool(pool):  # type: ignore[misc]
+        ConnectionCls = Tracked
+
+    return TrackingPool

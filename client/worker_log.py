@@ -1,0 +1,89 @@
+"""Why a worker does not come up: over the management API it only ever is not READY, its log has the words.
+
+model_log.log -> lines of one model from now on -> the reason, once a worker has said one
+"""
+
+import re
+import time
+from pathlib import Path
+
+from client.errors import LoadFailed
+from client.management import POLL_S, Management
+
+# How our handlers begin the one line that says it (handlers/errors.py, LOAD_FAILED).
+LOAD_FAILED = "Cannot load"
+
+DIED = "Backend worker process died"
+
+
+class WorkerLog:
+    """What the workers of one model print from now on."""
+
+    _LINE = re.compile(
+        r"^\S+ \[\w+ *\] W-\d+-(?P<model>.+)_(?P<version>[^_]*)-std(?:out|err) MODEL_LOG - (?P<message>.*)$"
+    )
+
+    def __init__(self, path: Path, model: str, version: str | None = None) -> None:
+        """Remember where the log ends.
+
+        Args:
+            path: TorchServe's model_log.log; it need not exist yet.
+            model: whose workers.
+            version: of the model; any, unless given.
+        """
+        self.path = path
+        self._model = model
+        self._version = version
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def reason(self) -> str | None:
+        """Why a worker could not load, once one has said so; None until then."""
+        if not self.path.exists():
+            return None
+        with self.path.open(encoding="utf-8", errors="replace") as log:
+            log.seek(self._offset)
+            matches = [self._LINE.match(line.rstrip("\n")) for line in log]
+        messages = [match["message"] for match in matches if match and self._is_ours(match)]
+        return load_error(messages)
+
+    def _is_ours(self, match: "re.Match[str]") -> bool:
+        return match["model"] == self._model and self._version in (None, match["version"])
+
+
+def load_error(messages: list[str]) -> str | None:
+    """The reason in what a worker printed: our handlers' one line, or the first exception of its last traceback.
+
+    The first, because TorchServe answers a failed import by looking for a handler of its own, and a chain of
+    exceptions is printed with its cause first.
+    """
+    for message in messages:
+        if message.startswith(LOAD_FAILED):
+            return message
+    if not any(DIED in message for message in messages):
+        return None
+    is_inside = False
+    for message in messages:
+        if message.startswith("Traceback "):
+            is_inside = True
+        elif is_inside and message and not message.startswith(" "):
+            return message
+    return "the worker died without a word"
+
+
+def wait_loaded(management: Management, model: str, log: WorkerLog, version: str | None = None) -> None:
+    """Return when the workers are ready; the time is the model's own startupTimeout.
+
+    Raises:
+        LoadFailed: with the worker's own words, or where to look for them.
+    """
+    timeout_s = float(management.describe(model, version)["startupTimeout"])
+    deadline = time.monotonic() + timeout_s
+    while not management.is_ready(model, version):
+        reason = log.reason()
+        if reason is None and time.monotonic() > deadline:
+            reason = f"no ready worker after startupTimeout, {timeout_s:g} s; {log.path} may say why"
+            if not log.path.exists():
+                reason = f"no ready worker after startupTimeout, {timeout_s:g} s; the server's model_log.log says why"
+        if reason is not None:
+            raise LoadFailed(f"{model}: {reason}")
+        time.sleep(POLL_S)

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# One photograph, an option, a list: no client at all.     examples/client/curl.sh [URL]
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+url="${1:-http://127.0.0.1:8080}/predictions/resnet-152"
+
+curl -fsS -T examples/resnet-152/cat.jpg "$url"
+echo
+curl -fsS -F data=@examples/resnet-152/cat.jpg -F top_k=1 "$url"
+echo
+{
+    printf '{"instances": [{"b64": "%s"}, ' "$(base64 < examples/resnet-152/cat.jpg | tr -d '\n')"
+    printf '{"b64": "%s"}], "top_k": 1}' "$(base64 < examples/mobilenet-v2/espresso.jpg | tr -d '\n')"
+} | curl -fsS -H "Content-Type: application/json" -d @- "$url"
+echo

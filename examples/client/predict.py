@@ -1,0 +1,25 @@
+"""One photograph, then two at once, with Client.     python -m examples.client.predict [URL]"""
+
+import sys
+from pathlib import Path
+
+from client import Client, ClientError, ItemFailed
+
+PHOTOGRAPHS = [Path("examples/resnet-152/cat.jpg"), Path("examples/mobilenet-v2/espresso.jpg")]
+
+
+def main(url: str = "http://127.0.0.1:8080") -> None:
+    """Ask, and say what went wrong where something did."""
+    with Client(url, timeout_s=30) as client:
+        print(client.predict("resnet-152", PHOTOGRAPHS[0], top_k=1))
+        # A list has an answer for each item; the last one is no photograph, and the others never notice.
+        for answer in client.predict("resnet-152", [*PHOTOGRAPHS, b"no photograph"], top_k=1):
+            print(f"failed: {answer.type}: {answer.message}" if isinstance(answer, ItemFailed) else answer)
+        try:
+            client.predict("resnet-152", PHOTOGRAPHS[0], top_k="many")
+        except ClientError as error:
+            print(f"{error.status} {error.type}: {error.message}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

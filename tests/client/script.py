@@ -1,0 +1,91 @@
+"""A transport without sockets: what the server answers is written down beforehand, what it was sent is kept."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import orjson
+
+from client.client import Client
+from client.errors import Closed
+from client.retry import RetryPolicy
+from client.transport import Incoming, Outgoing
+
+Step = Incoming | Exception
+
+
+class Script:
+    """Answers in turn, the last one forever."""
+
+    def __init__(self, *steps: Step) -> None:
+        self.steps = list(steps)
+        self.sent: list[tuple[Outgoing, float]] = []
+        self._lock = threading.Lock()
+
+    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+        with self._lock:
+            self.sent.append((request, timeout_s))
+            step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def close(self) -> None:
+        self.steps = [Closed("closed")]
+
+
+class Server:
+    """Answers by what it is asked."""
+
+    def __init__(self, answer: Callable[[Outgoing], Step]) -> None:
+        self.answer = answer
+        self.sent: list[Outgoing] = []
+
+    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+        self.sent.append(request)
+        step = self.answer(request)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def close(self) -> None:
+        """It has nothing open."""
+
+
+class Time:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.slept: list[float] = []
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
+
+
+def client(transport: Script | Server, time: Time | None = None, retry: RetryPolicy | None = None) -> Client:
+    """A client of the script; its dice always say 1, the longest pause."""
+    time = time or Time()
+    return Client(
+        "http://server", transport=transport, clock=time.clock, sleep=time.sleep, dice=lambda: 1.0, retry=retry
+    )
+
+
+def ok(value: object) -> Incoming:
+    return Incoming(200, orjson.dumps(value))
+
+
+def failed(status: int, type_: str = "", message: str = "", **headers: str) -> Incoming:
+    return Incoming(status, orjson.dumps({"code": status, "type": type_, "message": message}), headers)
+
+
+def predictions(*values: object) -> Incoming:
+    return ok({"predictions": list(values)})
+
+
+def sizes(requests: Sequence[Outgoing]) -> list[int]:
+    """Items of each request that was a list."""
+    return [len(orjson.loads(request.body)["instances"]) for request in requests]

@@ -1,0 +1,100 @@
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from client import InvalidPayload, archives
+
+MANIFEST = {"model": {"modelName": "m", "modelVersion": "1.0", "configFile": "model-config.yaml", "handler": "h.py"}}
+CONFIG = "batchSize: 8\ncontinuousBatching: true\n"
+WEIGHTS = bytes(range(256)) * 5000
+
+
+def mar(folder: Path, compression: int = zipfile.ZIP_STORED) -> Path:
+    path = folder / "m.mar"
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("handlers/", b"")
+        archive.writestr("handlers/h.py", "class Handler: ...")
+        archive.writestr("model.bin", WEIGHTS)
+        archive.writestr("model-config.yaml", CONFIG)
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(MANIFEST))
+    return path
+
+
+def unpacked(folder: Path) -> Path:
+    with zipfile.ZipFile(mar(folder)) as archive:
+        archive.extractall(folder / "m")
+    return folder / "m"
+
+
+def test_archive_says_what_it_is_as_file_and_as_folder(tmp_path: Path) -> None:
+    for path in (mar(tmp_path), unpacked(tmp_path)):
+        description = archives.describe(path)
+        assert (description.name, description.version, description.is_continuous) == ("m", "1.0", True)
+        assert description.config["batchSize"] == 8
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_copy_differs_in_its_version_alone(tmp_path: Path, compression: int) -> None:
+    original = mar(tmp_path, compression)
+    before = original.read_bytes()
+    copy = archives.reversioned(original, "1.0-r2")
+    assert copy == tmp_path / "m@1.0-r2.mar"
+    assert archives.describe(copy).version == "1.0-r2"
+    assert original.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"m.mar", "m@1.0-r2.mar"}
+    with zipfile.ZipFile(copy) as archive, zipfile.ZipFile(original) as first:
+        assert archive.testzip() is None
+        assert archive.namelist() == first.namelist()
+        assert archive.read("model.bin") == WEIGHTS
+        assert archive.getinfo("model.bin").compress_type == compression
+        manifest = json.loads(archive.read("MAR-INF/MANIFEST.json"))
+    assert manifest == {"model": {**MANIFEST["model"], "modelVersion": "1.0-r2"}}
+
+
+def test_copy_of_a_copy_is_named_after_the_original(tmp_path: Path) -> None:
+    second = archives.reversioned(mar(tmp_path), "1.0-r2")
+    assert archives.reversioned(second, "1.0-r3").name == "m@1.0-r3.mar"
+
+
+def test_copy_of_a_folder_is_a_folder(tmp_path: Path) -> None:
+    copy = archives.reversioned(unpacked(tmp_path), "1.0-r2")
+    assert copy == tmp_path / "m@1.0-r2"
+    assert archives.describe(copy).version == "1.0-r2"
+    assert (copy / "model.bin").read_bytes() == WEIGHTS
+    archives.remove(copy)
+    assert not copy.exists()
+
+
+def test_copy_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    original = mar(tmp_path)
+    content = original.read_bytes()
+    original.write_bytes(content.replace(WEIGHTS[:300], b"x" * 300, 1))
+    with pytest.raises(zipfile.BadZipFile):
+        archives.reversioned(original, "1.0-r2")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.mar"]
+
+
+@pytest.mark.parametrize(
+    ("version", "taken", "following"),
+    [
+        ("1.0", ["1.0"], "1.0-r2"),
+        ("1.0-r2", ["1.0-r2"], "1.0-r3"),
+        ("1.0-r2", ["1.0", "1.0-r2", "1.0-r7"], "1.0-r8"),
+        ("1.0-untrained", ["1.0-untrained"], "1.0-untrained-r2"),
+        ("1.0-r", ["1.0-r"], "1.0-r-r2"),
+    ],
+)
+def test_next_version_is_free(version: str, taken: list[str], following: str) -> None:
+    assert archives.next_version(version, taken) == following
+    assert archives.original_version(following) == archives.original_version(version)
+
+
+@pytest.mark.parametrize("content", [None, b"no zip", b"PK\x05\x06" + bytes(18)])
+def test_file_that_is_no_archive_says_so(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "m.mar"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidPayload, match=r"m\.mar: not an archive that can be read"):
+        archives.describe(path)

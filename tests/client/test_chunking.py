@@ -1,0 +1,216 @@
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client import ByBytes, ByCount, ChunkingClient, ChunksFailed, InvalidPayload, ItemFailed
+from client.chunking import Inputs, cut, joined, length, part, sizes
+from client.transport import Incoming, Outgoing
+from tests.client.script import Script, Server, client, failed, ok, predictions
+from tests.client.script import sizes as request_sizes
+
+
+def as_lists(inputs: Any) -> Any:
+    """Comparable, whatever it is."""
+    if isinstance(inputs, Mapping):
+        return {name: array.tolist() for name, array in inputs.items()}
+    return inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
+
+
+@st.composite
+def inputs_of_items(draw: st.DrawFn) -> Inputs:
+    """Lists of several kinds, an array, or arrays that agree on their first dimension."""
+    texts = draw(st.lists(st.text(max_size=20), min_size=1, max_size=40))
+    count = len(texts)
+    kind = draw(st.sampled_from(["texts", "bytes", "dicts", "array", "arrays"]))
+    if kind == "texts":
+        return texts
+    if kind == "bytes":
+        return [text.encode() for text in texts]
+    if kind == "dicts":
+        return [{"text": text, "top_k": 1} for text in texts]
+    numbers = np.arange(count * 6).reshape(count, 2, 3)
+    if kind == "array":
+        return numbers
+    strings = np.empty((count, 1), object)
+    strings[:, 0] = texts
+    return {"numbers": numbers, "strings": strings, "flags": np.arange(count) % 2 == 0}
+
+
+@st.composite
+def strategies(draw: st.DrawFn) -> Any:
+    """Ours, and callables that cut anywhere, chunks of nothing included."""
+    kind = draw(st.sampled_from(["count", "bytes", "own"]))
+    if kind == "count":
+        return ByCount(draw(st.integers(1, 50)))
+    if kind == "bytes":
+        return ByBytes(draw(st.integers(1, 200)), draw(st.integers(1, 50)))
+    cuts = draw(st.lists(st.floats(0, 1), max_size=6))
+
+    def own(inputs: Inputs) -> Iterator[Inputs]:
+        count = length(inputs)
+        edges = sorted([0, count, *(int(share * count) for share in cuts)])
+        return (part(inputs, start, stop) for start, stop in pairwise(edges))
+
+    return own
+
+
+@given(inputs_of_items(), strategies())
+def test_joining_what_was_cut_gives_the_input_back(inputs: Inputs, strategy: Any) -> None:
+    chunks = cut(inputs, strategy)
+    assert [index for items in chunks for index in items] == list(range(length(inputs)))
+    assert all(length(chunk) == len(items) > 0 for items, chunk in chunks.items())
+    assert as_lists(joined(list(chunks.values()))) == as_lists(inputs)
+
+
+@given(inputs_of_items(), st.integers(1, 50))
+def test_by_count_makes_chunks_of_that_many_but_the_last(inputs: Inputs, count: int) -> None:
+    *full, last = [length(chunk) for chunk in ByCount(count)(inputs)]
+    assert set(full) <= {count}
+    assert 1 <= last <= count
+
+
+@given(inputs_of_items(), st.integers(1, 200), st.integers(1, 50))
+def test_by_bytes_keeps_both_limits_and_is_greedy(inputs: Inputs, most_bytes: int, items: int) -> None:
+    every = sizes(inputs)
+    chunks = list(cut(inputs, ByBytes(most_bytes, items)))
+    for chunk in chunks:
+        assert len(chunk) <= items
+        assert len(chunk) == 1 or sum(every[index] for index in chunk) <= most_bytes
+    for before, after in pairwise(chunks):
+        fits = sum(every[index] for index in before) + every[after.start] <= most_bytes
+        assert len(before) == items or not fits
+
+
+def test_sizes_are_those_of_what_is_sent() -> None:
+    assert sizes(["한", "ab"]) == [3, 2]
+    assert sizes([b"abc", b"abcd"]) == [4, 8]  # base64
+    assert sizes(np.zeros((2, 3), np.float32)) == [12, 12]
+    assert sizes({"a": np.zeros((2, 3), np.uint8), "t": np.array([["한"], ["ab"]], object)}) == [3 + 7, 3 + 6]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"a": np.zeros((3, 2)), "b": np.zeros(4)}, "first dimensions differ: a has 3, b has 4"),
+        ({"a": np.zeros(3), "b": np.array(1.0)}, "no first dimension to cut along: b"),
+        (np.array(1.0), "no first dimension"),
+        ({}, "at least one"),
+        ({"a": [1, 2]}, "nothing else"),
+        ("text", "not str"),
+        (b"bytes", "not bytes"),
+        (3, "not int"),
+        (np.zeros((0, 2)), "no items"),
+    ],
+)
+def test_inputs_that_cannot_be_cut_are_refused_before_anything_is_sent(inputs: Any, words: str) -> None:
+    script = Script(ok([]))
+    with ChunkingClient(client(script), ByCount(2)) as chunking:
+        for ask in (chunking.submit, chunking.infer_batch):
+            with pytest.raises(InvalidPayload, match=words):
+                ask("m", inputs)
+    assert script.sent == []
+
+
+@pytest.mark.parametrize("made", [[["a"]], [["a", "b", "c"], ["d"]], []])
+def test_strategy_that_loses_or_invents_items_is_refused_before_anything_is_sent(made: list[Any]) -> None:
+    script = Script(ok([]))
+    with (
+        ChunkingClient(client(script), lambda _: made) as chunking,
+        pytest.raises(InvalidPayload, match="out of 3"),
+    ):
+        chunking.infer_batch("m", ["a", "b", "c"])
+    assert script.sent == []
+
+
+def upper(request: Outgoing) -> Incoming:
+    return predictions(*(text.upper() for text in orjson.loads(request.body)["instances"]))
+
+
+def test_infer_batch_joins_in_order_and_sends_the_options_with_every_chunk() -> None:
+    server = Server(upper)
+    texts = [f"text {number}" for number in range(10)]
+    with ChunkingClient(client(server), ByCount(4)) as chunking:
+        assert chunking.infer_batch("m", texts, top_k=2) == [text.upper() for text in texts]
+        assert [future.result() for future in chunking.submit("m", texts[:5])] == [
+            ["TEXT 0", "TEXT 1", "TEXT 2", "TEXT 3"],
+            ["TEXT 4"],
+        ]
+        assert list(chunking.infer_chunks("m", ["a"])) == [["A"]]
+        assert chunking.infer_batch("m", []) == []
+    assert sorted(request_sizes(server.sent[:3])) == [2, 4, 4]
+    assert all(orjson.loads(request.body)["top_k"] == 2 for request in server.sent[:3])
+
+
+def test_infer_batch_joins_arrays_along_their_first_axis() -> None:
+    def answer(request: Outgoing) -> Incoming:
+        tensor = orjson.loads(request.body[: int(request.headers["Inference-Header-Content-Length"])])["inputs"][0]
+        raw = request.body[int(request.headers["Inference-Header-Content-Length"]) :]
+        values = np.frombuffer(raw, np.int64).reshape(tensor["shape"])
+        return ok({"outputs": [{"name": "y", "datatype": "INT64", "shape": tensor["shape"], "data": values.tolist()}]})
+
+    numbers = np.arange(14).reshape(7, 2)
+    with ChunkingClient(client(Server(answer)), ByCount(3)) as chunking:
+        result = chunking.infer_batch("m", {"x": numbers})
+    np.testing.assert_array_equal(result["y"], numbers)
+
+
+def test_errors_of_one_chunks_items_are_joined_with_the_others_none() -> None:
+    def answer(request: Outgoing) -> Incoming:
+        values = {"name": "y", "datatype": "INT64", "shape": [2], "data": [1, 2]}
+        errors = {"name": "error", "datatype": "BYTES", "shape": [2], "data": ["", "no"]}
+        return ok({"outputs": [values, errors] if b"bad" in request.body else [values]})
+
+    texts = np.array(["a", "b", "c", "bad"], object)
+    with ChunkingClient(client(Server(answer)), ByCount(2)) as chunking:
+        result = chunking.infer_batch("m", {"x": texts})
+    assert result["y"].tolist() == [1, 2, 1, 2]
+    assert result["error"].tolist() == [b"", b"", b"", b"no"]
+
+
+def test_one_failed_chunk_names_its_items_and_keeps_the_others() -> None:
+    def answer(request: Outgoing) -> Incoming:
+        return failed(413, "BodyTooLarge", "too large") if b"bad" in request.body else upper(request)
+
+    with (
+        ChunkingClient(client(Server(answer)), ByCount(2)) as chunking,
+        pytest.raises(ChunksFailed, match=r"1 of 3 chunks failed, items 2\.\.3: too large") as raised,
+    ):
+        chunking.infer_batch("m", ["a", "b", "bad", "d", "e"])
+    error = raised.value
+    assert error.failed == [2, 3]
+    assert error.results == {range(0, 2): ["A", "B"], range(4, 5): ["E"]}
+    assert (error.status, error.type) == (413, "BodyTooLarge")
+    assert [getattr(each, "type", each) for each in error.answers()] == ["A", "B", "BodyTooLarge", "BodyTooLarge", "E"]
+
+
+def test_failed_item_of_a_chunk_is_a_value_in_its_place() -> None:
+    error = {"error": {"code": 422, "type": "CorruptInput", "message": "no"}}
+    with ChunkingClient(client(Script(predictions("A", error))), ByCount(2)) as chunking:
+        first, second = chunking.infer_batch("m", ["a", "b"])
+    assert first == "A"
+    assert isinstance(second, ItemFailed)
+
+
+@pytest.mark.parametrize("answer", [predictions("A"), ok("A"), ok({"A": 1})])
+def test_answer_of_another_length_than_its_chunk_is_a_failure(answer: Incoming) -> None:
+    with ChunkingClient(client(Script(answer)), ByCount(2)) as chunking, pytest.raises(ChunksFailed) as raised:
+        chunking.infer_batch("m", ["a", "b"])
+    assert raised.value.failed == [0, 1]
+
+
+@pytest.mark.parametrize("parts", [[[1], np.zeros(1)], [{"a": np.zeros(1)}, {"b": np.zeros(1)}], ["a", "b"]])
+def test_answers_of_different_kinds_are_not_joined(parts: list[Any]) -> None:
+    with pytest.raises(ValueError, match="cannot be joined"):
+        joined(parts)
+
+
+@pytest.mark.parametrize("make", [lambda: ByCount(0), lambda: ByBytes(0), lambda: ByBytes(1, 0)])
+def test_strategy_of_empty_chunks_is_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match="chunk"):
+        make()

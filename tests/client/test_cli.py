@@ -1,0 +1,102 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from client.cli import main, parser
+from deploy.models import ROOT
+
+NOBODY = ["--server", "http://127.0.0.1:9", "--management", "http://127.0.0.1:9"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "COMMAND"),
+        (["fly"], "invalid choice: 'fly'"),
+        (["scale", "m", "-1"], "unrecognized|required|invalid|not a number"),
+        (["scale", "m", "two"], "'two' is not a number of 0 or more"),
+        (["register", "m", "--batch-size", "0"], "must be 1 or more"),
+        (["wait-ready", "m", "--timeout", "nan"], "'nan' is not a number of seconds"),
+        (["predict", "m", "photos"], "--out"),
+        (["predict", "m", "photos", "--out", "o", "--option", "top_k"], "'top_k' is not NAME=VALUE"),
+    ],
+)
+def test_wrong_usage_exits_2_and_names_what_is_wrong(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert raised.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1].startswith("python -m client")
+    assert any(word in captured.err for word in words.split("|"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["describe"], ["register", "m"], ["scale", "m", "1"], ["wait-ready", "m"], ["unregister", "m"],
+     ["rollout", "m", "--batch-size", "4"]],
+)  # fmt: skip
+def test_server_that_is_not_there_exits_2_with_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*NOBODY, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "client: no TorchServe answers at http://127.0.0.1:9 (NoConnection)\n"
+
+
+def test_predict_without_a_server_exits_2_and_leaves_an_empty_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lines.txt").write_text("a\n")
+    out = tmp_path / "out.jsonl"
+    arguments = ["predict", "m", str(tmp_path / "lines.txt"), "--out", str(out), "--timeout", "0.5"]
+    assert main([*NOBODY, *arguments]) == 2
+    assert capsys.readouterr().err == "client: http://127.0.0.1:9: nothing answers\n"
+    assert out.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "code"),
+    [
+        (["predict", "m", "{}/none", "--out", "{}/o"], "none: No such file or directory", 2),
+        (["predict", "m", "{}/photo.jpg", "--out", "{}/o"], "neither a folder nor a file of UTF-8 lines", 2),
+        (["predict", "m", "{}", "--out", "{}/photo.jpg"], "line 1 is no answer of ours; name another file", 2),
+        (["predict", "m", "{}", "--out", "{}/no/o"], "No such file or directory", 1),
+        (["rollout", "m"], "nothing to change", 2),
+        (["--keys", "{}/photo.jpg", "describe"], "not a key_file.json of TorchServe", 2),
+    ],
+)
+def test_wrong_files_are_one_line(
+    arguments: list[str], words: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff")
+    assert main([*NOBODY, *(argument.format(tmp_path) for argument in arguments)]) == code
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("client: ")
+    assert words in captured.err
+    assert (tmp_path / "photo.jpg").read_bytes() == b"\xff\xd8\xff"
+
+
+def test_options_of_predict_are_json_where_they_can_be() -> None:
+    arguments = ["predict", "m", "p", "--out", "o", "--option", "top_k=3", "--option", "tgt_lang=fr", "--option", "x="]
+    assert parser().parse_args(arguments).option == [("top_k", 3), ("tgt_lang", "fr"), ("x", "")]
+
+
+def test_addresses_come_from_the_command_line_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHSERVE_URL", "http://a:1")
+    monkeypatch.setenv("TORCHSERVE_MANAGEMENT_URL", "http://a:2")
+    options = parser().parse_args(["describe"])
+    assert (options.server, options.management) == ("http://a:1", "http://a:2")
+    assert parser().parse_args(["--server", "http://b:1", "describe"]).server == "http://b:1"
+    monkeypatch.delenv("TORCHSERVE_URL")
+    assert parser().parse_args(["describe"]).server == "http://127.0.0.1:8080"
+
+
+def test_predict_does_not_wait_for_numpy() -> None:
+    program = "import sys, client.cli; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

@@ -1,0 +1,119 @@
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from client import Client, Closed, InvalidPayload, ItemFailed, Rejected, ServerFailed, Unavailable, raise_failed
+from client.protocol import HEADER
+from client.transport import Incoming
+from tests.client.script import Script, client, failed, ok, predictions
+
+CORRUPT = {"error": {"code": 422, "type": "CorruptInput", "message": "truncated"}}
+
+
+def test_predict_posts_to_the_model_and_version_and_reads_the_json() -> None:
+    script = Script(ok({"cat": 0.9}))
+    assert client(script).predict("my model", b"\xff", version="1.0") == {"cat": 0.9}
+    ((request, timeout_s),) = script.sent
+    assert (request.method, request.url) == ("POST", "http://server/predictions/my%20model/1.0")
+    assert (request.body, request.headers["Content-Type"], timeout_s) == (b"\xff", "application/octet-stream", 60)
+
+
+def test_predict_sends_its_token() -> None:
+    script = Script(ok(1))
+    Client("http://server/", token="secret", transport=script).predict("m", "a")  # noqa: S106
+    assert script.sent[0][0].headers["Authorization"] == "Bearer secret"
+
+
+def test_list_is_answered_in_order_with_failed_items_in_their_places() -> None:
+    answer = client(Script(predictions({"cat": 1}, CORRUPT, [0.5]))).predict("m", ["a", "b", "c"])
+    assert answer[0] == {"cat": 1}
+    assert answer[2] == [0.5]
+    assert isinstance(answer[1], ItemFailed)
+    assert (answer[1].status, answer[1].type, answer[1].message) == (422, "CorruptInput", "truncated")
+    with pytest.raises(ItemFailed, match="truncated"):
+        raise_failed(answer)
+
+
+def test_list_whose_items_all_failed_is_answered_too() -> None:
+    incoming = Incoming(422, json.dumps({"predictions": [CORRUPT, CORRUPT]}).encode())
+    answer = client(Script(incoming)).predict("m", ["a", "b"])
+    assert [type(item) for item in answer] == [ItemFailed, ItemFailed]
+
+
+def test_answers_without_errors_raise_nothing() -> None:
+    raise_failed([{"error": "a label of that name"}, 1])
+
+
+@pytest.mark.parametrize(
+    ("incoming", "kind", "expected"),
+    [
+        (failed(422, "CorruptInput", "truncated"), Rejected, (422, "CorruptInput", "truncated")),
+        (failed(503, "ServiceUnavailableException", "full"), Unavailable, (503, "ServiceUnavailableException", "full")),
+        (failed(507, "OutOfMemory", "too much"), ServerFailed, (507, "OutOfMemory", "too much")),
+        (Incoming(400, b'{"error": "unexpected input"}'), Rejected, (400, "Rejected", "unexpected input")),
+        (Incoming(400, json.dumps(CORRUPT).encode()), Rejected, (400, "CorruptInput", "truncated")),
+        (Incoming(413, b"", reason="Too Large"), Rejected, (413, "Rejected", "Too Large")),
+        (Incoming(500, b"<html>", reason=""), ServerFailed, (500, "ServerFailed", "HTTP 500")),
+        (Incoming(500, b"[1]", reason="Oops"), ServerFailed, (500, "ServerFailed", "Oops")),
+    ],
+)
+def test_error_carries_what_the_server_said(
+    incoming: Incoming, kind: type[Exception], expected: tuple[int, str, str]
+) -> None:
+    with pytest.raises(kind) as raised:
+        client(Script(incoming)).predict("m", "a", timeout_s=0.01)
+    error = raised.value
+    assert (error.status, error.type, error.message) == expected  # type: ignore[attr-defined]
+
+
+def test_answer_that_is_no_json_comes_as_bytes() -> None:
+    assert client(Script(Incoming(200, b"\x89PNG"))).predict("m", "a") == b"\x89PNG"
+    assert client(Script(Incoming(200, b"null"))).predict("m", "a") is None
+
+
+def test_arrays_are_answered_with_arrays_binary_or_json() -> None:
+    head = json.dumps(
+        {"outputs": [{"name": "e", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}]}
+    ).encode()
+    values = np.array([[1.5, 2]], np.float32)
+    binary = Incoming(200, head + values.tobytes(), {HEADER: str(len(head))})
+    as_json = ok({"outputs": [{"name": "e", "shape": [1, 2], "datatype": "FP32", "data": [1.5, 2]}]})
+    for incoming in (binary, as_json):
+        answer = client(Script(incoming)).predict("m", {"text": np.array([["a"]], object)})
+        np.testing.assert_array_equal(answer["e"], values)
+        assert answer["e"].dtype == np.float32
+
+
+def test_closed_client_sends_nothing() -> None:
+    own = Client("http://127.0.0.1:9")
+    own.close()
+    with pytest.raises(Closed):
+        own.predict("m", "a")
+
+
+def test_close_wakes_who_waits_for_another_try() -> None:
+    own = Client("http://server", transport=Script(failed(503, **{"Retry-After": "30"})))
+    closer = threading.Timer(0.2, own.close)
+    closer.start()
+    with pytest.raises(Closed, match="between two tries"):
+        own.predict("m", "a")
+    closer.join()
+
+
+@pytest.mark.parametrize("url", ["server", "ftp://server", "http://"])
+def test_address_that_is_none_is_refused_at_once(url: str) -> None:
+    with Client(url) as own, pytest.raises(InvalidPayload, match="cannot be asked"):
+        own.predict("m", "a")
+
+
+def test_redirection_is_no_answer() -> None:
+    with pytest.raises(ServerFailed, match="Found") as raised:
+        client(Script(Incoming(302, b"", reason="Found"))).predict("m", "a")
+    assert raised.value.status == 302
+
+
+def test_client_without_a_management_address_says_what_it_needs() -> None:
+    with pytest.raises(ValueError, match="management_url"):
+        _ = Client("http://server").management

@@ -1,0 +1,105 @@
+import threading
+from concurrent.futures import as_completed
+
+import pytest
+
+from client import Closed, FuturesClient, QueueFull, Rejected
+from client.transport import Incoming, Outgoing
+from tests.client.script import Script, Server, client, failed, ok
+
+
+class Gate:
+    """A server that answers only once it is opened, and counts who waits."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.inside = 0
+        self.most_inside = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, request: Outgoing) -> Incoming:
+        with self._lock:
+            self.inside += 1
+            self.most_inside = max(self.most_inside, self.inside)
+        assert self.opened.wait(10)
+        with self._lock:
+            self.inside -= 1
+        return Incoming(200, b'"%s"' % request.body)
+
+
+def test_submit_answers_every_request_and_never_sends_more_than_max_workers() -> None:
+    gate = Gate()
+    with FuturesClient(client(Server(gate)), max_workers=3, max_queue_items=20) as futures:
+        submitted = {futures.submit("m", str(number)): str(number) for number in range(12)}
+        gate.opened.set()
+        answers = {submitted[future]: future.result() for future in as_completed(submitted, timeout=10)}
+    assert answers == {str(number): str(number) for number in range(12)}
+    assert gate.most_inside == 3
+
+
+def test_submit_nowait_beyond_the_limit_is_refused_and_the_rest_is_answered() -> None:
+    gate = Gate()
+    with FuturesClient(client(Server(gate)), max_workers=2, max_queue_items=1) as futures:
+        submitted = [futures.submit_nowait("m", "a") for _ in range(3)]
+        with pytest.raises(QueueFull, match="3 requests are in flight"):
+            futures.submit_nowait("m", "a")
+        gate.opened.set()
+        assert [future.result(10) for future in submitted] == ["a"] * 3
+        assert futures.submit_nowait("m", "b").result(10) == "b"
+
+
+def test_submit_waits_while_all_is_full() -> None:
+    gate = Gate()
+    with FuturesClient(client(Server(gate)), max_workers=1, max_queue_items=0) as futures:
+        futures.submit("m", "a")
+        submitted = threading.Event()
+
+        def submit() -> None:
+            futures.submit("m", "b")
+            submitted.set()
+
+        thread = threading.Thread(target=submit)
+        thread.start()
+        assert not submitted.wait(0.2)
+        gate.opened.set()
+        assert submitted.wait(10)
+        thread.join()
+
+
+def test_failure_is_the_futures_and_frees_its_place() -> None:
+    with FuturesClient(client(Script(failed(400, "", "no"), ok(1))), max_workers=1, max_queue_items=0) as futures:
+        assert isinstance(futures.submit("m", "a").exception(10), Rejected)
+        assert futures.submit("m", "a").result(10) == 1
+
+
+def test_cancelled_future_frees_its_place() -> None:
+    gate = Gate()
+    with FuturesClient(client(Server(gate)), max_workers=1, max_queue_items=1) as futures:
+        futures.submit("m", "a")
+        assert futures.submit("m", "b").cancel()
+        kept = futures.submit_nowait("m", "c")
+        gate.opened.set()
+        assert kept.result(10) == "c"
+
+
+def test_block_that_ends_waits_for_everything() -> None:
+    gate = Gate()
+    opener = threading.Timer(0.2, gate.opened.set)
+    with FuturesClient(client(Server(gate)), max_workers=2) as futures:
+        submitted = [futures.submit("m", "a") for _ in range(5)]
+        opener.start()
+    assert all(future.done() for future in submitted)
+    opener.join()
+
+
+def test_submit_after_the_block_is_refused() -> None:
+    with FuturesClient(client(Script(ok(1)))) as futures:
+        pass
+    with pytest.raises(Closed):
+        futures.submit("m", "a")
+
+
+@pytest.mark.parametrize("limits", [(0, 1), (1, -1)])
+def test_limits_that_leave_no_place_are_refused(limits: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        FuturesClient(client(Script(ok(1))), *limits)

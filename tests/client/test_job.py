@@ -1,0 +1,135 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from client import FuturesClient, NoConnection, Rejected, RetryPolicy
+from client.answers import Answers, requests
+from client.job import Tally, run
+from client.transport import Incoming, Outgoing
+from tests.client.script import Server, Step, client, failed, ok, predictions
+
+
+def ask(server: Server, source: Path, out: Path, lines: int = 2) -> tuple[Tally, list[int]]:
+    advanced: list[int] = []
+    with (
+        Answers.open(out) as answers,
+        FuturesClient(client(server, retry=RetryPolicy(attempts=1)), max_workers=3) as futures,
+    ):
+        todo = requests(source, answers.answered, lines)
+        tally = run(futures, "m", todo, answers, options={}, advance=lambda _, count: advanced.append(count))
+    return tally, advanced
+
+
+def recorded(out: Path) -> dict[str, Any]:
+    return {
+        line["input"]: line.get("answer", line.get("error")) for line in map(json.loads, out.read_bytes().splitlines())
+    }
+
+
+def upper(request: Outgoing) -> Step:
+    return predictions(*(text.upper() for text in orjson.loads(request.body)["instances"]))
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "lines.txt"
+    path.write_text("a\nb\nc\nd\ne\n")
+    return path
+
+
+def test_run_answers_every_line_once_and_a_second_run_sends_nothing(tmp_path: Path, lines: Path) -> None:
+    out, server = tmp_path / "out.jsonl", Server(upper)
+    tally, advanced = ask(server, lines, out)
+    assert (tally.answered, tally.failed, sorted(advanced)) == (5, 0, [1, 2, 2])
+    assert recorded(out) == {"1": "A", "2": "B", "3": "C", "4": "D", "5": "E"}
+    again = Server(upper)
+    assert ask(again, lines, out) == (Tally(), [])
+    assert again.sent == []
+
+
+def test_run_writes_errors_and_asks_for_those_again(tmp_path: Path, lines: Path) -> None:
+    def answer(request: Outgoing) -> Step:
+        texts = orjson.loads(request.body)["instances"]
+        if "c" in texts:
+            return failed(503, "ServiceUnavailableException", "full")
+        error = {"error": {"code": 422, "type": "CorruptInput", "message": "no"}}
+        return predictions(*(error if text == "a" else text.upper() for text in texts))
+
+    out = tmp_path / "out.jsonl"
+    tally, _ = ask(Server(answer), lines, out)
+    assert (tally.answered, tally.failed) == (2, 3)
+    full = {"code": 503, "type": "ServiceUnavailableException", "message": "full"}
+    assert recorded(out) == {
+        "1": {"code": 422, "type": "CorruptInput", "message": "no"}, "2": "B", "3": full, "4": full, "5": "E",
+    }  # fmt: skip
+    server = Server(upper)
+    assert ask(server, lines, out)[0] == Tally(answered=3)
+    assert sorted(text for request in server.sent for text in orjson.loads(request.body)["instances"]) == [
+        "a",
+        "c",
+        "d",
+    ]
+    assert recorded(out) == {"1": "A", "2": "B", "3": "C", "4": "D", "5": "E"}
+
+
+def test_run_over_a_folder_sends_the_files_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name in ("x.jpg", "y.jpg", "z.jpg"):
+        (folder / name).write_bytes(b"\xff\xd8" + name.encode())
+    (folder / "y.jpg").unlink()
+    (folder / "y.jpg").symlink_to(folder / "x.jpg")
+    out, server = tmp_path / "out.jsonl", Server(lambda request: ok(len(request.body)))
+    assert ask(server, folder, out)[0] == Tally(answered=3)
+    assert sorted(request.body for request in server.sent) == [b"\xff\xd8x.jpg", b"\xff\xd8x.jpg", b"\xff\xd8z.jpg"]
+    assert recorded(out) == {"x.jpg": 7, "y.jpg": 7, "z.jpg": 7}
+
+
+def test_file_that_goes_away_is_an_error_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "x.jpg").write_bytes(b"x")
+    (folder / "y.jpg").write_bytes(b"y")
+    out = tmp_path / "out.jsonl"
+    with Answers.open(out) as answers, FuturesClient(client(Server(lambda _: ok(1)))) as futures:
+        todo = requests(folder, set(), 1)
+        (folder / "x.jpg").unlink()
+        tally = run(futures, "m", todo, answers, options={}, advance=lambda *_: None)
+    assert tally == Tally(answered=1, failed=1)
+    assert recorded(out)["x.jpg"]["message"] == "cannot be read: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("step", "kind"),
+    [
+        (NoConnection("nothing answers", was_sent=False), NoConnection),
+        (failed(404, "ModelNotFoundException", "Model not found: m"), Rejected),
+        (failed(400, "InvalidKeyException", "Token Authentication failed"), Rejected),
+    ],
+)
+def test_what_would_fail_for_all_ends_the_run_and_keeps_what_there_is(
+    tmp_path: Path, lines: Path, step: Step, kind: type[Exception]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text('{"input":"1","answer":"A"}\n')
+    with pytest.raises(kind):
+        ask(Server(lambda _: step), lines, out)
+    assert recorded(out) == {"1": "A"}
+
+
+def test_answer_of_another_length_is_an_error_of_each_input(tmp_path: Path, lines: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    assert ask(Server(lambda _: predictions("A")), lines, out)[0] == Tally(answered=1, failed=4)
+    assert recorded(out)["1"]["type"] == "UnknownAnswer"
+
+
+def test_answer_that_is_no_json_is_kept_as_text(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    out = tmp_path / "out.jsonl"
+    ask(Server(lambda _: Incoming(200, "안녕".encode())), folder, out)
+    assert recorded(out) == {"a.txt": "안녕"}

@@ -1,0 +1,109 @@
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from client import DeadlineExceeded, Management, ManagementError, NoConnection, NotReady, Unreachable
+from client.transport import Incoming
+from tests.client.script import Script, Step, failed, ok
+
+
+def management(*steps: Step) -> tuple[Management, Script]:
+    script = Script(*steps)
+    return Management("http://server:8081/", transport=script), script
+
+
+def asked(script: Script) -> list[str]:
+    return [f"{request.method} {request.url.removeprefix('http://server:8081')}" for request, _ in script.sent]
+
+
+def test_register_sends_what_is_given_and_leaves_the_rest_to_the_archive() -> None:
+    own, script = management(ok({"status": "registered"}))
+    own.register("m.mar", initial_workers=1)
+    own.register("m.mar", initial_workers=2, batch_size=8, max_batch_delay_ms=5, model_name="a b")
+    queries = [parse_qs(urlsplit(request.url).query) for request, _ in script.sent]
+    assert queries[0] == {"url": ["m.mar"], "initial_workers": ["1"], "synchronous": ["false"]}
+    assert queries[1] == {
+        "url": ["m.mar"],
+        "initial_workers": ["2"],
+        "batch_size": ["8"],
+        "max_batch_delay": ["5"],
+        "model_name": ["a b"],
+        "synchronous": ["false"],
+    }
+
+
+def test_versions_are_addressed_by_path() -> None:
+    own, script = management(ok([{"modelVersion": "1.0"}, {"modelVersion": "2.0"}]))
+    assert own.versions("a/b") == ["1.0", "2.0"]
+    assert own.describe("m", "2.0") == {"modelVersion": "1.0"}
+    own.set_default("m", "2.0")
+    own.scale("m", 3, "2.0")
+    own.unregister("m", "1.0")
+    assert asked(script) == [
+        "GET /models/a%2Fb/all",
+        "GET /models/m/2.0",
+        "PUT /models/m/2.0/set-default",
+        "PUT /models/m/2.0?min_worker=3&max_worker=3",
+        "DELETE /models/m/1.0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("minimum", "statuses", "is_ready"),
+    [
+        (1, ["READY"], True),
+        (2, ["READY", "UNLOADING"], False),
+        (2, ["READY", "READY"], True),
+        (1, [], False),
+        # No worker wanted is nothing that could answer.
+        (0, [], False),
+    ],
+)
+def test_ready_is_every_wanted_worker(minimum: int, statuses: list[str], is_ready: bool) -> None:
+    own, _ = management(ok([{"minWorkers": minimum, "workers": [{"status": status} for status in statuses]}]))
+    assert own.is_ready("m") is is_ready
+    if not is_ready:
+        with pytest.raises(NotReady, match="m: no ready worker after 0 s"):
+            own.wait_ready("m", 0)
+
+
+@pytest.mark.parametrize(
+    ("incoming", "status", "words"),
+    [
+        (failed(404, "ModelNotFoundException", "Model not found: m"), 404, "Model not found: m"),
+        (Incoming(500, b'{"status": "Error while creating workers"}'), 500, "Error while creating workers"),
+        (Incoming(405, b"", reason="Not Allowed"), 405, "Not Allowed"),
+        (Incoming(400, b"[]", reason="Bad"), 400, "Bad"),
+    ],
+)
+def test_refusal_carries_the_servers_own_words(incoming: Incoming, status: int, words: str) -> None:
+    own, script = management(incoming)
+    with pytest.raises(ManagementError, match=words) as raised:
+        own.describe("m")
+    assert raised.value.status == status
+    assert len(script.sent) == 1
+
+
+@pytest.mark.parametrize("step", [NoConnection("lost", was_sent=True), DeadlineExceeded("silence")])
+def test_server_that_does_not_answer_is_unreachable_and_asked_once(step: Step) -> None:
+    own, script = management(step)
+    with pytest.raises(Unreachable, match="no TorchServe answers at http://server:8081"):
+        own.unregister("m")
+    assert len(script.sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "has_passed"),
+    [
+        (ok([{}]), True),
+        # Our handlers refuse a request without a body: a worker has answered it all the same.
+        (failed(400, "EmptyInput", "The body is empty."), True),
+        (failed(503, "ServiceUnavailableException", "no worker"), False),
+        (DeadlineExceeded("silence"), False),
+    ],
+)
+def test_request_passes_through_a_worker_or_does_not(step: Step, has_passed: bool) -> None:
+    own, script = management(step)
+    assert own.pass_through_worker("m", "1.0", 60) is has_passed
+    assert asked(script) == ["GET /models/m/1.0?customized=true"]
+    assert script.sent[0][1] == 60

@@ -1,0 +1,97 @@
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client import InvalidPayload
+from client.payloads import body
+
+JSON, TEXT, OCTETS = "application/json", "text/plain; charset=utf-8", "application/octet-stream"
+B64 = base64.b64encode(b"\xff\xd8").decode()
+
+
+@pytest.mark.parametrize(
+    ("payload", "content", "content_type"),
+    [
+        (b"\xff\xd8", b"\xff\xd8", OCTETS),
+        (bytearray(b"\xff\xd8"), b"\xff\xd8", OCTETS),
+        (memoryview(b"\xff\xd8"), b"\xff\xd8", OCTETS),
+        ("한국", "한국".encode(), TEXT),
+        ({"question": "q"}, b'{"question":"q"}', JSON),
+        ({"b64": b"\xff\xd8"}, b'{"b64":"%s"}' % B64.encode(), JSON),
+        (["a", {"text": "b"}], b'{"instances":["a",{"text":"b"}]}', JSON),
+        (("a",), b'{"instances":["a"]}', JSON),
+        ([b"\xff\xd8"], b'{"instances":[{"b64":"%s"}]}' % B64.encode(), JSON),
+    ],
+)
+def test_payload_without_options_is_sent_as_it_is(payload: Any, content: bytes, content_type: str) -> None:
+    made = body(payload, {})
+    assert made.content == content
+    assert made.headers == {"Content-Type": content_type}
+
+
+def test_path_is_sent_as_the_files_bytes_alone_and_in_lists(tmp_path: Path) -> None:
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(b"\xff\xd8")
+    assert body(path, {}) == body(b"\xff\xd8", {})
+    assert body([path], {}) == body([b"\xff\xd8"], {})
+    with pytest.raises(FileNotFoundError):
+        body(tmp_path / "none", {})
+
+
+@pytest.mark.parametrize(
+    ("payload", "parsed"),
+    [
+        ("한국", {"text": "한국", "top_k": 3}),
+        ({"text": "a"}, {"text": "a", "top_k": 3}),
+        ({"text": "a", "top_k": 1}, {"text": "a", "top_k": 1}),
+        (["a"], {"instances": ["a"], "top_k": 3}),
+    ],
+)
+def test_options_stand_beside_the_input_and_the_payloads_own_win(payload: Any, parsed: Any) -> None:
+    assert json.loads(body(payload, {"top_k": 3}).content) == parsed
+
+
+def test_bytes_with_options_are_a_form_and_stay_bytes() -> None:
+    made = body(b"\xff\xd8", {"top_k": 3, "tgt_lang": "ko"})
+    assert made.headers["Content-Type"].startswith("multipart/form-data; boundary=")
+    boundary = made.headers["Content-Type"].partition("boundary=")[2].encode()
+    parts = [part.partition(b"\r\n\r\n") for part in made.content.split(b"--" + boundary)[1:-1]]
+    values = {head.partition(b'name="')[2].partition(b'"')[0]: value for head, _, value in parts}
+    assert values == {b"top_k": b"3\r\n", b"tgt_lang": b'"ko"\r\n', b"data": b"\xff\xd8\r\n"}
+
+
+def test_list_says_that_its_answer_is_one() -> None:
+    assert body(["a"], {}).is_list
+    assert body({"instances": ["a"]}, {}).is_list
+    assert not body("a", {}).is_list
+
+
+def test_arrays_are_tensors_and_options_their_parameters() -> None:
+    made = body({"text": np.array([["a"]], object)}, {"top_k": 3})
+    length = int(made.headers["Inference-Header-Content-Length"])
+    assert json.loads(made.content[:length]) == {
+        "inputs": [{"name": "text", "shape": [1, 1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}],
+        "parameters": {"binary_data_output": True, "top_k": 3},
+    }
+    assert made.content[length:] == b"\x01\0\0\0a"
+    assert b'"name":"input"' in body(np.zeros(2, np.float32), {}).content
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        (3, "not int"),
+        (None, "not NoneType"),
+        ([3], "not int"),
+        ({"a": np.zeros(1), "b": 1}, "holds arrays only"),
+        (np.zeros(1, np.complex64), "arrays of complex64 cannot be sent"),
+        ({"a": {1, 2}}, "JSON cannot hold it"),
+    ],
+)
+def test_payload_of_no_known_kind_is_refused_before_anything_is_sent(payload: Any, words: str) -> None:
+    with pytest.raises(InvalidPayload, match=words):
+        body(payload, {})

@@ -1,0 +1,148 @@
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from tritonclient.utils import np_to_triton_dtype
+
+from client import InvalidPayload, protocol
+from client.protocol import Message, decode, encode
+
+KOREAN = np.array([["한국은행이"], ["기준금리를 동결했다."]], object)
+IMAGE = np.arange(24, dtype=np.uint8).reshape(1, 2, 4, 3)
+FLOATS = np.array([[0.5, -1.25], [3e8, 0.0]], np.float32)
+NUMBERS = np.array([1, -(2**62)], np.int64)
+BYTES = np.array([b"\xff\xd8\0", b""], object)
+
+
+def tritons(
+    tensors: dict[str, Any], is_binary: bool, outputs: tuple[str, ...] = (), **keywords: Any
+) -> tuple[bytes, int | None]:
+    """What Triton's own client sends."""
+    inputs = []
+    for name, array in tensors.items():
+        tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array, binary_data=is_binary)
+        inputs.append(tensor)
+    wanted = [triton.InferRequestedOutput(name, binary_data=is_binary) for name in outputs] or None
+    body, length = triton.InferenceServerClient.generate_request_body(inputs, outputs=wanted, **keywords)
+    return body, length
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [{"text": KOREAN}, {"image": IMAGE}, {"a": FLOATS, "b": NUMBERS}, {"image": BYTES}, {"none": np.zeros((0, 3))}],
+)
+@pytest.mark.parametrize("outputs", [(), ("embedding",)])
+def test_binary_request_is_what_tritonclient_sends(tensors: dict[str, Any], outputs: tuple[str, ...]) -> None:
+    body, length = tritons(tensors, True, outputs, request_id="7", parameters={"top_k": 3})
+    ours = encode(tensors, request_id="7", outputs=outputs, parameters={"top_k": 3})
+    assert ours == Message(body, length)
+    assert ours.headers["Inference-Header-Content-Length"] == str(length)
+
+
+@pytest.mark.parametrize("tensors", [{"text": KOREAN}, {"a": FLOATS, "b": NUMBERS}])
+def test_json_request_says_what_tritonclients_says(tensors: dict[str, Any]) -> None:
+    body, length = tritons(tensors, False, ("embedding",))
+    ours = encode(tensors, outputs=("embedding",), is_binary=False)
+    assert length is None
+    assert ours.json_length is None
+    assert json.loads(ours.body) == json.loads(body)
+    assert ours.headers == {"Content-Type": "application/json"}
+
+
+@given(
+    arrays.arrays(
+        st.sampled_from(["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "?", ">f4", ">i2"]),
+        arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+    )
+)
+def test_binary_tensor_of_any_type_is_read_by_tritonclient_as_it_was(array: Any) -> None:
+    sent = encode({"x": array})
+    assert sent.json_length is not None
+    request = json.loads(sent.body[: sent.json_length])
+    answer = json.dumps({"outputs": request["inputs"]}).encode()
+    raw = sent.body[sent.json_length :]
+    result = triton.InferResult.from_response_body(answer + raw, header_length=len(answer))
+    native = array.astype(array.dtype.newbyteorder("="))
+    np.testing.assert_array_equal(result.as_numpy("x"), native)
+    decoded = decode(Message(answer + raw, len(answer))).arrays["x"]
+    np.testing.assert_array_equal(decoded, native)
+    assert decoded.dtype == native.dtype
+
+
+@given(st.lists(st.binary(max_size=5), max_size=5), st.lists(st.text(max_size=5), max_size=5))
+def test_bytes_of_any_content_come_back(raw: list[bytes], texts: list[str]) -> None:
+    for values in (raw, texts):
+        array = np.empty(len(values), object)
+        array[:] = values
+        sent = encode({"x": array})
+        answer = sent.body[: sent.json_length].replace(b'"inputs"', b'"outputs"')
+        message = Message(answer + sent.body[sent.json_length :], len(answer))
+        wanted = [value if isinstance(value, bytes) else value.encode() for value in values]
+        assert decode(message).arrays["x"].tolist() == wanted
+
+
+def test_json_answer_is_read() -> None:
+    answer = {
+        "id": "7",
+        "parameters": {"a": 1},
+        "outputs": [
+            {"name": "f", "datatype": "FP32", "shape": [2, 1], "data": [1.5, 2]},
+            {"name": "nested", "datatype": "INT64", "shape": [1, 2], "data": [[1, 2]]},
+            {"name": "s", "datatype": "BYTES", "shape": [2], "data": ["é", ""]},
+        ],
+    }
+    read = decode(Message(json.dumps(answer).encode()))
+    assert (read.id, read.parameters) == ("7", {"a": 1})
+    assert read.arrays["f"].tolist() == [[1.5], [2.0]]
+    assert read.arrays["f"].dtype == np.float32
+    assert read.arrays["nested"].tolist() == [[1, 2]]
+    assert read.arrays["s"].tolist() == ["é".encode(), b""]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(b"{}"),
+        Message(b"not json"),
+        Message(b"[]"),
+        Message(
+            b'{"outputs":[{"name":"x","datatype":"FP32","shape":[2],"parameters":{"binary_data_size":8}}]}abcd', 88
+        ),
+        Message(b'{"outputs":[{"name":"x","datatype":"WHAT","shape":[1],"data":[1]}]}'),
+        Message(b'{"outputs":[{"name":"x","datatype":"FP32","shape":[3],"data":[1]}]}'),
+    ],
+)
+def test_answer_that_is_not_of_the_protocol_is_refused(message: Message) -> None:
+    with pytest.raises(ValueError):
+        decode(message)
+
+
+def test_bytes_element_that_is_cut_off_is_refused() -> None:
+    head = b'{"outputs":[{"name":"x","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":6}}]}'
+    with pytest.raises(ValueError, match="cut off"):
+        decode(Message(head + b"\x05\0\0\0ab", len(head)))
+
+
+@pytest.mark.parametrize(
+    ("array", "is_binary", "words"),
+    [
+        (np.array([1, "a"], object), True, "text or bytes, not int"),
+        (np.array([b"\xff"], object), False, "need a binary tensor"),
+        (np.zeros(1, "M8[s]"), True, "cannot be sent"),
+        (np.array([np.nan]), False, "JSON cannot hold it"),
+    ],
+)
+def test_array_that_cannot_be_sent_says_so(array: Any, is_binary: bool, words: str) -> None:
+    with pytest.raises(InvalidPayload, match=words):
+        encode({"x": array}, is_binary=is_binary)
+
+
+def test_datatypes_are_named_as_tritonclient_names_them() -> None:
+    for name, kind in protocol.DATATYPES.items():
+        assert np_to_triton_dtype(np.dtype(kind)) == name

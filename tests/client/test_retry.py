@@ -1,0 +1,136 @@
+import email.utils
+import time as wall
+from collections.abc import Callable
+
+import pytest
+
+from client import DeadlineExceeded, NoConnection, Rejected, RetryPolicy, ServerFailed, Unavailable
+from client.retry import retry_after_s
+from client.transport import Incoming, Outgoing
+from tests.client.script import Script, Server, Step, Time, client, failed, ok
+
+REFUSED = NoConnection("nothing answers", was_sent=False)
+LOST = NoConnection("lost", was_sent=True)
+FULL = failed(503, "ServiceUnavailableException", "Model has no worker")
+
+
+def predict(steps: list[Step], policy: RetryPolicy | None = None) -> tuple[object, Script, Time]:
+    time, script = Time(), Script(*steps)
+    return client(script, time, policy).predict("m", "text"), script, time
+
+
+@pytest.mark.parametrize("step", [REFUSED, LOST, FULL])
+def test_predict_tries_again_what_never_ran_or_may_run_twice(step: Step) -> None:
+    answer, script, time = predict([step, step, ok("done")])
+    assert answer == "done"
+    assert len(script.sent) == 3
+    assert time.slept == pytest.approx([0.1, 0.2])
+
+
+@pytest.mark.parametrize("status", [400, 404, 413, 422, 500, 507])
+def test_predict_does_not_repeat_what_the_server_refused_or_failed_on(status: int) -> None:
+    script = Script(failed(status, "Reason", "words"), ok("never"))
+    with pytest.raises(Rejected if status < 500 else ServerFailed, match="words") as raised:
+        client(script).predict("m", "text")
+    assert (raised.value.status, raised.value.type, raised.value.message) == (status, "Reason", "words")
+    assert len(script.sent) == 1
+
+
+def test_predict_of_what_is_not_repeatable_is_tried_again_only_where_nothing_was_sent() -> None:
+    once = RetryPolicy(is_repeatable=False)
+    answer, script, _ = predict([REFUSED, FULL, ok("done")], once)
+    assert (answer, len(script.sent)) == ("done", 3)
+    with pytest.raises(NoConnection, match="lost"):
+        predict([LOST, ok("never")], once)
+
+
+def test_policy_told_to_repeat_a_status_does() -> None:
+    answer, script, _ = predict([failed(507), ok("done")], RetryPolicy(statuses=frozenset({503, 507})))
+    assert (answer, len(script.sent)) == ("done", 2)
+
+
+def test_predict_refused_for_overload_as_429_is_tried_again() -> None:
+    answer, script, _ = predict([failed(429, "Overloaded", "too late"), ok("done")])
+    assert (answer, len(script.sent)) == ("done", 2)
+
+
+def test_retry_after_is_waited_for_and_jitter_comes_on_top() -> None:
+    _, _, time = predict([failed(503, **{"Retry-After": "7"}), ok("done")])
+    assert time.slept == pytest.approx([7.1])
+
+
+def test_retry_after_beyond_the_deadline_raises_the_servers_words_at_once() -> None:
+    time = Time()
+    with pytest.raises(Unavailable, match="busy"):
+        client(Script(failed(503, "", "busy", **{"Retry-After": "61"})), time).predict("m", "text")
+    assert time.slept == []
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"), [("", 0), ("3", 3), ("soon", 0), ("-1", 0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)]
+)
+def test_retry_after_that_is_none_is_no_pause(value: str, seconds: float) -> None:
+    assert retry_after_s(value) == seconds
+
+
+def test_retry_after_may_be_a_date() -> None:
+    assert 8 < retry_after_s(email.utils.formatdate(wall.time() + 10, usegmt=True)) <= 11
+
+
+def test_attempts_end_with_the_last_error() -> None:
+    script = Script(FULL)
+    with pytest.raises(Unavailable):
+        client(script, retry=RetryPolicy(attempts=3)).predict("m", "text")
+    assert len(script.sent) == 3
+
+
+def test_pauses_double_up_to_the_longest_and_lie_between_nothing_and_that() -> None:
+    policy = RetryPolicy(first_pause_s=0.5, longest_pause_s=3)
+    assert [policy.pause_s(tries, 0, 1.0) for tries in (1, 2, 3, 4, 5000)] == [0.5, 1, 2, 3, 3]
+    assert policy.pause_s(4, 0, 0.0) == 0
+    assert policy.pause_s(4, 2.0, 0.5) == 3.5
+
+
+@pytest.mark.parametrize("arguments", [{"attempts": 0}, {"first_pause_s": -1}, {"longest_pause_s": -0.1}])
+def test_policy_that_cannot_be_followed_is_refused(arguments: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="attempts must be at least 1"):
+        RetryPolicy(**arguments)  # type: ignore[arg-type]
+
+
+def test_every_try_says_and_gets_what_is_left_of_one_deadline() -> None:
+    time = Time()
+
+    def slow(step: Step) -> Callable[[Outgoing], Step]:
+        def answer(_: Outgoing) -> Step:
+            time.now_s += 2
+            return step
+
+        return answer
+
+    server = Server(slow(FULL))
+    with pytest.raises(Unavailable):
+        client(server, time).predict("m", "text", timeout_s=7)
+    # 2 s a try, pauses of 0.1, 0.2 and 0.4 s: a fourth try begins at 6.7 s, a pause of 0.8 s more would be too long.
+    left_ms = [int(request.headers["X-Timeout-Ms"]) for request in server.sent]
+    assert left_ms == pytest.approx([7000, 4900, 2700, 300], abs=1)
+
+
+def test_deadline_that_passes_during_a_try_is_not_tried_again() -> None:
+    script = Script(DeadlineExceeded("no answer within 1 s"), ok("never"))
+    with pytest.raises(DeadlineExceeded):
+        client(script).predict("m", "text", timeout_s=1)
+    assert len(script.sent) == 1
+    assert script.sent[0][1] == 1
+
+
+def test_no_time_at_all_sends_nothing() -> None:
+    script = Script(ok("never"))
+    with pytest.raises(DeadlineExceeded, match="no answer within 0 s, after 0 tries"):
+        client(script).predict("m", "text", timeout_s=0)
+    assert script.sent == []
+
+
+def test_timeout_of_less_than_a_millisecond_is_still_said() -> None:
+    server = Server(lambda _: Incoming(200, b"1"))
+    client(server).predict("m", "text", timeout_s=0.0001)
+    assert server.sent[0].headers["X-Timeout-Ms"] == "1"

@@ -1,0 +1,153 @@
+"""Against real sockets: what the errors of the libraries below mean."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from typing import Any
+
+import pytest
+
+from client import Client, Closed, DeadlineExceeded, FuturesClient, NoConnection
+from client.transport import Outgoing, PooledTransport
+
+Reply = Callable[[socket.socket], None]
+LISTENING = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"
+
+
+class Listener:
+    """A server of one reply, which it gives to every connection after reading a request."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.connections = 0
+        self._reply = reply
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._threads.append(threading.Thread(target=self._serve, args=[connection]))
+            self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while connection.recv(65536):
+                self._reply(connection)
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def silent(connection: socket.socket) -> None:
+    """Never answers."""
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[[Reply], Listener]]:
+    opened: list[Listener] = []
+
+    def start(reply: Reply) -> Listener:
+        opened.append(Listener(reply))
+        return opened[-1]
+
+    yield start
+    for listener in opened:
+        listener.close()
+
+
+def send(url: str, timeout_s: float = 5) -> bytes:
+    transport = PooledTransport()
+    try:
+        return transport.send(Outgoing("POST", f"{url}/predictions/m", b"x"), timeout_s).body
+    finally:
+        transport.close()
+
+
+def test_refused_connection_was_never_sent() -> None:
+    with pytest.raises(NoConnection, match=r"http://127\.0\.0\.1:9: nothing answers") as raised:
+        send("http://127.0.0.1:9")
+    assert not raised.value.was_sent
+
+
+def test_connection_that_is_cut_before_the_answer_may_have_been_served(listen: Callable[[Reply], Listener]) -> None:
+    for reply in (b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"):
+        listener = listen(lambda connection, reply=reply: _cut(connection, reply))  # type: ignore[misc]
+        with pytest.raises(NoConnection, match="lost before the answer came") as raised:
+            send(listener.url)
+        assert raised.value.was_sent
+
+
+def _cut(connection: socket.socket, reply: bytes) -> None:
+    connection.sendall(reply)
+    connection.shutdown(socket.SHUT_RDWR)
+
+
+def test_silence_ends_at_the_deadline(listen: Callable[[Reply], Listener]) -> None:
+    listener = listen(silent)
+    with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.2 s"):
+        send(listener.url, timeout_s=0.2)
+
+
+def test_connection_is_kept_for_the_next_request(listen: Callable[[Reply], Listener]) -> None:
+    listener = listen(lambda connection: connection.sendall(LISTENING))
+    with Client(listener.url) as client:
+        assert [client.predict("m", "a") for _ in range(3)] == [1, 1, 1]
+    assert listener.connections == 1
+
+
+def test_close_lets_threads_go_that_wait_for_an_answer(listen: Callable[[Reply], Listener]) -> None:
+    listener = listen(silent)
+    client = Client(listener.url)
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            client.predict("m", "a")
+        except Closed as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while listener.connections < 3:
+        time.sleep(0.01)
+    client.close()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert len(errors) == 3
+
+
+def test_interrupted_block_leaves_no_thread_and_no_pending_future(listen: Callable[[Reply], Listener]) -> None:
+    listener = listen(silent)
+    before = threading.active_count()
+    started_s = time.monotonic()
+    futures: list[Future[Any]] = []
+
+    def interrupted() -> None:
+        with FuturesClient(Client(listener.url), max_workers=2, max_queue_items=4) as client:
+            futures.extend(client.submit("m", "a") for _ in range(6))
+            while listener.connections < 2:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not wait(futures, timeout=0).not_done
+    assert sum(future.cancelled() for future in futures) == 4
+    assert [type(future.exception()) for future in futures if not future.cancelled()] == [Closed, Closed]
+    assert time.monotonic() - started_s < 5
+    assert threading.active_count() <= before + 2  # the listener's own

@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+
+from client import worker_log
+from client.worker_log import WorkerLog, load_error
+from handlers import errors
+
+IMPORT_CHAIN = [
+    "Backend worker process died.",
+    "Traceback (most recent call last):",
+    '  File "model_loader.py", line 108, in load',
+    "    module = importlib.import_module(name)",
+    "ModuleNotFoundError: No module named 'scipy'",
+    "",
+    "During handling of the above exception, another exception occurred:",
+    "",
+    "Traceback (most recent call last):",
+    "ModuleNotFoundError: No module named 'ts.torch_handler.image_classification'",
+]
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([], None),
+        (["Torch worker started.", "Connection accepted"], None),
+        (["Traceback (most recent call last):", "ValueError: of a single batch"], None),
+        (IMPORT_CHAIN, "ModuleNotFoundError: No module named 'scipy'"),
+        (["Cannot load m: InvalidConfig: handler: archh: unknown", *IMPORT_CHAIN], None),
+        (["Backend worker process died."], "the worker died without a word"),
+    ],
+)
+def test_load_error_is_the_first_cause(messages: list[str], reason: str | None) -> None:
+    if messages and messages[0].startswith("Cannot load"):
+        reason = messages[0]
+    assert load_error(messages) == reason
+
+
+def test_worker_log_reads_only_what_is_new_and_of_this_model(tmp_path: Path) -> None:
+    path = tmp_path / "model_log.log"
+    line = "2026-01-02T03:04:05,678 [INFO ] W-9000-{}_1.0-stdout MODEL_LOG - Cannot load {}: InvalidConfig: {}\n"
+    path.write_text(line.format("resnet-152", "resnet-152", "old"))
+    log = WorkerLog(path, "resnet-152")
+    assert log.reason() is None
+    with path.open("a") as file:
+        file.write(line.format("other_model", "other_model", "not ours"))
+        assert log.reason() is None
+        file.write(line.format("resnet-152", "resnet-152", "new"))
+    assert log.reason() == "Cannot load resnet-152: InvalidConfig: new"
+
+
+def test_worker_log_of_one_version_leaves_the_others_out(tmp_path: Path) -> None:
+    path = tmp_path / "model_log.log"
+    log = WorkerLog(path, "resnet-152", "1.0-r2")
+    line = "2026-01-02T03:04:05,678 [INFO ] W-9000-resnet-152_{}-stdout MODEL_LOG - Cannot load resnet-152: {}\n"
+    path.write_text(line.format("1.0", "of the old version"))
+    assert log.reason() is None
+    with path.open("a") as file:
+        file.write(line.format("1.0-r2", "of the new version"))
+    assert log.reason() == "Cannot load resnet-152: of the new version"
+
+
+def test_worker_log_looks_for_what_the_handlers_write() -> None:
+    assert worker_log.LOAD_FAILED == errors.LOAD_FAILED
