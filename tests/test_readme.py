@@ -73,7 +73,7 @@ def test_readme_shell_blocks_run_as_written(
     copy: Path, ports: Ports, environment: dict[str, str], tmp_path: Path
 ) -> None:
     commands = blocks()
-    assert len(commands) == 10
+    assert len(commands) == 11
     own = {INFERENCE: ports.inference, MANAGEMENT: ports.management, METRICS: ports.metrics}
     outputs = []
     # Blocks of one README share their reader's shell: its activated environment and its variables.
@@ -111,7 +111,7 @@ def test_readme_shell_blocks_run_as_written(
             assert "already running" in again
         shell += "".join(f"{line}\n" for line in text.splitlines() if re.match(r"(source |\w+=)", line))
 
-    served, stopped, by_hand, requests, texts, clients, adaptive, metrics, added, helped = outputs
+    served, stopped, by_hand, requests, texts, clients, adaptive, metrics, loaded, added, helped = outputs
     assert '"Egyptian cat": 0.' in served
     assert "TorchServe: stopped" in stopped
     assert "registered with 1 initial workers" in by_hand
@@ -124,5 +124,6 @@ def test_readme_shell_blocks_run_as_written(
     assert "version 1.0 is unregistered" in clients
     assert re.search(r"^\[-?0\.\d+,", adaptive, re.MULTILINE)
     assert 'handler_batch_size_count{ModelName="resnet-152"' in metrics
+    assert "8 clients" in loaded
     assert '{"espresso":0.9' in added
     assert "serve" in helped

@@ -11,10 +11,16 @@ from types import FrameType
 from client.management import ManagementError
 from deploy.archive import ArchiverFailed
 from deploy.server import ServerError
-from load.bench import resnet, texts, translation
+from load.bench import adaptive, client, resnet, texts, translation
 from load.bench.peers import BenchError
 
-BENCHMARKS = {"resnet": resnet.run, "texts": texts.run, "translation": translation.run}
+BENCHMARKS = {
+    "resnet": resnet.run,
+    "texts": texts.run,
+    "translation": translation.run,
+    "client": client.run,
+    "adaptive": adaptive.run,
+}
 
 # Of a shell, for a program that a signal ended.
 INTERRUPTED, TERMINATED = 130, 143

@@ -15,9 +15,13 @@ import requests
 from deploy.models import ROOT
 from deploy.sandbox import started
 from deploy.server import Server
+from load.attack import Attack
 from load.bench.machine import memory_mb
 from load.closed_loop import ClosedLoop
-from load.summary import OK
+from load.exchange import OK
+from load.inputs import Inputs
+from load.target import Target
+from load.windows import Duration
 
 BATCH_SIZE, MAX_BATCH_DELAY_MS, WORKERS = 16, 1, 1
 # OpenVINO is what is compared, on a machine with a GPU too.
@@ -86,11 +90,11 @@ class ServedModel:
 
     def measure(self, clients: int, duration_s: float) -> Measured:
         """See `Peer.measure`: a closed loop over HTTP."""
-        loop = ClosedLoop(self.url, self._bodies, clients, duration_s, content_type=self._content_type)
-        summary = loop.run()
+        inputs = Inputs.of(self._bodies, self._content_type)
+        summary = Attack(Target(self.url), inputs, ClosedLoop(clients), Duration(duration_s)).run()
         if not summary.completed:
             raise BenchError(f"{self._name}: no request of {clients} clients was answered; statuses {summary.failures}")
-        return Measured(summary.throughput_per_s, summary.latency_s(50), summary.failures)
+        return Measured(summary.throughput_per_s, summary.latency_ms(50) / 1e3, summary.failures)
 
     def worker_memory_mb(self) -> float:
         """Memory of its worker process."""

@@ -1,0 +1,31 @@
+"""`python -m load`: see `--help`, and README.md beside this file.
+
+Progress goes to stderr, tables to stdout. Exit codes: 0 done (what is not valid says so), 2 not possible, 130 ended by
+Ctrl-C (what was measured is kept).
+"""
+
+import sys
+
+from load import commands
+from load.cli import parser
+from load.errors import LoadError
+
+IMPOSSIBLE, INTERRUPTED = 2, 130
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; what cannot be measured is one line."""
+    options = parser().parse_args(arguments)
+    try:
+        return commands.COMMANDS[options.command](options)
+    except LoadError as error:
+        print(f"load: {error}", file=sys.stderr)
+        return IMPOSSIBLE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,267 @@
+"""Adaptive against classic mode: ResNet-152, and sentence embedding with mixed lengths, one after the other.
+
+    classic, one client        -> p50 -> the target: 12 times that
+    classic, each batch size   -> highest Poisson rate within the target -> the best of them is classic
+    adaptive for that target   -> its highest rate
+    for each round, both       -> one client, 64 clients, Poisson at the rate found and at twice the offline throughput
+
+Both are the same weights and the same engine on one server; only the model-config.yaml differs. Offline throughput is
+classic's with 64 clients that always wait, the best of its batch sizes.
+"""
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+from deploy.archive import Recipe
+from deploy.models import model
+from deploy.sandbox import started
+from deploy.server import Server
+from deploy.sources import WeightsUnavailable
+from load.attack import Attack, Load
+from load.bench.machine import wait_idle
+from load.bench.peers import CPU_ONLY
+from load.bench.photographs import photographs
+from load.bench.progress import aside, progress
+from load.bench.resnet import IDLE_PERCENT, IDLE_TIMEOUT_S
+from load.bench.table import Bound, Row, differences, ratios, render
+from load.bench.texts import single_bodies
+from load.closed_loop import ClosedLoop
+from load.inputs import Inputs
+from load.open_loop import OpenLoop
+from load.pacers import Poisson
+from load.search import Grid, highest, is_met
+from load.summary import Summary
+from load.target import Target
+from load.windows import Duration
+
+TARGET_TIMES = 12
+PERCENT = 99.0
+# Of the target: what TorchServe's frontend, HTTP and the client need is not the worker's to spend.
+WORKER_SHARE = 0.8
+WINDOW, CLIENTS, OVERLOAD = 64, 64, 2.0
+MAX_BATCH_DELAY_MS = 1
+# Rates that are tried, as shares of the offline throughput.
+LOWEST_SHARE, HIGHEST_SHARE, SHARE_STEP = 0.3, 1.1, 0.05
+WARM_UP_S = 2.0
+
+# What this deployment is held to.
+OF_OFFLINE = Bound(0.85, is_minimum=True)
+OVERLOAD_OF_OFFLINE = Bound(0.9, is_minimum=True)
+ONE_CLIENT = Bound(1.0, is_minimum=False)
+SATURATED = Bound(0.97, is_minimum=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is compared.
+
+    Attributes:
+        name: of the classic archive; the adaptive one's ends in -adaptive.
+        batch_sizes: that classic mode is tried with.
+        times_classic: bound for the ratio of the highest rates.
+    """
+
+    name: str
+    batch_sizes: tuple[int, ...]
+    times_classic: Bound
+
+    @property
+    def adaptive(self) -> str:
+        """Name of the adaptive archive."""
+        return f"{self.name}-adaptive"
+
+    def inputs(self) -> Inputs:
+        """What is sent: photographs, or texts of mixed lengths."""
+        if self.name == "resnet-152":
+            return Inputs.of(photographs(), "image/jpeg")
+        return Inputs.of(single_bodies(), "application/json")
+
+
+CASES = (
+    Case("sentence-embedding", (8, 16, 32), Bound(1.2, is_minimum=True)),
+    Case("resnet-152", (4, 8, 16), Bound(1.0, is_minimum=True)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One registered model, and how it is measured."""
+
+    server: Server
+    name: str
+    inputs: Inputs
+    duration_s: float
+
+    def run(self, load: Load, target_ms: float | None = None) -> Summary:
+        """One measurement on a machine that does nothing else."""
+        wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
+        target = Target(f"{self.server.settings.inference_url}/predictions/{self.name}")
+        attack = Attack(target, self.inputs, load, Duration(self.duration_s), WARM_UP_S, target_ms)
+        return attack.run()
+
+    def highest_rate(self, offline_per_s: float, target_ms: float) -> float:
+        """The highest Poisson rate of which PERCENT of all requests are answered well and within the target."""
+
+        def measure(rate_per_s: float) -> Summary:
+            summary = self.run(OpenLoop(Poisson(rate_per_s, seed=0)), target_ms)
+            held = 100 * summary.in_time / max(1, summary.requests)
+            progress(f"{self.name}: {rate_per_s:.1f}/s: {held:.1f}% within {target_ms:.0f} ms")
+            return summary
+
+        grid = Grid(LOWEST_SHARE * offline_per_s, HIGHEST_SHARE * offline_per_s, SHARE_STEP * offline_per_s)
+        return highest(grid, measure, lambda summary: is_met(summary, PERCENT)).load or 0.0
+
+    def register(self, batch_size: int) -> None:
+        """With this batch_size, which is the window of an adaptive worker."""
+        self.server.register(
+            self.name, self.name, batch_size=batch_size, max_batch_delay_ms=MAX_BATCH_DELAY_MS, workers=1
+        )
+
+    def unregister(self) -> None:
+        """Make room for another batch_size."""
+        self.server.management.unregister(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the rounds are measured at.
+
+    Attributes:
+        target_ms: for the latency as a client sees it.
+        batch_size: classic's best.
+        offline_per_s: throughput.
+        classic_per_s, adaptive_per_s: highest rates.
+    """
+
+    target_ms: float
+    batch_size: int
+    offline_per_s: float
+    classic_per_s: float
+    adaptive_per_s: float
+
+
+def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
+    """Measure, and say what came out; arguments and errors as of load.bench.resnet."""
+    return "\n\n".join(_compare(case, rounds, duration_s, is_markdown) for case in CASES)
+
+
+def _compare(case: Case, rounds: int, duration_s: float, is_markdown: bool) -> str:
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as work:
+        store = Path(work)
+        progress(f"archives: {case.name}, {case.adaptive}")
+        with aside():
+            for name in (case.name, case.adaptive):
+                _build(name, store)
+        with started(store, extra=CPU_ONLY) as server:
+            classic = Contender(server, case.name, case.inputs(), duration_s)
+            adaptive = Contender(server, case.adaptive, classic.inputs, duration_s)
+            setting = _tuned(case, classic, adaptive, store)
+            measured = _rounds(classic, adaptive, setting, rounds)
+    return "\n".join(
+        [
+            f"Adaptive against classic: {case.name}, p99 within {setting.target_ms:.0f} ms ({TARGET_TIMES} times one "
+            f"client's p50); stock is classic mode at its best batch_size for that, {setting.batch_size}, and delay "
+            f"{MAX_BATCH_DELAY_MS} ms; window {WINDOW}; offline {setting.offline_per_s:.1f}/s",
+            "",
+            render(table(case, setting, measured), is_markdown=is_markdown),
+        ]
+    )
+
+
+def _build(name: str, store: Path) -> None:
+    """A folder in the model store, of published weights or, where they cannot be had, of random ones."""
+    entry = model(name)
+    try:
+        Recipe(entry, archive_format="no-archive", export_path=store).build()
+    except WeightsUnavailable:
+        Recipe(entry, "random", archive_format="no-archive", export_path=store).build()
+
+
+def _tuned(case: Case, classic: Contender, adaptive: Contender, store: Path) -> Setting:
+    classic.register(batch_size=1)
+    target_ms = TARGET_TIMES * classic.run(ClosedLoop(1)).latency_ms(50)
+    classic.unregister()
+    offline_per_s = 0.0
+    for batch_size in case.batch_sizes:
+        classic.register(batch_size)
+        offline_per_s = max(offline_per_s, classic.run(ClosedLoop(CLIENTS)).throughput_per_s)
+        classic.unregister()
+    progress(f"{case.name}: target {target_ms:.0f} ms, offline {offline_per_s:.1f}/s")
+    rates = {}
+    for batch_size in case.batch_sizes:
+        classic.register(batch_size)
+        rates[batch_size] = classic.highest_rate(offline_per_s, target_ms)
+        classic.unregister()
+    best = max(rates, key=lambda batch_size: rates[batch_size])
+    classic.register(best)
+    _set_target(store / case.adaptive, WORKER_SHARE * target_ms)
+    adaptive.register(WINDOW)
+    return Setting(target_ms, best, offline_per_s, rates[best], adaptive.highest_rate(offline_per_s, target_ms))
+
+
+def _set_target(archive: Path, max_latency_ms: float) -> None:
+    path = archive / "model-config.yaml"
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    config["handler"]["scheduling"]["max_latency_ms"] = round(max_latency_ms, 1)
+    path.write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
+
+
+Measured = dict[str, dict[str, list[float]]]
+
+
+def _rounds(classic: Contender, adaptive: Contender, setting: Setting, rounds: int) -> Measured:
+    measured: Measured = defaultdict(lambda: defaultdict(list))
+    overload = OVERLOAD * setting.offline_per_s
+    for index in range(rounds):
+        for mode, contender, rate in (
+            ("classic", classic, setting.classic_per_s),
+            ("adaptive", adaptive, setting.adaptive_per_s),
+        ):
+            one = contender.run(ClosedLoop(1))
+            saturated = contender.run(ClosedLoop(CLIENTS))
+            held = contender.run(OpenLoop(Poisson(max(rate, 1.0), seed=index + 1)), setting.target_ms)
+            flooded = contender.run(OpenLoop(Poisson(overload, seed=index + 1)), setting.target_ms)
+            values = {
+                "one": one.latency_ms(50),
+                "saturated": saturated.throughput_per_s,
+                "held": 100 * held.in_time / max(1, held.requests),
+                "overload": flooded.goodput_per_s,
+            }
+            progress(f"round {index + 1}/{rounds}, {mode}: " + ", ".join(f"{k} {v:.1f}" for k, v in values.items()))
+            for what, value in values.items():
+                measured[what][mode].append(value)
+    return measured
+
+
+def table(case: Case, setting: Setting, measured: Measured) -> list[Row]:
+    """The rows; `stock` is classic, `ours` adaptive."""
+
+    def both(what: str) -> tuple[list[float], list[float]]:
+        return measured[what]["classic"], measured[what]["adaptive"]
+
+    def row(what: str, series: Sequence[Sequence[float]], compared: Sequence[float], **of_row: Any) -> Row:
+        return Row(what, series[0], series[1], [], compared, **of_row)
+
+    classic, adaptive = [setting.classic_per_s], [setting.adaptive_per_s]
+    offline = setting.offline_per_s
+    one, saturated, held, overload = both("one"), both("saturated"), both("held"), both("overload")
+    return [
+        row("highest Poisson rate within the target, /s: ours / stock", (classic, adaptive),
+            [adaptive[0] / max(classic[0], 1e-9)], bound=case.times_classic),
+        row("the same: ours / offline throughput", (classic, adaptive), [adaptive[0] / offline], bound=OF_OFFLINE),
+        row("at those rates, % of requests within the target: ours - stock", held, differences(held[1], held[0])),
+        row("2 x offline, goodput/s: ours / offline", overload, [value / offline for value in overload[1]],
+            bound=OVERLOAD_OF_OFFLINE),
+        row("2 x offline, goodput/s: ours / ours offline", overload,
+            [value / median(saturated[1]) for value in overload[1]]),
+        row("1 client, p50 in ms: ours / stock", one, ratios(one[1], one[0]), bound=ONE_CLIENT),
+        row(f"{CLIENTS} clients, /s: ours / stock", saturated, ratios(saturated[1], saturated[0]), bound=SATURATED),
+    ]  # fmt: skip

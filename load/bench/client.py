@@ -1,0 +1,191 @@
+"""client/ against what needs none: a folder of photographs and `hey`, many texts and the loop in process.
+
+    archives -> one server with ResNet-152 and the embedding model, one process with the loop
+    for each round: 48 connections, `python -m client predict` over a folder; the loop, ChunkingClient over 10,000 texts
+
+The clients share the machine's cores with the server: the rows on processor time say what they take of them. All of
+`predict` counts, the start of its process and its last, emptier batches included.
+"""
+
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+from client import ChunkingClient, Client
+from deploy.archive import Recipe
+from deploy.models import ROOT, model
+from deploy.sandbox import started
+from deploy.server import Server
+from load.bench.archives import OURS, Archives
+from load.bench.machine import wait_idle
+from load.bench.peers import BATCH_SIZE, CPU_ONLY, BenchError, Child, ServedModel
+from load.bench.photographs import photographs
+from load.bench.progress import aside, progress
+from load.bench.resnet import IDLE_PERCENT, IDLE_TIMEOUT_S
+from load.bench.sentences import texts
+from load.bench.table import Bound, Row, ratios, render
+from load.bench.texts import BATCH_SIZE as TEXT_BATCH_SIZE
+from load.bench.texts import EMBEDDING, MAX_BATCH_DELAY_MS, Series
+
+PHOTOGRAPHS, TEXTS, CONNECTIONS = 500, 10_000, 48
+
+# What this deployment is held to.
+OF_CONNECTIONS = Bound(0.95, is_minimum=True)
+OF_LOOP = Bound(0.9, is_minimum=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one way of asking came to.
+
+    Attributes:
+        rate_per_s: inputs answered per second.
+        cpu_ms: processor time of the client, per input.
+    """
+
+    rate_per_s: float
+    cpu_ms: float
+
+
+def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
+    """Measure, and say what came out; arguments and errors as of load.bench.resnet."""
+    rates: Series = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
+        work = Path(folder)
+        progress(f"archives: {OURS} and {EMBEDDING}")
+        with aside():
+            store = Archives.prepare(work).model_store
+            Recipe(model(EMBEDDING), export_path=store).build()
+        with zipfile.ZipFile(store / f"{EMBEDDING}.mar") as archive:
+            archive.extractall(work / "embedding")
+        bodies = photographs()
+        _fill(work / "photographs", bodies)
+        with (
+            started(store, extra=CPU_ONLY) as server,
+            Child.started("load.bench.in_process_texts", work / "embedding") as loop,
+        ):
+            resnet = ServedModel(server, OURS, bodies)
+            embedding = ServedModel(server, EMBEDDING, [b"{}"], TEXT_BATCH_SIZE, MAX_BATCH_DELAY_MS)
+            resnet.register()
+            embedding.register()
+
+            def in_process() -> float:
+                order = {"way": "sorted", "batch_size": TEXT_BATCH_SIZE, "duration_s": duration_s}
+                return float(loop.ask(order)["throughput_per_s"])
+
+            measurements: dict[str, Callable[[], Cost | float]] = {
+                "connections": lambda: _connections(resnet, work / "photographs", duration_s),
+                "predict": lambda: predict(server, work / "photographs", work / "answers.jsonl"),
+                "loop": in_process,
+                "chunking": lambda: chunking(server),
+            }
+            for index in range(rounds):
+                for name, measure in measurements.items():
+                    wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
+                    _keep(rates, name, measure())
+                    progress(f"round {index + 1}/{rounds}, client, {name}: {rates[name][-1]:.1f}/s")
+    return "\n".join(
+        [
+            f"client/: a folder of {PHOTOGRAPHS} photographs, batch_size {BATCH_SIZE}, with `python -m client predict` "
+            f"against {peer()}; {TEXTS} texts with ChunkingClient against the loop in process, sorted",
+            "",
+            render(table(rates), is_markdown=is_markdown),
+        ]
+    )
+
+
+def table(rates: Series) -> list[Row]:
+    """The rows; the peer of the first stands under `stock`, since it is no part of this project."""
+    return [
+        Row(f"predict, a folder of {PHOTOGRAPHS}, images/s: ours / {peer()}", rates["connections"], rates["predict"],
+            [], ratios(rates["predict"], rates["connections"]), bound=OF_CONNECTIONS),
+        Row("predict, processor time in ms an image", [], rates["predict cpu"], [], rates["predict cpu"], digits=2),
+        Row(f"ChunkingClient, {TEXTS} texts, texts/s: ours / in-process", [], rates["chunking"], rates["loop"],
+            ratios(rates["chunking"], rates["loop"]), bound=OF_LOOP),
+        Row("ChunkingClient, processor time in ms a text", [], rates["chunking cpu"], [], rates["chunking cpu"],
+            digits=3),
+    ]  # fmt: skip
+
+
+def peer() -> str:
+    """What keeps the connections busy: hey where it is installed, or else our own closed loop."""
+    return f"hey -c {CONNECTIONS}" if shutil.which("hey") else f"closed loop of {CONNECTIONS}"
+
+
+def predict(server: Server, folder: Path, out: Path) -> Cost:
+    """`python -m client predict` over the folder, from its first instruction to its last."""
+    out.unlink(missing_ok=True)
+    settings = server.settings
+    command = [sys.executable, "-m", "client", "--server", settings.inference_url, "--management"]
+    command += [settings.management_url, "predict", OURS, str(folder), "--out", str(out)]
+    cpu_s, started_s = _children_cpu_s(), time.perf_counter()
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - started_s
+    if finished.returncode != 0:
+        raise BenchError(f"predict exited {finished.returncode}: {finished.stderr.strip() or finished.stdout.strip()}")
+    return Cost(PHOTOGRAPHS / seconds, (_children_cpu_s() - cpu_s) * 1e3 / PHOTOGRAPHS)
+
+
+def chunking(server: Server) -> Cost:
+    """ChunkingClient as it is by default, over TEXTS texts."""
+    inputs = list(islice(cycle(texts()), TEXTS))
+    settings = server.settings
+    with Client(settings.inference_url, settings.management_url) as client, ChunkingClient(client) as chunks:
+        cpu_s, started_s = time.process_time(), time.perf_counter()
+        answers = chunks.infer_batch(EMBEDDING, inputs)
+        seconds = time.perf_counter() - started_s
+        cpu_ms = (time.process_time() - cpu_s) * 1e3
+    if len(answers) != TEXTS or not all(isinstance(answer, list) for answer in answers):
+        raise BenchError(f"{EMBEDDING}: not every text was answered")
+    return Cost(TEXTS / seconds, cpu_ms / TEXTS)
+
+
+def hey_rate_per_s(report: str) -> float:
+    """Answers of status 200 per second, of what hey prints.
+
+    Raises:
+        BenchError: it says none.
+    """
+    answered = re.search(r"^\s*\[200\]\s+(\d+) responses", report, re.MULTILINE)
+    total = re.search(r"^\s*Total:\s+([\d.]+) secs", report, re.MULTILINE)
+    if answered is None or total is None:
+        raise BenchError(f"hey got no answers: {' '.join(report.split())[:200]}")
+    return int(answered[1]) / float(total[1])
+
+
+def _connections(served: ServedModel, folder: Path, duration_s: float) -> float:
+    if shutil.which("hey") is None:
+        return served.measure(CONNECTIONS, duration_s).throughput_per_s
+    photograph = min(folder.iterdir())
+    command = ["hey", "-z", f"{duration_s:g}s", "-c", str(CONNECTIONS), "-m", "POST", "-T", "image/jpeg"]
+    finished = subprocess.run([*command, "-D", str(photograph), served.url], capture_output=True, text=True, check=True)
+    return hey_rate_per_s(finished.stdout)
+
+
+def _fill(folder: Path, bodies: Sequence[bytes]) -> None:
+    folder.mkdir()
+    for index, body in enumerate(islice(cycle(bodies), PHOTOGRAPHS)):
+        (folder / f"{index:03}.jpg").write_bytes(body)
+
+
+def _keep(rates: Series, name: str, measured: Cost | float) -> None:
+    if isinstance(measured, Cost):
+        rates[name].append(measured.rate_per_s)
+        rates[f"{name} cpu"].append(measured.cpu_ms)
+    else:
+        rates[name].append(measured)
+
+
+def _children_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,144 @@
+"""What is sent: bodies from files, folders and lists, in turn or mixed at random.
+
+photograph.jpg       one request, typed by its name
+texts.txt            one request a line, text/plain
+requests.jsonl       one request a line, application/json
+request.json         one request, unless it is perf_analyzer's list of inputs:
+                     {"data": [{"TORCHSERVE_INPUT": [PATH]}, ...]}, paths from its own folder or the current one
+folder/              every file in it, by these rules, in the order of their names; hidden ones left out
+"""
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from load.errors import InputError
+
+TYPES = {
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".png": "image/png",
+    ".webp": "image/webp",
+    ".gif": "image/gif",
+    ".bmp": "image/bmp",
+    ".json": "application/json",
+    ".jsonl": "application/json",
+    ".txt": "text/plain; charset=utf-8",
+}
+BY_LINE = (".jsonl", ".txt")
+ANY_TYPE = "application/octet-stream"
+PERF_ANALYZER_KEY = "TORCHSERVE_INPUT"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One request's content.
+
+    Attributes:
+        body: as it is sent.
+        content_type: its type.
+        name: the file's name; of a line, with its number: "texts.txt:3".
+    """
+
+    body: bytes
+    content_type: str = ANY_TYPE
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Everything that may be sent, at least one.
+
+    Attributes:
+        items: the inputs.
+        seed: of a random order; None sends them in turn.
+    """
+
+    items: Sequence[Input]
+    seed: int | None = None
+
+    @classmethod
+    def of(cls, bodies: Iterable[bytes], content_type: str = ANY_TYPE) -> "Inputs":
+        """Bodies at hand, sent in turn."""
+        return cls(tuple(Input(body, content_type, str(number)) for number, body in enumerate(bodies)))
+
+    def order(self, client: int) -> Iterator[int]:
+        """Numbers of the inputs as this client sends them, without end; the same every time it is asked."""
+        if self.seed is None:
+            # Every client begins with another one.
+            return ((client + sent) % len(self.items) for sent in count())
+        chance = random.Random(f"{self.seed}/{client}")
+        return (chance.randrange(len(self.items)) for _ in count())
+
+
+def read(paths: Iterable[Path], content_type: str | None = None) -> tuple[Input, ...]:
+    """Read what is to be sent.
+
+    Args:
+        paths: files and folders.
+        content_type: for all of them; None to go by their names.
+
+    Raises:
+        InputError: one of them cannot be read, or there is nothing to send.
+    """
+    items = [item for path in paths for item in _read(path)]
+    if not items:
+        raise InputError("there is nothing to send: the folder or file given is empty")
+    if content_type is not None:
+        items = [Input(item.body, content_type, item.name) for item in items]
+    return tuple(items)
+
+
+def _read(path: Path) -> Iterator[Input]:
+    try:
+        if path.is_dir():
+            for each in sorted(path.rglob("*")):
+                if each.is_file() and not any(part.startswith(".") for part in each.relative_to(path).parts):
+                    yield from _read(each)
+            return
+        body = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    suffix = path.suffix.lower()
+    content_type = TYPES.get(suffix, ANY_TYPE)
+    if suffix in BY_LINE:
+        lines = ((number, line.strip()) for number, line in enumerate(body.splitlines(), 1))
+        yield from (Input(line, content_type, f"{path.name}:{number}") for number, line in lines if line)
+    elif suffix == ".json" and (listed := _perf_analyzer(path, body)) is not None:
+        for each in listed:
+            yield from _read(each)
+    else:
+        yield Input(body, content_type, path.name)
+
+
+def _perf_analyzer(path: Path, body: bytes) -> list[Path] | None:
+    """The files that perf_analyzer's input names; None where this is not one."""
+    try:
+        parsed = json.loads(body)
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON: {error}") from error
+    if not (isinstance(parsed, dict) and set(parsed) == {"data"} and isinstance(parsed["data"], list)):
+        return None
+    entries = list(_flat(parsed["data"]))
+    if not any(isinstance(entry, dict) and PERF_ANALYZER_KEY in entry for entry in entries):
+        return None
+    named = []
+    for entry in entries:
+        files = entry.get(PERF_ANALYZER_KEY) if isinstance(entry, dict) else None
+        if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+            raise InputError(f'{path}: every entry of "data" must be {{"{PERF_ANALYZER_KEY}": [PATH, ...]}}')
+        named += [Path(file) if Path(file).exists() else path.parent / file for file in files]
+    return named
+
+
+def _flat(values: list[Any]) -> Iterator[Any]:
+    """perf_analyzer groups entries into sequences by a further list."""
+    for value in values:
+        if isinstance(value, list):
+            yield from _flat(value)
+        else:
+            yield value

@@ -1,0 +1,1 @@
+"""Stored runs as a table, as CSV and as a page."""

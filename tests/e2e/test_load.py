@@ -1,0 +1,71 @@
+"""The load generator on a real TorchServe."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deploy.models import ROOT
+from deploy.server import Server
+from load.__main__ import main
+from tests.e2e.conftest import MOBILENET
+
+pytestmark = pytest.mark.e2e
+
+EXAMPLE = ROOT / "examples" / MOBILENET
+
+
+def arguments(command: str, server: Server, *more: str) -> list[str]:
+    settings = server.settings
+    addresses = ["-u", settings.inference_url, "--management-url", settings.management_url]
+    subject = ["--metrics-url", settings.metrics_url, "-m", MOBILENET, "-i", str(EXAMPLE / "espresso.jpg")]
+    return [command, *addresses, *subject, *more]
+
+
+def test_load_on_torchserve_measures_throughput_batches_and_right_answers(
+    server: Server, serve: Callable[..., str], tmp_path: Path
+) -> None:
+    serve()
+    out, page = tmp_path / "run.json", tmp_path / "page.html"
+    expected = str(EXAMPLE / "espresso.expected.json")
+    more = ["--concurrency", "1,8", "--duration", "2s", "--expect", expected, "-o", str(out), "--html", str(page)]
+    assert main(arguments("run", server, *more)) == 0
+    run = json.loads(out.read_text())
+    one, eight = run["steps"]
+    assert run["registration"]["batchSize"] == 8
+    for step in (one, eight):
+        assert step["is_valid"], step["invalid_reason"]
+        assert step["status"] == {"200": step["requests"]}
+        assert step["answers"] == {"right": step["requests"]}
+        assert step["server_ms"].keys() == {"queue", "decode", "wait", "forward", "encode"}
+        assert step["server_ms"]["forward"] < step["latency_ms"]["mean"]
+    assert one["mean_batch_size"] == 1 < eight["mean_batch_size"] <= 8
+    # One client: what it waited for is all there is; its rate is the inverse of its mean latency.
+    assert one["throughput_per_s"] == pytest.approx(1e3 / one["latency_ms"]["mean"], rel=0.05)
+    assert page.read_text().count("Plotly.newPlot(") >= 4
+
+
+def test_load_on_a_model_that_is_not_there_names_those_that_are(
+    server: Server, serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve()
+    assert main([*arguments("run", server, "--concurrency", "1"), "-m", "absent"]) == 2
+    error = capsys.readouterr().err
+    assert "model absent is not registered" in error
+    assert f"registered: {MOBILENET}" in error
+
+
+def test_tune_on_torchserve_advises_and_leaves_everything_as_it_was(
+    server: Server, serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve()
+    before = server.management.describe(MOBILENET)["workers"][0]["id"]
+    limits = ["--max-batch-size", "2", "--max-workers", "1", "--duration", "300ms"]
+    assert main(arguments("tune", server, "--latency-threshold-ms", "2000", *limits)) == 0
+    output = capsys.readouterr().out
+    assert "batch_size 2, max_batch_delay 1, job_queue_size" in output
+    assert f"models?url={MOBILENET}.mar&batch_size=2&max_batch_delay=1&initial_workers=1" in output
+    assert "requests/s with 99 % of requests within 2000 ms" in output
+    assert server.management.models() == [MOBILENET]
+    assert server.management.describe(MOBILENET)["workers"][0]["id"] == before
