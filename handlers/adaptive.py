@@ -187,6 +187,9 @@ class AdaptiveWorker:
             self._exchanges.goes(now_s, situation)
             forwards, self._forwards = self._forwards, []
             complete = {index: self._flights.pop(id_) for index, id_ in ids.items() if self._flights[id_].is_complete}
+            for flight in complete.values():
+                if flight.ticket is not None:
+                    del self._by_ticket[flight.ticket]
         for forward in forwards:
             self._steps.split(forward)
         bodies = [b""] * len(ids)
@@ -200,9 +203,10 @@ class AdaptiveWorker:
 
     def _reply(self, flight: Flight) -> Reply:
         reply = self._steps.answer(flight.request, flight.slots)
+        total_ms = 1000 * (time.perf_counter() - flight.came_s)
+        reply = reply.with_headers({"Server-Timing": f"total;dur={total_ms:.2f}, {reply.headers['Server-Timing']}"})
         if flight.ticket is not None:
             with self._lock:
-                del self._by_ticket[flight.ticket]
                 is_in_time = self._scheduler.answered(flight.ticket, time.perf_counter())
             self._recorder.add(DEADLINE_MISSES, not is_in_time)
         if flight.retry_after_s is None:

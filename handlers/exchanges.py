@@ -7,7 +7,8 @@ must be few. One happens when
 
     everything in flight is answered           the frontend then waits for the next request, and an idle worker is idle
     some answers are complete                  at once where the engine has nothing else to do, else GAP_COSTS apart
-    a refusal has waited for REFUSAL_S         with whatever else is ready
+    a refusal has waited for REFUSAL_S         with whatever else is ready; GAP_COSTS apart where they fill the window,
+                                               so that nobody waits unseen
     the engine will soon be free               early enough for new arrivals to be decoded before it is: a fetch
     it is free, and something is decoded long  every IDLE_FETCH_S, so that nobody waits for a slow picture: a fetch
 
@@ -22,6 +23,8 @@ from math import inf
 GAP_COSTS = 3.0
 REFUSAL_S = 0.05
 IDLE_FETCH_S = 0.005
+# Of the window: with more in flight, refusals do not wait.
+CROWDED_SHARE = 0.5
 FETCH_PROBE = 8
 LEAST_USE = 0.3
 # Weight of the latest observation in each running mean.
@@ -36,7 +39,7 @@ class Situation:
         in_flight: requests that the frontend waits for.
         complete: those of them that could be answered now.
         refused: the complete ones that the schedule did not take.
-        oldest_refusal_s: when the first of the refused ones among them came; infinity where there is none.
+        oldest_refusal_s: when the first of these came; infinity where there is none.
         engine_ends_s: when the running pass should end; None while the engine is idle.
         queued_s: how long the engine has to do with what is decoded.
         decoding: requests that are being decoded.
@@ -112,6 +115,8 @@ class Exchanges:
         earliest_s = self._came_s + GAP_COSTS * self.cost_s
         if situation.complete > situation.refused or (situation.complete and situation.is_engine_done):
             due_s = min(due_s, -inf if situation.is_engine_done else earliest_s)
+        if situation.refused and situation.in_flight >= CROWDED_SHARE * self.window:
+            due_s = min(due_s, earliest_s)
         if situation.engine_ends_s is not None and self._is_fetch_worthwhile(situation):
             due_s = min(due_s, max(earliest_s, situation.engine_ends_s - self.cost_s - self.decode_s))
         if situation.is_engine_done and situation.decoding and situation.in_flight < self.window:

@@ -164,8 +164,9 @@ def _by_deadline(entries: Sequence[Entry[Key]], limits: Limits, model: LatencyMo
     passes = []
     remaining = list(entries)
     while remaining:
-        group = [entry for entry in remaining if entry.cost.group == remaining[0].cost.group]
-        taken = limits.fitting(group[:1], group[1:])
+        first, *others = remaining
+        # Whatever its group is equal to: not a number is not even equal to itself.
+        taken = limits.fitting([first], [entry for entry in others if entry.cost.group == first.cost.group])
         passes.append(_pass(taken, model))
         gone = set(taken)
         remaining = [entry for entry in remaining if entry not in gone]

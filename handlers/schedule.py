@@ -23,9 +23,11 @@ Hold: a pass that is not full waits for items that are here and being decoded, f
 that is what running them apart would cost (the ski-rental bound). A lone request is never held.
 
 Refusal: the time to answer is predicted from what is running, what is ahead in order and the request itself, and
-stretched by a factor that tracks how far the 99th percentile of answers strays from such predictions.
+stretched by a factor that tracks how far the 99th percentile of answers strays from such predictions. Each priority has
+its own: the last one's answers stray because they are overtaken, which is no reason to refuse the first.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -123,7 +125,7 @@ class Scheduler(Generic[Key]):
 
     policy: Policy
     model: LatencyModel
-    stretch: float = 1.0
+    stretches: defaultdict[int, float] = field(default_factory=lambda: defaultdict(lambda: 1.0))
     running: Running | None = None
     _numbers: Iterator[int] = field(default_factory=count)
     _decoding: dict[int, Ticket] = field(default_factory=dict)
@@ -155,12 +157,13 @@ class Scheduler(Generic[Key]):
         predicted_s = residual_s + self._drain_s((ahead[0] + items, ahead[1] + tokens))
         # An empty worker takes what comes, or a model slower than its target would serve nobody and learn nothing.
         is_idle = not ahead[0] and self.running is None and timeout_s >= policy.max_latency_s
-        if now_s + predicted_s * self.stretch > deadline_s and not is_idle:
+        cautious_s = predicted_s * self.stretches[priority]
+        if now_s + cautious_s > deadline_s and not is_idle:
             limit = f"max_latency_ms is {1000 * policy.max_latency_s:.0f}"
             if timeout_s < policy.max_latency_s:
                 limit = f"the request allows {1000 * timeout_s:g}"
-            message = f"The answer would take about {1000 * predicted_s * self.stretch:.0f} ms; {limit}."
-            return Refusal("Overloaded", message, max(0.0, predicted_s * self.stretch - policy.max_latency_s))
+            message = f"The answer would take about {1000 * cautious_s:.0f} ms; {limit}."
+            return Refusal("Overloaded", message, max(0.0, cautious_s - policy.max_latency_s))
         ticket = Ticket(
             next(self._numbers),
             now_s,
@@ -264,9 +267,10 @@ class Scheduler(Generic[Key]):
         """An answer is complete; whether it came by its deadline."""
         took_s = now_s - ticket.arrived_s
         if ticket.predicted_s >= TELLING_SHARE * self.policy.max_latency_s:
-            is_longer = took_s > ticket.predicted_s * self.stretch
+            stretch = self.stretches[ticket.priority]
+            is_longer = took_s > ticket.predicted_s * stretch
             step = STRETCH_STEP * (STRETCH_QUANTILE if is_longer else STRETCH_QUANTILE - 1)
-            self.stretch = min(MOST_STRETCH, max(LEAST_STRETCH, self.stretch * (1 + step)))
+            self.stretches[ticket.priority] = min(MOST_STRETCH, max(LEAST_STRETCH, stretch * (1 + step)))
         return now_s <= ticket.deadline_s
 
     # -- order ---------------------------------------------------------------------------------------------------

@@ -27,10 +27,11 @@ def test_terms_are_read_under_any_case(headers: dict[str, Any], terms: Terms) ->
     assert Terms.of(headers, 3) == terms
 
 
-NO_PRIORITIES = ["0", "4", "-1", "1.0", "first", "", "²", "１", "1\n", "1,2", "9" * 5000, "0000000012", "000000001" * 600]
+NO_PRIORITIES = ["0", "4", "-1", "1.0", "first", "", "²", "１", "1\n", "1,2"]
+LONG_NO_PRIORITIES = ["0000000012", "9" * 5000, "000000001" * 600]
 
 
-@pytest.mark.parametrize("value", NO_PRIORITIES)
+@pytest.mark.parametrize("value", NO_PRIORITIES + LONG_NO_PRIORITIES)
 def test_terms_with_a_priority_that_is_no_level_are_invalid_and_quote_nothing(value: str) -> None:
     with pytest.raises(InvalidPriority) as raised:
         Terms.of({"X-Priority": value}, 3)
