@@ -206,11 +206,12 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         check_mode(settings)
         policy = Policy.of(self.config, self.overhead)
         sizes = {1, min(TYPICAL_PASS, policy.max_items), min(window, policy.max_items)}
-        # The first pass of a size prepares the engine for it; the second shows what it takes.
+        # The first pass of a size prepares the engine for it; the quicker of the next two shows what it takes.
         self.warm_up(sizes)
+        seeds = map(min, self.warm_up(sizes), self.warm_up(sizes))
         worker = AdaptiveWorker(
             self.steps,
-            Scheduler(policy, LatencyModel(self.warm_up(sizes))),
+            Scheduler(policy, LatencyModel(seeds)),
             Exchanges(window, enough_s=PASS_SHARE * policy.max_latency_s),
             self._recorder,
             self.unpack,

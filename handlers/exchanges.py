@@ -19,8 +19,9 @@ FETCH_PROBE is made: a single client that waits for its answer is not asked all 
 from dataclasses import dataclass
 from math import inf
 
-# Exchanges keep this many times their own cost between them, so that they take at most a quarter of a thread.
-GAP_COSTS = 3.0
+# Exchanges keep this many times their own cost between them, so that they take at most a quarter of a thread, unless
+# that is more than this share of the work that is enough: an answer that is complete must not wait long.
+GAP_COSTS, GAP_SHARE = 3.0, 0.1
 REFUSAL_S = 0.05
 IDLE_FETCH_S = 0.005
 # Of the window: with more in flight, refusals do not wait.
@@ -112,7 +113,7 @@ class Exchanges:
         if situation.complete == situation.in_flight:
             return -inf
         due_s = situation.oldest_refusal_s + REFUSAL_S
-        earliest_s = self._came_s + GAP_COSTS * self.cost_s
+        earliest_s = self._came_s + min(GAP_COSTS * self.cost_s, GAP_SHARE * self.enough_s)
         if situation.complete > situation.refused or (situation.complete and situation.is_engine_done):
             due_s = min(due_s, -inf if situation.is_engine_done else earliest_s)
         if situation.refused and situation.in_flight >= CROWDED_SHARE * self.window:

@@ -29,13 +29,13 @@ its own: the last one's answers stray because they are overtaken, which is no re
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil, inf
 from typing import Generic, TypeVar
 
 from handlers.config import HandlerConfig
-from handlers.latency import LatencyModel
+from handlers.latency import LatencyModel, Stretch
 from handlers.passes import Entry, Limits, Pass, Rank, Ticket, choose
 from handlers.plan import FORWARD_PASS, Cost, Overhead
 
@@ -43,10 +43,8 @@ Key = TypeVar("Key")
 
 AGING_TARGETS = 2.0
 PASS_SHARE = 0.5
-# The stretch follows the 99th percentile by steps: up by nearly this share when an answer took longer, down by a
-# hundredth of it when not (Robbins and Monro 1951, as a quantile tracker).
-STRETCH_QUANTILE, STRETCH_STEP = 0.99, 0.05
-LEAST_STRETCH, MOST_STRETCH = 0.8, 3.0
+# Of the target: late answers closer to each other than this have one cause.
+STRETCH_EVENT_SHARE = 0.25
 # Answers that were predicted to take less than this share of the target say nothing of a queue.
 TELLING_SHARE = 0.25
 
@@ -125,12 +123,17 @@ class Scheduler(Generic[Key]):
 
     policy: Policy
     model: LatencyModel
-    stretches: defaultdict[int, float] = field(default_factory=lambda: defaultdict(lambda: 1.0))
+    stretches: defaultdict[int, Stretch] = field(init=False)
     running: Running | None = None
     _numbers: Iterator[int] = field(default_factory=count)
     _decoding: dict[int, Ticket] = field(default_factory=dict)
     _ready: list[Entry[Key]] = field(default_factory=list)
     _held_since_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Predictions are believed until answers show otherwise."""
+        event_s = STRETCH_EVENT_SHARE * self.policy.max_latency_s
+        self.stretches = defaultdict(lambda: Stretch(event_s))
 
     # -- arrivals ------------------------------------------------------------------------------------------------
 
@@ -157,7 +160,7 @@ class Scheduler(Generic[Key]):
         predicted_s = residual_s + self._drain_s((ahead[0] + items, ahead[1] + tokens))
         # An empty worker takes what comes, or a model slower than its target would serve nobody and learn nothing.
         is_idle = not ahead[0] and self.running is None and timeout_s >= policy.max_latency_s
-        cautious_s = predicted_s * self.stretches[priority]
+        cautious_s = predicted_s * self.stretches[priority].value
         if now_s + cautious_s > deadline_s and not is_idle:
             limit = f"max_latency_ms is {1000 * policy.max_latency_s:.0f}"
             if timeout_s < policy.max_latency_s:
@@ -267,10 +270,7 @@ class Scheduler(Generic[Key]):
         """An answer is complete; whether it came by its deadline."""
         took_s = now_s - ticket.arrived_s
         if ticket.predicted_s >= TELLING_SHARE * self.policy.max_latency_s:
-            stretch = self.stretches[ticket.priority]
-            is_longer = took_s > ticket.predicted_s * stretch
-            step = STRETCH_STEP * (STRETCH_QUANTILE if is_longer else STRETCH_QUANTILE - 1)
-            self.stretches[ticket.priority] = min(MOST_STRETCH, max(LEAST_STRETCH, stretch * (1 + step)))
+            self.stretches[ticket.priority].observe(now_s, took_s / ticket.predicted_s)
         return now_s <= ticket.deadline_s
 
     # -- order ---------------------------------------------------------------------------------------------------
@@ -289,7 +289,11 @@ class Scheduler(Generic[Key]):
     # -- time ----------------------------------------------------------------------------------------------------
 
     def _limits(self) -> Limits:
-        return Limits(self.policy.max_items, self._max_tokens(), self.policy.overhead)
+        line, overhead = self.model.line, self.policy.overhead
+        if line.token_s > 0:
+            # What the task's own figure was on another machine, or on this one when it had more to itself.
+            overhead = replace(overhead, tokens=max(overhead.tokens, round(line.fixed_s / line.token_s)))
+        return Limits(self.policy.max_items, self._max_tokens(), overhead)
 
     def _max_tokens(self) -> int:
         """Most padded tokens of a pass: the configuration's, and what half of the target allows; at least one."""

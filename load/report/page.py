@@ -1,6 +1,7 @@
 """Stored runs as one self-contained page: headline numbers, figures that need no network, the table, its terms."""
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from html import escape
 
 import plotly.graph_objects as go
@@ -73,7 +74,8 @@ SERVER = "Means. What the latency has beyond this is the network, the protocol a
 
 def _about(run: Run) -> str:
     registered = ", ".join(f"{name} {value}" for name, value in run.registration.items())
-    return f"{run.label}: {run.url}, {run.created_at} UTC" + (f"; {registered}" if registered else "")
+    created_at = datetime.fromisoformat(run.created_at)
+    return f"{run.label}: {run.url}, {created_at:%Y-%m-%d %H:%M:%S} UTC" + (f"; {registered}" if registered else "")
 
 
 def _cards(run: Run, is_one_of_many: bool) -> Iterator[str]:

@@ -165,6 +165,15 @@ def test_scheduler_with_a_flood_of_low_priority_leaves_the_first_tenant_its_late
     assert percentile_s(beside, 99, priority=1) <= percentile_s(alone, 99) + longest_pass_s + FIXED_S
 
 
+def test_scheduler_with_a_flood_of_low_priority_refuses_nobody_of_the_first() -> None:
+    """Passes take half of the target, and the flood's answers, often overtaken, stray far from their predictions."""
+    policy = replace(POLICY, max_latency_s=0.04)
+    tenant = poisson(0.1 * CAPACITY_PER_S, 5.0, seed=4, priority=1)
+    flood = poisson(2 * CAPACITY_PER_S, 5.0, seed=5, priority=3)
+    simulated = simulate([*tenant, *flood], policy)
+    assert {o.ends[0] for o in simulated.outcomes if o.arrival.priority == 1} == {"done"}
+
+
 @given(st.integers(0, 1000), st.sampled_from([2, 3]))
 @settings(max_examples=20)
 def test_scheduler_under_endless_first_priority_never_starves_a_lower_one(seed: int, priority: int) -> None:
