@@ -21,7 +21,7 @@ from math import inf
 
 # Exchanges keep this many times their own cost between them, so that they take at most a quarter of a thread, unless
 # that is more than this share of the work that is enough: an answer that is complete must not wait long.
-GAP_COSTS, GAP_SHARE = 3.0, 0.1
+GAP_COSTS, GAP_SHARE = 3.0, 0.33
 REFUSAL_S = 0.05
 IDLE_FETCH_S = 0.005
 # Of the window: with more in flight, refusals do not wait.

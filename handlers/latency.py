@@ -1,5 +1,4 @@
-"""How long a forward pass takes, learned from those that were, and an answer, likewise. Pure: sizes and seconds in,
-a prediction out.
+"""How long a forward pass takes, learned from those that were. Pure: sizes and seconds in, a prediction out.
 
     observe(tokens, seconds) -> samples by size, the latest of each -> robust fit -> predict_s(tokens)
 
@@ -17,7 +16,7 @@ make the model forget what large ones take; what is older than others counts for
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil
 from statistics import median
 
 # Of one size class; eight medians' worth of noise in a class, a dozen classes between 1 and 4096 tokens.
@@ -25,6 +24,8 @@ SAMPLES_PER_CLASS = 8
 # A sample counts half for every so many passes since, and never nothing.
 HALF_LIFE_PASSES = 64
 LEAST_WEIGHT = 0.02
+# Warm-up counts as little as passes that long ago: it had the machine to itself.
+SEED_AGE_PASSES = 128
 # Huber's constant: 95 % of the efficiency of least squares where errors are Gaussian.
 HUBER = 1.345
 # The scale of Gaussian errors from their median absolute value.
@@ -38,11 +39,6 @@ EARLY_PASSES = 16
 REMEMBERED_RATIOS = 64
 MARGIN_QUANTILE = 0.9
 MOST_MARGIN = 2.0
-
-STRETCH_STEP = 0.1
-# Groups of late answers per answer: with five in a group, one answer in a hundred is late.
-LATE_GROUPS = 0.002
-LEAST_STRETCH, MOST_STRETCH = 0.8, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ class LatencyModel:
         self._line = Line(0.0, 0.0)
         self._margin = 1.0
         for tokens, seconds in seeds:
-            self._add(tokens, seconds)
+            self._add(tokens, seconds, -SEED_AGE_PASSES)
         self._fit()
 
     @property
@@ -109,15 +105,15 @@ class LatencyModel:
         predicted_s = self._line.at(tokens)
         if predicted_s > 0:
             self._ratios.append(seconds / predicted_s)
-        self._add(tokens, seconds)
+        self._passes += 1
+        self._add(tokens, seconds, self._passes)
         self._unfitted += 1
         if self._unfitted >= PASSES_PER_FIT or self._passes < EARLY_PASSES:
             self._fit()
 
-    def _add(self, tokens: int, seconds: float) -> None:
+    def _add(self, tokens: int, seconds: float, number: int) -> None:
         kept = self._classes.setdefault(tokens.bit_length(), deque(maxlen=SAMPLES_PER_CLASS))
-        kept.append(Sample(tokens, seconds, self._passes))
-        self._passes += 1
+        kept.append(Sample(tokens, seconds, number))
 
     def _fit(self) -> None:
         self._unfitted = 0
@@ -127,32 +123,6 @@ class LatencyModel:
         if self._ratios:
             ranked = sorted(self._ratios)
             self._margin = min(MOST_MARGIN, max(1.0, ranked[ceil(MARGIN_QUANTILE * len(ranked)) - 1]))
-
-
-@dataclass(slots=True)
-class Stretch:
-    """By how much to stretch predictions, so that about one answer in a hundred takes longer than that.
-
-    It goes up by STEP when an answer took longer, and down by a small part of that with every one that did not: a
-    stochastic approximation of a quantile (Robbins and Monro 1951). Late answers come in groups, behind one slow pass
-    or one stall of the machine, so those within `event_s` of each other are one reason to go up, not many.
-
-    Attributes:
-        event_s: seconds that answers with one cause lie within.
-        value: the factor.
-    """
-
-    event_s: float
-    value: float = 1.0
-    _raised_s: float = -inf
-
-    def observe(self, now_s: float, ratio: float) -> None:
-        """An answer took `ratio` times what was predicted."""
-        if ratio <= self.value:
-            self.value = max(LEAST_STRETCH, self.value * (1 - STRETCH_STEP * LATE_GROUPS))
-        elif now_s - self._raised_s >= self.event_s:
-            self._raised_s = now_s
-            self.value = min(MOST_STRETCH, self.value * (1 + STRETCH_STEP))
 
 
 def fitted(samples: list[Sample], passes: int) -> Line:

@@ -37,6 +37,7 @@ class Ticket:
         predicted_s: of the answer, from arrival on.
         waiting: items that have not started.
         is_decoded: whether its items are in the queue.
+        finished_s: when its last pass so far ended; None before the first.
     """
 
     number: int
@@ -49,6 +50,7 @@ class Ticket:
     predicted_s: float
     waiting: int
     is_decoded: bool = False
+    finished_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

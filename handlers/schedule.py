@@ -22,12 +22,10 @@ its own.
 Hold: a pass that is not full waits for items that are here and being decoded, for at most the fixed cost of a pass:
 that is what running them apart would cost (the ski-rental bound). A lone request is never held.
 
-Refusal: the time to answer is predicted from what is running, what is ahead in order and the request itself, and
-stretched by a factor that tracks how far the 99th percentile of answers strays from such predictions. Each priority has
-its own: the last one's answers stray because they are overtaken, which is no reason to refuse the first.
+Refusal: the work until the answer is what is running, what is ahead in order and the request itself; handlers.promises
+makes an answer's time of it.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -35,18 +33,15 @@ from math import ceil, inf
 from typing import Generic, TypeVar
 
 from handlers.config import HandlerConfig
-from handlers.latency import LatencyModel, Stretch
+from handlers.latency import LatencyModel
 from handlers.passes import Entry, Limits, Pass, Rank, Ticket, choose
 from handlers.plan import FORWARD_PASS, Cost, Overhead
+from handlers.promises import Promises
 
 Key = TypeVar("Key")
 
 AGING_TARGETS = 2.0
 PASS_SHARE = 0.5
-# Of the target: late answers closer to each other than this have one cause.
-STRETCH_EVENT_SHARE = 0.25
-# Answers that were predicted to take less than this share of the target say nothing of a queue.
-TELLING_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +104,10 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class Running(Generic[Key]):
     """The pass in the engine: when it started, when it should end."""
 
-    tokens: int
+    chosen: Pass[Key]
     started_s: float
     ends_s: float
 
@@ -123,17 +118,16 @@ class Scheduler(Generic[Key]):
 
     policy: Policy
     model: LatencyModel
-    stretches: defaultdict[int, Stretch] = field(init=False)
-    running: Running | None = None
+    promises: Promises = field(init=False)
+    running: Running[Key] | None = None
     _numbers: Iterator[int] = field(default_factory=count)
     _decoding: dict[int, Ticket] = field(default_factory=dict)
     _ready: list[Entry[Key]] = field(default_factory=list)
     _held_since_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Predictions are believed until answers show otherwise."""
-        event_s = STRETCH_EVENT_SHARE * self.policy.max_latency_s
-        self.stretches = defaultdict(lambda: Stretch(event_s))
+        """Promise what the policy asks for."""
+        self.promises = Promises(self.policy.max_latency_s)
 
     # -- arrivals ------------------------------------------------------------------------------------------------
 
@@ -157,10 +151,11 @@ class Scheduler(Generic[Key]):
             return Refusal("QueueFull", f"{waiting} items wait; max_queue_items is {policy.max_queue_items}.", retry_s)
         ahead = self._ahead(priority, deadline_s, now_s)
         residual_s = max(0.0, self.running.ends_s - now_s) if self.running else 0.0
-        predicted_s = residual_s + self._drain_s((ahead[0] + items, ahead[1] + tokens))
+        work_s = residual_s + self._drain_s((ahead[0] + items, ahead[1] + tokens))
+        predicted_s = self.promises.predicted_s(work_s)
         # An empty worker takes what comes, or a model slower than its target would serve nobody and learn nothing.
         is_idle = not ahead[0] and self.running is None and timeout_s >= policy.max_latency_s
-        cautious_s = predicted_s * self.stretches[priority].value
+        cautious_s = self.promises.cautious_s(predicted_s, priority)
         if now_s + cautious_s > deadline_s and not is_idle:
             limit = f"max_latency_ms is {1000 * policy.max_latency_s:.0f}"
             if timeout_s < policy.max_latency_s:
@@ -252,7 +247,7 @@ class Scheduler(Generic[Key]):
         self._ready = [entry for entry in self._ready if entry not in started]
         for entry in chosen.entries:
             entry.ticket.waiting -= 1
-        self.running = Running(chosen.tokens, now_s, now_s + chosen.predicted_s)
+        self.running = Running(chosen, now_s, now_s + chosen.predicted_s)
         return chosen
 
     def finish(self, seconds: float, *, is_telling: bool = True) -> None:
@@ -262,15 +257,19 @@ class Scheduler(Generic[Key]):
             seconds: that it took.
             is_telling: False where it failed, so that its time says nothing.
         """
-        if self.running is not None and is_telling:
-            self.model.observe(self.running.tokens, seconds)
+        if self.running is None:
+            return
+        if is_telling:
+            self.model.observe(self.running.chosen.tokens, seconds)
+        for entry in self.running.chosen.entries:
+            entry.ticket.finished_s = self.running.started_s + seconds
         self.running = None
 
     def answered(self, ticket: Ticket, now_s: float) -> bool:
         """An answer is complete; whether it came by its deadline."""
-        took_s = now_s - ticket.arrived_s
-        if ticket.predicted_s >= TELLING_SHARE * self.policy.max_latency_s:
-            self.stretches[ticket.priority].observe(now_s, took_s / ticket.predicted_s)
+        if ticket.finished_s is not None:
+            took_s, delivery_s = now_s - ticket.arrived_s, now_s - ticket.finished_s
+            self.promises.kept(now_s, ticket.priority, ticket.predicted_s, took_s, delivery_s)
         return now_s <= ticket.deadline_s
 
     # -- order ---------------------------------------------------------------------------------------------------

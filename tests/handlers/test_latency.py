@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.latency import LatencyModel, Stretch
+from handlers.latency import LatencyModel
 
 FIXED_S, TOKEN_S = 0.002, 0.00005
 
@@ -82,26 +82,3 @@ def test_model_of_any_history_predicts_neither_negative_nor_decreasing(history: 
     assert predicted == sorted(predicted)
     assert predicted[0] >= 0
     assert 1 <= model.margin <= 2
-
-
-def test_stretch_of_scattered_late_answers_leaves_about_one_in_a_hundred_beyond_it() -> None:
-    stretch, chosen = Stretch(event_s=0.05), random.Random(0)
-    beyond = 0
-    for number in range(40_000):
-        # Five answers a group; a group is as late as any other, by up to twice.
-        if number % 5 == 0:
-            ratio = chosen.uniform(0.5, 2.0)
-        beyond += number >= 20_000 and ratio > stretch.value
-        stretch.observe(number * 0.02, ratio)
-    assert 1.8 < stretch.value < 2.0
-    assert 0.002 <= beyond / 20_000 <= 0.02
-
-
-def test_stretch_after_one_stall_goes_up_one_step_and_comes_down_within_a_thousand_answers() -> None:
-    stretch = Stretch(event_s=0.1)
-    for _ in range(50):
-        stretch.observe(5.0, 4.0)
-    assert stretch.value == pytest.approx(1.1)
-    for number in range(1000):
-        stretch.observe(6.0 + number, 0.5)
-    assert stretch.value < 1.0
