@@ -25,7 +25,8 @@ from tests.photographs import crops, path, photograph
 
 pytestmark = pytest.mark.e2e
 
-PHOTOGRAPHS = 240
+# Seconds of work, so that a run can be ended in its middle.
+PHOTOGRAPHS = 600
 
 
 @pytest.fixture
