@@ -1,31 +1,35 @@
 """The worker that decides for itself what runs when, on TorchServe's continuous-batching mode.
 
-    exchange (TorchServe's thread)      unpack -> accept or refuse -> decode ---+       +--> split -> answer
-    decode threads                                                   decode ---+-> ready queue
-    engine thread                                                                -> pass -> pass -> ...
+    frontend's thread     receive -> unpack -> accept or refuse -> decode ---+       +--> split -> answer -> send
+    decode threads                                                decode ---+-> ready
+    engine's threads                                                            -> pass -> pass -> ...
 
-Three kinds of thread around one lock. TorchServe's thread calls `exchange` with everything in flight and stays in it
-until handlers.exchanges says that an answer is due; requests that the answer leaves out stay in flight and come again.
-The engine's thread takes one pass after the other from handlers.schedule, so the engine waits neither for decoding nor
-for the frontend. Nobody holds the lock while decoding or running the model.
+Three kinds of thread around one lock. TorchServe's own thread hands the connection over with its first batch and never
+gets it back (handlers.wire): it receives everything in flight, sends an answer when handlers.exchanges says that one is
+due, and so on; requests that an answer leaves out stay in flight and come again. The engine's threads, one a lane, take
+one pass after the other from handlers.schedule, so the engine waits neither for decoding nor for the frontend. Nobody
+holds the lock while decoding or running the model.
 
 One worker per model: the frontend polls for all workers of a model under one lock, and an idle worker holds it until a
 request comes, while a busy one could not deliver its answers.
 """
 
 import logging
-import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import ceil, inf
-from typing import Any
+from typing import Any, NoReturn
 
-from handlers.errors import EXPIRED, InvalidConfig, InvalidInput, ItemError, where
-from handlers.estimates import Lengths, size_of
+from handlers.decoding import Decoded, Decoder
+from handlers.errors import EXPIRED, INTERNAL_ERROR, InvalidInput, ItemError, where
+from handlers.estimates import Lengths
 from handlers.exchanges import Exchanges, Situation
 from handlers.flights import Flight, Place, Terms
+from handlers.guard import Guard
+from handlers.lanes import Running
 from handlers.metrics import (
     DEADLINE_MISSES,
     ENGINE_BUSY,
@@ -36,42 +40,17 @@ from handlers.metrics import (
     REFUSALS,
     Recorder,
 )
-from handlers.passes import Pass, Ticket
+from handlers.passes import Ticket
 from handlers.replies import Reply
-from handlers.rows import Payload, Request
+from handlers.rows import Request
 from handlers.schedule import Refusal, Scheduler
 from handlers.slots import Forward, Slot
-from handlers.steps import Steps, respond
+from handlers.steps import Steps
+from handlers.wire import Disconnected, Link, Sent
 
 logger = logging.getLogger(__name__)
 
 Unpack = Callable[[Mapping[str, Any], Mapping[str, Any]], Request]
-
-# Payloads of more bytes are decoded by a thread of their own; smaller texts take microseconds together.
-LARGE_BYTES = 16 * 1024
-# More than there are cores, so that a few slow decodings leave threads for the others.
-LEAST_DECODE_THREADS = 4
-
-
-def check_mode(settings: Mapping[str, Any]) -> None:
-    """Whether an archive's model-config.yaml lets TorchServe work with this mode.
-
-    Raises:
-        InvalidConfig: it does not.
-    """
-    problems = []
-    if settings.get("continuousBatching") is not True:
-        problems.append("continuousBatching: true is needed beside it")
-    if settings.get("asyncCommunication"):
-        problems.append("asyncCommunication must be off")
-    if settings.get("maxWorkers", 1) != 1:
-        problems.append("maxWorkers must be 1: TorchServe's frontend starves a busy worker beside an idle one")
-    if problems:
-        raise InvalidConfig(f"handler: scheduling: mode: adaptive: {'; '.join(problems)}")
-
-
-def _end_process() -> None:
-    os._exit(1)
 
 
 class AdaptiveWorker:
@@ -79,7 +58,7 @@ class AdaptiveWorker:
 
     def __init__(
         self,
-        steps: Steps,
+        steps: Sequence[Steps],
         scheduler: Scheduler[Place],
         exchanges: Exchanges,
         recorder: Recorder,
@@ -88,12 +67,13 @@ class AdaptiveWorker:
         decode_threads: int,
         decodes_in_threads: bool,
         overload_status: int,
-        die: Callable[[], Any] = _end_process,
+        wake: Callable[[], Any],
+        guard: Guard | None = None,
     ) -> None:
-        """Start the engine's thread.
+        """Start the engine's threads.
 
         Args:
-            steps: of the task.
+            steps: of the task, on its whole engine, then on each of its lanes where there are several.
             scheduler: seeded with what warm-up took.
             exchanges: of the registration's window.
             recorder: counts.
@@ -101,53 +81,69 @@ class AdaptiveWorker:
             decode_threads: for items of a request.
             decodes_in_threads: whether each item is worth a thread.
             overload_status: of a refused request.
-            die: what ends this process at once.
+            wake: told of every exchange, for the metrics.
+            guard: over the threads; one that ends the process where it is None.
         """
-        self._steps = steps
+        self._steps, *lanes = steps
         self._scheduler = scheduler
         self._exchanges = exchanges
         self._recorder = recorder
         self._unpack = unpack
-        self._decodes_in_threads = decodes_in_threads
         self._overload_status = overload_status
-        self._die = die
+        self._wake = wake
+        self._guard = guard or Guard()
+        self._decoder = Decoder(self._steps, self._guard, threads=decode_threads, is_threaded=decodes_in_threads)
         self._lengths = Lengths()
         self._flights: dict[str, Flight] = {}
         self._by_ticket: dict[Ticket, Flight] = {}
         self._forwards: list[Forward] = []
         self._lock = threading.Lock()
         self._answer_may_be_due = threading.Condition(self._lock)
+        # When the frontend's thread looks again; minus infinity while it is about to.
+        self._answer_due_s = -inf
         self._pass_may_be_due = threading.Condition(self._lock)
-        self._pool = ThreadPoolExecutor(max(LEAST_DECODE_THREADS, decode_threads), "decode")
-        threading.Thread(target=self._guarded, args=(self._run_engine,), name="engine", daemon=True).start()
+        for lane in lanes or steps:
+            threading.Thread(target=self._guard.run, args=(self._run_lane, lane), name="engine", daemon=True).start()
 
-    # -- TorchServe's thread -------------------------------------------------------------------------------------
+    # -- the frontend's thread -----------------------------------------------------------------------------------
 
-    def exchange(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[bytes]:
-        """One exchange with the frontend.
+    def serve(self, connection: socket.socket) -> NoReturn:
+        """Answer the frontend from here on.
 
         Args:
-            data: a row for every request in flight.
-            context: TorchServe's; the requests that are not answered are taken out of its `request_ids`.
+            connection: where it waits for the answer to a batch; it sends that again.
 
-        Returns:
-            A body per row, empty for those that are not answered.
+        Raises:
+            SystemExit: the frontend is gone, and so must the worker be.
         """
+        link = Link(connection)
+        with self._guard.watch():
+            try:
+                link.send({})
+                while True:
+                    self._exchange(link)
+            except Disconnected:
+                logger.warning("Frontend disconnected.")
+        sys.exit(0)
+
+    def _exchange(self, link: Link) -> None:
+        requests = link.receive()
         came_s = time.perf_counter()
-        ids = dict(context.request_ids)
-        newcomers = [index for index, id_ in ids.items() if id_ not in self._flights]
-        requests = [self._unpack(data[index], context.get_all_request_header(index)) for index in newcomers]
+        newcomers = [(id_, self._read(sent), sent.headers) for id_, sent in requests.items() if sent is not None]
         with self._lock:
             self._exchanges.came(came_s, len(newcomers))
-            # What the frontend no longer knows was answered by itself, after an exchange that failed.
-            for gone in self._flights.keys() - ids.values():
-                self._forget(self._flights.pop(gone))
-            arrived = [
-                self._accept(ids[index], request, context.get_all_request_header(index), came_s)
-                for index, request in zip(newcomers, requests, strict=True)
-            ]
+            arrived = [self._accept(id_, request, headers, came_s) for id_, request, headers in newcomers]
         self._decode([flight for flight in arrived if flight.undecoded], came_s)
-        return self._answer(ids, context)
+        link.send(self._answers())
+        self._recorder.add(EXCHANGES, 1)
+        self._wake()
+
+    def _read(self, sent: Sent) -> Request:
+        try:
+            return self._unpack(sent.row, sent.headers)
+        except Exception as error:
+            logger.error("A request failed: %s", where(error))
+            return Request((INTERNAL_ERROR,))
 
     def _accept(self, id_: str, request: Request, headers: Mapping[str, Any], came_s: float) -> Flight:
         flight = Flight(request, came_s, [Slot(payload) for payload in request.payloads])
@@ -172,34 +168,39 @@ class AdaptiveWorker:
             self._by_ticket[answer] = flight
         return flight
 
-    def _forget(self, flight: Flight) -> None:
-        if flight.ticket is not None and self._by_ticket.pop(flight.ticket, None) is not None:
-            self._scheduler.withdraw(flight.ticket)
-
-    def _answer(self, ids: Mapping[int, str], context: Any) -> list[bytes]:
+    def _answers(self) -> dict[str, Reply]:
+        """Wait until an answer is due; whatever is complete then, by id."""
         with self._lock:
-            while True:
-                situation, now_s = self._situation(), time.perf_counter()
-                due_s = self._exchanges.due_s(situation)
-                if due_s <= now_s:
-                    break
-                self._answer_may_be_due.wait(None if due_s == inf else due_s - now_s)
-            self._exchanges.goes(now_s, situation)
+            self._await_answers()
             forwards, self._forwards = self._forwards, []
-            complete = {index: self._flights.pop(id_) for index, id_ in ids.items() if self._flights[id_].is_complete}
-            for flight in complete.values():
+            complete = {id_: flight for id_, flight in self._flights.items() if flight.is_complete}
+            for id_, flight in complete.items():
+                del self._flights[id_]
                 if flight.ticket is not None:
                     del self._by_ticket[flight.ticket]
         for forward in forwards:
             self._steps.split(forward)
-        bodies = [b""] * len(ids)
-        for index in ids:
-            if index in complete:
-                bodies[index] = respond(context, index, self._reply(complete[index]))
-            else:
-                del context.request_ids[index]
-        self._recorder.add(EXCHANGES, 1)
-        return bodies
+        return {id_: self._reply(flight) for id_, flight in complete.items()}
+
+    def _await_answers(self) -> None:
+        """Return when the answer must go; with the lock held, but while waiting."""
+        while True:
+            situation, now_s = self._situation(), time.perf_counter()
+            if self._exchanges.is_lone(situation) and isinstance(running := self._scheduler.start(now_s), Running):
+                # Nobody else comes meanwhile: no other thread needs to be woken for this one.
+                self._lock.release()
+                try:
+                    self._run(running, self._steps)
+                finally:
+                    self._lock.acquire()
+                continue
+            self._wake_engine()
+            self._answer_due_s = self._exchanges.due_s(situation)
+            if self._answer_due_s <= now_s:
+                break
+            self._answer_may_be_due.wait(None if self._answer_due_s == inf else self._answer_due_s - now_s)
+        self._answer_due_s = -inf
+        self._exchanges.goes(now_s, situation)
 
     def _reply(self, flight: Flight) -> Reply:
         reply = self._steps.answer(flight.request, flight.slots)
@@ -213,6 +214,16 @@ class AdaptiveWorker:
             return reply
         return reply.with_headers({"Retry-After": str(max(1, ceil(flight.retry_after_s)))})
 
+    def _wake_engine(self) -> None:
+        """Wake the threads of lanes that could take a pass."""
+        if self._scheduler.waiting.ready:
+            self._pass_may_be_due.notify(self._scheduler.lanes.free)
+
+    def _tell_frontend(self) -> None:
+        """Wake its thread where what just happened makes an answer due before it would look by itself."""
+        if self._exchanges.due_s(self._situation()) < self._answer_due_s:
+            self._answer_may_be_due.notify()
+
     def _situation(self) -> Situation:
         scheduler = self._scheduler
         flights = self._flights.values()
@@ -223,7 +234,8 @@ class AdaptiveWorker:
             complete=len(complete),
             refused=len(refused_s),
             oldest_refusal_s=min(refused_s, default=inf),
-            engine_ends_s=None if scheduler.running is None else scheduler.running.ends_s,
+            lane_ends_s=scheduler.lanes.next_end_s,
+            is_lane_free=scheduler.lanes.free > 0,
             queued_s=scheduler.ready_s,
             decoding=sum(flight.undecoded > 0 for flight in flights),
         )
@@ -231,99 +243,78 @@ class AdaptiveWorker:
     # -- decoding ------------------------------------------------------------------------------------------------
 
     def _decode(self, flights: Sequence[Flight], came_s: float) -> None:
-        """Small texts here and now, whatever may take long in the pool."""
-        places = [Place(flight, slot) for flight in flights for slot in flight.slots]
-        small = []
-        for place in places:
-            if self._decodes_in_threads or _bytes(place.slot) > LARGE_BYTES:
-                self._pool.submit(self._guarded, self._decode_places, [place], came_s)
-            else:
-                small.append(place)
-        if small:
-            self._decode_places(small, came_s)
-
-    def _decode_places(self, places: Sequence[Place], came_s: float) -> None:
-        slots = [place.slot for place in places]
-        sizes = {id(slot): _bytes(slot) for slot in slots}
-        for slot in slots:
-            self._steps.decode(slot)
-        self._steps.prepare(slots)
-        costs = {id(slot): cost for slot, cost in self._steps.price(slots)}
-        with self._lock:
-            self._lengths.learn([sizes[slot] for slot in costs], [cost.length for cost in costs.values()])
-            self._exchanges.decoded(time.perf_counter() - came_s)
-            for flight, slot in places:
-                ticket = flight.ticket
-                if ticket is None or ticket not in self._by_ticket:
-                    continue
-                if id(slot) in costs:
-                    flight.costs.append((Place(flight, slot), costs[id(slot)]))
-                else:
-                    flight.unfinished -= 1
-                flight.undecoded -= 1
-                if not flight.undecoded:
-                    self._scheduler.decoded(ticket, flight.costs)
-            self._pass_may_be_due.notify()
-            self._answer_may_be_due.notify()
-
-    # -- the engine's thread -------------------------------------------------------------------------------------
-
-    def _run_engine(self) -> None:
-        while True:
-            chosen = self._next_pass()
-            started_s = time.perf_counter()
-            slots = [entry.key.slot for entry in chosen.entries]
-            forwards = self._steps.run(slots)
-            seconds = time.perf_counter() - started_s
-            self._recorder.add(ENGINE_BUSY, seconds)
-            if chosen.predicted_s > 0:
-                self._recorder.observe(PREDICTION_RATIO, seconds / chosen.predicted_s)
+        def apart(decoded: list[Decoded]) -> None:
             with self._lock:
-                # A pass that was halved took longer than such a pass takes.
-                is_whole = len(forwards) == 1 and len(forwards[0].slots) == len(slots)
-                self._scheduler.finish(seconds, is_telling=is_whole)
-                self._exchanges.pass_ended()
-                self._forwards += forwards
-                for entry in chosen.entries:
-                    entry.key.flight.unfinished -= 1
-                self._answer_may_be_due.notify()
+                self._decoded(decoded, came_s)
+                self._wake_engine()
+                self._tell_frontend()
 
-    def _next_pass(self) -> Pass[Place]:
+        places = [Place(flight, slot) for flight in flights for slot in flight.slots]
+        if decoded := self._decoder.decode(places, apart):
+            with self._lock:
+                self._decoded(decoded, came_s)
+
+    def _decoded(self, items: Sequence[Decoded], came_s: float) -> None:
+        good = [item for item in items if item.cost is not None]
+        self._lengths.learn([item.size for item in good], [item.cost.length for item in good if item.cost is not None])
+        self._exchanges.decoded(time.perf_counter() - came_s)
+        for place, _, cost in items:
+            flight = place.flight
+            if flight.ticket is None or flight.ticket not in self._by_ticket:
+                continue
+            if cost is None:
+                flight.unfinished -= 1
+            else:
+                flight.costs.append((place, cost))
+            flight.undecoded -= 1
+            if not flight.undecoded:
+                self._scheduler.decoded(flight.ticket, flight.costs)
+
+    # -- the engine's threads ------------------------------------------------------------------------------------
+
+    def _run_lane(self, lane: Steps) -> None:
+        while True:
+            running = self._next_pass()
+            self._run(running, self._steps if running.is_wide else lane)
+
+    def _run(self, running: Running[Place], steps: Steps) -> None:
+        chosen = running.chosen
+        slots = [entry.key.slot for entry in chosen.entries]
+        started_s = time.perf_counter()
+        forwards = steps.run(slots)
+        seconds = time.perf_counter() - started_s
+        self._recorder.add(ENGINE_BUSY, seconds if running.is_wide else seconds / self._scheduler.lanes.count)
+        if chosen.predicted_s > 0:
+            self._recorder.observe(PREDICTION_RATIO, seconds / chosen.predicted_s)
+        with self._lock:
+            # A pass that was halved took longer than such a pass takes.
+            is_whole = len(forwards) == 1 and len(forwards[0].slots) == len(slots)
+            self._scheduler.finish(running, seconds, is_telling=is_whole)
+            self._exchanges.pass_ended()
+            self._forwards += forwards
+            for entry in chosen.entries:
+                entry.key.flight.unfinished -= 1
+            self._wake_engine()
+            self._tell_frontend()
+
+    def _next_pass(self) -> Running[Place]:
         with self._lock:
             while True:
                 now_s = time.perf_counter()
                 self._expire(now_s)
-                depth, oldest_s = self._scheduler.ready_items, self._scheduler.oldest_s(now_s)
+                waiting = self._scheduler.waiting
+                depth, oldest_s = len(waiting.ready), waiting.oldest_s(now_s)
                 started = self._scheduler.start(now_s)
-                if isinstance(started, Pass):
+                if isinstance(started, Running):
                     self._recorder.observe(QUEUE_DEPTH, depth)
                     self._recorder.observe(QUEUE_AGE, oldest_s)
-                    self._answer_may_be_due.notify()
+                    self._tell_frontend()
                     return started
-                ask_s = min(started, self._scheduler.next_expiry_s())
+                ask_s = min(started, waiting.next_expiry_s())
                 self._pass_may_be_due.wait(None if ask_s == inf else max(0.0, ask_s - now_s))
 
     def _expire(self, now_s: float) -> None:
         for ticket in self._scheduler.expire(now_s):
             self._by_ticket[ticket].fail(EXPIRED)
             self._recorder.add(REFUSALS, 1, EXPIRED.type)
-            self._answer_may_be_due.notify()
-
-    # -- what must not go wrong ----------------------------------------------------------------------------------
-
-    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Run on a thread of ours: a bug there ends the worker, not only the thread while callers wait.
-
-        Whoever is in flight is then answered by the frontend, which starts another worker.
-        """
-        try:
-            work(*arguments)
-        except BaseException as error:
-            logger.critical("The worker's thread %s failed: %s", threading.current_thread().name, where(error))
-            logging.shutdown()
-            self._die()
-
-
-def _bytes(slot: Slot) -> int:
-    """Size of a slot's payload; none where an error has taken its place."""
-    return size_of(slot.outcome) if isinstance(slot.outcome, Payload) else 0
+            self._tell_frontend()

@@ -14,11 +14,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar, cast
 
 import torch
 from ts.metrics.metric_cache_errors import MetricsCacheKeyError
@@ -26,19 +27,21 @@ from ts.metrics.metric_type_enum import MetricTypes
 from ts.torch_handler.base_handler import BaseHandler
 
 from handlers import rows
-from handlers.adaptive import AdaptiveWorker, check_mode
+from handlers.adaptive import AdaptiveWorker
 from handlers.config import HandlerConfig, NoOptions, parse
-from handlers.engines import Arrays, Engine, Outputs, available_threads
+from handlers.engines import Arrays, Divisible, Engine, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, ItemError
 from handlers.exchanges import Exchanges
+from handlers.lanes import Lanes
 from handlers.latency import LatencyModel
 from handlers.metrics import Recorder, Reporter, Sample
 from handlers.oip import Model
 from handlers.outputs import Documents, OutputTensors
 from handlers.plan import FORWARD_PASS, Cost, Overhead, micro_batches
+from handlers.policy import Policy, check_mode
 from handlers.replies import Reply
 from handlers.rows import Payload, Request, Shape
-from handlers.schedule import PASS_SHARE, Policy, Scheduler
+from handlers.schedule import PASS_SHARE, Scheduler
 from handlers.slots import Batch, Slot
 from handlers.steps import Steps, respond
 
@@ -135,6 +138,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         properties = context.system_properties
         self.model_dir = Path(properties["model_dir"])
         self._recorder = Recorder()
+        self._reporter = Reporter(self._recorder, partial(_emit, context.metrics, context.model_name))
         self.steps = Steps(self, self._recorder)
         window = properties.get("batch_size") or 1
         try:
@@ -149,7 +153,6 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             # TorchServe buries the reason under a traceback or two: this is the line to read.
             logger.error("%s %s: %s: %s", LOAD_FAILED, context.model_name, type(error).__name__, error)
             raise
-        self._reporter = Reporter(self._recorder, partial(_emit, context.metrics, context.model_name))
         self._reporter.start()
         self.initialized = True
         logger.warning("Loaded %s: %s", context.model_name, self.engine.description)
@@ -192,9 +195,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             One body per row.
         """
         self.context = context
-        bodies = self._exchange(data, context)
-        self._reporter.wake()
-        return bodies
+        return self._exchange(data, context)
 
     def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
         """One row to its payloads; see `handlers.rows.unpack`."""
@@ -206,20 +207,38 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         check_mode(settings)
         policy = Policy.of(self.config, self.overhead)
         sizes = {1, min(TYPICAL_PASS, policy.max_items), min(window, policy.max_items)}
-        # The first pass of a size prepares the engine for it; the quicker of the next two shows what it takes.
-        self.warm_up(sizes)
-        seeds = map(min, self.warm_up(sizes), self.warm_up(sizes))
-        worker = AdaptiveWorker(
-            self.steps,
-            Scheduler(policy, LatencyModel(seeds)),
+        streams = self.config.scheduling.streams
+        parts = self.engine.divide(streams) if isinstance(self.engine, Divisible) else ()
+        lanes = [self._on(part) for part in parts]
+        narrow = lanes[0]._measured(sizes) if lanes else None
+        self._adaptive = AdaptiveWorker(
+            [self.steps, *(Steps(lane, self._recorder) for lane in lanes)],
+            Scheduler(policy, Lanes(self._measured(sizes), narrow, len(lanes) or 1)),
             Exchanges(window, enough_s=PASS_SHARE * policy.max_latency_s),
             self._recorder,
             self.unpack,
             decode_threads=available_threads(self.config.decode_threads),
             decodes_in_threads=self.decodes_in_threads,
             overload_status=self.config.scheduling.overload_status,
+            wake=self._reporter.wake,
         )
-        return worker.exchange
+        return self._hand_over
+
+    def _hand_over(self, data: Sequence[Mapping[str, Any]], context: Any) -> NoReturn:  # noqa: ARG002
+        """The connection is the worker's from the first batch on."""
+        self._adaptive.serve(context.cl_socket)
+
+    def _on(self, engine: Engine) -> Self:
+        """This task on another engine; all else is shared."""
+        other = copy(self)
+        other.engine = engine
+        return other
+
+    def _measured(self, sizes: Iterable[int]) -> LatencyModel:
+        """What passes take, as far as warm-up can tell."""
+        # The first pass of a size prepares the engine for it; the quicker of the next two shows what it takes.
+        self.warm_up(sizes)
+        return LatencyModel(map(min, self.warm_up(sizes), self.warm_up(sizes)))
 
     # -- classic mode: the batch that TorchServe formed -----------------------------------------------------------
 
@@ -232,7 +251,9 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     def _classic(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[bytes]:
         batch = self.preprocess(data)
         self.inference(batch)
-        return [respond(context, index, reply) for index, reply in enumerate(self.postprocess(batch))]
+        bodies = [respond(context, index, reply) for index, reply in enumerate(self.postprocess(batch))]
+        self._reporter.wake()
+        return bodies
 
     def preprocess(self, data: Sequence[Mapping[str, Any]]) -> Batch:
         """Rows to a planned batch: unpack, decode, plan."""

@@ -45,6 +45,8 @@ class SchedulingConfig:
         timeout_action: what becomes of one that waited longer: 504, or its turn after all others.
         max_queue_items: most items that wait.
         overload_status: of a request that is refused.
+        streams: passes that may run side by side, each on its part of the engine's threads; 1 for one at a time. Only
+            OpenVINO has them, and they hold the weights a second time.
     """
 
     mode: Literal["classic", "adaptive"] = "classic"
@@ -57,6 +59,7 @@ class SchedulingConfig:
     timeout_action: Literal["reject", "delay"] = "reject"
     max_queue_items: Count = 512
     overload_status: Literal[429, 503] = 503
+    streams: Count = 2
 
     @model_validator(mode="after")
     def _check_priority(self) -> "SchedulingConfig":

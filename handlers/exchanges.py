@@ -9,8 +9,9 @@ must be few. One happens when
     some answers are complete                  at once where the engine has nothing else to do, else GAP_COSTS apart
     a refusal has waited for REFUSAL_S         with whatever else is ready; GAP_COSTS apart where they fill the window,
                                                so that nobody waits unseen
-    the engine will soon be free               early enough for new arrivals to be decoded before it is: a fetch
-    it is free, and something is decoded long  every IDLE_FETCH_S, so that nobody waits for a slow picture: a fetch
+    a lane will soon be free                   early enough for new arrivals to be decoded before it is: a fetch
+    a lane is free while others run            halfway to the end of their pass, and halfway again: a fetch each
+    all are, and something is decoded long     every IDLE_FETCH_S, so that nobody waits for a slow picture: a fetch
 
 A fetch that brings nobody was for nothing. Their share is tracked, and while most are for nothing, one in
 FETCH_PROBE is made: a single client that waits for its answer is not asked all the time whether it is there.
@@ -19,14 +20,16 @@ FETCH_PROBE is made: a single client that waits for its answer is not asked all 
 from dataclasses import dataclass
 from math import inf
 
-# Exchanges keep this many times their own cost between them, so that they take at most a quarter of a thread, unless
-# that is more than this share of the work that is enough: an answer that is complete must not wait long.
-GAP_COSTS, GAP_SHARE = 3.0, 0.33
+# Exchanges keep this many times their own cost between them, so that they take at most half of a thread, unless that is
+# more than this share of the work that is enough: an answer that is complete must not wait long.
+GAP_COSTS, GAP_SHARE = 1.0, 0.33
 REFUSAL_S = 0.05
 IDLE_FETCH_S = 0.005
 # Of the window: with more in flight, refusals do not wait.
 CROWDED_SHARE = 0.5
 FETCH_PROBE = 8
+# Of a pass, while a lane is free.
+MOST_FETCHES = 2
 LEAST_USE = 0.3
 # Weight of the latest observation in each running mean.
 NEWEST = 0.2
@@ -41,7 +44,8 @@ class Situation:
         complete: those of them that could be answered now.
         refused: the complete ones that the schedule did not take.
         oldest_refusal_s: when the first of these came; infinity where there is none.
-        engine_ends_s: when the running pass should end; None while the engine is idle.
+        lane_ends_s: when the first of the running passes should end; infinity while the engine is idle.
+        is_lane_free: whether another pass could start now.
         queued_s: how long the engine has to do with what is decoded.
         decoding: requests that are being decoded.
     """
@@ -50,14 +54,15 @@ class Situation:
     complete: int
     refused: int = 0
     oldest_refusal_s: float = inf
-    engine_ends_s: float | None = None
+    lane_ends_s: float = inf
+    is_lane_free: bool = True
     queued_s: float = 0.0
     decoding: int = 0
 
     @property
     def is_engine_done(self) -> bool:
         """Whether it is idle and will be until somebody arrives or is decoded."""
-        return self.engine_ends_s is None and self.queued_s == 0
+        return self.lane_ends_s == inf and self.queued_s == 0
 
 
 @dataclass(slots=True)
@@ -81,6 +86,7 @@ class Exchanges:
     _went_s: float | None = None
     _is_fetch: bool = False
     _passes_since_fetch: int = 0
+    _fetches_since_pass: int = 0
 
     def came(self, now_s: float, newcomers: int) -> None:
         """Rows came in, with so many that were not known."""
@@ -103,10 +109,16 @@ class Exchanges:
         self._is_fetch = is_anything_left and not situation.complete
         if self._is_fetch:
             self._passes_since_fetch = 0
+            self._fetches_since_pass += 1
 
     def pass_ended(self) -> None:
         """One more pass: those without a fetch are counted."""
         self._passes_since_fetch += 1
+        self._fetches_since_pass = 0
+
+    def is_lone(self, situation: Situation) -> bool:
+        """Whether a single client waits, and fetches lately brought nobody."""
+        return situation.in_flight == 1 and self.use < LEAST_USE and self._passes_since_fetch < FETCH_PROBE
 
     def due_s(self, situation: Situation) -> float:
         """When to answer: a time that has passed means now; infinity until something happens."""
@@ -118,8 +130,11 @@ class Exchanges:
             due_s = min(due_s, -inf if situation.is_engine_done else earliest_s)
         if situation.refused and situation.in_flight >= CROWDED_SHARE * self.window:
             due_s = min(due_s, earliest_s)
-        if situation.engine_ends_s is not None and self._is_fetch_worthwhile(situation):
-            due_s = min(due_s, max(earliest_s, situation.engine_ends_s - self.cost_s - self.decode_s))
+        if situation.lane_ends_s < inf and self._is_fetch_worthwhile(situation):
+            needed_s = situation.lane_ends_s - self.cost_s - self.decode_s
+            if situation.is_lane_free:
+                needed_s = (self._came_s + situation.lane_ends_s) / 2
+            due_s = min(due_s, max(earliest_s, needed_s))
         if situation.is_engine_done and situation.decoding and situation.in_flight < self.window:
             due_s = min(due_s, max(earliest_s, self._came_s + IDLE_FETCH_S))
         return due_s
@@ -127,7 +142,7 @@ class Exchanges:
     def _is_fetch_worthwhile(self, situation: Situation) -> bool:
         if situation.in_flight >= self.window or situation.queued_s >= self.enough_s:
             return False
-        # One a pass, and none while those of the last are still being decoded.
-        if self._passes_since_fetch == 0 or situation.decoding:
+        # None while those of the last are still being decoded.
+        if self._fetches_since_pass >= (MOST_FETCHES if situation.is_lane_free else 1) or situation.decoding:
             return False
         return self.use >= LEAST_USE or self._passes_since_fetch >= FETCH_PROBE

@@ -9,9 +9,10 @@ small enough for its most urgent item to be in time. The one that misses fewest 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
 from itertools import takewhile
-from math import inf
+from math import ceil, inf
 from typing import Generic, TypeVar
 
 from handlers.latency import LatencyModel
@@ -36,7 +37,6 @@ class Ticket:
         items, tokens: how many, and how long all together; estimated until it is decoded.
         predicted_s: of the answer, from arrival on.
         waiting: items that have not started.
-        is_decoded: whether its items are in the queue.
         finished_s: when its last pass so far ended; None before the first.
     """
 
@@ -49,7 +49,6 @@ class Ticket:
     tokens: float
     predicted_s: float
     waiting: int
-    is_decoded: bool = False
     finished_s: float | None = None
 
 
@@ -96,6 +95,10 @@ class Limits:
     max_tokens: int
     overhead: Overhead = FORWARD_PASS
 
+    def shared(self, tokens: int, lanes: int) -> "Limits":
+        """Of a pass where so many lanes are free for so many tokens, padding not counted: its fair share of them."""
+        return replace(self, max_tokens=min(self.max_tokens, max(1, ceil(tokens / lanes))))
+
     def fitting(
         self, taken: Sequence[Entry[Key]], candidates: Iterable[Entry[Key]], max_tokens: float = inf
     ) -> list[Entry[Key]]:
@@ -124,7 +127,13 @@ class Rank:
     is_late: bool
 
 
-def choose(ranked: Sequence[tuple[Rank, Entry[Key]]], limits: Limits, model: LatencyModel, now_s: float) -> Pass[Key]:
+def choose(
+    ranked: Sequence[tuple[Rank, Entry[Key]]],
+    limits: Limits,
+    model: LatencyModel,
+    now_s: float,
+    busy_s: Sequence[float] = (0.0,),
+) -> Pass[Key]:
     """The pass to run next.
 
     Args:
@@ -132,6 +141,7 @@ def choose(ranked: Sequence[tuple[Rank, Entry[Key]]], limits: Limits, model: Lat
         limits: of a pass.
         model: predicts how long passes take.
         now_s: the time.
+        busy_s: how long each lane will not take a pass; at least one.
     """
     first = ranked[0][0]
     urgent = [entry for _, entry in takewhile(lambda each: each[0] == first, ranked[:PLANNED_ENTRIES])]
@@ -141,16 +151,18 @@ def choose(ranked: Sequence[tuple[Rank, Entry[Key]]], limits: Limits, model: Lat
         by_deadline = _by_deadline(urgent, limits, model)
         orders = (_by_length(urgent, limits, model), by_deadline, _hurried(by_deadline, model, now_s))
         # min() keeps the first of equals.
-        passes = min(orders, key=lambda order: misses(order, model, now_s))
+        passes = min(orders, key=lambda order: misses(order, model, now_s, busy_s))
     return _with_riders(passes[0], [entry for _, entry in ranked[len(urgent) :]], limits, model)
 
 
-def misses(passes: Sequence[Pass[Key]], model: LatencyModel, now_s: float) -> int:
-    """How many deadlines an order is likely to miss."""
+def misses(passes: Sequence[Pass[Key]], model: LatencyModel, now_s: float, busy_s: Sequence[float] = (0.0,)) -> int:
+    """How many deadlines an order is likely to miss, each pass going to the lane that is free first."""
     missed = 0
-    ended_s = now_s
+    free_s = [now_s + busy for busy in busy_s]
+    heapify(free_s)
     for each in passes:
-        ended_s += model.cautious_s(each.tokens)
+        ended_s = free_s[0] + model.cautious_s(each.tokens)
+        heapreplace(free_s, ended_s)
         missed += sum(entry.ticket.deadline_s < ended_s for entry in each.entries)
     return missed
 

@@ -4,8 +4,13 @@
 
 Delivery is what comes after the last pass: its results wait for the next exchange with the frontend. What the
 prediction cannot know (who comes later and goes first, a pass that takes longer than others) shows in the errors of the
-latest answers, of which the 99th percentile counts; each priority has its own, for the last one's answers stray because
-they are overtaken, which is no reason to refuse the first.
+latest answers. How many of these a promise must cover follows from what became of the promises: while hardly an answer
+is late nine in ten are enough, for who is refused without need is lost as surely as who is late; every late answer asks
+for more, up to all, so that in the long run ALLOWED_LATE of the answers are late (adaptive conformal inference:
+Gibbs and Candes, "Adaptive Conformal Inference Under Distribution Shift", NeurIPS 2021, equation 2).
+
+Each priority has its own errors, for the last one's answers stray because they are overtaken, which is no reason to
+refuse the first.
 """
 
 from bisect import bisect_left, insort
@@ -16,29 +21,39 @@ from dataclasses import dataclass, field
 NEWEST = 0.05
 # Errors that are remembered, and for how long: a stall of the machine is forgotten soon.
 REMEMBERED, REMEMBERED_S = 256, 5.0
-QUANTILE = 0.995
+# Share of late answers that is aimed at, the step by which each answer moves the level, and the level's range: above 1
+# all that is remembered is covered, and many late answers at once are paid back one by one.
+ALLOWED_LATE, STEP = 0.005, 0.05
+LEAST_LEVEL, MOST_LEVEL = 0.9, 2.0
 # Of the target: a promise is never moved by more, so that no history refuses everybody.
 MOST_SHARE = 0.5
 
 
 @dataclass(slots=True)
 class Errors:
-    """What predictions were lately wrong by, in seconds; more than 0 where an answer took longer."""
+    """What predictions were lately wrong by, in seconds; more than 0 where an answer took longer.
 
+    Attributes:
+        level: share of them that a promise must cover; above 1 all that are remembered were not enough.
+    """
+
+    level: float = LEAST_LEVEL
     _latest: deque[tuple[float, float]] = field(default_factory=deque)
     _ranked: list[float] = field(default_factory=list)
 
-    def observe(self, now_s: float, error_s: float) -> None:
-        """An answer took so much longer than predicted."""
+    def observe(self, now_s: float, error_s: float, *, is_in_time: bool) -> None:
+        """An answer took so much longer than predicted, and was in time for its deadline or not."""
         self._latest.append((now_s, error_s))
         insort(self._ranked, error_s)
         while len(self._latest) > REMEMBERED or self._latest[0][0] < now_s - REMEMBERED_S:
             del self._ranked[bisect_left(self._ranked, self._latest.popleft()[1])]
+        moved = self.level + STEP * ((not is_in_time) - ALLOWED_LATE)
+        self.level = min(MOST_LEVEL, max(LEAST_LEVEL, moved))
 
     @property
-    def quantile_s(self) -> float:
-        """All but one in a hundred were wrong by at most this; 0 without any."""
-        return self._ranked[int(QUANTILE * (len(self._ranked) - 1))] if self._ranked else 0.0
+    def covered_s(self) -> float:
+        """What so many of them do not exceed; 0 without any."""
+        return self._ranked[int(min(1.0, self.level) * (len(self._ranked) - 1))] if self._ranked else 0.0
 
 
 @dataclass(slots=True)
@@ -60,11 +75,11 @@ class Promises:
         return work_s + self.delivery_s
 
     def cautious_s(self, predicted_s: float, priority: int) -> float:
-        """What 99 of 100 answers with this prediction take at most."""
+        """What answers with this prediction take at most, but for as many as may be late."""
         most_s = MOST_SHARE * self.target_s
-        return max(0.0, predicted_s + max(-most_s, min(most_s, self.errors[priority].quantile_s)))
+        return max(0.0, predicted_s + max(-most_s, min(most_s, self.errors[priority].covered_s)))
 
-    def kept(self, now_s: float, priority: int, predicted_s: float, took_s: float, delivery_s: float) -> None:
-        """An answer is complete; it took so long, of which the last part was its delivery."""
+    def kept(self, now_s: float, priority: int, error_s: float, delivery_s: float, *, is_in_time: bool) -> None:
+        """An answer is complete: so much later than predicted, its delivery being the last part of the time."""
         self.delivery_s += NEWEST * (delivery_s - self.delivery_s)
-        self.errors[priority].observe(now_s, took_s - predicted_s)
+        self.errors[priority].observe(now_s, error_s, is_in_time=is_in_time)

@@ -27,7 +27,7 @@ from handlers.metrics import (
     Recorder,
 )
 from handlers.plan import Cost
-from handlers.replies import Reply
+from handlers.replies import OneItem, Reply
 from handlers.rows import Payload, Request
 from handlers.slots import Forward, Slot, attempt, server_timing
 
@@ -94,18 +94,23 @@ class Steps:
     def answer(self, request: Request, slots: Sequence[Slot]) -> Reply:
         """One row's answer, Server-Timing among its headers; counts what it says."""
         started = time.perf_counter()
-        try:
-            reply = request.form.pack([slot.outcome for slot in slots])
-        except (ValueError, TypeError) as error:
-            # Not a number, or nothing JSON knows: a bug of the model or the task.
-            for slot in slots:
-                self._give_up(slot, error)
-            reply = request.form.pack([slot.outcome for slot in slots])
+        reply = self._pack(request, slots)
         encode_s = time.perf_counter() - started
         self._recorder.observe(ENCODE, encode_s)
         for slot in slots:
             self._record(slot)
         return reply.with_headers({"Server-Timing": server_timing(slots, encode_s)})
+
+    def _pack(self, request: Request, slots: Sequence[Slot]) -> Reply:
+        # Results that cannot be written (not a number, a type that JSON lacks) are a bug of the model or the task, and
+        # become errors; a form that cannot write even these is a bug of ours.
+        for _ in ("results", "errors"):
+            try:
+                return request.form.pack([slot.outcome for slot in slots])
+            except Exception as error:
+                for slot in slots:
+                    self._give_up(slot, error)
+        return OneItem().pack([INTERNAL_ERROR])
 
     def _prepare(self, slots: list[Slot]) -> None:
         started = time.perf_counter()

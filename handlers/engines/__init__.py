@@ -7,7 +7,7 @@ An engine raises `OutOfMemory` when the micro-batch was too large for it; everyt
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -37,6 +37,21 @@ class Engine(Protocol):
 
         Raises:
             OutOfMemory: the micro-batch does not fit.
+        """
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """An engine that can also run several passes side by side, each on its part of the threads.
+
+    A pass takes longer on a part than on the whole, but less than as many times longer as there are parts: its
+    threads do not wait for each other at every operator, nor for the one whose core something else just took.
+    """
+
+    def divide(self, parts: int) -> Sequence[Engine]:
+        """So many engines that run at the same time, or fewer where there are fewer threads; none for less than two.
+
+        Each gives the same results as the whole.
         """
 
 

@@ -1,5 +1,6 @@
 """OpenVINO on CPU: an exported graph, a dynamic batch, bf16 where the processor has it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,8 +14,30 @@ from handlers.errors import InvalidConfig, OutOfMemory
 ALLOCATION_FAILURES = ("bad_alloc", "out of memory", "could not allocate", "failed to allocate")
 
 
-class OpenVinoEngine:
-    """A compiled graph whose inputs and outputs carry the names that the handler uses."""
+class Stream:
+    """One infer request of a compiled graph: an engine by itself, beside the graph's others."""
+
+    def __init__(self, compiled: openvino.CompiledModel, description: str) -> None:
+        """Take a request of the graph; inputs and outputs carry the names that the handler uses."""
+        self.description = description
+        self._request = compiled.create_infer_request()
+        self.input_names = tuple(port.any_name for port in compiled.inputs)
+        self._output_names = [output.any_name for output in compiled.outputs]
+
+    def run(self, inputs: Arrays) -> Outputs:
+        """See `Engine.run`."""
+        try:
+            # Inputs are read in place; outputs live in the request until its next run, so they are copied.
+            results = self._request.infer(dict(inputs), share_inputs=True, share_outputs=True)
+        except RuntimeError as error:
+            if any(sign in str(error).lower() for sign in ALLOCATION_FAILURES):
+                raise OutOfMemory from error
+            raise
+        return {name: np.array(results[index], dtype=np.float32) for index, name in enumerate(self._output_names)}
+
+
+class OpenVinoEngine(Stream):
+    """A compiled graph that takes all of its threads for one run."""
 
     def __init__(
         self,
@@ -35,36 +58,33 @@ class OpenVinoEngine:
         """
         if not graph.is_file():
             raise InvalidConfig(f"engine: openvino needs {graph.name}, which this archive lacks")
-        core = openvino.Core()
-        capabilities = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        self._core = openvino.Core()
+        capabilities = self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         if precision == "auto":
             precision = "bf16" if "BF16" in capabilities else "fp32"
         elif precision != "fp32" and precision.upper() not in capabilities:
             raise InvalidConfig(f"precision: this processor has no {precision} instructions; use fp32 or auto")
-        self.description = f"openvino cpu {precision}"
-        compiled = core.compile_model(
-            graph,
+        self._graph, self._precision, self._threads = graph, precision, available_threads(threads)
+        super().__init__(self._compiled(streams=1), f"openvino cpu {precision}")
+
+    def divide(self, parts: int) -> Sequence[Stream]:
+        """See `handlers.engines.Divisible`; the parts share one more copy of the weights."""
+        parts = min(parts, self._threads)
+        if parts < 2:
+            return ()
+        compiled = self._compiled(streams=parts)
+        return [Stream(compiled, self.description) for _ in range(parts)]
+
+    def _compiled(self, streams: int) -> openvino.CompiledModel:
+        return self._core.compile_model(
+            self._graph,
             "CPU",
             {
-                "INFERENCE_PRECISION_HINT": {"fp32": "f32", "fp16": "f16"}.get(precision, precision),
-                "INFERENCE_NUM_THREADS": available_threads(threads),
-                # One batch at a time takes all threads: batching is ours, not OpenVINO's streams'.
-                "PERFORMANCE_HINT": "LATENCY",
+                "INFERENCE_PRECISION_HINT": {"fp32": "f32", "fp16": "f16"}.get(self._precision, self._precision),
+                "INFERENCE_NUM_THREADS": self._threads,
+                "NUM_STREAMS": streams,
+                "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
                 # Two workers would pin themselves to the same cores.
                 "ENABLE_CPU_PINNING": False,
             },
         )
-        self._request = compiled.create_infer_request()
-        self.input_names = tuple(port.any_name for port in compiled.inputs)
-        self._output_names = [output.any_name for output in compiled.outputs]
-
-    def run(self, inputs: Arrays) -> Outputs:
-        """See `Engine.run`."""
-        try:
-            # Inputs are read in place; outputs live in the request until its next run, so they are copied.
-            results = self._request.infer(dict(inputs), share_inputs=True, share_outputs=True)
-        except RuntimeError as error:
-            if any(sign in str(error).lower() for sign in ALLOCATION_FAILURES):
-                raise OutOfMemory from error
-            raise
-        return {name: np.array(results[index], dtype=np.float32) for index, name in enumerate(self._output_names)}

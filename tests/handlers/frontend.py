@@ -2,22 +2,26 @@
 
     submit -> queue -> exchange with everything in flight and what is new -> answers of some -> their futures
 
-Every exchange sends the worker all requests that it has not answered, payloads included. Its answer covers those whose
-index it left in `context.request_ids`; where it raises, they are all answered 503. With nothing in flight the thread
-waits for a first request, and a millisecond more for others.
+Every exchange sends the worker all requests that it has not answered, payloads included, in the bytes of TorchServe
+0.12.0. With nothing in flight the thread waits for a first request, and a millisecond more for others. The first
+message is read by TorchServe's own code, which gives it to `handle`.
 """
 
 import json
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import count
+from struct import pack, unpack
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from ts.context import RequestProcessor
+from ts.protocol.otf_message_handler import retrieve_msg
+from ts.service import Service
 
 from handlers.batch import BatchHandler
 from tests.handlers.serving import Answer
@@ -46,9 +50,12 @@ class Frontend:
         self._in_flight: dict[str, Sent] = {}
         self._is_closed = False
         self._is_something_there = threading.Condition()
+        self._ours, self._theirs = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="frontend", daemon=True)
+        self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
     def __enter__(self) -> "Frontend":
+        self._worker.start()
         self._thread.start()
         return self
 
@@ -58,8 +65,10 @@ class Frontend:
         with self._is_something_there:
             self._is_closed = True
             self._is_something_there.notify()
-        self._thread.join(ANSWER_TIMEOUT_S)
-        assert kind is not None or not self._thread.is_alive()
+        for thread in (self._thread, self._worker):
+            thread.join(ANSWER_TIMEOUT_S)
+            assert kind is not None or not thread.is_alive()
+        self._theirs.close()
 
     def submit(self, body: bytes, **headers: str) -> "Future[Answer]":
         """One request; `x_priority="1"` is the header X-Priority."""
@@ -80,11 +89,22 @@ class Frontend:
         """One request and its answer."""
         return self.submit(body, **headers).result(ANSWER_TIMEOUT_S)
 
+    def _work(self) -> None:
+        """TorchServe's worker: its reader, then the handler, which stays until the connection is closed."""
+        # Either way it ends so when the frontend is gone.
+        with suppress(SystemExit):
+            _, batch = retrieve_msg(self._theirs)
+            context = self._handler.worker_context
+            context.request_processor, rows, context.request_ids = Service.retrieve_data_for_inference(batch)
+            context.cl_socket = self._theirs
+            self._handler.handle(rows, context)
+
     def _run(self) -> None:
-        while self._wait():
-            while self._queue and len(self._in_flight) < self._window:
-                self._in_flight[f"request-{next(self._ids)}"] = self._queue.popleft()
-            self._exchange()
+        with self._ours, self._ours.makefile("rb") as answers:
+            while self._wait():
+                while self._queue and len(self._in_flight) < self._window:
+                    self._in_flight[f"request-{next(self._ids)}"] = self._queue.popleft()
+                self._exchange(answers)
 
     def _wait(self) -> bool:
         if self._in_flight:
@@ -94,22 +114,57 @@ class Frontend:
         time.sleep(MAX_BATCH_DELAY_S)
         return bool(self._queue)
 
-    def _exchange(self) -> None:
+    def _exchange(self, answers: BinaryIO) -> None:
         self.exchanges += 1
-        context = self._handler.worker_context
-        # The reply is encoded from this very dict.
-        ids = context.request_ids = dict(enumerate(self._in_flight))
-        context.request_processor = [RequestProcessor(dict(sent.headers)) for sent in self._in_flight.values()]
-        rows = [{"body": bytearray(sent.body)} for sent in self._in_flight.values()]
-        try:
-            bodies = self._handler.handle(rows, context)
-            assert len(bodies) == len(rows)
-        except Exception as error:
-            for id_ in ids.values():
-                self._in_flight.pop(id_).answer.set_result(Answer(503, repr(error), {}))
-            return
-        assert all(not body for index, body in enumerate(bodies) if index not in ids)
-        for index, id_ in ids.items():
-            status, _ = context.get_response_status(index)
-            answer = Answer(status, json.loads(bodies[index]), context.get_response_headers(index))
+        self._ours.sendall(message({id_: (sent.headers, sent.body) for id_, sent in self._in_flight.items()}))
+        for id_, received in read_answers(answers).items():
+            assert received.phrase
+            headers = {"content-type": received.content_type, **received.headers}
+            answer = Answer(received.status, json.loads(received.body), headers)
             self._in_flight.pop(id_).answer.set_result(answer)
+
+
+def message(requests: dict[str, tuple[dict[str, str], bytes]]) -> bytes:
+    """What the frontend sends: requests by id, their headers and bodies."""
+    parts = [b"I"]
+    for id_, (headers, body) in requests.items():
+        parts += [field(id_), *(field(name) + field(value) for name, value in headers.items()), pack("!i", -1)]
+        parts += [field("body"), field(""), field(body), pack("!i", -1)]
+    return b"".join([*parts, pack("!i", -1)])
+
+
+def field(value: str | bytes) -> bytes:
+    encoded = value.encode() if isinstance(value, str) else value
+    return pack("!i", len(encoded)) + encoded
+
+
+class Received(NamedTuple):
+    """What the worker sends for one request."""
+
+    content_type: str
+    status: int
+    phrase: str
+    headers: dict[str, str]
+    body: bytes
+
+
+def read_answers(stream: BinaryIO) -> dict[str, Received]:
+    """What the worker sends, by id."""
+    assert integer(stream) == 200
+    text(stream)
+    answers = {}
+    while (length := integer(stream)) != -1:
+        id_ = stream.read(length).decode()
+        content_type, status, phrase = text(stream), integer(stream), text(stream)
+        headers = {text(stream): text(stream) for _ in range(integer(stream))}
+        answers[id_] = Received(content_type, status, phrase, headers, stream.read(integer(stream)))
+    return answers
+
+
+def integer(stream: BinaryIO) -> int:
+    (value,) = unpack("!i", stream.read(4))
+    return int(value)
+
+
+def text(stream: BinaryIO) -> str:
+    return stream.read(integer(stream)).decode()

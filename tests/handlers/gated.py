@@ -43,7 +43,7 @@ class GatedHandler(DoublingHandler):
         return super().unpack(row, headers)
 
     def decode(self, payload: Payload) -> float:
-        if isinstance(payload.value, bytearray) and payload.value.startswith(b"slow"):
+        if isinstance(payload.value, bytes | bytearray) and payload.value.startswith(b"slow"):
             assert self.slow_gate.wait(TIMEOUT_S)
             return float(payload.value.removeprefix(b"slow"))
         return super().decode(payload)
@@ -55,18 +55,53 @@ class GatedHandler(DoublingHandler):
 
     @property
     def worker(self) -> AdaptiveWorker:
-        return self._exchange.__self__  # type: ignore[attr-defined, no-any-return]
+        return self._adaptive
 
     def forgets(self) -> bool:
         """Whether the worker keeps nothing of any request."""
         worker = self.worker
-        return not (worker._flights or worker._by_ticket or worker._forwards or worker._scheduler.waiting_items)
+        return not (worker._flights or worker._by_ticket or worker._forwards or worker._scheduler.waiting.items)
 
 
 class ThreadedHandler(GatedHandler):
     """The same, every item decoded by a thread."""
 
     decodes_in_threads = True
+
+
+class Whole:
+    """An engine of two lanes, all the same model; `ran` has who ran what, by the first number of a pass."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.description, self.input_names = engine.description, engine.input_names
+        self.ran: dict[float, str] = {}
+        self._engine = engine
+
+    def run(self, inputs: Arrays, lane: str = "whole") -> Outputs:
+        self.ran[float(inputs["numbers"][0])] = lane
+        return self._engine.run(inputs)
+
+    def divide(self, parts: int) -> "list[Lane]":
+        return [Lane(self, f"lane {number}") for number in range(parts)]
+
+
+class Lane:
+    """A part of it."""
+
+    def __init__(self, whole: Whole, name: str) -> None:
+        self.description, self.input_names = whole.description, whole.input_names
+        self._whole, self._name = whole, name
+
+    def run(self, inputs: Arrays) -> Outputs:
+        return self._whole.run(inputs, self._name)
+
+
+class LanedHandler(GatedHandler):
+    """The same on such an engine."""
+
+    def load(self) -> Engine:
+        self.whole = Whole(super().load())
+        return self.whole
 
 
 def started(kind: type[GatedHandler], model_dir: Path, **scheduling: Any) -> GatedHandler:
@@ -76,5 +111,6 @@ def started(kind: type[GatedHandler], model_dir: Path, **scheduling: Any) -> Gat
     handler.worker_context.model_yaml_config["continuousBatching"] = True
     handler.initialize(handler.worker_context)
     # Warm-up's times on a busy machine are not what is tested.
-    handler.worker._scheduler.model = LatencyModel([(1, PASS_S), (8, PASS_S)])
+    lanes = handler.worker._scheduler.lanes
+    lanes.wide = lanes.narrow = LatencyModel([(1, PASS_S), (8, PASS_S)])
     return handler

@@ -5,16 +5,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from handlers.lanes import Lanes, Running
 from handlers.latency import LatencyModel
-from handlers.passes import Pass, Ticket
+from handlers.passes import Ticket
 from handlers.plan import Cost
-from handlers.schedule import Policy, Refusal, Scheduler
+from handlers.policy import Policy
+from handlers.schedule import Refusal, Scheduler
 
 FIXED_S, TOKEN_S = 0.002, 0.0001
+# How many times longer a pass takes on one of two lanes.
+NARROW = 1.8
 
 
 def true_s(tokens: int) -> float:
-    """What a pass takes, unless a test says otherwise."""
+    """What a pass takes that has the engine to itself, unless a test says otherwise."""
     return FIXED_S + TOKEN_S * tokens
 
 
@@ -49,24 +53,27 @@ class Simulated:
     outcomes: list[Outcome]
     # (started, index of the arrival of each item) of each pass.
     passes: list[tuple[float, tuple[int, ...]]]
+    # (started, ended, whether it took the whole engine) of each pass.
+    spans: list[tuple[float, float, bool]] = field(default_factory=list)
 
     def of(self, end: str) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.ends == [end]]
 
 
-def model() -> LatencyModel:
-    """A model that knows the engine."""
-    return LatencyModel([(10, true_s(10)), (1000, true_s(1000))])
+def model(times: float = 1.0) -> LatencyModel:
+    """A model that knows the engine, or one that is so many times slower."""
+    return LatencyModel([(10, times * true_s(10)), (1000, times * true_s(1000))])
 
 
-def simulate(arrivals: Sequence[Arrival], policy: Policy, engine_s: Callable[[int], float] = true_s) -> Simulated:
+def simulate(
+    arrivals: Sequence[Arrival], policy: Policy, engine_s: Callable[[int], float] = true_s, lanes: int = 1
+) -> Simulated:
     """Run until nothing is left to happen."""
-    scheduler: Scheduler[int] = Scheduler(policy, model())
+    scheduler: Scheduler[int] = Scheduler(policy, Lanes(model(), model(NARROW), lanes))
     arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
     simulated = Simulated([Outcome(arrival) for arrival in arrivals], [])
     tickets: dict[int, int] = {}
     left: dict[int, int] = {}
-    running: Pass[int] | None = None
     order = iter(range(10**9))
     events: list[tuple[float, int, str, object]] = [
         (arrival.at_s, next(order), "arrival", index) for index, arrival in enumerate(arrivals)
@@ -97,23 +104,21 @@ def simulate(arrivals: Sequence[Arrival], policy: Policy, engine_s: Callable[[in
             index = tickets[subject.number]
             scheduler.decoded(subject, [(index, Cost(arrivals[index].length))] * arrivals[index].items)
         elif kind == "finished":
-            assert running is not None
-            scheduler.finish(engine_s(running.tokens))
-            for entry in running.entries:
+            assert isinstance(subject, Running)
+            scheduler.finish(subject, now_s - subject.started_s)
+            simulated.spans.append((subject.started_s, now_s, subject.is_wide))
+            for entry in subject.chosen.entries:
                 left[entry.key] -= 1
                 if not left[entry.key]:
                     simulated.outcomes[entry.key].is_in_time = scheduler.answered(entry.ticket, now_s)
                     end(entry.key, "done", now_s)
-            running = None
         for ticket in scheduler.expire(now_s):
             end(tickets[ticket.number], "expired", now_s)
-        if running is None:
-            started = scheduler.start(now_s)
-            if isinstance(started, Pass):
-                running = started
-                simulated.passes.append((now_s, tuple(entry.key for entry in started.entries)))
-                heapq.heappush(events, (now_s + engine_s(started.tokens), next(order), "finished", None))
-            elif started < inf:
-                heapq.heappush(events, (started, next(order), "ask", None))
-    assert scheduler.waiting_items == 0
+        while isinstance(started := scheduler.start(now_s), Running):
+            simulated.passes.append((now_s, tuple(entry.key for entry in started.chosen.entries)))
+            seconds = engine_s(started.chosen.tokens) * (NARROW if not started.is_wide else 1.0)
+            heapq.heappush(events, (now_s + seconds, next(order), "finished", started))
+        if started < inf:
+            heapq.heappush(events, (started, next(order), "ask", None))
+    assert scheduler.waiting.items == 0
     return simulated

@@ -4,6 +4,7 @@ import json
 import logging
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,14 +15,26 @@ from typing import Any
 
 import pytest
 
-from handlers.adaptive import LARGE_BYTES, LEAST_DECODE_THREADS, AdaptiveWorker
+from handlers.adaptive import AdaptiveWorker
+from handlers.decoding import LARGE_BYTES, LEAST_THREADS
 from handlers.errors import InvalidConfig
 from handlers.exchanges import Exchanges
+from handlers.guard import Guard
+from handlers.lanes import Lanes
 from handlers.latency import LatencyModel
 from handlers.metrics import Recorder
-from handlers.schedule import Policy, Scheduler
+from handlers.policy import Policy
+from handlers.schedule import Scheduler
 from tests.handlers.frontend import Frontend
-from tests.handlers.gated import PASS_S, SCHEDULING, TIMEOUT_S, GatedHandler, ThreadedHandler, started
+from tests.handlers.gated import (
+    PASS_S,
+    SCHEDULING,
+    TIMEOUT_S,
+    GatedHandler,
+    LanedHandler,
+    ThreadedHandler,
+    started,
+)
 from tests.handlers.serving import Answer, context, serve
 
 Start = Callable[..., GatedHandler]
@@ -42,7 +55,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         handler.slow_gate.set()
 
 
-@pytest.fixture(scope="module", params=[GatedHandler, ThreadedHandler])
+@pytest.fixture(scope="module", params=[GatedHandler, ThreadedHandler, LanedHandler])
 def handler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GatedHandler:
     return started(request.param, tmp_path_factory.mktemp("model"))
 
@@ -125,6 +138,38 @@ def test_adaptive_requests_that_came_together_share_a_pass(start: Start) -> None
         total, *stages = (float(duration) for duration in match.groups())
         assert total >= 1000 * PASS_S
         assert total >= sum(stages) - 0.1
+
+
+def test_adaptive_lone_request_has_the_whole_engine_and_two_run_side_by_side(start: Start) -> None:
+    handler = start(LanedHandler, streams=2)
+    assert isinstance(handler, LanedHandler)
+    with Frontend(handler) as frontend:
+        assert result_of(frontend.send(b"2")) == 4
+        handler.gate.clear()
+        together = frontend.submit_together([(b"4", {}), (b"6", {})])
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(handler.worker._scheduler.lanes.running) < 2:
+            assert time.monotonic() < deadline, "one waits for the other"
+            time.sleep(0.001)
+        # With both lanes busy the next one waits.
+        third = frontend.submit(b"8")
+        time.sleep(0.05)
+        assert len(handler.worker._scheduler.lanes.running) == 2
+        handler.gate.set()
+        assert [result_of(answer.result(TIMEOUT_S)) for answer in (*together, third)] == [8, 12, 16]
+    assert handler.whole.ran[2] == "whole"
+    assert {handler.whole.ran[4], handler.whole.ran[6]} == {"lane 0", "lane 1"}
+    assert handler.forgets()
+
+
+def test_adaptive_with_streams_of_one_runs_one_pass_at_a_time(start: Start) -> None:
+    handler = start(LanedHandler, streams=1)
+    assert isinstance(handler, LanedHandler)
+    with Frontend(handler) as frontend:
+        submitted = [frontend.submit(str(number).encode()) for number in range(20)]
+        answers = [answer.result(TIMEOUT_S) for answer in submitted]
+    assert [result_of(answer) for answer in answers] == [2 * number for number in range(20)]
+    assert set(handler.whole.ran.values()) == {"whole"}
 
 
 def test_adaptive_slow_decoding_delays_nobody_else(start: Start) -> None:
@@ -258,17 +303,30 @@ def test_adaptive_headers_that_are_wrong_fail_their_request_alone(
 
 
 @pytest.mark.parametrize("body", [b"unpackable", b"unwritable"])
-def test_adaptive_exchange_that_raises_leaves_nothing_behind(start: Start, body: bytes) -> None:
+def test_adaptive_request_that_meets_a_bug_fails_alone(
+    start: Start, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     handler = start(max_batch_items=1)
     with Frontend(handler) as frontend:
-        assert result_of(frontend.send(b"2")) == 4
         answers = frontend.submit_together([(b"4", {}), (body, {}), *((b"6", {}) for _ in range(20))])
-        statuses = {answer.result(TIMEOUT_S).status for answer in answers}
-        assert 503 in statuses
-        assert statuses <= {200, 503}
-        for number in range(50):
-            assert result_of(frontend.send(str(number).encode())) == 2 * number
+        first, bad, *others = (answer.result(TIMEOUT_S) for answer in answers)
+        assert [result_of(answer) for answer in (first, *others)] == [8, *[12] * 20]
+        assert (bad.status, bad.body["type"]) == (500, "InternalError")
     assert handler.forgets()
+    assert "LookupError" in caplog.text
+    assert "a bug" not in caplog.text
+
+
+def test_adaptive_worker_whose_frontend_is_gone_ends(start: Start) -> None:
+    handler = start()
+    frontend = Frontend(handler)
+    with frontend:
+        assert result_of(frontend.send(b"2")) == 4
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs, pytest.raises(SystemExit) as raised:
+        handler.worker.serve(theirs)
+    assert raised.value.code == 0
 
 
 def test_adaptive_idle_worker_costs_no_processor_time(start: Start) -> None:
@@ -302,7 +360,7 @@ def test_adaptive_after_two_thousand_requests_keeps_nothing_of_them(handler: Gat
         statuses = [answer.result(60).status for answer in answers]
     assert statuses.count(200) > 1900
     assert handler.forgets()
-    assert threading.active_count() <= threads + LEAST_DECODE_THREADS
+    assert threading.active_count() <= threads + LEAST_THREADS
 
 
 def test_adaptive_metrics_say_what_was_refused_missed_and_exchanged(
@@ -338,7 +396,7 @@ class Bug(BaseException):
 class BuggyScheduler(Scheduler[Any]):
     """Fails on the engine's thread."""
 
-    def finish(self, seconds: float, *, is_telling: bool = True) -> None:
+    def finish(self, *_: Any, **__: Any) -> None:
         raise Bug
 
 
@@ -362,19 +420,20 @@ def test_adaptive_bug_on_a_thread_of_its_own_ends_the_worker(
     handler = start()
     is_dead = threading.Event()
     kind = BuggyScheduler if where == "engine" else Scheduler
-    worker = AdaptiveWorker(
-        handler.steps if where == "engine" else BuggySteps(handler.steps),  # type: ignore[arg-type]
-        kind(Policy(max_latency_s=1, max_items=8), LatencyModel()),
+    handler._adaptive = AdaptiveWorker(
+        [handler.steps if where == "engine" else BuggySteps(handler.steps)],  # type: ignore[list-item]
+        kind(Policy(max_latency_s=1, max_items=8), Lanes(LatencyModel())),
         Exchanges(8, 0.1),
         Recorder(),
         handler.unpack,
         decode_threads=1,
         decodes_in_threads=True,
         overload_status=503,
-        die=is_dead.set,
+        wake=lambda: None,
+        guard=Guard(die=is_dead.set),
     )
-    handler._exchange = worker.exchange
     frontend = Frontend(handler)
+    frontend._worker.start()
     frontend._thread.start()
     frontend.submit(b"2")
     assert is_dead.wait(TIMEOUT_S)

@@ -29,22 +29,36 @@ def exchanges() -> Exchanges:
 
 FETCH_S = PASS_ENDS_S - COST_S - DECODE_S
 
+
+def running(in_flight: int, complete: int, ends_s: float = PASS_ENDS_S, **further: float) -> Situation:
+    """A pass takes the whole engine."""
+    return Situation(in_flight, complete, lane_ends_s=ends_s, is_lane_free=False, **further)  # type: ignore[arg-type]
+
+
+def refused(in_flight: int, complete: int, since_s: float) -> Situation:
+    """One of those that are complete was refused."""
+    return running(in_flight, complete, refused=1, oldest_refusal_s=since_s)
+
+
 SITUATIONS = {
     "lone request, answered": (Situation(1, 1), -inf),
-    "everything refused": (Situation(3, 3, 3, CAME_S, PASS_ENDS_S), -inf),
-    "everything answered while the engine runs for nobody": (Situation(2, 2, engine_ends_s=PASS_ENDS_S), -inf),
-    "lone request, running, window of its own": (Situation(WINDOW, 0, engine_ends_s=PASS_ENDS_S), inf),
+    "everything refused": (running(3, 3, refused=3, oldest_refusal_s=CAME_S), -inf),
+    "everything answered while the engine runs for nobody": (running(2, 2), -inf),
+    "lone request, running, window of its own": (running(WINDOW, 0), inf),
     "answers, nothing else to do": (Situation(4, 1, decoding=3), -inf),
-    "answers, engine at work": (Situation(8, 4, engine_ends_s=PASS_ENDS_S), GAP_ENDS_S),
+    "answers, engine at work": (running(8, 4), GAP_ENDS_S),
     "answers, engine about to work": (Situation(8, 4, queued_s=0.05), GAP_ENDS_S),
-    "refusal, engine at work": (Situation(3, 1, 1, CAME_S + 0.01, PASS_ENDS_S), CAME_S + 0.01 + REFUSAL_S),
-    "refusal, window crowded": (Situation(32, 1, 1, CAME_S + 0.01, PASS_ENDS_S), GAP_ENDS_S),
-    "refusal with answers": (Situation(8, 4, 1, CAME_S, PASS_ENDS_S), GAP_ENDS_S),
-    "engine soon free": (Situation(4, 0, engine_ends_s=PASS_ENDS_S), FETCH_S),
-    "engine soon free, window full": (Situation(WINDOW, 0, engine_ends_s=PASS_ENDS_S), inf),
-    "engine soon free, enough queued": (Situation(4, 0, engine_ends_s=PASS_ENDS_S, queued_s=ENOUGH_S), inf),
-    "engine soon free, some decoded still": (Situation(4, 0, engine_ends_s=PASS_ENDS_S, decoding=1), inf),
-    "engine should be free already": (Situation(4, 0, engine_ends_s=CAME_S - 1), GAP_ENDS_S),
+    "refusal, engine at work": (refused(3, 1, CAME_S + 0.01), CAME_S + 0.01 + REFUSAL_S),
+    "refusal, window crowded": (refused(32, 1, CAME_S + 0.01), GAP_ENDS_S),
+    "refusal with answers": (refused(8, 4, CAME_S), GAP_ENDS_S),
+    "engine soon free": (running(4, 0), FETCH_S),
+    "engine soon free, window full": (running(WINDOW, 0), inf),
+    "engine soon free, enough queued": (running(4, 0, queued_s=ENOUGH_S), inf),
+    "engine soon free, some decoded still": (running(4, 0, decoding=1), inf),
+    "engine should be free already": (running(4, 0, CAME_S - 1), GAP_ENDS_S),
+    "a lane free": (Situation(4, 0, lane_ends_s=PASS_ENDS_S), (CAME_S + PASS_ENDS_S) / 2),
+    "a lane free, those of the other in flight alone": (Situation(1, 1, lane_ends_s=PASS_ENDS_S), -inf),
+    "a lane free, some decoded still": (Situation(4, 0, lane_ends_s=PASS_ENDS_S, decoding=1), inf),
     "engine idle, slow decoding": (Situation(4, 0, decoding=4), CAME_S + IDLE_FETCH_S),
     "engine idle, slow decoding, window full": (Situation(WINDOW, 0, decoding=8), inf),
 }
@@ -57,25 +71,37 @@ def test_exchange_in_each_situation_is_due_when_the_table_says(situation: Situat
 
 def test_exchange_that_fetched_is_the_only_fetch_of_its_pass() -> None:
     ours = exchanges()
-    running = Situation(4, 0, engine_ends_s=PASS_ENDS_S)
-    ours.goes(FETCH_S, running)
+    situation = running(4, 0)
+    ours.goes(FETCH_S, situation)
     ours.came(FETCH_S + COST_S, 1)
-    assert ours.due_s(running) == inf
+    assert ours.due_s(situation) == inf
     ours.pass_ended()
-    assert ours.due_s(running) < inf
+    assert ours.due_s(situation) < inf
+
+
+def test_exchange_with_a_free_lane_fetches_twice_a_pass_each_time_halfway_to_its_end() -> None:
+    ours = exchanges()
+    free, fetched_s = Situation(4, 0, lane_ends_s=PASS_ENDS_S), []
+    while (due_s := ours.due_s(free)) < inf:
+        ours.goes(due_s, free)
+        ours.came(due_s, 1)
+        fetched_s.append(due_s)
+    assert fetched_s == pytest.approx([10.05, 10.075])
+    ours.pass_ended()
+    assert ours.due_s(free) < inf
 
 
 def test_fetch_that_brings_nobody_is_made_rarer_and_one_that_does_more_often_again() -> None:
     ours = exchanges()
-    running = Situation(1, 0, engine_ends_s=PASS_ENDS_S)
+    situation = running(1, 0)
 
     def fetches(passes: int, newcomers: int) -> int:
         count = 0
         for _ in range(passes):
             ours.pass_ended()
-            if ours.due_s(running) < inf:
+            if ours.due_s(situation) < inf:
                 count += 1
-                ours.goes(FETCH_S, running)
+                ours.goes(FETCH_S, situation)
                 ours.came(FETCH_S + COST_S, newcomers)
         return count
 
@@ -100,13 +126,17 @@ def test_exchange_cost_is_not_learned_from_waiting_for_a_client() -> None:
     assert ours.cost_s == COST_S
 
 
-def test_exchange_that_never_answered_is_not_taken_for_a_long_one() -> None:
-    """One that raised: the frontend answers everybody by itself and comes again with the next client."""
-    ours = exchanges()
-    ours.goes(11.0, Situation(4, 1))
-    ours.came(11.0 + COST_S, 1)
-    ours.came(500.0, 1)
-    assert ours.cost_s == pytest.approx(COST_S)
+def test_lone_client_is_one_that_fetches_found_no_other_beside() -> None:
+    ours, situation = exchanges(), running(1, 0)
+    assert not ours.is_lone(situation)
+    for _ in range(10):
+        ours.goes(FETCH_S, situation)
+        ours.came(FETCH_S + COST_S, 0)
+    assert ours.is_lone(situation)
+    assert not ours.is_lone(running(2, 0))
+    for _ in range(FETCH_PROBE):
+        ours.pass_ended()
+    assert not ours.is_lone(situation)
 
 
 @dataclass
@@ -210,7 +240,8 @@ class Simulation:
             complete=len(self._complete),
             refused=len(refused_s),
             oldest_refusal_s=min(refused_s, default=inf),
-            engine_ends_s=self._engine_ends_s,
+            lane_ends_s=inf if self._engine_ends_s is None else self._engine_ends_s,
+            is_lane_free=self._engine_ends_s is None,
             queued_s=self.traffic.pass_s * len(self._ready) / PASS_ITEMS,
             decoding=len(self._decoding),
         )

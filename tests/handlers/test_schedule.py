@@ -7,8 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from handlers.schedule import AGING_TARGETS, Policy
-from tests.handlers.simulation import FIXED_S, TOKEN_S, Arrival, Simulated, simulate, true_s
+from handlers.policy import Policy
+from handlers.waiting import AGING_TARGETS
+from tests.handlers.simulation import FIXED_S, NARROW, TOKEN_S, Arrival, Simulated, simulate, true_s
 
 POLICY = Policy(max_latency_s=0.2, max_items=16, priority_levels=3, default_priority=2)
 # Items of length 10 that the engine does in a second, in full passes.
@@ -52,21 +53,23 @@ POLICIES = st.builds(
     is_late_rejected=st.booleans(),
     max_queue_items=st.sampled_from([1, 10, 512]),
 )
-TRAFFIC = st.sampled_from(["poisson", "burst", "adversarial"])
+LANES = st.sampled_from([1, 2, 3])
 
 
-@given(ARRIVALS, POLICIES)
-def test_scheduler_of_any_traffic_ends_every_request_exactly_once(arrivals: list[Arrival], policy: Policy) -> None:
-    simulated = simulate(arrivals, policy)
+@given(ARRIVALS, POLICIES, LANES)
+def test_scheduler_of_any_traffic_ends_every_request_exactly_once(
+    arrivals: list[Arrival], policy: Policy, lanes: int
+) -> None:
+    simulated = simulate(arrivals, policy, lanes=lanes)
     assert all(len(outcome.ends) == 1 for outcome in simulated.outcomes)
     assert {end for o in simulated.outcomes for end in o.ends} <= {"done", "expired", "QueueFull", "Overloaded"}
 
 
-@given(ARRIVALS, POLICIES)
+@given(ARRIVALS, POLICIES, LANES)
 def test_scheduler_of_any_traffic_runs_each_accepted_item_once_within_the_limits(
-    arrivals: list[Arrival], policy: Policy
+    arrivals: list[Arrival], policy: Policy, lanes: int
 ) -> None:
-    simulated = simulate(arrivals, policy)
+    simulated = simulate(arrivals, policy, lanes=lanes)
     ran = [index for _, indices in simulated.passes for index in indices]
     for index, outcome in enumerate(simulated.outcomes):
         assert ran.count(index) == (outcome.arrival.items if outcome.ends == ["done"] else 0)
@@ -77,19 +80,33 @@ def test_scheduler_of_any_traffic_runs_each_accepted_item_once_within_the_limits
             assert len(indices) * longest <= policy.max_tokens
 
 
-@given(ARRIVALS, POLICIES)
+@given(ARRIVALS, POLICIES, LANES)
+def test_scheduler_of_any_traffic_never_runs_more_passes_at_once_than_there_are_lanes(
+    arrivals: list[Arrival], policy: Policy, lanes: int
+) -> None:
+    spans = simulate(arrivals, policy, lanes=lanes).spans
+    for started_s, _, is_wide in spans:
+        at_once = [wide for start_s, end_s, wide in spans if start_s <= started_s < end_s]
+        assert len(at_once) <= (1 if is_wide or any(at_once) else lanes)
+
+
+@given(ARRIVALS, POLICIES, LANES)
 @settings(max_examples=30)
-def test_scheduler_of_the_same_traffic_gives_the_same_schedule(arrivals: list[Arrival], policy: Policy) -> None:
-    assert simulate(arrivals, policy).passes == simulate(arrivals, policy).passes
+def test_scheduler_of_the_same_traffic_gives_the_same_schedule(
+    arrivals: list[Arrival], policy: Policy, lanes: int
+) -> None:
+    first, second = (simulate(arrivals, policy, lanes=lanes) for _ in range(2))
+    assert (first.passes, first.spans) == (second.passes, second.spans)
 
 
 @given(
     st.lists(st.tuples(st.floats(0, 0.5), st.sampled_from([1, 10, 100])), min_size=1, max_size=40),
     st.floats(0.02, 0.3),
+    st.sampled_from([1, 2]),
 )
 @settings(max_examples=300)
 def test_scheduler_meets_every_deadline_that_an_engine_of_a_third_of_its_speed_could_meet(
-    requests: list[tuple[float, int]], max_latency_s: float
+    requests: list[tuple[float, int]], max_latency_s: float, lanes: int
 ) -> None:
     """One item a pass in order of deadline is optimal without batching; where that holds at a third, so must ours."""
     slow_s = 3.0
@@ -98,13 +115,27 @@ def test_scheduler_meets_every_deadline_that_an_engine_of_a_third_of_its_speed_c
         ended_s = max(ended_s, at_s) + slow_s * true_s(length)
         assume(ended_s <= at_s + max_latency_s)
     policy = replace(POLICY, max_latency_s=max_latency_s)
-    simulated = simulate([Arrival(at_s, length) for at_s, length in requests], policy)
+    simulated = simulate([Arrival(at_s, length) for at_s, length in requests], policy, lanes=lanes)
     assert all(outcome.is_in_time for outcome in simulated.outcomes)
 
 
-def test_scheduler_of_a_lone_request_starts_it_at_once() -> None:
-    (outcome,) = simulate([Arrival(1.0)], POLICY).outcomes
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_scheduler_of_a_lone_request_starts_it_at_once_on_the_whole_engine(lanes: int) -> None:
+    (outcome,) = simulate([Arrival(1.0)], POLICY, lanes=lanes).outcomes
     assert outcome.latency_s == pytest.approx(true_s(10))
+
+
+def test_scheduler_with_two_lanes_halves_what_is_ready_and_fills_a_lane_that_is_free() -> None:
+    together = [Arrival(0.0) for _ in range(6)]
+    simulated = simulate([*together, Arrival(0.001), Arrival(0.002)], POLICY, lanes=2)
+    first_end_s = NARROW * true_s(30)
+    assert simulated.passes == [
+        (0.0, (0, 1, 2)),
+        (0.0, (3, 4, 5)),
+        (pytest.approx(first_end_s), (6, 7)),
+    ]
+    simulated = simulate([*together[:2], Arrival(0.001)], POLICY, lanes=3)
+    assert simulated.passes == [(0.0, (0,)), (0.0, (1,)), (0.001, (2,))]
 
 
 @pytest.mark.parametrize(("decode_s", "passes"), [(0.001, 1), (0.05, 2)])
@@ -133,24 +164,29 @@ def test_scheduler_with_a_deadline_in_the_way_runs_unlike_lengths_in_its_order()
     assert [end for outcome in simulated.outcomes for end in outcome.ends] == ["done"] * 15
 
 
-def test_scheduler_at_three_times_capacity_refuses_before_the_work_and_keeps_its_target() -> None:
-    simulated = simulate(poisson(3 * CAPACITY_PER_S, 5.0, seed=1), POLICY)
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_scheduler_at_three_times_capacity_refuses_before_the_work_and_keeps_its_target(lanes: int) -> None:
+    capacity_per_s = CAPACITY_PER_S * (lanes / NARROW if lanes > 1 else 1)
+    simulated = simulate(poisson(3 * capacity_per_s, 5.0, seed=1), POLICY, lanes=lanes)
     done, refused = simulated.of("done"), simulated.of("Overloaded")
     assert len(done) + len(refused) == len(simulated.outcomes)
-    assert len(done) / 5.0 > 0.9 * CAPACITY_PER_S
+    assert len(done) / 5.0 > 0.9 * capacity_per_s
     assert percentile_s(simulated, 99) <= POLICY.max_latency_s
     assert max(outcome.latency_s for outcome in refused) == 0
 
 
-def test_scheduler_whose_engine_is_half_as_fast_as_it_believes_still_keeps_its_target() -> None:
-    simulated = simulate(poisson(2 * CAPACITY_PER_S, 5.0, seed=2), POLICY, engine_s=lambda tokens: 2 * true_s(tokens))
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_scheduler_whose_engine_is_half_as_fast_as_it_believes_still_keeps_its_target(lanes: int) -> None:
+    arrivals = poisson(2 * CAPACITY_PER_S, 5.0, seed=2)
+    simulated = simulate(arrivals, POLICY, engine_s=lambda tokens: 2 * true_s(tokens), lanes=lanes)
     late = [outcome for outcome in simulated.of("done") if outcome.arrival.at_s > 0.5 and not outcome.is_in_time]
     assert len(late) <= 0.01 * len(simulated.of("done"))
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.85])
-def test_scheduler_below_capacity_refuses_nobody_and_keeps_its_target(share: float) -> None:
-    simulated = simulate(poisson(share * CAPACITY_PER_S, 5.0, seed=3), POLICY)
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_scheduler_below_capacity_refuses_nobody_and_keeps_its_target(share: float, lanes: int) -> None:
+    simulated = simulate(poisson(share * CAPACITY_PER_S, 5.0, seed=3), POLICY, lanes=lanes)
     assert len(simulated.of("done")) == len(simulated.outcomes)
     assert percentile_s(simulated, 99) <= POLICY.max_latency_s
 
