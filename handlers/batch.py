@@ -11,11 +11,10 @@ and nobody else's data. A task overrides `load, sample` and the hooks `decode, p
 
 import abc
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,8 +31,8 @@ from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Divisible, Engine, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, ItemError
 from handlers.exchanges import Exchanges
+from handlers.flights import Place
 from handlers.lanes import Lanes
-from handlers.latency import LatencyModel
 from handlers.metrics import Recorder, Reporter, Sample
 from handlers.oip import Model
 from handlers.outputs import Documents, OutputTensors
@@ -44,6 +43,7 @@ from handlers.rows import Payload, Request, Shape
 from handlers.schedule import PASS_SHARE, Scheduler
 from handlers.slots import Batch, Slot
 from handlers.steps import Steps, respond
+from handlers.warming import Lane, measure, meet
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,10 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     @abc.abstractmethod
     def sample(self) -> Payload:
         """What a client might send, for the runs that warm everything up."""
+
+    def samples(self) -> Iterable[Payload]:
+        """What clients might send, one of each size that the engine has to prepare itself for."""
+        return (self.sample(),)
 
     @abc.abstractmethod
     def decode(self, payload: Payload) -> Item:
@@ -168,17 +172,6 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             model=Model(context.model_name, version, self.output_tensors),
         )
 
-    def warm_up(self, sizes: Iterable[int]) -> list[tuple[int, float]]:
-        """Run passes of so many samples; the padded tokens of each, and the seconds it took."""
-        (sample,) = self.prepare([self.decode(self.sample())])
-        measured = []
-        for size in sorted(set(sizes)):
-            items = [cast(Item, sample)] * size
-            started = time.perf_counter()
-            self.split(self.forward(self.collate(items), items), items)
-            measured.append((size * self.cost(items[0]).length, time.perf_counter() - started))
-        return measured
-
     @property
     def uses_torch(self) -> bool:
         """Whether `load` is to build a torch engine: asked for, or `auto` on a device other than the CPU."""
@@ -206,14 +199,19 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     def _start_adaptive(self, window: int, settings: Mapping[str, Any]) -> Exchange:
         check_mode(settings)
         policy = Policy.of(self.config, self.overhead)
-        sizes = {1, min(TYPICAL_PASS, policy.max_items), min(window, policy.max_items)}
         streams = self.config.scheduling.streams
         parts = self.engine.divide(streams) if isinstance(self.engine, Divisible) else ()
-        lanes = [self._on(part) for part in parts]
-        narrow = lanes[0]._measured(sizes) if lanes else None
+        tasks: list[Self] = [self, *map(self._on, parts)]
+        sizes = {1, min(TYPICAL_PASS, policy.max_items), min(window, policy.max_items)}
+        measured = [measure(task, self.sample(), sizes) for task in tasks[:2]]
+        scheduler: Scheduler[Place] = Scheduler(policy, Lanes(measured[0], measured[-1], max(1, len(parts))))
+        limits = scheduler.limits(scheduler.lanes.narrow)
+        meet([Lane(task, limits) for task in tasks[1:] or tasks], self.samples())
+        if parts:
+            meet([Lane(self, replace(limits, max_items=1))], self.samples())
         self._adaptive = AdaptiveWorker(
-            [self.steps, *(Steps(lane, self._recorder) for lane in lanes)],
-            Scheduler(policy, Lanes(self._measured(sizes), narrow, len(lanes) or 1)),
+            [Steps(task, self._recorder) for task in tasks],
+            scheduler,
             Exchanges(window, enough_s=PASS_SHARE * policy.max_latency_s),
             self._recorder,
             self.unpack,
@@ -234,16 +232,10 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         other.engine = engine
         return other
 
-    def _measured(self, sizes: Iterable[int]) -> LatencyModel:
-        """What passes take, as far as warm-up can tell."""
-        # The first pass of a size prepares the engine for it; the quicker of the next two shows what it takes.
-        self.warm_up(sizes)
-        return LatencyModel(map(min, self.warm_up(sizes), self.warm_up(sizes)))
-
     # -- classic mode: the batch that TorchServe formed -----------------------------------------------------------
 
     def _start_classic(self, window: int, settings: Mapping[str, Any]) -> Exchange:  # noqa: ARG002
-        self.warm_up((1, min(window, self.config.max_items)))
+        measure(self, self.sample(), (1, min(window, self.config.max_items)))
         threads = available_threads(self.config.decode_threads)
         self._pool = ThreadPoolExecutor(threads, "decode") if threads > 1 else None
         return self._classic

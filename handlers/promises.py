@@ -24,7 +24,7 @@ REMEMBERED, REMEMBERED_S = 256, 5.0
 # Share of late answers that is aimed at, the step by which each answer moves the level, and the level's range: above 1
 # all that is remembered is covered, and many late answers at once are paid back one by one.
 ALLOWED_LATE, STEP = 0.005, 0.05
-LEAST_LEVEL, MOST_LEVEL = 0.9, 2.0
+LEAST_LEVEL, MOST_LEVEL = 0.9, 1.2
 # Of the target: a promise is never moved by more, so that no history refuses everybody.
 MOST_SHARE = 0.5
 

@@ -1,6 +1,6 @@
 """Extractive question answering: a question and a context in, the part of the context that answers it out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -46,6 +46,10 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
     def sample(self) -> Payload:
         """A question and a sentence."""
         return Payload({"question": "What comes next?", "context": "What went before decides what comes next."})
+
+    def samples(self) -> Iterable[Payload]:
+        """The same one."""
+        return (self.sample(),)
 
     def decode(self, payload: Payload) -> Passage:
         """{"question": ..., "context": ...}, checked; either may stand beside "instances", for all of them."""

@@ -149,7 +149,7 @@ class Scheduler(Generic[Key]):
             return inf
         is_wide = self.lanes.is_wide(len(self.waiting.ready))
         model = self.lanes.model(is_wide=is_wide)
-        limits = self._limits(model)
+        limits = self.limits(model)
         shared = limits if is_wide else limits.shared(self.waiting.ready_tokens, free)
         busy_s = [0.0] if is_wide else self.lanes.residuals_s(now_s)
         chosen = choose(self.waiting.ranked(now_s), shared, model, now_s, busy_s)
@@ -172,8 +172,8 @@ class Scheduler(Generic[Key]):
         for entry in running.chosen.entries:
             entry.ticket.finished_s = running.started_s + seconds
 
-    def _limits(self, model: LatencyModel) -> Limits:
-        """Of a pass: the configuration's, and what half of the target allows; at least one token."""
+    def limits(self, model: LatencyModel) -> Limits:
+        """Of a pass that takes what a model says: the configuration's, and half of the target; at least a token."""
         line, policy = model.line, self.policy
         overhead, allowed = policy.overhead, inf
         if line.token_s > 0:
@@ -213,6 +213,6 @@ class Scheduler(Generic[Key]):
         """
         items, tokens = work
         model = self.lanes.narrow
-        limits = self._limits(model)
+        limits = self.limits(model)
         passes = max(ceil(items / limits.max_items), ceil(tokens / limits.max_tokens), min(items, self.lanes.count))
         return passes, passes * model.line.fixed_s + tokens * model.line.token_s

@@ -1,7 +1,7 @@
 """What the tasks on a transformers encoder share: text in, one tokeniser call a batch, padded micro-batches."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -22,6 +22,9 @@ from handlers.texts import Text, Tokens, padded, read_text, rounded_length
 
 Config = TypeVar("Config", bound=TextConfig)
 Item = TypeVar("Item", bound=Text[Any])
+
+# What tokenizers put around a text, at most.
+ADDED_TOKENS = 3
 
 
 class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
@@ -63,6 +66,12 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     def sample(self) -> Payload:
         """A sentence."""
         return Payload("What went before decides what comes next.")
+
+    def samples(self) -> Iterable[Payload]:
+        """Words enough for each padded length."""
+        lengths = {rounded_length(length, self.max_length) for length in range(1, self.max_length + 1)}
+        # Fewer words than tokens: tokenizers add a few of their own.
+        return [Payload("a " * max(1, length - ADDED_TOKENS)) for length in sorted(lengths)]
 
     def decode(self, payload: Payload) -> Item:
         """Text, or {"text": ...}, checked; options of the task."""
