@@ -7,11 +7,11 @@ import yaml
 from load.bench import adaptive
 from load.bench.adaptive import CASES, Setting
 
-SETTING = Setting(target_ms=100.0, batch_size=16, offline_per_s=400.0, classic_per_s=260.0, adaptive_per_s=360.0)
+SETTING = Setting(target_ms=100.0, batch_size=16, offline_per_s=400.0)
 MEASURED = {
+    "rate": {"classic": [260.0, 250.0], "adaptive": [360.0, 340.0]},
     "one": {"classic": [8.0, 8.2], "adaptive": [8.0, 8.0]},
     "saturated": {"classic": [380.0, 400.0], "adaptive": [480.0, 500.0]},
-    "held": {"classic": [98.0, 99.0], "adaptive": [99.5, 99.0]},
     "overload": {"classic": [0.0, 10.0], "adaptive": [380.0, 352.0]},
 }
 
@@ -19,9 +19,19 @@ MEASURED = {
 def test_adaptive_table_compares_each_measure_with_what_it_is_held_to() -> None:
     rows = adaptive.table(CASES[0], SETTING, MEASURED)
     compared = [round(median(row.compared), 3) for row in rows]
-    assert compared == [1.385, 0.9, 0.75, 0.915, 0.988, 1.257]
-    assert [row.cells()[-1] for row in rows] == ["ok", "ok", "", "ok", "ok", "ok"]
+    assert compared == [1.372, 0.875, 0.915, 0.988, 1.257]
+    assert [row.cells()[-1] for row in rows] == ["ok"] * 5
     assert rows[-1].what.startswith("24 clients")
+
+
+def test_adaptive_table_says_what_falls_short() -> None:
+    worse = {
+        **MEASURED,
+        "rate": {"classic": [260.0], "adaptive": [280.0]},
+        "overload": {"classic": [0.0], "adaptive": [1.0]},
+    }
+    rows = adaptive.table(CASES[0], SETTING, worse)
+    assert [row.cells()[-1] for row in rows] == ["short", "short", "short", "ok", "ok"]
 
 
 def test_adaptive_archive_is_told_the_target_and_keeps_the_rest(tmp_path: Path) -> None:
