@@ -16,7 +16,9 @@ Order is handlers.waiting's business, what shares a pass within a level handlers
 once handlers.lanes'.
 
 Size: a pass may take half of the latency target, because who arrives just after one starts waits for it and then for
-its own. Where several lanes are free, each gets its share of what is ready.
+its own. While a more urgent priority keeps coming, passes of the others are courteous, that is shorter: an eighth of
+the target, or where that is longer five times the fixed cost of a pass, so that courtesy costs at most a fifth of the
+engine. Where several lanes are free, each gets its share of what is ready.
 
 Hold: a pass that is not full waits for items that are here and being decoded, for at most the fixed cost of a pass:
 that is what running them apart would cost (the ski-rental bound). A lone request is never held.
@@ -41,7 +43,10 @@ from handlers.waiting import Waiting
 
 Key = TypeVar("Key")
 
+# Of the latency target, for a pass.
 PASS_SHARE = 0.5
+# The same and the fixed costs of a courteous pass; and for how many latency targets a priority that came is awaited.
+COURTEOUS_SHARE, COURTEOUS_COSTS, COURTESY_TARGETS = 0.125, 5.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class Scheduler(Generic[Key]):
     promises: Promises = field(init=False)
     _numbers: Iterator[int] = field(default_factory=count)
     _held_since_s: float | None = None
+    _latest_s: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Nobody waits; promise what the policy asks for."""
@@ -90,6 +96,7 @@ class Scheduler(Generic[Key]):
         """
         policy = self.policy
         priority = policy.default_priority if priority is None else priority
+        self._latest_s[priority] = now_s
         deadline_s = now_s + min(policy.max_latency_s, timeout_s)
         waiting = self.waiting.items
         if waiting and waiting + items > policy.max_queue_items:
@@ -149,10 +156,11 @@ class Scheduler(Generic[Key]):
             return inf
         is_wide = self.lanes.is_wide(len(self.waiting.ready))
         model = self.lanes.model(is_wide=is_wide)
-        limits = self.limits(model)
+        ranked = self.waiting.ranked(now_s)
+        limits = self.limits(model, is_courteous=self._is_courteous(ranked[0][1].ticket.priority, now_s))
         shared = limits if is_wide else limits.shared(self.waiting.ready_tokens, free)
         busy_s = [0.0] if is_wide else self.lanes.residuals_s(now_s)
-        chosen = choose(self.waiting.ranked(now_s), shared, model, now_s, busy_s)
+        chosen = choose(ranked, shared, model, now_s, busy_s)
         held_until_s = self._hold(chosen, limits, model, now_s)
         if held_until_s > now_s:
             return held_until_s
@@ -172,16 +180,24 @@ class Scheduler(Generic[Key]):
         for entry in running.chosen.entries:
             entry.ticket.finished_s = running.started_s + seconds
 
-    def limits(self, model: LatencyModel) -> Limits:
-        """Of a pass that takes what a model says: the configuration's, and half of the target; at least a token."""
+    def limits(self, model: LatencyModel, *, is_courteous: bool = False) -> Limits:
+        """Of a pass that takes what a model says: the configuration's, and those of time; at least a token."""
         line, policy = model.line, self.policy
         overhead, allowed = policy.overhead, inf
         if line.token_s > 0:
             # What the task's own figure was on another machine, or on this one when it had more to itself.
             overhead = replace(overhead, tokens=max(overhead.tokens, round(line.fixed_s / line.token_s)))
-            allowed = (PASS_SHARE * policy.max_latency_s / model.margin - line.fixed_s) / line.token_s
+            longest_s = PASS_SHARE * policy.max_latency_s / model.margin
+            if is_courteous:
+                longest_s = min(longest_s, max(COURTEOUS_SHARE * policy.max_latency_s, COURTEOUS_COSTS * line.fixed_s))
+            allowed = (longest_s - line.fixed_s) / line.token_s
         configured = inf if policy.max_tokens is None else policy.max_tokens
         return Limits(policy.max_items, int(max(1, min(allowed, configured, 2**31))), overhead)
+
+    def _is_courteous(self, priority: int, now_s: float) -> bool:
+        """Whether a more urgent priority came lately."""
+        lately_s = now_s - COURTESY_TARGETS * self.policy.max_latency_s
+        return any(level < priority and latest_s > lately_s for level, latest_s in self._latest_s.items())
 
     def _hold(self, chosen: Pass[Key], limits: Limits, model: LatencyModel, now_s: float) -> float:
         """Until when the pass waits for what is being decoded; now where it does not."""

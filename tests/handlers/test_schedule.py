@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from handlers.policy import Policy
+from handlers.schedule import COURTEOUS_COSTS, COURTEOUS_SHARE, COURTESY_TARGETS
 from handlers.waiting import AGING_TARGETS
 from tests.handlers.simulation import FIXED_S, NARROW, TOKEN_S, Arrival, Simulated, simulate, true_s
 
@@ -199,6 +200,24 @@ def test_scheduler_with_a_flood_of_low_priority_leaves_the_first_tenant_its_late
     # A pass of the flood's that has just started must end first, and no more.
     longest_pass_s = true_s(160)
     assert percentile_s(beside, 99, priority=1) <= percentile_s(alone, 99) + longest_pass_s + FIXED_S
+
+
+def test_scheduler_runs_shorter_passes_while_a_more_urgent_priority_keeps_coming() -> None:
+    policy = replace(POLICY, max_latency_s=0.1, max_items=1000, is_late_rejected=False)
+    flood = [Arrival(at_s, length=10, items=30, priority=3) for at_s in (0.05, 0.1 + COURTESY_TARGETS * 0.1)]
+    simulated = simulate([Arrival(0.0, priority=1), *flood], policy)
+    sizes = [len(indices) for _, indices in simulated.passes]
+    courteous = int((COURTEOUS_SHARE * 0.1 - FIXED_S) / (10 * TOKEN_S))
+    assert 5 * courteous > 30 > 2 * courteous
+    assert sizes == [1, courteous, courteous, 30 - 2 * courteous, 30]
+
+
+def test_scheduler_with_a_costly_pass_is_courteous_for_a_fifth_of_the_engine_at_most() -> None:
+    policy = replace(POLICY, max_latency_s=0.04, is_late_rejected=False)
+    simulated = simulate([Arrival(0.0, priority=1), Arrival(0.01, length=9, items=12, priority=3)], policy)
+    # An eighth of the target were 5 ms, of which 2 are the fixed cost; five times that hold eight such items, not nine.
+    assert [len(indices) for _, indices in simulated.passes] == [1, 8, 4]
+    assert true_s(72) < COURTEOUS_COSTS * FIXED_S < true_s(81)
 
 
 def test_scheduler_with_a_flood_of_low_priority_refuses_nobody_of_the_first() -> None:
