@@ -12,14 +12,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 from itertools import takewhile
-from math import ceil, inf
+from math import inf
 from typing import Generic, TypeVar
 
-from handlers.latency import LatencyModel
+from handlers.latency import LatencyModel, Line
 from handlers.plan import FORWARD_PASS, Cost, Overhead, micro_batches
 
 Key = TypeVar("Key")
 
+# A lane's share of what is ready is done in so many passes, for who is first need not wait for who is last; but none is
+# shorter than so many times its fixed cost, or the engine would lose more than a tenth.
+WAVES, WORTHWHILE_COSTS = 2, 10.0
 # Riders may lengthen a pass by so much of its predicted time.
 RIDERS_SHARE = 0.25
 # Entries that are planned at once, the most urgent ones: a plan is quadratic, and a pass holds fewer.
@@ -95,9 +98,19 @@ class Limits:
     max_tokens: int
     overhead: Overhead = FORWARD_PASS
 
-    def shared(self, tokens: int, lanes: int) -> "Limits":
-        """Of a pass where so many lanes are free for so many tokens, padding not counted: its fair share of them."""
-        return replace(self, max_tokens=min(self.max_tokens, max(1, ceil(tokens / lanes))))
+    def shared(self, tokens: float, line: Line, busy_s: Sequence[float]) -> "Limits":
+        """Of a pass that leaves the other lanes theirs, and is one of several: see `WAVES`.
+
+        Args:
+            tokens: that are ready, padding not counted.
+            line: how long passes take.
+            busy_s: how long each lane is busy yet; 0 for the one that takes this pass.
+        """
+        token_s = max(line.token_s, 1e-12)
+        # Of this lane, so that all of them end together.
+        share = min(tokens, (sum(busy_s) / token_s + tokens) / len(busy_s))
+        share = min(share, max(share / WAVES, WORTHWHILE_COSTS * line.fixed_s / token_s))
+        return replace(self, max_tokens=min(self.max_tokens, max(1, round(share))))
 
     def fitting(
         self, taken: Sequence[Entry[Key]], candidates: Iterable[Entry[Key]], max_tokens: float = inf

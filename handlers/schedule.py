@@ -18,7 +18,7 @@ once handlers.lanes'.
 Size: a pass may take half of the latency target, because who arrives just after one starts waits for it and then for
 its own. While a more urgent priority keeps coming, passes of the others are courteous, that is shorter: an eighth of
 the target, or where that is longer five times the fixed cost of a pass, so that courtesy costs at most a fifth of the
-engine. Where several lanes are free, each gets its share of what is ready.
+engine. Within that a pass takes its lane's share of what is ready, and not always all of it (handlers.passes.Limits).
 
 Hold: a pass that is not full waits for items that are here and being decoded, for at most the fixed cost of a pass:
 that is what running them apart would cost (the ski-rental bound). A lone request is never held.
@@ -151,15 +151,14 @@ class Scheduler(Generic[Key]):
         Returns:
             The pass that runs now; or when to ask again at the latest, infinity until something happens.
         """
-        free = self.lanes.free
-        if not self.waiting.ready or not free:
+        if not self.waiting.ready or not self.lanes.free:
             return inf
         is_wide = self.lanes.is_wide(len(self.waiting.ready))
         model = self.lanes.model(is_wide=is_wide)
         ranked = self.waiting.ranked(now_s)
         limits = self.limits(model, is_courteous=self._is_courteous(ranked[0][1].ticket.priority, now_s))
-        shared = limits if is_wide else limits.shared(self.waiting.ready_tokens, free)
         busy_s = [0.0] if is_wide else self.lanes.residuals_s(now_s)
+        shared = limits.shared(self.waiting.ready_tokens, model.line, busy_s)
         chosen = choose(ranked, shared, model, now_s, busy_s)
         held_until_s = self._hold(chosen, limits, model, now_s)
         if held_until_s > now_s:
@@ -214,21 +213,17 @@ class Scheduler(Generic[Key]):
     @property
     def ready_s(self) -> float:
         """How long the engine has to do with what is ready."""
-        passes, work_s = self._work((len(self.waiting.ready), self.waiting.ready_tokens))
-        return work_s / min(max(1, passes), self.lanes.count)
+        return self._ends_s((len(self.waiting.ready), self.waiting.ready_tokens), [0.0] * self.lanes.count)
 
     def _done_in_s(self, work: tuple[int, float], now_s: float) -> float:
         """Until what runs and then so many items of so many tokens in all are done."""
-        passes, work_s = self._work(work)
-        return done_in_s(self.lanes.residuals_s(now_s), work_s, passes)
+        return self._ends_s(work, self.lanes.residuals_s(now_s))
 
-    def _work(self, work: tuple[int, float]) -> tuple[int, float]:
-        """Passes for so many items of so many tokens in all, and their seconds, each on its lane.
-
-        They are as large as may be, and where they would leave lanes idle, as many as there are lanes.
-        """
+    def _ends_s(self, work: tuple[int, float], busy_s: list[float]) -> float:
+        """The same of lanes that are busy for so long, in passes as `start` would make them."""
         items, tokens = work
-        model = self.lanes.narrow
-        limits = self.limits(model)
-        passes = max(ceil(items / limits.max_items), ceil(tokens / limits.max_tokens), min(items, self.lanes.count))
-        return passes, passes * model.line.fixed_s + tokens * model.line.token_s
+        line = self.lanes.narrow.line
+        limits = self.limits(self.lanes.narrow)
+        max_tokens = limits.shared(tokens, line, busy_s).max_tokens
+        passes = max(ceil(items / limits.max_items), ceil(tokens / max_tokens), min(items, self.lanes.count))
+        return done_in_s(busy_s, passes * line.fixed_s + tokens * line.token_s, passes)
