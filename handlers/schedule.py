@@ -16,7 +16,7 @@ Order is handlers.waiting's business, what shares a pass within a level handlers
 once handlers.lanes'.
 
 Size: a pass may take half of the latency target, because who arrives just after one starts waits for it and then for
-its own. While a more urgent priority keeps coming, passes of the others are courteous, that is shorter: an eighth of
+its own. While a more urgent priority keeps coming, passes of the others are courteous, that is shorter: a sixteenth of
 the target, or where that is longer five times the fixed cost of a pass, so that courtesy costs at most a fifth of the
 engine. Within that a pass takes its lane's share of what is ready, and not always all of it (handlers.passes.Limits).
 
@@ -46,7 +46,7 @@ Key = TypeVar("Key")
 # Of the latency target, for a pass.
 PASS_SHARE = 0.5
 # The same and the fixed costs of a courteous pass; and for how many latency targets a priority that came is awaited.
-COURTEOUS_SHARE, COURTEOUS_COSTS, COURTESY_TARGETS = 0.125, 5.0, 10.0
+COURTEOUS_SHARE, COURTEOUS_COSTS, COURTESY_TARGETS = 0.0625, 5.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,11 @@ def test_promise_after_the_worst_history_still_takes_what_is_well_below_the_targ
     assert promises.cautious_s(0.04, 1) < 0.1
 
 
-def test_errors_cover_nine_in_ten_while_nobody_is_late() -> None:
+def test_errors_cover_eight_in_ten_while_nobody_is_late() -> None:
     errors = Errors()
     for number in range(100):
         errors.observe(number * 0.01, number / 100, is_in_time=True)
-    assert errors.covered_s == pytest.approx(0.89)
+    assert errors.covered_s == pytest.approx(0.79)
 
 
 def test_errors_are_covered_so_that_in_the_long_run_as_few_answers_are_late_as_may_be() -> None:
