@@ -106,7 +106,8 @@ class Exchanges:
         """An answer leaves; with nothing left in flight its cost cannot be told from waiting for a client."""
         is_anything_left = situation.complete < situation.in_flight
         self._went_s = now_s if is_anything_left else None
-        self._is_fetch = is_anything_left and not situation.complete
+        # Refusals alone are no reason to go before they are due.
+        self._is_fetch = is_anything_left and situation.complete == situation.refused
         if self._is_fetch:
             self._passes_since_fetch = 0
             self._fetches_since_pass += 1

@@ -181,6 +181,8 @@ class Predicting:
     def __init__(self, server: Server, photos: Path) -> None:
         self.out = photos.parent / "answers.jsonl"
         command = of(server, "predict", MOBILENET, str(photos), "--out", str(self.out), "--timeout", "3")
+        # A shell's background job ignores SIGINT, and so would every process below it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "client", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True
         )

@@ -7,7 +7,7 @@ from itertools import accumulate
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from handlers.exchanges import FETCH_PROBE, GAP_COSTS, IDLE_FETCH_S, REFUSAL_S, Exchanges, Situation
@@ -269,6 +269,7 @@ def test_exchanges_of_any_traffic_are_at_most_three_a_pass(traffic: Traffic) -> 
 
 
 @given(TRAFFIC, st.sets(st.integers(0, 29), min_size=5))
+@example(Traffic([0.0, 0.0, 0.0, 0.0, 0.0, 0.003, 0.02, 0.02], pass_s=0.03, decode_s=0.01), {0, 1, 2, 6, 7})
 def test_exchanges_of_an_overload_stay_few_and_its_refusals_timely(traffic: Traffic, refused: set[int]) -> None:
     simulated = Simulation(replace(traffic, refused=frozenset(refused))).run()
     if simulated.passes_s:
