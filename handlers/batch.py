@@ -205,7 +205,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         sizes = {1, min(TYPICAL_PASS, policy.max_items), min(window, policy.max_items)}
         measured = [measure(task, self.sample(), sizes) for task in tasks[:2]]
         scheduler: Scheduler[Place] = Scheduler(policy, Lanes(measured[0], measured[-1], max(1, len(parts))))
-        limits = scheduler.limits(scheduler.lanes.narrow)
+        limits = scheduler.limits(measured[-1].line, measured[-1].margin)
         meet([Lane(task, limits) for task in tasks[1:] or tasks], self.samples())
         if parts:
             meet([Lane(self, replace(limits, max_items=1))], self.samples())

@@ -5,6 +5,10 @@
 
 A pass on a lane takes longer, but less than as many times longer as there are lanes (handlers.engines.Divisible): side
 by side they end sooner than one after the other. With one lane every pass is wide. Each width has a latency model.
+
+Requests are promised what passes on a lane take. If that were overestimated once (a machine that stood still, warm-up
+beside a busy neighbour), all would be refused but who comes alone, nothing would run on a lane and teach better, and so
+for ever. So when only wide passes have run lately, a lane is taken to be no slower than its part of the engine.
 """
 
 from collections.abc import Sequence
@@ -13,10 +17,13 @@ from heapq import heapify, heapreplace
 from math import inf
 from typing import Generic, TypeVar
 
-from handlers.latency import LatencyModel
+from handlers.latency import LatencyModel, Line
 from handlers.passes import Pass
 
 Key = TypeVar("Key")
+
+# So many wide passes without a narrow one make the narrow model doubtful.
+DOUBTFUL_PASSES = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +57,7 @@ class Lanes(Generic[Key]):
         self.wide = wide
         self.narrow = narrow or wide
         self.running: list[Running[Key]] = []
+        self._wide_in_a_row = 0
 
     @property
     def free(self) -> int:
@@ -64,6 +72,14 @@ class Lanes(Generic[Key]):
         """What passes of that width take."""
         return self.wide if is_wide else self.narrow
 
+    def expected(self, tokens: float) -> Line:
+        """What passes of about so many tokens take on a lane."""
+        narrow, wide = self.narrow.line, self.wide.line
+        if self._wide_in_a_row < DOUBTFUL_PASSES:
+            return narrow
+        part = Line(self.count * wide.fixed_s, self.count * wide.token_s)
+        return min(narrow, part, key=lambda line: line.at(tokens))
+
     def begin(self, chosen: Pass[Key], now_s: float, *, is_wide: bool) -> Running[Key]:
         """A pass starts."""
         running = Running(chosen, is_wide, now_s, now_s + chosen.predicted_s)
@@ -73,6 +89,7 @@ class Lanes(Generic[Key]):
     def end(self, running: Running[Key], seconds: float, *, is_telling: bool) -> None:
         """It has ended after so long; `is_telling` where that says how long such a pass takes."""
         self.running.remove(running)
+        self._wide_in_a_row = self._wide_in_a_row + 1 if running.is_wide else 0
         if is_telling:
             self.model(is_wide=running.is_wide).observe(running.chosen.tokens, seconds)
 

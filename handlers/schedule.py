@@ -34,7 +34,7 @@ from math import ceil, inf
 from typing import Generic, TypeVar
 
 from handlers.lanes import Lanes, Running, done_in_s
-from handlers.latency import LatencyModel
+from handlers.latency import LatencyModel, Line
 from handlers.passes import Limits, Pass, Ticket, choose
 from handlers.plan import Cost
 from handlers.policy import Policy
@@ -47,6 +47,8 @@ Key = TypeVar("Key")
 PASS_SHARE = 0.5
 # The same and the fixed costs of a courteous pass; and for how many latency targets a priority that came is awaited.
 COURTEOUS_SHARE, COURTEOUS_COSTS, COURTESY_TARGETS = 0.0625, 5.0, 10.0
+# Of the requests that an idle worker would refuse because they allow too little, one in so many is tried.
+HURRIED_TRY = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Scheduler(Generic[Key]):
     promises: Promises = field(init=False)
     _numbers: Iterator[int] = field(default_factory=count)
     _held_since_s: float | None = None
+    _hurried: int = 0
     _latest_s: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -105,9 +108,8 @@ class Scheduler(Generic[Key]):
         ahead = self.waiting.ahead(priority, deadline_s, now_s)
         predicted_s = self.promises.predicted_s(self._done_in_s((ahead[0] + items, ahead[1] + tokens), now_s))
         cautious_s = self.promises.cautious_s(predicted_s, priority)
-        # An empty worker takes what comes, or a model slower than its target would serve nobody and learn nothing.
-        is_idle = not ahead[0] and not self.lanes.running and timeout_s >= policy.max_latency_s
-        if now_s + cautious_s > deadline_s and not is_idle:
+        is_hopeless = now_s + cautious_s > deadline_s
+        if is_hopeless and (ahead[0] or self.lanes.running or not self._tries_anyway(timeout_s)):
             limit = f"max_latency_ms is {1000 * policy.max_latency_s:.0f}"
             if timeout_s < policy.max_latency_s:
                 limit = f"the request allows {1000 * timeout_s:g}"
@@ -127,6 +129,16 @@ class Scheduler(Generic[Key]):
         self.waiting.add(ticket)
         return ticket
 
+    def _tries_anyway(self, timeout_s: float) -> bool:
+        """Whether an idle worker takes what it would refuse, or it would serve nobody and never learn better.
+
+        Each that allows what the policy allows, whatever the model takes; of those in more of a hurry one in a few.
+        """
+        if timeout_s >= self.policy.max_latency_s:
+            return True
+        self._hurried = (self._hurried + 1) % HURRIED_TRY
+        return self._hurried == 0
+
     def decoded(self, ticket: Ticket, items: Iterable[tuple[Key, Cost]]) -> None:
         """The ticket's items are ready: those that could be decoded, none maybe."""
         self.waiting.decoded(ticket, items)
@@ -137,11 +149,16 @@ class Scheduler(Generic[Key]):
 
     def answered(self, ticket: Ticket, now_s: float) -> bool:
         """An answer is complete; whether it came by its deadline."""
-        is_in_time = now_s <= ticket.deadline_s
         if ticket.finished_s is not None:
-            took_s, delivery_s = now_s - ticket.arrived_s, now_s - ticket.finished_s
-            self.promises.kept(now_s, ticket.priority, took_s - ticket.predicted_s, delivery_s, is_in_time=is_in_time)
-        return is_in_time
+            self.promises.kept(
+                now_s,
+                ticket.priority,
+                predicted_s=ticket.predicted_s,
+                took_s=now_s - ticket.arrived_s,
+                allowed_s=ticket.deadline_s - ticket.arrived_s,
+                delivery_s=now_s - ticket.finished_s,
+            )
+        return now_s <= ticket.deadline_s
 
     # -- the engine ----------------------------------------------------------------------------------------------
 
@@ -156,7 +173,8 @@ class Scheduler(Generic[Key]):
         is_wide = self.lanes.is_wide(len(self.waiting.ready))
         model = self.lanes.model(is_wide=is_wide)
         ranked = self.waiting.ranked(now_s)
-        limits = self.limits(model, is_courteous=self._is_courteous(ranked[0][1].ticket.priority, now_s))
+        is_courteous = self._is_courteous(ranked[0][1].ticket.priority, now_s)
+        limits = self.limits(model.line, model.margin, is_courteous=is_courteous)
         busy_s = [0.0] if is_wide else self.lanes.residuals_s(now_s)
         shared = limits.shared(self.waiting.ready_tokens, model.line, busy_s)
         chosen = choose(ranked, shared, model, now_s, busy_s)
@@ -179,14 +197,14 @@ class Scheduler(Generic[Key]):
         for entry in running.chosen.entries:
             entry.ticket.finished_s = running.started_s + seconds
 
-    def limits(self, model: LatencyModel, *, is_courteous: bool = False) -> Limits:
-        """Of a pass that takes what a model says: the configuration's, and those of time; at least a token."""
-        line, policy = model.line, self.policy
+    def limits(self, line: Line, margin: float, *, is_courteous: bool = False) -> Limits:
+        """Of a pass that takes what a line says, times a margin: the configuration's, and of time; at least a token."""
+        policy = self.policy
         overhead, allowed = policy.overhead, inf
         if line.token_s > 0:
             # What the task's own figure was on another machine, or on this one when it had more to itself.
             overhead = replace(overhead, tokens=max(overhead.tokens, round(line.fixed_s / line.token_s)))
-            longest_s = PASS_SHARE * policy.max_latency_s / model.margin
+            longest_s = PASS_SHARE * policy.max_latency_s / margin
             if is_courteous:
                 longest_s = min(longest_s, max(COURTEOUS_SHARE * policy.max_latency_s, COURTEOUS_COSTS * line.fixed_s))
             allowed = (longest_s - line.fixed_s) / line.token_s
@@ -222,8 +240,9 @@ class Scheduler(Generic[Key]):
     def _ends_s(self, work: tuple[int, float], busy_s: list[float]) -> float:
         """The same of lanes that are busy for so long, in passes as `start` would make them."""
         items, tokens = work
-        line = self.lanes.narrow.line
-        limits = self.limits(self.lanes.narrow)
+        line = self.lanes.expected(tokens / max(1, items))
+        limits = self.limits(line, self.lanes.narrow.margin)
         max_tokens = limits.shared(tokens, line, busy_s).max_tokens
-        passes = max(ceil(items / limits.max_items), ceil(tokens / max_tokens), min(items, self.lanes.count))
+        # An item alone in its pass may be longer than any limit.
+        passes = min(items, max(ceil(items / limits.max_items), ceil(tokens / max_tokens), self.lanes.count))
         return done_in_s(busy_s, passes * line.fixed_s + tokens * line.token_s, passes)

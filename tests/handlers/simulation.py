@@ -66,10 +66,25 @@ def model(times: float = 1.0) -> LatencyModel:
 
 
 def simulate(
-    arrivals: Sequence[Arrival], policy: Policy, engine_s: Callable[[int], float] = true_s, lanes: int = 1
+    arrivals: Sequence[Arrival],
+    policy: Policy,
+    engine_s: Callable[[int], float] = true_s,
+    lanes: int = 1,
+    *,
+    believed: tuple[float, float] = (1.0, 1.0),
 ) -> Simulated:
-    """Run until nothing is left to happen."""
-    scheduler: Scheduler[int] = Scheduler(policy, Lanes(model(), model(NARROW), lanes))
+    """Run until nothing is left to happen.
+
+    Args:
+        arrivals: in any order.
+        policy: the scheduler's.
+        engine_s: what a pass takes that has the engine to itself.
+        lanes: of the engine.
+        believed: how many times longer the scheduler takes wide and narrow passes to be, until it learns better.
+    """
+    wide, narrow = believed
+    engine: Lanes[int] = Lanes(model(wide), model(narrow * NARROW) if lanes > 1 else None, lanes)
+    scheduler: Scheduler[int] = Scheduler(policy, engine)
     arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
     simulated = Simulated([Outcome(arrival) for arrival in arrivals], [])
     tickets: dict[int, int] = {}

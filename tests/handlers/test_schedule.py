@@ -185,6 +185,42 @@ def test_scheduler_whose_engine_is_half_as_fast_as_it_believes_still_keeps_its_t
     assert len(late) <= 0.01 * len(simulated.of("done"))
 
 
+@pytest.mark.parametrize("believed", [(1.0, 100.0), (100.0, 1.0), (100.0, 100.0)])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_scheduler_that_takes_its_engine_for_far_too_slow_learns_better_within_a_second(
+    believed: tuple[float, float], lanes: int
+) -> None:
+    simulated = simulate(poisson(0.5 * CAPACITY_PER_S, 3.0, seed=6), POLICY, lanes=lanes, believed=believed)
+    assert not [o for o in simulated.outcomes if o.arrival.at_s > 1.0 and not o.is_in_time]
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_scheduler_of_an_engine_that_stood_still_for_a_while_serves_everybody_soon_after(lanes: int) -> None:
+    slow_passes = iter(range(30))
+
+    def engine_s(tokens: int) -> float:
+        return true_s(tokens) * (1 if next(slow_passes, None) is None else 100)
+
+    policy = replace(POLICY, max_latency_s=0.05)
+    simulated = simulate(poisson(0.3 * CAPACITY_PER_S, 40.0, seed=7), policy, engine_s=engine_s, lanes=lanes)
+    still_s = [ended_s for started_s, ended_s, _ in simulated.spans][29]
+    assert not [o for o in simulated.outcomes if o.arrival.at_s > still_s + 2.0 and not o.is_in_time]
+
+
+def test_scheduler_that_takes_its_engine_for_far_too_slow_learns_better_from_clients_in_a_hurry() -> None:
+    hurried = [Arrival(number * 0.02, timeout_s=0.05) for number in range(200)]
+    simulated = simulate(hurried, POLICY, believed=(100.0, 100.0), lanes=2)
+    assert simulated.outcomes[0].ends == ["Overloaded"]
+    assert {end for outcome in simulated.outcomes[-50:] for end in outcome.ends} == {"done"}
+
+
+def test_scheduler_with_texts_longer_than_a_pass_should_be_counts_a_pass_for_each_and_no_more() -> None:
+    policy = replace(POLICY, max_latency_s=1.0, max_tokens=10)
+    simulated = simulate([Arrival(0.0, length=1000), *[Arrival(0.0, length=1000)] * 4], policy)
+    # Passes of ten tokens would be a hundred for each of them.
+    assert {end for outcome in simulated.outcomes for end in outcome.ends} == {"done"}
+
+
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.85])
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_scheduler_below_capacity_refuses_nobody_and_keeps_its_target(share: float, lanes: int) -> None:
