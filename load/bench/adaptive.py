@@ -4,6 +4,9 @@
     classic, each batch size   -> offline throughput, highest Poisson rate within the target -> the best is classic
     for each round, both       -> that rate anew, one client, clients that saturate, Poisson at twice the offline
 
+A 99th percentile of a few hundred requests is decided by two or three of them, and a queue that starts empty needs a
+while to grow. So the rates of the rounds are measured for as long as PERCENTILE_REQUESTS take.
+
 Both are the same weights and the same engine on one server; only the model-config.yaml differs. Offline throughput is
 classic's with 64 clients that always wait, at the best of its batch sizes. Rates are searched anew in every round, one
 mode after the other, because what a shared machine gives changes from minute to minute.
@@ -49,6 +52,8 @@ SATURATING_SHARE = 0.6
 # Rates that are tried, as shares of the offline throughput.
 LOWEST_SHARE, HIGHEST_SHARE, SHARE_STEP = 0.3, 1.1, 0.05
 WARM_UP_S = 2.0
+# Requests that a percentile is taken of, and the longest measurement in seconds for it.
+PERCENTILE_REQUESTS, MOST_S = 1000, 40.0
 # That the worker meets, and Java's compiler, before anything is measured.
 SETTLING_CLIENTS = 16
 
@@ -103,18 +108,24 @@ class Contender:
     inputs: Inputs
     duration_s: float
 
-    def run(self, load: Load, target_ms: float | None = None) -> Summary:
-        """One measurement on a machine that does nothing else."""
+    def run(self, load: Load, target_ms: float | None = None, least_s: float = 0.0) -> Summary:
+        """One measurement on a machine that does nothing else, longer where that is asked for, up to MOST_S."""
         wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
         target = Target(f"{self.server.settings.inference_url}/predictions/{self.name}")
-        attack = Attack(target, self.inputs, load, Duration(self.duration_s), WARM_UP_S, target_ms)
-        return attack.run()
+        duration = Duration(max(self.duration_s, min(MOST_S, least_s)))
+        return Attack(target, self.inputs, load, duration, WARM_UP_S, target_ms).run()
 
-    def highest_rate(self, offline_per_s: float, target_ms: float) -> float:
-        """The highest Poisson rate of which PERCENT of all requests are answered well and within the target."""
+    def highest_rate(self, offline_per_s: float, target_ms: float, requests: int = 0) -> float:
+        """The highest Poisson rate of which PERCENT of all requests are answered well and within the target.
+
+        Args:
+            offline_per_s: throughput, which the rates that are tried are shares of.
+            target_ms: for the latency.
+            requests: that each rate is measured for, at least.
+        """
 
         def measure(rate_per_s: float) -> Summary:
-            summary = self.run(OpenLoop(Poisson(rate_per_s, seed=0)), target_ms)
+            summary = self.run(OpenLoop(Poisson(rate_per_s, seed=0)), target_ms, requests / rate_per_s)
             held = 100 * summary.in_time / max(1, summary.requests)
             progress(f"{self.name}: {rate_per_s:.1f}/s: {held:.1f}% within {target_ms:.0f} ms")
             return summary
@@ -227,7 +238,7 @@ def _rounds(classic: Contender, adaptive: Contender, setting: Setting, rounds: i
         for mode, contender in (("classic", classic), ("adaptive", adaptive)):
             flood = OpenLoop(Poisson(overload_per_s, seed=index + 1))
             values = {
-                "rate": contender.highest_rate(setting.offline_per_s, setting.target_ms),
+                "rate": contender.highest_rate(setting.offline_per_s, setting.target_ms, PERCENTILE_REQUESTS),
                 "one": contender.run(ClosedLoop(1)).latency_ms(50),
                 "saturated": contender.run(ClosedLoop(setting.clients)).throughput_per_s,
                 "overload": contender.run(flood, setting.target_ms).goodput_per_s,
