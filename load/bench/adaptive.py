@@ -8,14 +8,14 @@ A 99th percentile of a few hundred requests is decided by two or three of them, 
 while to grow. So the rates of the rounds are measured for as long as PERCENTILE_REQUESTS take.
 
 Both are the same weights and the same engine on one server; only the model-config.yaml differs. Offline throughput is
-classic's with 64 clients that always wait, at the best of its batch sizes. Rates are searched anew in every round, one
-mode after the other, because what a shared machine gives changes from minute to minute.
+classic's with 64 clients that always wait, at the best of its batch sizes. Each figure is measured anew in every round,
+in one mode right after the other, because what a shared machine gives changes from minute to minute.
 """
 
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -233,20 +233,23 @@ Measured = dict[str, dict[str, list[float]]]
 
 def _rounds(classic: Contender, adaptive: Contender, setting: Setting, rounds: int) -> Measured:
     measured: Measured = defaultdict(lambda: defaultdict(list))
-    overload_per_s = OVERLOAD * setting.offline_per_s
-    for index in range(rounds):
-        for mode, contender in (("classic", classic), ("adaptive", adaptive)):
-            flood = OpenLoop(Poisson(overload_per_s, seed=index + 1))
-            values = {
-                "rate": contender.highest_rate(setting.offline_per_s, setting.target_ms, PERCENTILE_REQUESTS),
-                "one": contender.run(ClosedLoop(1)).latency_ms(50),
-                "saturated": contender.run(ClosedLoop(setting.clients)).throughput_per_s,
-                "overload": contender.run(flood, setting.target_ms).goodput_per_s,
-            }
-            progress(f"round {index + 1}/{rounds}, {mode}: " + ", ".join(f"{k} {v:.1f}" for k, v in values.items()))
-            for what, value in values.items():
+    for number in range(1, rounds + 1):
+        for what, figure in _figures(setting, seed=number).items():
+            for mode, contender in (("classic", classic), ("adaptive", adaptive)):
+                value = figure(contender)
+                progress(f"round {number}/{rounds}, {what}, {mode}: {value:.1f}")
                 measured[what][mode].append(value)
     return measured
+
+
+def _figures(setting: Setting, seed: int) -> dict[str, Callable[[Contender], float]]:
+    flood = OpenLoop(Poisson(OVERLOAD * setting.offline_per_s, seed))
+    return {
+        "rate": lambda each: each.highest_rate(setting.offline_per_s, setting.target_ms, PERCENTILE_REQUESTS),
+        "one": lambda each: each.run(ClosedLoop(1)).latency_ms(50),
+        "saturated": lambda each: each.run(ClosedLoop(setting.clients)).throughput_per_s,
+        "overload": lambda each: each.run(flood, setting.target_ms).goodput_per_s,
+    }
 
 
 def table(case: Case, setting: Setting, measured: Measured) -> list[Row]:
