@@ -121,7 +121,7 @@ class Contender:
         Args:
             offline_per_s: throughput, which the rates that are tried are shares of.
             target_ms: for the latency.
-            requests: that each rate is measured for, at least.
+            requests: that each rate is measured for, at least, as far as MOST_S allows.
         """
 
         def measure(rate_per_s: float) -> Summary:
