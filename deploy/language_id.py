@@ -7,7 +7,7 @@ from deploy.models import Engine, Model
 from deploy.sources import Source, WeightsUnavailable
 from handlers.config import parse
 from handlers.engines.fasttext import FastTextEngine
-from handlers.text_config import LanguageIdConfig
+from handlers.text.config import LanguageIdConfig
 
 SUFFIXES = (".ftz", ".bin")
 

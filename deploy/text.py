@@ -11,13 +11,13 @@ from deploy.hub import checkpoint
 from deploy.models import Engine, Model
 from deploy.sources import Source
 from handlers.config import parse
-from handlers.encoders import Encoder, load_encoder
-from handlers.text_config import (
+from handlers.text.config import (
     QuestionAnsweringConfig,
     TextClassificationConfig,
     TextConfig,
     TokenClassificationConfig,
 )
+from handlers.text.encoders import Encoder, load_encoder
 
 # Handler -> its settings.
 CONFIGS: dict[str, type[TextConfig]] = {

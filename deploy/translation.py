@@ -8,7 +8,7 @@ from deploy.models import Engine, Model
 from deploy.sources import Source
 from handlers.config import parse
 from handlers.errors import InvalidConfig
-from handlers.translation_config import TranslationConfig
+from handlers.text.translation_config import TranslationConfig
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:

@@ -12,8 +12,8 @@ from deploy.sources import Source, WeightsUnavailable
 from deploy.weights import StateDict, load
 from handlers.config import parse
 from handlers.errors import InvalidConfig
-from handlers.image_config import ImageClassificationConfig
-from handlers.images import PixelClassifier
+from handlers.vision.config import ImageClassificationConfig
+from handlers.vision.images import PixelClassifier
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:

@@ -1,1 +1,4 @@
-"""What goes inside every archive: the lifecycle of a batch and one module per task."""
+"""What goes inside every archive. Direction of imports, low to high:
+
+errors, metrics -> config -> protocol, engines -> pipeline -> scheduling -> adaptive -> base -> text, vision -> tasks
+"""

@@ -12,7 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from deploy.models import model
 from deploy.sources import source
 from deploy.text import stage
-from handlers.encoders import HEADS
+from handlers.text.encoders import HEADS
 
 # Most tokens that each of them takes.
 LIMIT = 192
@@ -57,7 +57,7 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
     Args:
         folder: to write it to.
         kind: `bert`, with segments, `distilbert`, without, or `roberta`, on a byte-level vocabulary.
-        task: of handlers.encoders.HEADS; its head is scaled up, so that answers are decided.
+        task: of handlers.text.encoders.HEADS; its head is scaled up, so that answers are decided.
         labels: names of the classes, where the task has some.
         config: more of the model's configuration.
 

@@ -22,8 +22,8 @@ import yaml
 from handlers.config import parse
 from handlers.engines import available_threads
 from handlers.engines.openvino import OpenVinoEngine
-from handlers.image_config import ImageClassificationConfig
-from handlers.images import Geometry, decode_image
+from handlers.vision.config import ImageClassificationConfig
+from handlers.vision.images import Geometry, decode_image
 from load.bench.photographs import photographs
 
 WARM_UP_BATCHES = 2

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 import transformers
 
-from handlers.encoders import load_encoder, token_limit
 from handlers.engines import available_threads
 from handlers.engines.openvino import OpenVinoEngine
-from handlers.texts import padded, rounded_length
+from handlers.text.encoders import load_encoder, token_limit
+from handlers.text.inputs import padded, rounded_length
 from load.bench.sentences import texts
 
 PADDED_LENGTH = 256

@@ -84,7 +84,7 @@ def test_archive_holds_manifest_labels_and_both_engines(archive: Path) -> None:
         labels = json.loads(mar.read("index_to_name.json"))
         config = yaml.safe_load(mar.read("model-config.yaml"))
         assert all(entry.compress_type == zipfile.ZIP_STORED for entry in mar.infolist())
-    assert {"model.xml", "model.bin", "model.pt", "image_classification.py", "handlers/batch.py"} <= names
+    assert {"model.xml", "model.bin", "model.pt", "image_classification.py", "handlers/base.py"} <= names
     assert not [name for name in names if "pycache" in name or name.startswith(("client", "load", "tests"))]
     assert manifest["model"] == {
         "modelName": "mobilenet-v2",

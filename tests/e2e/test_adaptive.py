@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 from deploy.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.server import Server
-from handlers.schedule import COURTEOUS_SHARE
+from handlers.scheduling.scheduler import COURTEOUS_SHARE
 from load import precise_loop
 from load.attack import Attack, Load
 from load.closed_loop import ClosedLoop

@@ -11,7 +11,7 @@ import pytest
 from deploy.models import ROOT
 from deploy.server import Server
 from tests.e2e.conftest import MOBILENET, curl, metrics, send, send_together, url
-from tests.handlers.test_engines import HAS_BF16
+from tests.handlers.engines.test_engines import HAS_BF16
 from tests.photographs import MOBILENET_TOP_1, encoded, path, photograph
 
 pytestmark = pytest.mark.e2e

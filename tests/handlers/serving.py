@@ -9,13 +9,13 @@ from ts.context import Context, RequestProcessor
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
 from deploy.models import ROOT
-from handlers.batch import BatchHandler
+from handlers.base import BatchHandler
 from handlers.config import HandlerConfig
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.torch import TorchEngine
 from handlers.errors import CorruptInput, OutOfMemory
-from handlers.plan import Cost
-from handlers.rows import Payload
+from handlers.pipeline.micro_batches import Cost
+from handlers.protocol.requests import Payload
 
 
 class Answer(NamedTuple):

@@ -4,7 +4,7 @@ import pytest
 
 from handlers.config import HandlerConfig, parse, parse_options
 from handlers.errors import InvalidConfig, UnknownOption
-from handlers.image_config import ImageClassificationConfig, ImageClassificationOptions
+from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
 
 
 def test_config_minimal_takes_documented_defaults() -> None:

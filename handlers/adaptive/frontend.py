@@ -1,0 +1,193 @@
+"""What TorchServe's frontend and a worker say to each other, read and written by the worker itself.
+
+TorchServe's own reader (ts/protocol/otf_message_handler.py) takes every field off the socket by itself, some fifty
+calls a request, and in continuous-batching mode the frontend sends every request in flight again in every exchange.
+Here bytes are taken off as they come, and a request that is known is passed over in one step. Version 0.12.0 is
+TorchServe's last, so its format will not change:
+
+    message    "I" request... -1
+    request    id, (name, value)... -1, (name, content type, value)... -1      headers, then parameters
+    answer     200, text, (id, content type, status, phrase, headers, body)... -1
+
+Integers are of 32 bits, signed, big-endian; a text or value is its length and its bytes; headers of an answer are their
+number, then (name, value) each.
+"""
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from struct import Struct
+from typing import Any
+
+from handlers.protocol.responses import Reply
+
+INTEGER = Struct("!i")
+PREDICT, END, OK = b"I", -1, 200
+# Bytes that are taken off the socket at once.
+CHUNK_BYTES = 256 * 1024
+
+
+class Disconnected(Exception):
+    """The frontend is gone: the model was unregistered, or TorchServe stops."""
+
+
+class ProtocolError(Exception):
+    """What came is no message of TorchServe 0.12.0; nothing after it can be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request that was not in flight before.
+
+    Attributes:
+        row: field name -> value, undecoded.
+        headers: the request's, and field name -> {"content-type": as sent}, as TorchServe's own reader has them.
+    """
+
+    row: Mapping[str, bytes | bytearray]
+    headers: Mapping[str, Any]
+
+
+class Inbox:
+    """Bytes of a stream, in the pieces that a reader asks for."""
+
+    def __init__(self, receive_into: Callable[[memoryview], int]) -> None:
+        """Read from a stream; `receive_into` fills a part of a buffer and returns how much, 0 at its end."""
+        self._receive_into = receive_into
+        self._buffer = bytearray(CHUNK_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+
+    def integer(self) -> int:
+        """The next one.
+
+        Raises:
+            Disconnected: the stream has ended, as in every method.
+        """
+        self._need(INTEGER.size)
+        (value,) = INTEGER.unpack_from(self._buffer, self._start)
+        self._start += INTEGER.size
+        return int(value)
+
+    def take(self, size: int) -> bytes | bytearray:
+        """The next bytes; many come as a bytearray that nothing else holds."""
+        if size > CHUNK_BYTES:
+            return self._take_large(size)
+        self._need(size)
+        taken = bytes(self._view[self._start : self._start + size])
+        self._start += size
+        return taken
+
+    def skip(self, size: int) -> None:
+        """Pass over bytes."""
+        while size > (there := self._end - self._start):
+            size -= there
+            self._start = self._end
+            self._need(min(size, CHUNK_BYTES))
+        self._start += size
+
+    def _take_large(self, size: int) -> bytearray:
+        taken = bytearray(size)
+        filled = min(size, self._end - self._start)
+        taken[:filled] = self._view[self._start : self._start + filled]
+        self._start += filled
+        view = memoryview(taken)
+        while filled < size:
+            filled += self._received(view[filled:])
+        return taken
+
+    def _need(self, size: int) -> None:
+        if self._end - self._start >= size:
+            return
+        left = self._end - self._start
+        self._view[:left] = bytes(self._view[self._start : self._end])
+        self._start, self._end = 0, left
+        while self._end < size:
+            self._end += self._received(self._view[self._end :])
+
+    def _received(self, into: memoryview) -> int:
+        size = self._receive_into(into)
+        if not size:
+            raise Disconnected
+        return size
+
+
+class Link:
+    """One worker's connection to the frontend."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Take a connection over, at a point where the frontend waits for an answer."""
+        self._connection = connection
+        self._inbox = Inbox(connection.recv_into)
+        # Bytes of each request in flight, behind its id.
+        self._sizes: dict[str, int] = {}
+
+    def receive(self) -> dict[str, Sent | None]:
+        """Wait for the next message.
+
+        Returns:
+            Every request in flight by its id, in the frontend's order; None for those that were in the last message.
+
+        Raises:
+            Disconnected: there will be none.
+            ProtocolError: what came is none.
+        """
+        inbox = self._inbox
+        if inbox.take(len(PREDICT)) != PREDICT:
+            raise ProtocolError("not a prediction")
+        sizes: dict[str, int] = {}
+        requests: dict[str, Sent | None] = {}
+        while (length := inbox.integer()) != END:
+            id_ = inbox.take(length).decode()
+            known = self._sizes.get(id_)
+            if known is None:
+                requests[id_], sizes[id_] = self._request()
+            else:
+                # The frontend writes what it holds, and that does not change; what is no end of it would be no message.
+                inbox.skip(known - INTEGER.size)
+                if inbox.integer() != END:
+                    raise ProtocolError("a request has changed")
+                requests[id_], sizes[id_] = None, known
+        self._sizes = sizes
+        return requests
+
+    def send(self, answers: Mapping[str, Reply]) -> None:
+        """Answer requests by their ids; none is an answer too: the frontend sends what has come meanwhile."""
+        parts = [INTEGER.pack(OK), _field(b"")]
+        for id_, reply in answers.items():
+            parts += [_field(id_.encode()), _field(reply.content_type.encode()), INTEGER.pack(reply.status)]
+            parts += [_field(HTTPStatus(reply.status).phrase.encode()), INTEGER.pack(len(reply.headers))]
+            for name, value in reply.headers.items():
+                parts += [_field(name.encode()), _field(value.encode())]
+            parts.append(_field(reply.body))
+        parts.append(INTEGER.pack(END))
+        try:
+            self._connection.sendall(b"".join(parts))
+        except (BrokenPipeError, ConnectionResetError):
+            raise Disconnected from None
+
+    def _request(self) -> tuple[Sent, int]:
+        """The rest of a new request, and its bytes."""
+        inbox = self._inbox
+        headers: dict[str, Any] = {}
+        sent: dict[str, Any] = {}
+        row: dict[str, bytes | bytearray] = {}
+        size = 2 * INTEGER.size
+        while (length := inbox.integer()) != END:
+            name = inbox.take(length)
+            value = inbox.take(inbox.integer())
+            sent[name.decode()] = value.decode()
+            size += 2 * INTEGER.size + len(name) + len(value)
+        while (length := inbox.integer()) != END:
+            name = inbox.take(length)
+            content_type = inbox.take(inbox.integer())
+            value = inbox.take(inbox.integer())
+            row[name.decode()] = value
+            headers[name.decode()] = {"content-type": content_type.decode()}
+            size += 3 * INTEGER.size + len(name) + len(content_type) + len(value)
+        return Sent(row, {**headers, **sent}), size
+
+
+def _field(value: bytes) -> bytes:
+    return INTEGER.pack(len(value)) + value

@@ -1,0 +1,4 @@
+"""The way of items through the model, the same in both modes: slots, micro-batches, the hooks called safely, warm-up.
+
+It may import handlers.protocol and handlers.engines, and what is below these.
+"""

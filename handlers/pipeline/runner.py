@@ -1,0 +1,171 @@
+"""What is done to the slots of a batch, whoever decides when. The hooks of a task, called safely.
+
+    decode, prepare, price      a payload becomes a priced item, or the ItemError of its own mistake
+    run                         collate -> forward; what fails is halved and tried again, down to the item at fault
+    split, answer               outputs become results, results a Reply
+
+Every step leaves its outcome in the slots and never raises for an item: a hook that fails is that item's 500, and the
+log says where.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from handlers.engines import Arrays, Outputs
+from handlers.errors import INTERNAL_ERROR, OUT_OF_MEMORY, InvalidInput, ItemError, OutOfMemory, where
+from handlers.metrics import (
+    BATCH_SIZE,
+    DECODE,
+    ENCODE,
+    FORWARD,
+    ITEM_ERRORS,
+    ITEMS,
+    WAIT,
+    Recorder,
+)
+from handlers.pipeline.micro_batches import Cost
+from handlers.pipeline.slots import Forward, Slot, attempt, server_timing
+from handlers.protocol.requests import Payload, Request
+from handlers.protocol.responses import OneItem, Reply
+
+logger = logging.getLogger(__name__)
+
+
+class Task(Protocol):
+    """The hooks; see handlers.base.BatchHandler for what each must do."""
+
+    def decode(self, payload: Payload) -> Any: ...
+    def prepare(self, items: Sequence[Any]) -> Sequence[Any]: ...
+    def cost(self, item: Any) -> Cost: ...
+    def collate(self, items: Sequence[Any]) -> Arrays: ...
+    def forward(self, inputs: Arrays, items: Sequence[Any]) -> Outputs: ...
+    def split(self, outputs: Outputs, items: Sequence[Any]) -> Sequence[Any]: ...
+
+
+class Steps:
+    """The hooks of one task, and where they count what they do."""
+
+    def __init__(self, task: Task, recorder: Recorder) -> None:
+        self._task = task
+        self._recorder = recorder
+
+    def decode(self, slot: Slot) -> None:
+        """A payload to a decoded item. The only place that catches InvalidInput; any thread may call it."""
+        started = time.perf_counter()
+        if not slot.is_failed:
+            try:
+                slot.outcome = self._task.decode(slot.outcome)
+            except InvalidInput as error:
+                slot.outcome = ItemError.of(error)
+            except Exception as error:
+                self._give_up(slot, error)
+        slot.decoded_at = time.perf_counter()
+        slot.decode_s = slot.decoded_at - started
+
+    def prepare(self, slots: Sequence[Slot]) -> None:
+        """What all items have done to them together."""
+        attempt([slot for slot in slots if not slot.is_failed], self._prepare, self._give_up)
+
+    def price(self, slots: Sequence[Slot]) -> list[tuple[Slot, Cost]]:
+        """The slots that are still good, and what each asks of a pass."""
+        return [(slot, cost) for slot in slots if (cost := self._cost(slot)) is not None]
+
+    def run(self, slots: list[Slot]) -> list[Forward]:
+        """A micro-batch through the model: one pass, or several where one failed, and fewer slots than given."""
+        forwards: list[Forward] = []
+        attempt(slots, lambda some: forwards.append(self._forward(some)), self._give_up)
+        return forwards
+
+    def split(self, forward: Forward) -> None:
+        """Outputs to one result per slot."""
+        items = [slot.outcome for slot in forward.slots]
+        try:
+            results = list(zip(forward.slots, self._task.split(forward.outputs, items), strict=True))
+        except Exception as error:
+            results = []
+            for slot in forward.slots:
+                self._give_up(slot, error)
+        for slot, result in results:
+            slot.outcome = result
+
+    def answer(self, request: Request, slots: Sequence[Slot]) -> Reply:
+        """One row's answer, Server-Timing among its headers; counts what it says."""
+        started = time.perf_counter()
+        reply = self._pack(request, slots)
+        encode_s = time.perf_counter() - started
+        self._recorder.observe(ENCODE, encode_s)
+        for slot in slots:
+            self._record(slot)
+        return reply.with_headers({"Server-Timing": server_timing(slots, encode_s)})
+
+    def _pack(self, request: Request, slots: Sequence[Slot]) -> Reply:
+        # Results that cannot be written (not a number, a type that JSON lacks) are a bug of the model or the task, and
+        # become errors; a form that cannot write even these is a bug of ours.
+        for _ in ("results", "errors"):
+            try:
+                return request.form.pack([slot.outcome for slot in slots])
+            except Exception as error:
+                for slot in slots:
+                    self._give_up(slot, error)
+        return OneItem().pack([INTERNAL_ERROR])
+
+    def _prepare(self, slots: list[Slot]) -> None:
+        started = time.perf_counter()
+        outcomes = list(zip(slots, self._task.prepare([slot.outcome for slot in slots]), strict=True))
+        ended = time.perf_counter()
+        for slot, outcome in outcomes:
+            slot.outcome = outcome
+            slot.decoded_at = ended
+            slot.decode_s += ended - started
+
+    def _cost(self, slot: Slot) -> Cost | None:
+        """What the item asks of a pass; None where it has failed, be it here."""
+        if slot.is_failed:
+            return None
+        try:
+            return self._task.cost(slot.outcome)
+        except Exception as error:
+            self._give_up(slot, error)
+            return None
+
+    def _forward(self, slots: list[Slot]) -> Forward:
+        items = [slot.outcome for slot in slots]
+        started = time.perf_counter()
+        outputs = self._task.forward(self._task.collate(items), items)
+        seconds = time.perf_counter() - started
+        for slot in slots:
+            slot.wait_s = started - slot.decoded_at
+            slot.forward_s = seconds
+            slot.batch_size = len(slots)
+        self._recorder.observe(BATCH_SIZE, len(slots))
+        self._recorder.observe(FORWARD, seconds)
+        return Forward(slots, outputs, seconds)
+
+    def _give_up(self, slot: Slot, error: Exception) -> None:
+        """An item that fails by itself: too large for the engine, or a bug, whose place the log names."""
+        if isinstance(error, OutOfMemory):
+            slot.outcome = OUT_OF_MEMORY
+        else:
+            logger.error("An item failed: %s", where(error))
+            slot.outcome = INTERNAL_ERROR
+
+    def _record(self, slot: Slot) -> None:
+        self._recorder.observe(DECODE, slot.decode_s)
+        if slot.batch_size:
+            self._recorder.observe(WAIT, slot.wait_s)
+        if isinstance(slot.outcome, ItemError):
+            self._recorder.add(ITEM_ERRORS, 1, slot.outcome.type)
+        else:
+            self._recorder.add(ITEMS, 1)
+
+
+def respond(context: Any, index: int, reply: Reply) -> bytes:
+    """Set one row's status and headers in TorchServe's context; its body."""
+    context.set_response_status(reply.status, HTTPStatus(reply.status).phrase, index)
+    context.set_response_content_type(index, reply.content_type)
+    for name, value in reply.headers.items():
+        context.set_response_header(index, name, value)
+    return reply.body

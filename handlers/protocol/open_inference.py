@@ -1,0 +1,252 @@
+"""Open Inference Protocol v2, which KServe, Triton and their clients speak: body -> tensors, results -> body. Pure.
+
+    body -> split -> JSON document, binary tensors behind it
+    both -> read  -> tensors by name, options of all items, and the Inference that packs the answer
+    Inference + one result per item -> pack -> Reply, JSON or binary as the client asked
+
+https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol is the protocol; binary tensors are
+Triton's extension of it. The first dimension of every tensor counts items. How tensors become items is not the
+protocol's affair but that of handlers.protocol.requests.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handlers.errors import ItemError, MalformedTensor, UnknownShape
+from handlers.protocol import tensors
+from handlers.protocol.output_tensors import Documents, OutputTensors, scattered
+from handlers.protocol.responses import Reply, encode, encode_padded
+
+# Bytes of the JSON document, where binary tensors follow it; of requests and answers alike.
+LENGTH_HEADER = "Inference-Header-Content-Length"
+BINARY_TYPE = "application/octet-stream"
+
+# The errors of an answer's items: there when any item failed, or when asked for.
+ERROR = "error"
+
+# Parameters of the protocol itself, and of Triton's own scheduling; all others are options of the task.
+PROTOCOL_PARAMETERS = frozenset(
+    {"binary_data_output", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
+)
+TRITON_PREFIX = "triton_"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What an answer says of the model, and what outputs there are."""
+
+    name: str = ""
+    version: str | None = None
+    outputs: OutputTensors = field(default_factory=Documents)
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """The form of an answer; see `handlers.protocol.responses.Form`.
+
+    Attributes:
+        model: whose outputs are asked for.
+        id: of the request, to be echoed; None where it has none.
+        wanted: names of the outputs, in the client's order, and whether each is binary; empty for all of them.
+        is_binary: of outputs that the client does not name.
+    """
+
+    model: Model = field(default_factory=Model)
+    id: str | None = None
+    wanted: Mapping[str, bool] = field(default_factory=dict)
+    is_binary: bool = False
+
+    def pack(self, results: Sequence[Any]) -> Reply:
+        """One row for every item, nothing where it failed; {"error": ...} where all failed."""
+        first, *_ = results
+        is_good = np.array([not isinstance(result, ItemError) for result in results])
+        if not is_good.any():
+            return Reply(first.code, encode({"error": first.message}))
+        good = self.model.outputs.arrays([result for result in results if not isinstance(result, ItemError)])
+        arrays = {name: scattered(array, is_good) for name, array in good.items()}
+        wanted = dict(self.wanted) or dict.fromkeys(arrays, self.is_binary)
+        if not is_good.all():
+            wanted.setdefault(ERROR, self.is_binary)
+        if ERROR in wanted:
+            arrays[ERROR] = _errors(results)
+        return self._written({name: (arrays[name], is_binary) for name, is_binary in wanted.items()})
+
+    def _written(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Reply:
+        document: dict[str, Any] = {"model_name": self.model.name}
+        if self.model.version is not None:
+            document["model_version"] = self.model.version
+        if self.id is not None:
+            document["id"] = self.id
+        binary = [tensors.to_binary(array) for array, is_binary in arrays.values() if is_binary]
+        sizes = iter(map(len, binary))
+        document["outputs"] = [
+            {
+                "name": name,
+                "datatype": tensors.datatype_of(array),
+                "shape": list(array.shape),
+                **_content(array, next(sizes) if is_binary else None),
+            }
+            for name, (array, is_binary) in arrays.items()
+        ]
+        written = encode_padded(document)
+        if not binary:
+            return Reply(200, written)
+        return Reply(200, b"".join([written, *binary]), BINARY_TYPE, {LENGTH_HEADER: str(len(written))})
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """One request, read.
+
+    Attributes:
+        tensors: inputs and options of each item, by name, in the client's order; at least one.
+        parameters: options of all items.
+        form: of the answer.
+    """
+
+    tensors: Mapping[str, NDArray[Any]]
+    parameters: Mapping[str, Any]
+    form: Inference
+
+
+def split(body: bytes | bytearray | str, header: str) -> tuple[memoryview, memoryview]:
+    """Take the binary tensors off a body.
+
+    Args:
+        body: as it was sent.
+        header: the value of LENGTH_HEADER.
+
+    Returns:
+        The JSON document and the bytes behind it.
+
+    Raises:
+        MalformedTensor: the header's value is no length within the body.
+    """
+    view = memoryview(body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body)
+    is_number = header.isascii() and header.isdigit() and len(header) < 20
+    if not is_number or int(header) > len(view):
+        raise MalformedTensor(f"{LENGTH_HEADER} must be a number of bytes, no more than the body's {len(view)}.")
+    return view[: int(header)], view[int(header) :]
+
+
+def is_inference(document: Any) -> bool:
+    """Whether a JSON document is one of this protocol's requests, well-formed or not."""
+    return isinstance(document, Mapping) and isinstance(document.get("inputs"), list)
+
+
+def read(document: Any, binary: memoryview, model: Model) -> Inquiry:
+    """Read one request.
+
+    Args:
+        document: JSON, parsed.
+        binary: the bytes behind it.
+        model: that is asked.
+
+    Raises:
+        UnknownShape: a part of the document is not what the protocol says, or an output is asked for that there is not.
+        MalformedTensor: a tensor's data, datatype and shape do not agree.
+    """
+    if not is_inference(document) or not document["inputs"]:
+        raise UnknownShape('"inputs" must be a list of tensors, at least one.')
+    request_id = document.get("id")
+    if not isinstance(request_id, str | None):
+        raise UnknownShape('"id" must be a string.')
+    parameters = _parameters(document)
+    is_binary = _flag(parameters, "binary_data_output", default=False)
+    wanted = _wanted(document.get("outputs"), model.outputs.names, is_binary)
+    options = {
+        name: value
+        for name, value in parameters.items()
+        if name not in PROTOCOL_PARAMETERS and not name.startswith(TRITON_PREFIX)
+    }
+    return Inquiry(_tensors(document["inputs"], binary), options, Inference(model, request_id, wanted, is_binary))
+
+
+def _tensors(inputs: Sequence[Any], binary: memoryview) -> dict[str, NDArray[Any]]:
+    """Input tensors by name; binary ones follow each other in the same order."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for index, tensor in enumerate(inputs):
+        try:
+            name = _name(tensor)
+            if name in arrays:
+                raise MalformedTensor("there is one of that name already.")
+            dtype, shape = tensors.read_dtype(tensor.get("datatype")), tensors.read_shape(tensor.get("shape"))
+            size = _binary_size(_parameters(tensor), binary)
+            if size is None:
+                arrays[name] = tensors.from_json(dtype, shape, tensor.get("data"))
+            else:
+                arrays[name] = tensors.from_binary(dtype, shape, binary[:size])
+                binary = binary[size:]
+        except (MalformedTensor, UnknownShape) as error:
+            raise type(error)(f"Input {index}: {error}") from None
+    if binary:
+        raise MalformedTensor(f"{len(binary)} bytes follow the last binary tensor.")
+    return arrays
+
+
+def _binary_size(parameters: Mapping[str, Any], binary: memoryview) -> int | None:
+    """How many of the remaining bytes are the tensor's; None where it stands in the document."""
+    if any(name.startswith("shared_memory") for name in parameters):
+        raise UnknownShape("shared memory is not supported.")
+    if "binary_data_size" not in parameters:
+        return None
+    size = parameters["binary_data_size"]
+    if type(size) is not int or not 0 <= size <= len(binary):
+        raise MalformedTensor(
+            f'"binary_data_size" must be a number of bytes; {len(binary)} are left of those behind the JSON document, '
+            f"which ends where {LENGTH_HEADER} says."
+        )
+    return size
+
+
+def _wanted(outputs: Any, names: Sequence[str], is_binary: bool) -> dict[str, bool]:
+    """Outputs that the client names, in its order, and whether each is binary."""
+    if outputs is None:
+        return {}
+    if not isinstance(outputs, list):
+        raise UnknownShape('"outputs" must be a list of {"name": ...}.')
+    wanted = {}
+    for output in outputs:
+        name, parameters = _name(output), _parameters(output)
+        if name not in (*names, ERROR):
+            raise UnknownShape(f'"outputs" has one that this model has not; it has {", ".join((*names, ERROR))}.')
+        for unsupported in ("classification", "shared_memory_region"):
+            if unsupported in parameters:
+                raise UnknownShape(f"Output {name}: {unsupported} is not supported.")
+        wanted[name] = _flag(parameters, "binary_data", default=is_binary)
+    return wanted
+
+
+def _name(tensor: Any) -> str:
+    if not isinstance(tensor, Mapping) or not isinstance(tensor.get("name"), str):
+        raise UnknownShape('a tensor must be an object with a "name".')
+    return str(tensor["name"])
+
+
+def _parameters(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = part.get("parameters")
+    if not isinstance(parameters, Mapping | None):
+        raise UnknownShape('"parameters" must be an object.')
+    return parameters or {}
+
+
+def _flag(parameters: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise UnknownShape(f'"{name}" must be true or false.')
+    return value
+
+
+def _content(array: NDArray[Any], binary_size: int | None) -> dict[str, Any]:
+    if binary_size is None:
+        return {"data": tensors.to_json(array)}
+    return {"parameters": {"binary_data_size": binary_size}}
+
+
+def _errors(results: Sequence[Any]) -> NDArray[Any]:
+    """Of each item as JSON, "" of good ones: (B,)."""
+    return np.array([encode(r.to_json()) if isinstance(r, ItemError) else b"" for r in results], object)

@@ -1,0 +1,160 @@
+"""Results of a task -> output tensors, one row an item. Pure.
+
+    embeddings                       -> Vectors   -> FP32 (B, D)
+    ranked labels, answers           -> Ranked    -> one tensor (B, k) for each of their fields, shorter lists padded
+    records with one text each       -> Texts     -> BYTES (B,)
+    anything else                    -> Documents -> BYTES (B,), each item's JSON
+
+A task says which in one line; `scattered` puts the rows of good items where they belong among failed ones.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handlers.protocol.responses import encode
+
+Arrays = Mapping[str, NDArray[Any]]
+Record = Mapping[str, Any]
+
+# What stands where there is nothing, by `dtype.kind`.
+_NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "O": ""}
+
+
+class OutputTensors(Protocol):
+    """How a task's results become tensors."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tensors, in the order of an answer."""
+
+    def arrays(self, results: Sequence[Any]) -> Arrays:
+        """Tensors by name, each (B, ...) FP32, INT64 or objects.
+
+        Args:
+            results: B >= 1 of the task's results, without errors.
+
+        Raises:
+            ValueError: a result holds what is no number.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Each item's result as JSON."""
+
+    name: str = "result"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `OutputTensors`."""
+        return (self.name,)
+
+    def arrays(self, results: Sequence[Any]) -> Arrays:
+        """BYTES (B,)."""
+        return {self.name: np.array([encode(result) for result in results], object)}
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The one field of each result."""
+
+    name: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `OutputTensors`."""
+        return (self.name,)
+
+    def arrays(self, results: Sequence[Record]) -> Arrays:
+        """BYTES (B,)."""
+        return {self.name: np.array([result[self.name] for result in results], object)}
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Results that are arrays of one shape."""
+
+    name: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `OutputTensors`."""
+        return (self.name,)
+
+    def arrays(self, results: Sequence[NDArray[np.float32]]) -> Arrays:
+        """FP32 (B, D)."""
+        return {self.name: _finite(np.stack(results).astype(np.float32, copy=False))}
+
+
+def _as_they_are(result: Sequence[Record]) -> Sequence[Record]:
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Results that are records, best first: a column each, as wide as the longest result.
+
+    Attributes:
+        dtypes: of the fields, by name.
+        records: the records of one result.
+    """
+
+    dtypes: Mapping[str, Any]
+    records: Callable[[Any], Sequence[Record]] = _as_they_are
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `OutputTensors`."""
+        return tuple(self.dtypes)
+
+    def arrays(self, results: Sequence[Any]) -> Arrays:
+        """(B, k) each; "", NaN and -1 where a result has fewer than k records."""
+        rows = [self.records(result) for result in results]
+        columns = max(map(len, rows))
+        return {name: self._column(name, np.dtype(dtype), rows, columns) for name, dtype in self.dtypes.items()}
+
+    def _column(self, name: str, dtype: np.dtype[Any], rows: Sequence[Sequence[Record]], columns: int) -> NDArray[Any]:
+        column = np.full((len(rows), columns), _NOTHING[dtype.kind], dtype)
+        for row, records in zip(column, rows, strict=True):
+            row[: len(records)] = _finite(np.array([record[name] for record in records], dtype))
+        return column
+
+
+LABELS = {"label": object, "score": np.float32}
+
+
+def from_mapping(result: Mapping[str, float]) -> Sequence[Record]:
+    """{label: score, ...}, likeliest first, as records."""
+    return [{"label": label, "score": score} for label, score in result.items()]
+
+
+def one_or_many(result: Record | Sequence[Record]) -> Sequence[Record]:
+    """A result that is one record, or several, as several."""
+    return [result] if isinstance(result, Mapping) else result
+
+
+def scattered(array: NDArray[Any], is_good: NDArray[np.bool_]) -> NDArray[Any]:
+    """Rows of good items in their places, nothing in the others'.
+
+    Args:
+        array: (G, ...), a row for each good item.
+        is_good: (B,), G of them true.
+
+    Returns:
+        (B, ...)
+    """
+    if is_good.all():
+        return array
+    spread = np.full((len(is_good), *array.shape[1:]), _NOTHING[array.dtype.kind], array.dtype)
+    spread[is_good] = array
+    return spread
+
+
+def _finite(array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError("a result holds what is no number")
+    return array

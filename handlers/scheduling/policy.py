@@ -1,0 +1,71 @@
+"""What an adaptive worker is held to, as its archive's settings say. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from handlers.config import HandlerConfig
+from handlers.errors import InvalidConfig
+from handlers.pipeline.micro_batches import FORWARD_PASS, Overhead
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the scheduler is held to.
+
+    Attributes:
+        max_latency_s: target from arrival to answer.
+        max_items: most items of a pass.
+        max_tokens: most padded tokens of a pass; None for no limit.
+        priority_levels: levels there are, 1 being first.
+        default_priority: of a request that names none.
+        queue_timeout_s: most that a request may wait for its pass.
+        is_late_rejected: whether one that waited longer is refused, or run after all others.
+        max_queue_items: most items that wait.
+        overhead: what one more pass costs, for the plan.
+    """
+
+    max_latency_s: float
+    max_items: int
+    max_tokens: int | None = None
+    priority_levels: int = 1
+    default_priority: int = 1
+    queue_timeout_s: float = inf
+    is_late_rejected: bool = True
+    max_queue_items: int = 512
+    overhead: Overhead = FORWARD_PASS
+
+    @classmethod
+    def of(cls, config: HandlerConfig, overhead: Overhead) -> "Policy":
+        """What an archive's settings say."""
+        scheduling = config.scheduling
+        levels = scheduling.priority_levels
+        return cls(
+            max_latency_s=scheduling.max_latency_ms / 1000,
+            max_items=scheduling.max_batch_items or config.max_items,
+            max_tokens=scheduling.max_batch_tokens or config.max_tokens,
+            priority_levels=levels,
+            default_priority=scheduling.default_priority or (levels + 1) // 2,
+            queue_timeout_s=scheduling.queue_timeout_ms / 1000,
+            is_late_rejected=scheduling.timeout_action == "reject",
+            max_queue_items=scheduling.max_queue_items,
+            overhead=overhead,
+        )
+
+
+def check_mode(settings: Mapping[str, Any]) -> None:
+    """Whether an archive's model-config.yaml lets TorchServe work with this mode.
+
+    Raises:
+        InvalidConfig: it does not.
+    """
+    problems = []
+    if settings.get("continuousBatching") is not True:
+        problems.append("continuousBatching: true is needed beside it")
+    if settings.get("asyncCommunication"):
+        problems.append("asyncCommunication must be off")
+    if settings.get("maxWorkers", 1) != 1:
+        problems.append("maxWorkers must be 1: TorchServe's frontend starves a busy worker beside an idle one")
+    if problems:
+        raise InvalidConfig(f"handler: scheduling: mode: adaptive: {'; '.join(problems)}")

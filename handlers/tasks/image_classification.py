@@ -1,0 +1,99 @@
+"""Image classification with any torchvision classifier: an image in, label -> probability out."""
+
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from numpy.typing import NDArray
+
+from handlers.base import BatchHandler
+from handlers.config import parse_options
+from handlers.engines import Arrays, Engine, Outputs
+from handlers.engines.openvino import OpenVinoEngine
+from handlers.engines.torch import TorchEngine, dtype_for
+from handlers.errors import CorruptInput, InvalidConfig, UnknownShape
+from handlers.protocol.output_tensors import LABELS, Ranked, from_mapping
+from handlers.protocol.requests import Payload, Value
+from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
+from handlers.vision.images import Geometry, Picture, PixelClassifier, cut_square, decode_image, grey_jpeg
+
+
+class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture]):
+    """Serves what the archive holds:
+
+    index_to_name.json   class index -> label, unique
+    model.xml, .bin      PixelClassifier as an OpenVINO graph: pixels -> logits
+    model.pt             state dict of the classifier alone
+    """
+
+    config_class = ImageClassificationConfig
+    options_class = ImageClassificationOptions
+    inputs = frozenset({"b64"})
+    item_dimensions = 3
+    output_tensors = Ranked(LABELS, from_mapping)
+
+    def load(self) -> Engine:
+        """See `BatchHandler.load`."""
+        names = json.loads((self.model_dir / "index_to_name.json").read_text(encoding="utf-8"))
+        self.labels = [names[str(index)] for index in range(len(names))]
+        config = self.config
+        self.geometry = Geometry(config.resize_size, config.crop_size, config.max_pixels, config.scaled_decode)
+        if not self.uses_torch:
+            return OpenVinoEngine(self.model_dir / "model.xml", precision=config.precision, threads=config.threads)
+        weights = self.model_dir / "model.pt"
+        if not weights.is_file():
+            raise InvalidConfig("engine: torch needs model.pt, which this archive lacks")
+        classifier = torchvision.models.get_model(config.arch, weights=None, num_classes=len(self.labels))
+        classifier.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True, mmap=True))
+        classifier = classifier.to(dtype_for(self.device, config.precision), memory_format=torch.channels_last)
+        module = PixelClassifier(classifier, config.mean, config.std).to(self.device)
+        return TorchEngine(module, self.device, ["pixels"], ["logits"], config.threads)
+
+    def sample(self) -> Payload:
+        """A grey JPEG."""
+        return Payload(grey_jpeg(self.config.resize_size))
+
+    def decode(self, payload: Payload) -> Picture:
+        """Bytes, {"b64": ...} or pixels, to the model's square; option `top_k`."""
+        options = parse_options(ImageClassificationOptions, payload.options)
+        return Picture(self._square(payload.value), options.top_k or self.config.top_k)
+
+    def _square(self, value: Value) -> NDArray[np.uint8]:
+        match value:
+            case bytes() | bytearray():
+                return decode_image(value, self.geometry)
+            case {"b64": text}:
+                return decode_image(_from_base64(text), self.geometry)
+            case np.ndarray():
+                return cut_square(value, self.geometry)
+            case _:
+                raise UnknownShape('An image comes as bytes, as {"b64": ...} or as a tensor, not as text.')
+
+    def collate(self, items: Sequence[Picture]) -> Arrays:
+        """pixels: (B, S, S, 3) uint8."""
+        return {"pixels": np.stack([item.pixels for item in items])}
+
+    def split(self, outputs: Outputs, items: Sequence[Picture]) -> Sequence[Any]:
+        """logits (B, classes) -> per item {label: probability}, the `top_k` likeliest, likeliest first."""
+        logits = outputs["logits"]
+        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+        order = np.argsort(-probabilities, axis=1, kind="stable")
+        return [
+            {self.labels[index]: float(row[index]) for index in ranks[: item.top_k]}
+            for row, ranks, item in zip(probabilities, order, items, strict=True)
+        ]
+
+
+def _from_base64(text: Any) -> bytes:
+    if not isinstance(text, str):
+        raise UnknownShape('"b64" must be a string.')
+    try:
+        # `base64 FILE` wraps its lines.
+        return base64.b64decode("".join(text.split()), validate=True)
+    except ValueError:
+        raise CorruptInput('"b64" is not valid base64.') from None

@@ -1,0 +1,70 @@
+"""Language identification with a fastText model: a text in, labels with their scores out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from handlers.base import BatchHandler
+from handlers.config import parse_options
+from handlers.engines import Arrays, Engine, Outputs
+from handlers.engines.fasttext import FastTextEngine
+from handlers.errors import InvalidConfig
+from handlers.protocol.output_tensors import LABELS, Ranked
+from handlers.protocol.requests import Payload
+from handlers.text.config import LanguageIdConfig, LanguageIdOptions
+from handlers.text.inputs import Text, read_text
+
+PREFIX = "__label__"
+
+
+class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]]):
+    """Serves an archive with one fastText model, model.ftz or model.bin."""
+
+    config_class = LanguageIdConfig
+    options_class = LanguageIdOptions
+    inputs = frozenset({"text"})
+    output_tensors = Ranked(LABELS)
+    decodes_in_threads = False
+
+    def load(self) -> Engine:
+        """See `BatchHandler.load`."""
+        found = [path for path in (self.model_dir / "model.ftz", self.model_dir / "model.bin") if path.is_file()]
+        if not found:
+            raise InvalidConfig("this archive lacks model.ftz and model.bin")
+        return FastTextEngine(found[0])
+
+    def sample(self) -> Payload:
+        """A sentence."""
+        return Payload("Bonjour tout le monde.")
+
+    def decode(self, payload: Payload) -> Text[LanguageIdOptions]:
+        """Text, or {"text": ...}, on one line; options `top_k`, `threshold` and `label_prefix`."""
+        options = parse_options(LanguageIdOptions, payload.options)
+        value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
+        text = read_text(value, "text", self.config.max_characters)
+        # fastText takes a line break for the end of the text, and any white space for the same separator.
+        return Text(" ".join(text.split()), options)
+
+    def collate(self, items: Sequence[Text[LanguageIdOptions]]) -> Arrays:
+        """texts (B,) of str; top_k (B,) int."""
+        return {
+            "texts": np.array([item.text for item in items], object),
+            "top_k": np.array([item.options.top_k or self.config.top_k for item in items]),
+        }
+
+    def split(self, outputs: Outputs, items: Sequence[Text[LanguageIdOptions]]) -> Sequence[Any]:
+        """Per item [{"label", "score"}, ...], likeliest first."""
+        rows = zip(outputs["labels"], outputs["scores"], items, strict=True)
+        return [self._predictions(labels, scores, item.options) for labels, scores, item in rows]
+
+    def _predictions(
+        self, labels: Sequence[str], scores: Sequence[float], options: LanguageIdOptions
+    ) -> list[dict[str, Any]]:
+        has_prefix = self.config.label_prefix if options.label_prefix is None else options.label_prefix
+        threshold = self.config.threshold if options.threshold is None else options.threshold
+        return [
+            {"label": label if has_prefix else label.removeprefix(PREFIX), "score": score}
+            for label, score in zip(labels, scores, strict=True)
+            if score >= threshold
+        ]

@@ -1,0 +1,134 @@
+"""Extractive question answering: a question and a context in, the part of the context that answers it out."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from handlers.engines import Arrays, Engine, Outputs
+from handlers.errors import EmptyInput, InvalidConfig, InvalidInput, ItemError, TextTooLong, UnknownShape
+from handlers.pipeline.micro_batches import Cost
+from handlers.protocol.output_tensors import Ranked, one_or_many
+from handlers.protocol.requests import Payload
+from handlers.text.answer_spans import Passage, characters, context_tokens, cut, likeliest_spans
+from handlers.text.config import QuestionAnsweringConfig, QuestionAnsweringOptions
+from handlers.text.handler import TextHandler
+from handlers.text.inputs import read_text
+
+# What transformers' question-answering pipeline takes where nobody says: tokens of a window, and of its overlap.
+WINDOW_TOKENS, SHARED_TOKENS = 384, 128
+
+
+class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
+    """See `TextHandler`. A long context goes through the model in windows, all of them in one forward pass."""
+
+    config_class = QuestionAnsweringConfig
+    inputs = frozenset({"question", "context"})
+    task = "question_answering"
+    options_class = QuestionAnsweringOptions
+    output_tensors = Ranked({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, one_or_many)
+    needs_places = True
+
+    def load(self) -> Engine:
+        """See `BatchHandler.load`."""
+        engine = super().load()
+        self.null_id = self.tokenizer.cls_token_id
+        if self.config.max_length is None:
+            self.max_length = min(self.max_length, WINDOW_TOKENS)
+        stride = self.config.doc_stride
+        self.doc_stride = min(self.max_length // 2, SHARED_TOKENS) if stride is None else stride
+        if self.doc_stride >= self.max_length:
+            raise InvalidConfig(f"doc_stride: {self.doc_stride} is not less than max_length {self.max_length}")
+        return engine
+
+    def sample(self) -> Payload:
+        """A question and a sentence."""
+        return Payload({"question": "What comes next?", "context": "What went before decides what comes next."})
+
+    def samples(self) -> Iterable[Payload]:
+        """The same one."""
+        return (self.sample(),)
+
+    def decode(self, payload: Payload) -> Passage:
+        """{"question": ..., "context": ...}, checked; either may stand beside "instances", for all of them."""
+        if not isinstance(payload.value, Mapping):
+            raise UnknownShape('A question comes as {"question": ..., "context": ...}.')
+        fields = {**payload.options, **payload.value}
+        question, context = (
+            read_text(fields.pop(name, None), name, self.config.max_characters) for name in ("question", "context")
+        )
+        return Passage(context, self.options(fields), question=question)
+
+    def prepare(self, items: Sequence[Passage]) -> Sequence[Passage | ItemError]:
+        """Tokenise all items in one call, and cut contexts that are too long."""
+        encodings = self.tokenizer(
+            [item.question for item in items],
+            [item.text for item in items],
+            return_attention_mask=False,
+            return_token_type_ids=True,
+        ).encodings
+        return [self._cut(item, encoding) for item, encoding in zip(items, encodings, strict=True)]
+
+    def _cut(self, item: Passage, encoding: Any) -> Passage | ItemError:
+        try:
+            context = context_tokens(encoding)
+            self._check(encoding, context)
+            windows = cut(encoding, context, self.max_length, self.doc_stride)
+            limit = self.config.max_windows
+            if len(windows) > limit and not self.config.truncation:
+                raise TextTooLong(f"context: {len(context)} tokens, {len(windows)} windows; max_windows is {limit}.")
+        except InvalidInput as error:
+            return ItemError.of(error)
+        return replace(item, encoding=encoding, windows=windows[:limit])
+
+    def _check(self, encoding: Any, context: range) -> None:
+        """That there is a context, and room for it beside the question."""
+        if not context:
+            raise EmptyInput("context: nothing that the tokenizer knows.")
+        others = len(encoding.ids) - len(context)
+        if len(encoding.ids) > self.max_length and others + self.doc_stride >= self.max_length:
+            question = encoding.sequence_ids.count(0)
+            limit = self.max_length - self.doc_stride - 1 - (others - question)
+            raise TextTooLong(f"question: {question} tokens; {limit} leave room for windows of so long a context.")
+
+    def cost(self, item: Passage) -> Cost:
+        """The padded tokens of all its windows."""
+        return Cost(len(item.windows) * self.padded_length(max(len(window.ids) for window in item.windows)))
+
+    def collate(self, items: Sequence[Passage]) -> Arrays:
+        """See `stack`: a row per window."""
+        return self.stack([window for item in items for window in item.windows])
+
+    def split(self, outputs: Outputs, items: Sequence[Passage]) -> Sequence[Any]:
+        """start_logits and end_logits (windows, T) -> per item {"answer", "score", "start", "end"}, or a list."""
+        rows = zip(outputs["start_logits"], outputs["end_logits"], strict=True)
+        return [self._answers(item, list(islice(rows, len(item.windows)))) for item in items]
+
+    def _answers(self, item: Passage, rows: Sequence[tuple[Any, Any]]) -> Any:
+        """Windows see a context's tokens twice, and spans widen to the same words: an answer has its best score."""
+        options, encoding = item.options, item.encoding
+        origin = item.windows[0].first
+        scores: dict[tuple[int, int], float] = {}
+        for window, (starts, ends) in zip(item.windows, rows, strict=True):
+            spans = likeliest_spans(
+                starts,
+                ends,
+                window,
+                has_null=window.ids[0] == self.null_id,
+                max_tokens=options.max_answer_tokens,
+                # More than asked for: some turn out to be the same words.
+                count=2 * options.top_k + 10,
+            )
+            for span in spans:
+                place = characters(
+                    encoding, origin + span.first, origin + span.last, align_to_words=options.align_to_words
+                )
+                scores[place] = max(span.score, scores.get(place, 0.0))
+        best = sorted(scores, key=lambda place: -scores[place])[: options.top_k]
+        answers = [
+            {"answer": item.text[start:end], "score": scores[start, end], "start": start, "end": end}
+            for start, end in best
+        ]
+        return answers if options.top_k > 1 else answers[0]

@@ -1,0 +1,23 @@
+"""Sentence embedding: a text in, a vector out, pooled and normalised as the model's own files say."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from handlers.config import NoOptions
+from handlers.engines import Outputs
+from handlers.protocol.output_tensors import Vectors
+from handlers.text.config import TextConfig
+from handlers.text.handler import TextHandler
+from handlers.text.inputs import Text
+
+
+class SentenceEmbeddingHandler(TextHandler[TextConfig, Text[NoOptions]]):
+    """See `TextHandler`."""
+
+    task = "sentence_embedding"
+    options_class = NoOptions
+    output_tensors = Vectors("embedding")
+
+    def split(self, outputs: Outputs, items: Sequence[Text[NoOptions]]) -> Sequence[Any]:  # noqa: ARG002
+        """embeddings (B, D) float32 -> per item its row, written as [float, ...]."""
+        return list(outputs["embeddings"])

@@ -1,0 +1,57 @@
+"""Text classification: a text in, labels with scores out, likeliest first."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handlers.engines import Engine, Outputs
+from handlers.protocol.output_tensors import LABELS, Ranked
+from handlers.text.config import TextClassificationConfig, TextClassificationOptions
+from handlers.text.handler import TextHandler
+from handlers.text.inputs import Text
+
+
+class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextClassificationOptions]]):
+    """See `TextHandler`. Answers are those of transformers' pipeline of the same name, always as a list."""
+
+    config_class = TextClassificationConfig
+    task = "text_classification"
+    options_class = TextClassificationOptions
+    output_tensors = Ranked(LABELS)
+
+    def load(self) -> Engine:
+        """See `BatchHandler.load`."""
+        engine = super().load()
+        self.labels: dict[int, str] = self.model_config.id2label
+        self.function = self.config.function_to_apply
+        if self.function == "auto":
+            self.function = _function(self.model_config.problem_type, len(self.labels))
+        return engine
+
+    def split(self, outputs: Outputs, items: Sequence[Text[TextClassificationOptions]]) -> Sequence[Any]:
+        """logits (B, labels) -> per item [{"label", "score"}, ...], the `top_k` likeliest, likeliest first."""
+        scores = _scores(outputs["logits"], self.function)
+        order = np.argsort(-scores, axis=1, kind="stable")
+        return [
+            [{"label": self.labels[index], "score": row[index]} for index in ranks[: item.options.top_k]]
+            for row, ranks, item in zip(scores.tolist(), order.tolist(), items, strict=True)
+        ]
+
+
+def _function(problem_type: str | None, labels: int) -> Any:
+    """What transformers' pipeline applies: one label alone is a probability, unless the model says it is a value."""
+    if problem_type == "regression":
+        return "none"
+    return "sigmoid" if problem_type == "multi_label_classification" or labels == 1 else "softmax"
+
+
+def _scores(logits: NDArray[np.float32], function: str) -> NDArray[np.float32]:
+    if function == "sigmoid":
+        # 1 / (1 + exp(-x)), which overflows for no x.
+        return np.exp(-np.logaddexp(0, -logits))
+    if function == "softmax":
+        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
+    return logits

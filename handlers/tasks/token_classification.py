@@ -1,0 +1,64 @@
+"""Token classification: a text in, its entities out, with their places in the text."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handlers.engines import Engine, Outputs
+from handlers.text.config import TokenClassificationConfig, TokenClassificationOptions
+from handlers.text.entities import Token, find_entities
+from handlers.text.handler import TextHandler
+from handlers.text.inputs import Text
+
+
+class TokenClassificationHandler(TextHandler[TokenClassificationConfig, Text[TokenClassificationOptions]]):
+    """See `TextHandler`. Answers are those of transformers' pipeline of the same name."""
+
+    config_class = TokenClassificationConfig
+    task = "token_classification"
+    options_class = TokenClassificationOptions
+    needs_places = True
+
+    def load(self) -> Engine:
+        """See `BatchHandler.load`."""
+        engine = super().load()
+        self.labels: dict[int, str] = self.model_config.id2label
+        self.unknown_id = self.tokenizer.unk_token_id
+        # WordPiece marks the tokens that continue a word; others leave it to be guessed from the spaces.
+        model = self.tokenizer.backend_tokenizer.model
+        self.marks_subwords = bool(getattr(model, "continuing_subword_prefix", None))
+        return engine
+
+    def split(self, outputs: Outputs, items: Sequence[Text[TokenClassificationOptions]]) -> Sequence[Any]:
+        """logits (B, T, labels) -> per item a list of its entities, in the order of the text."""
+        logits = outputs["logits"]
+        exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        scores = exponentials / exponentials.sum(axis=-1, keepdims=True)
+        return [self._entities(item, rows) for item, rows in zip(items, scores, strict=True)]
+
+    def _entities(self, item: Text[TokenClassificationOptions], scores: NDArray[np.float32]) -> list[dict[str, Any]]:
+        return find_entities(
+            self._tokens(item, scores),
+            self.labels,
+            item.options.aggregation,
+            self.tokenizer.convert_tokens_to_string,
+            self.config.ignore_labels,
+        )
+
+    def _tokens(self, item: Text[TokenClassificationOptions], scores: NDArray[np.float32]) -> Iterator[Token]:
+        """The text's tokens without special ones and padding."""
+        encoding = item.encoding
+        rows = zip(encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True)
+        for index, (token_id, word, (start, end), is_special) in enumerate(rows):
+            if is_special:
+                continue
+            source = item.text[start:end]
+            if token_id == self.unknown_id:
+                yield Token(source, scores[index], index, start, end)
+            elif self.marks_subwords:
+                yield Token(word, scores[index], index, start, end, is_subword=len(word) != len(source))
+            else:
+                is_subword = start > 0 and " " not in item.text[start - 1 : start + 1]
+                yield Token(word, scores[index], index, start, end, is_subword)

@@ -1,0 +1,150 @@
+"""Translation with any transformers model from text to text: Marian, M2M100, NLLB, SeamlessM4T, T5."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from handlers.base import BatchHandler
+from handlers.config import parse_options
+from handlers.engines import Arrays, Outputs
+from handlers.engines.seq2seq import (
+    STEP_ITEMS,
+    Generator,
+    load_model,
+    load_tokenizer,
+    new_token_limits,
+)
+from handlers.errors import InvalidConfig, ItemError, TextTooLong, UnknownOption
+from handlers.pipeline.micro_batches import Cost, Overhead
+from handlers.protocol.output_tensors import Texts
+from handlers.protocol.requests import Payload
+from handlers.text.encoders import source_limit
+from handlers.text.inputs import Text, padded, read_text
+from handlers.text.languages import Target, read_languages
+from handlers.text.translation_config import TranslationConfig, TranslationOptions
+
+Sentence = Text[TranslationOptions]
+
+
+class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
+    """Serves what the archive holds: tokenizer, configuration and model.safetensors of a Hugging Face checkpoint."""
+
+    config_class = TranslationConfig
+    options_class = TranslationOptions
+    inputs = frozenset({"text"})
+    output_tensors = Texts("translation_text")
+    # Checking a text takes microseconds; tokenising is one call for each source language.
+    decodes_in_threads = False
+
+    engine: Generator
+
+    def load(self) -> Generator:
+        """See `BatchHandler.load`."""
+        config = self.config
+        if config.engine == "openvino":
+            raise InvalidConfig("engine: translation runs on torch; openvino is not supported")
+        self.tokenizer = load_tokenizer(self.model_dir, trust_remote_code=config.trust_remote_code)
+        model = load_model(self.model_dir, self.device, config.precision, trust_remote_code=config.trust_remote_code)
+        self.languages = read_languages(self.tokenizer, model.generation_config)
+        for name, code, codes in (
+            ("src_lang", config.src_lang, self.languages.sources),
+            ("tgt_lang", config.tgt_lang, self.languages.targets),
+        ):
+            if code is not None and code not in codes:
+                known = ", ".join(sorted(codes)) or "none: its languages are fixed"
+                raise InvalidConfig(f"{name}: {code} is not a language of this model; known are {known}")
+        self.max_length = source_limit(self.model_dir, config.max_length)
+        self.max_new_tokens, self.max_new_tokens_limit = new_token_limits(
+            model.generation_config,
+            getattr(model.config, "max_position_embeddings", None),
+            config.max_new_tokens_limit,
+        )
+        self.overhead = Overhead(items=STEP_ITEMS.get(self.device.type, 0))
+        return Generator(model, self.device, config.threads)
+
+    def sample(self) -> Payload:
+        """A sentence, in the model's first languages where the configuration names none."""
+        config, languages = self.config, self.languages
+        source, target = min(languages.sources, default=None), min(languages.targets, default=None)
+        options = {"src_lang": config.src_lang or source, "tgt_lang": config.tgt_lang or target}
+        return Payload("What went before decides what comes next.", options)
+
+    def decode(self, payload: Payload) -> Sentence:
+        """Text, or {"text": ...}, checked; its options complete, so that equal ones make a group."""
+        sent = parse_options(TranslationOptions, payload.options)
+        value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
+        text = read_text(value, "text", self.config.max_characters)
+        beams = sent.num_beams or self.config.num_beams
+        is_greedy = beams == 1
+        options = replace(
+            sent,
+            src_lang=sent.src_lang or self.config.src_lang,
+            tgt_lang=sent.tgt_lang or (None if self.languages.is_named_by(text) else self.config.tgt_lang),
+            max_new_tokens=sent.max_new_tokens or self.config.max_new_tokens or self.max_new_tokens,
+            num_beams=beams,
+            # Without beams these two mean nothing.
+            length_penalty=None if is_greedy else sent.length_penalty,
+            early_stopping=None if is_greedy else sent.early_stopping,
+        )
+        for name, limit in (("max_new_tokens", self.max_new_tokens_limit), ("num_beams", self.config.num_beams_limit)):
+            if getattr(options, name) > limit:
+                raise UnknownOption(f"{name}: {getattr(options, name)}; at most {limit}.")
+        self.languages.check(options.src_lang, options.tgt_lang, text)
+        return Text(text, options)
+
+    def prepare(self, items: Sequence[Sentence]) -> Sequence[Sentence | ItemError]:
+        """Tokenise in one call for each source language; what is too long is refused, or cut where that is set."""
+        sources: dict[str | None, list[int]] = defaultdict(list)
+        for index, item in enumerate(items):
+            sources[item.options.src_lang].append(index)
+        outcomes: list[Sentence | ItemError] = list(items)
+        for source, indices in sources.items():
+            if source is not None:
+                self.tokenizer.src_lang = source
+            encodings = self.tokenizer(
+                [self._target(items[index]).prefix + items[index].text for index in indices],
+                truncation=self.config.truncation,
+                max_length=self.max_length if self.config.truncation else None,
+            )
+            for index, ids in zip(indices, encodings["input_ids"], strict=True):
+                outcomes[index] = self._encoded(items[index], ids)
+        return outcomes
+
+    def _target(self, item: Sentence) -> Target:
+        return self.languages.targets.get(item.options.tgt_lang or "", Target())
+
+    def _encoded(self, item: Sentence, ids: list[int]) -> Sentence | ItemError:
+        if len(ids) > self.max_length:
+            return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {self.max_length}."))
+        return item.encoded(ids)
+
+    def cost(self, item: Sentence) -> Cost:
+        """Its tokens, once for every beam; what shares a generate() has the same options and languages."""
+        return Cost(self._length(len(item.ids)) * (item.options.num_beams or 1), item.options)
+
+    def _length(self, tokens: int) -> int:
+        return self.max_length if self.config.padding == "max_length" else tokens
+
+    def collate(self, items: Sequence[Sentence]) -> Arrays:
+        """input_ids, attention_mask: (B, T) int64, right-padded."""
+        lengths = np.array([len(item.ids) for item in items])
+        length = self._length(int(lengths.max()))
+        input_ids = padded([item.ids for item in items], length, self.tokenizer.pad_token_id)
+        return {"input_ids": input_ids, "attention_mask": (np.arange(length) < lengths[:, None]).astype(np.int64)}
+
+    def forward(self, inputs: Arrays, items: Sequence[Sentence]) -> Outputs:
+        """One generate() for all: (B, U) token ids."""
+        first, *_ = items
+        options = {name: value for name, value in asdict(first.options).items() if value is not None}
+        arguments = {name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")}
+        return self.engine.run(inputs, {**arguments, **self._target(first).arguments})
+
+    def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:  # noqa: ARG002
+        """sequences (B, U) -> per item {"translation_text": ...}."""
+        texts = self.tokenizer.batch_decode(
+            outputs["sequences"], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return [{"translation_text": text} for text in texts]

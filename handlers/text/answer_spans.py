@@ -1,0 +1,142 @@
+"""A question and its context as overlapping windows; what the model says of the windows -> answers. Pure.
+
+encoding of question and context -> cut -> windows that the model can hold
+logits of a window -> likeliest_spans -> spans of its context's tokens -> characters of the context
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handlers.text.config import QuestionAnsweringOptions
+from handlers.text.inputs import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The question and a part of the context: a row of a micro-batch.
+
+    Attributes:
+        ids, type_ids: as the model takes them, special tokens included.
+        offset: of its first token of the context, among all the context's.
+        first: index of that token in `ids`.
+        tokens: how many tokens of the context it has.
+    """
+
+    ids: Sequence[int]
+    type_ids: Sequence[int]
+    offset: int
+    first: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Passage(Text[QuestionAnsweringOptions]):
+    """One item: `text` is the context.
+
+    Attributes:
+        question: what is asked of it.
+        windows: empty until the batch is tokenised.
+    """
+
+    question: str = ""
+    windows: Sequence[Window] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens of a context, both ends included, and how likely the answer starts at the one and ends at the other."""
+
+    score: float
+    first: int
+    last: int
+
+
+def context_tokens(encoding: Any) -> range:
+    """Where the tokens of the context lie in an encoding; special tokens stand around them."""
+    indices = [index for index, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
+    return range(indices[0], indices[-1] + 1) if indices else range(0)
+
+
+def cut(encoding: Any, context: range, max_length: int, stride: int) -> list[Window]:
+    """Cut a context into windows, as few as reach its end; one where it fits.
+
+    Args:
+        encoding: of question and context.
+        context: of `context_tokens`, not empty.
+        max_length: most tokens of a window; where one is not enough, room for more than `stride` of the context.
+        stride: tokens of the context that neighbouring windows share.
+    """
+    ids, type_ids = encoding.ids, encoding.type_ids
+    room = max_length - (len(ids) - len(context))
+    fits = len(context) <= room
+    windows = []
+    for start in [context.start] if fits else range(context.start, context.stop - stride, room - stride):
+        stop = min(start + room, context.stop)
+        windows.append(
+            Window(
+                [*ids[: context.start], *ids[start:stop], *ids[context.stop :]],
+                [*type_ids[: context.start], *type_ids[start:stop], *type_ids[context.stop :]],
+                start - context.start,
+                context.start,
+                stop - start,
+            )
+        )
+    return windows
+
+
+def likeliest_spans(
+    start_logits: NDArray[np.float32],
+    end_logits: NDArray[np.float32],
+    window: Window,
+    *,
+    has_null: bool,
+    max_tokens: int,
+    count: int,
+) -> Iterator[Span]:
+    """The likeliest spans of one window, likeliest first.
+
+    Args:
+        start_logits, end_logits: (T,), padded or not.
+        window: what the logits are of.
+        has_null: the first token, the model's place for "no answer", takes its share of the probability.
+        max_tokens: most tokens of a span.
+        count: most spans.
+    """
+    starts = _probabilities(start_logits, window, has_null)
+    ends = _probabilities(end_logits, window, has_null)
+    width = min(max_tokens, len(ends))
+    # scores[i, j]: from token i to token i + j. A span that ends before it starts or beyond the context has no place.
+    followers = np.lib.stride_tricks.sliding_window_view(np.pad(ends, (0, width - 1)), width)
+    scores = (starts[:, None] * followers).ravel()
+    best = np.argpartition(-scores, count - 1)[:count] if count < len(scores) else np.arange(len(scores))
+    best.sort()
+    for index in best[np.argsort(-scores[best], kind="stable")].tolist():
+        first, more = divmod(index, width)
+        if first + more < window.tokens:
+            yield Span(float(scores[index]), window.offset + first, window.offset + first + more)
+
+
+def _probabilities(logits: NDArray[np.float32], window: Window, has_null: bool) -> NDArray[np.float64]:
+    """Of each token of the window's context; nothing else but the null token may be an answer."""
+    null = logits[: int(has_null)]
+    allowed = np.concatenate([null, logits[window.first : window.first + window.tokens]]).astype(np.float64)
+    exponentials = np.exp(allowed - allowed.max())
+    probabilities: NDArray[np.float64] = exponentials / exponentials.sum()
+    return probabilities[len(null) :]
+
+
+def characters(encoding: Any, first: int, last: int, *, align_to_words: bool) -> tuple[int, int]:
+    """Characters of the context that tokens `first` to `last` of the encoding stand for, end not included."""
+    (start, _), (_, end) = (_place(encoding, token, align_to_words) for token in (first, last))
+    return start, end
+
+
+def _place(encoding: Any, token: int, align_to_words: bool) -> tuple[int, int]:
+    word = encoding.token_to_word(token) if align_to_words else None
+    # Tokens that a tokenizer finds before it looks for words belong to none.
+    place: tuple[int, int] = encoding.token_to_chars(token) if word is None else encoding.word_to_chars(word, 1)
+    return place

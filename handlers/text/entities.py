@@ -1,0 +1,138 @@
+"""Scored tokens -> entities, as transformers' TokenClassificationPipeline groups them. Pure.
+
+tokens of a text -> find_entities -> none: a label per token
+                                     simple: neighbours of one label joined
+                                     first, average, max: tokens of a word agree on a label, then neighbours are joined
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handlers.text.config import Aggregation
+
+# Tokens of some words -> those words as text, as the tokenizer's decoder joins them.
+Join = Callable[[list[str]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token, no special one, or one word.
+
+    Attributes:
+        word: the token as the vocabulary has it, or the text that it stands for.
+        scores: probability of each label.
+        index: its position among the text's tokens, special ones included.
+        start, end: its characters in the text, start included and end not.
+        is_subword: whether it continues the word of the token before it.
+    """
+
+    word: str
+    scores: NDArray[np.floating[Any]]
+    index: int
+    start: int
+    end: int
+    is_subword: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A token or word with its label, and that label's score."""
+
+    token: Token
+    label: str
+    score: float
+
+
+def find_entities(
+    tokens: Iterable[Token],
+    labels: Mapping[int, str],
+    aggregation: Aggregation,
+    join: Join,
+    ignored: Collection[str] = (),
+) -> list[dict[str, Any]]:
+    """Label tokens and group them.
+
+    Args:
+        tokens: of one text, in its order.
+        labels: by index of `scores`; "B-X" begins an entity X, "I-X" or "X" continues it.
+        aggregation: of this module's first lines.
+        join: the tokenizer's.
+        ignored: labels, or names of groups, to leave out.
+
+    Returns:
+        {"entity", "score", "index", "word", "start", "end"} per token, or {"entity_group", "score", "word", "start",
+        "end"} per group.
+    """
+    if aggregation in ("first", "average", "max"):
+        tokens = [_word(word, aggregation, join) for word in _runs(tokens, lambda _, token: token.is_subword)]
+    labelled = [_labelled(token, labels) for token in tokens]
+    if aggregation != "none":
+        runs = _runs(labelled, _continues)
+        return [_entity(run, join) for run in runs if _group_name(run) not in ignored]
+    return [
+        {
+            "entity": item.label,
+            "score": item.score,
+            "index": item.token.index,
+            "word": item.token.word,
+            "start": item.token.start,
+            "end": item.token.end,
+        }
+        for item in labelled
+        if item.label not in ignored
+    ]
+
+
+def _runs(items: Iterable[Any], continues: Callable[[Any, Any], bool]) -> list[list[Any]]:
+    """Neighbours, as long as each continues the one before it."""
+    runs: list[list[Any]] = []
+    for item in items:
+        if runs and continues(runs[-1][-1], item):
+            runs[-1].append(item)
+        else:
+            runs.append([item])
+    return runs
+
+
+def _word(tokens: list[Token], aggregation: Aggregation, join: Join) -> Token:
+    """A word's tokens as one: with the scores of its first, of its surest, or their mean."""
+    if aggregation == "first":
+        scores = tokens[0].scores
+    elif aggregation == "max":
+        scores = max(tokens, key=lambda token: float(token.scores.max())).scores
+    else:
+        scores = np.mean([token.scores for token in tokens], axis=0)
+    return Token(join([token.word for token in tokens]), scores, tokens[0].index, tokens[0].start, tokens[-1].end)
+
+
+def _labelled(token: Token, labels: Mapping[int, str]) -> Labelled:
+    best = int(token.scores.argmax())
+    return Labelled(token, labels[best], float(token.scores[best]))
+
+
+def _continues(before: Labelled, item: Labelled) -> bool:
+    return not item.label.startswith("B-") and _entity_name(item.label) == _entity_name(before.label)
+
+
+def _entity_name(label: str) -> str:
+    return label[2:] if label.startswith(("B-", "I-")) else label
+
+
+def _group_name(run: list[Labelled]) -> str:
+    """What follows the first hyphen, whatever stands before it."""
+    return run[0].label.split("-", 1)[-1]
+
+
+def _entity(run: list[Labelled], join: Join) -> dict[str, Any]:
+    return {
+        "entity_group": _group_name(run),
+        "score": fmean(item.score for item in run),
+        "word": join([item.token.word for item in run]),
+        "start": run[0].token.start,
+        "end": run[-1].token.end,
+    }

@@ -1,0 +1,137 @@
+"""What the tasks on a transformers encoder share: text in, one tokeniser call a batch, padded micro-batches."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+import numpy as np
+import transformers
+
+from handlers.base import BatchHandler
+from handlers.config import parse_options
+from handlers.engines import Arrays, Engine
+from handlers.engines.openvino import OpenVinoEngine
+from handlers.engines.torch import TorchEngine, dtype_for
+from handlers.errors import InvalidConfig, ItemError, TextTooLong
+from handlers.pipeline.micro_batches import Cost
+from handlers.protocol.requests import Payload
+from handlers.text.config import TextConfig
+from handlers.text.encoders import load_encoder, source_limit
+from handlers.text.inputs import Text, Tokens, padded, read_text, rounded_length
+
+Config = TypeVar("Config", bound=TextConfig)
+Item = TypeVar("Item", bound=Text[Any])
+
+# What tokenizers put around a text, at most.
+ADDED_TOKENS = 3
+
+
+class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
+    """Serves what the archive of an encoder holds: tokenizer and configuration, model.xml, model.safetensors or both.
+
+    Class attributes of a task:
+        task: its name in handlers.text.encoders.HEADS.
+        options_class: options of one item, of handlers.config.
+        needs_places: whether an answer is a place in the text, which only a fast tokenizer knows.
+    """
+
+    config_class: ClassVar[Any] = TextConfig
+    inputs = frozenset({"text"})
+    # Checking a text takes microseconds; tokenising a batch is one call that brings threads of its own.
+    decodes_in_threads = False
+
+    task: ClassVar[str]
+    options_class: ClassVar[Any]
+    needs_places: ClassVar[bool] = False
+
+    def load(self) -> Engine:
+        """See `BatchHandler.load`."""
+        config = self.config
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
+            self.model_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
+        )
+        if self.needs_places and not self.tokenizer.is_fast:
+            raise InvalidConfig("tokenizer: places in the text need a fast one; the archive lacks tokenizer.json")
+        self.model_config = transformers.AutoConfig.from_pretrained(
+            self.model_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
+        )
+        self.max_length = source_limit(self.model_dir, config.max_length)
+        if not self.uses_torch:
+            return OpenVinoEngine(self.model_dir / "model.xml", precision=config.precision, threads=config.threads)
+        encoder = load_encoder(self.task, self.model_dir, trust_remote_code=config.trust_remote_code)
+        encoder.to(self.device, dtype_for(self.device, config.precision))
+        return TorchEngine(encoder, self.device, encoder.input_names, encoder.output_names, config.threads)
+
+    def sample(self) -> Payload:
+        """A sentence."""
+        return Payload("What went before decides what comes next.")
+
+    def samples(self) -> Iterable[Payload]:
+        """Words enough for each padded length."""
+        lengths = {rounded_length(length, self.max_length) for length in range(1, self.max_length + 1)}
+        # Fewer words than tokens: tokenizers add a few of their own.
+        return [Payload("a " * max(1, length - ADDED_TOKENS)) for length in sorted(lengths)]
+
+    def decode(self, payload: Payload) -> Item:
+        """Text, or {"text": ...}, checked; options of the task."""
+        options = self.options(payload.options)
+        value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
+        return cast(Item, Text(read_text(value, "text", self.config.max_characters), options))
+
+    def options(self, sent: Mapping[str, Any]) -> Any:
+        """Options of one item: what it leaves out is the configuration's setting of the same name.
+
+        Raises:
+            UnknownOption: lists every problem.
+        """
+        names = [field.name for field in fields(self.options_class)]
+        defaults = {name: getattr(self.config, name) for name in names if hasattr(self.config, name)}
+        return parse_options(self.options_class, {**defaults, **sent})
+
+    def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
+        """Tokenise all items in one call; what is too long is refused, or cut where the configuration says so."""
+        encodings = self.tokenizer(
+            [item.text for item in items],
+            truncation=self.config.truncation,
+            max_length=self.max_length if self.config.truncation else None,
+            return_attention_mask=False,
+            return_token_type_ids=True,
+        )
+        places = encodings.encodings if self.needs_places else [None] * len(items)
+        rows = zip(items, encodings["input_ids"], encodings["token_type_ids"], places, strict=True)
+        return [self._encoded(item, ids, type_ids, encoding) for item, ids, type_ids, encoding in rows]
+
+    def _encoded(self, item: Item, ids: list[int], type_ids: list[int], encoding: Any) -> Item | ItemError:
+        if len(ids) > self.max_length:
+            return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {self.max_length}."))
+        return item.encoded(ids, type_ids, encoding)
+
+    def cost(self, item: Item) -> Cost:
+        """Its padded length."""
+        return Cost(self.padded_length(len(item.ids)))
+
+    def padded_length(self, tokens: int) -> int:
+        """What that many tokens are padded to."""
+        return self.max_length if self.config.padding == "max_length" else rounded_length(tokens, self.max_length)
+
+    def collate(self, items: Sequence[Item]) -> Arrays:
+        """See `stack`: a row per item."""
+        return self.stack(items)
+
+    def stack(self, rows: Sequence[Tokens]) -> Arrays:
+        """input_ids, attention_mask, and token_type_ids where the model has them: (B, T) int64, right-padded."""
+        length = self.padded_length(max(len(row.ids) for row in rows))
+        pad_id = self.tokenizer.pad_token_id
+        input_ids = padded([row.ids for row in rows], length, 0 if pad_id is None else pad_id)
+        lengths = np.array([len(row.ids) for row in rows])
+        arrays = {
+            "input_ids": input_ids,
+            "attention_mask": (np.arange(length) < lengths[:, None]).astype(np.int64),
+            "token_type_ids": padded([row.type_ids for row in rows], length, 0),
+        }
+        return {name: arrays[name] for name in self.engine.input_names}
+
+    @abstractmethod
+    def split(self, outputs: Mapping[str, Any], items: Sequence[Item]) -> Sequence[Any]:
+        """See `BatchHandler.split`."""

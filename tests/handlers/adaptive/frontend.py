@@ -1,0 +1,170 @@
+"""TorchServe's side of its continuous-batching mode, in this process: one thread that exchanges, clients that wait.
+
+    submit -> queue -> exchange with everything in flight and what is new -> answers of some -> their futures
+
+Every exchange sends the worker all requests that it has not answered, payloads included, in the bytes of TorchServe
+0.12.0. With nothing in flight the thread waits for a first request, and a millisecond more for others. The first
+message is read by TorchServe's own code, which gives it to `handle`.
+"""
+
+import json
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import count
+from struct import pack, unpack
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple
+
+from ts.protocol.otf_message_handler import retrieve_msg
+from ts.service import Service
+
+from handlers.base import BatchHandler
+from tests.handlers.serving import Answer
+
+MAX_BATCH_DELAY_S = 0.001
+ANSWER_TIMEOUT_S = 20
+
+
+class Sent(NamedTuple):
+    """A request in the frontend; a future takes one result and raises at a second."""
+
+    body: bytes
+    headers: dict[str, Any]
+    answer: "Future[Answer]"
+
+
+class Frontend:
+    """Exchanges with a handler from `with` to its end."""
+
+    def __init__(self, handler: BatchHandler[Any, Any], window: int = 64) -> None:
+        self.exchanges = 0
+        self._handler = handler
+        self._window = window
+        self._ids = count()
+        self._queue: deque[Sent] = deque()
+        self._in_flight: dict[str, Sent] = {}
+        self._is_closed = False
+        self._is_something_there = threading.Condition()
+        self._ours, self._theirs = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="frontend", daemon=True)
+        self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
+
+    def __enter__(self) -> "Frontend":
+        self._worker.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._is_something_there:
+            self._is_closed = True
+            self._is_something_there.notify()
+        for thread in (self._thread, self._worker):
+            thread.join(ANSWER_TIMEOUT_S)
+            assert kind is not None or not thread.is_alive()
+        self._theirs.close()
+
+    def submit(self, body: bytes, **headers: str) -> "Future[Answer]":
+        """One request; `x_priority="1"` is the header X-Priority."""
+        return self.submit_together([(body, headers)])[0]
+
+    def submit_together(self, requests: Sequence[tuple[bytes, dict[str, str]]]) -> "list[Future[Answer]]":
+        """Several that an idle worker sees in one exchange."""
+        sent = [
+            Sent(body, {name.replace("_", "-"): value for name, value in headers.items()}, Future())
+            for body, headers in requests
+        ]
+        with self._is_something_there:
+            self._queue.extend(sent)
+            self._is_something_there.notify()
+        return [each.answer for each in sent]
+
+    def send(self, body: bytes, **headers: str) -> Answer:
+        """One request and its answer."""
+        return self.submit(body, **headers).result(ANSWER_TIMEOUT_S)
+
+    def _work(self) -> None:
+        """TorchServe's worker: its reader, then the handler, which stays until the connection is closed."""
+        # Either way it ends so when the frontend is gone.
+        with suppress(SystemExit):
+            _, batch = retrieve_msg(self._theirs)
+            context = self._handler.worker_context
+            context.request_processor, rows, context.request_ids = Service.retrieve_data_for_inference(batch)
+            context.cl_socket = self._theirs
+            self._handler.handle(rows, context)
+
+    def _run(self) -> None:
+        with self._ours, self._ours.makefile("rb") as answers:
+            while self._wait():
+                while self._queue and len(self._in_flight) < self._window:
+                    self._in_flight[f"request-{next(self._ids)}"] = self._queue.popleft()
+                self._exchange(answers)
+
+    def _wait(self) -> bool:
+        if self._in_flight:
+            return True
+        with self._is_something_there:
+            self._is_something_there.wait_for(lambda: self._queue or self._is_closed)
+        time.sleep(MAX_BATCH_DELAY_S)
+        return bool(self._queue)
+
+    def _exchange(self, answers: BinaryIO) -> None:
+        self.exchanges += 1
+        self._ours.sendall(message({id_: (sent.headers, sent.body) for id_, sent in self._in_flight.items()}))
+        for id_, received in read_answers(answers).items():
+            assert received.phrase
+            headers = {"content-type": received.content_type, **received.headers}
+            answer = Answer(received.status, json.loads(received.body), headers)
+            self._in_flight.pop(id_).answer.set_result(answer)
+
+
+def message(requests: dict[str, tuple[dict[str, str], bytes]]) -> bytes:
+    """What the frontend sends: requests by id, their headers and bodies."""
+    parts = [b"I"]
+    for id_, (headers, body) in requests.items():
+        parts += [field(id_), *(field(name) + field(value) for name, value in headers.items()), pack("!i", -1)]
+        parts += [field("body"), field(""), field(body), pack("!i", -1)]
+    return b"".join([*parts, pack("!i", -1)])
+
+
+def field(value: str | bytes) -> bytes:
+    encoded = value.encode() if isinstance(value, str) else value
+    return pack("!i", len(encoded)) + encoded
+
+
+class Received(NamedTuple):
+    """What the worker sends for one request."""
+
+    content_type: str
+    status: int
+    phrase: str
+    headers: dict[str, str]
+    body: bytes
+
+
+def read_answers(stream: BinaryIO) -> dict[str, Received]:
+    """What the worker sends, by id."""
+    assert integer(stream) == 200
+    text(stream)
+    answers = {}
+    while (length := integer(stream)) != -1:
+        id_ = stream.read(length).decode()
+        content_type, status, phrase = text(stream), integer(stream), text(stream)
+        headers = {text(stream): text(stream) for _ in range(integer(stream))}
+        answers[id_] = Received(content_type, status, phrase, headers, stream.read(integer(stream)))
+    return answers
+
+
+def integer(stream: BinaryIO) -> int:
+    (value,) = unpack("!i", stream.read(4))
+    return int(value)
+
+
+def text(stream: BinaryIO) -> str:
+    return stream.read(integer(stream)).decode()

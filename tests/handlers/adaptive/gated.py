@@ -1,0 +1,116 @@
+"""A task whose passes and decodings wait for a test, served in adaptive mode."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from handlers.adaptive.worker import AdaptiveWorker
+from handlers.engines import Arrays, Engine, Outputs
+from handlers.protocol.requests import Payload, Request
+from handlers.protocol.responses import Reply
+from handlers.scheduling.latency_model import LatencyModel
+from tests.handlers.serving import DoublingHandler, context
+
+PASS_S = 0.004
+SCHEDULING = {"mode": "adaptive", "max_latency_ms": 5000, "priority_levels": 3, "queue_timeout_ms": 5000}
+TIMEOUT_S = 20
+
+
+class Unwritable:
+    """A form of answers with a bug."""
+
+    def pack(self, results: Any) -> Reply:
+        raise LookupError("a bug")
+
+
+class GatedHandler(DoublingHandler):
+    """Doubles numbers, in passes that take PASS_S and wait at a gate, as the decoding of what says slow does."""
+
+    decodes_in_threads = False
+
+    def load(self) -> Engine:
+        self.gate, self.slow_gate = threading.Event(), threading.Event()
+        self.gate.set()
+        self.slow_gate.set()
+        return super().load()
+
+    def unpack(self, row: Any, headers: Any) -> Request:
+        if row["body"] == b"unpackable":
+            raise LookupError("a bug")
+        if row["body"] == b"unwritable":
+            return Request((Payload(b"2"),), Unwritable())
+        return super().unpack(row, headers)
+
+    def decode(self, payload: Payload) -> float:
+        if isinstance(payload.value, bytes | bytearray) and payload.value.startswith(b"slow"):
+            assert self.slow_gate.wait(TIMEOUT_S)
+            return float(payload.value.removeprefix(b"slow"))
+        return super().decode(payload)
+
+    def forward(self, inputs: Arrays, items: Any) -> Outputs:
+        time.sleep(PASS_S)
+        assert self.gate.wait(TIMEOUT_S)
+        return super().forward(inputs, items)
+
+    @property
+    def worker(self) -> AdaptiveWorker:
+        return self._adaptive
+
+    def forgets(self) -> bool:
+        """Whether the worker keeps nothing of any request."""
+        worker = self.worker
+        return not (worker._flights or worker._by_ticket or worker._forwards or worker._scheduler.waiting.items)
+
+
+class ThreadedHandler(GatedHandler):
+    """The same, every item decoded by a thread."""
+
+    decodes_in_threads = True
+
+
+class Whole:
+    """An engine of two lanes, all the same model; `ran` has who ran what, by the first number of a pass."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.description, self.input_names = engine.description, engine.input_names
+        self.ran: dict[float, str] = {}
+        self._engine = engine
+
+    def run(self, inputs: Arrays, lane: str = "whole") -> Outputs:
+        self.ran[float(inputs["numbers"][0])] = lane
+        return self._engine.run(inputs)
+
+    def divide(self, parts: int) -> "list[Lane]":
+        return [Lane(self, f"lane {number}") for number in range(parts)]
+
+
+class Lane:
+    """A part of it."""
+
+    def __init__(self, whole: Whole, name: str) -> None:
+        self.description, self.input_names = whole.description, whole.input_names
+        self._whole, self._name = whole, name
+
+    def run(self, inputs: Arrays) -> Outputs:
+        return self._whole.run(inputs, self._name)
+
+
+class LanedHandler(GatedHandler):
+    """The same on such an engine."""
+
+    def load(self) -> Engine:
+        self.whole = Whole(super().load())
+        return self.whole
+
+
+def started(kind: type[GatedHandler], model_dir: Path, **scheduling: Any) -> GatedHandler:
+    handler = kind()
+    settings = {"max_items": 8, "max_instances": 10, "scheduling": {**SCHEDULING, **scheduling}}
+    handler.worker_context = context(model_dir, settings, batch_size=64)
+    handler.worker_context.model_yaml_config["continuousBatching"] = True
+    handler.initialize(handler.worker_context)
+    # Warm-up's times on a busy machine are not what is tested.
+    lanes = handler.worker._scheduler.lanes
+    lanes.wide = lanes.narrow = LatencyModel([(1, PASS_S), (8, PASS_S)])
+    return handler

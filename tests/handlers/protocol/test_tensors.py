@@ -1,0 +1,162 @@
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from numpy.typing import NDArray
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+
+from handlers.errors import MalformedTensor
+from handlers.protocol.tensors import (
+    DTYPES,
+    datatype_of,
+    from_binary,
+    from_json,
+    read_dtype,
+    read_shape,
+    to_binary,
+    to_json,
+)
+
+SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+NUMBERS = st.sampled_from([dtype for name, dtype in DTYPES.items() if name != "BYTES"])
+
+
+@st.composite
+def arrays(draw: st.DrawFn, *, is_json: bool = False) -> NDArray[Any]:
+    """Of every datatype; what JSON can hold, or anything."""
+    shape = draw(SHAPES)
+    if draw(st.booleans()):
+        elements: Any = st.text(st.characters(exclude_categories=["Cs"])).map(str.encode) if is_json else st.binary()
+        return draw(npst.arrays(np.dtype(object), shape, elements=elements))
+    dtype = draw(NUMBERS)
+    if is_json:  # of what is no number JSON knows nothing, and from_dtype does not mind of integers
+        return draw(npst.arrays(dtype, shape, elements=npst.from_dtype(dtype, allow_nan=False, allow_infinity=False)))
+    return draw(npst.arrays(dtype, shape))
+
+
+def sent(array: NDArray[Any], *, is_binary: bool) -> triton.InferInput:
+    tensor = triton.InferInput("x", list(array.shape), np_to_triton_dtype(array.dtype))
+    return tensor.set_data_from_numpy(array, binary_data=is_binary)
+
+
+@given(arrays())
+def test_binary_tensor_is_what_tritonclient_sends_and_is_read_as_it_was(array: NDArray[Any]) -> None:
+    tensor = sent(array, is_binary=True)
+    data = tensor._get_binary_data()
+    assert to_binary(array) == data
+    read = from_binary(read_dtype(tensor.datatype()), read_shape(tensor.shape()), memoryview(data))
+    np.testing.assert_array_equal(read, array, strict=True)
+
+
+@given(arrays(is_json=True))
+def test_json_tensor_of_tritonclient_is_read_as_it_was_and_written_alike(array: NDArray[Any]) -> None:
+    tensor = json.loads(json.dumps(sent(array, is_binary=False)._get_tensor()))
+    read = from_json(read_dtype(tensor["datatype"]), read_shape(tensor["shape"]), tensor["data"])
+    assert list(to_json(read)) == tensor["data"]
+    if array.dtype == object:
+        assert [text.encode() for text in read.ravel()] == array.ravel().tolist()
+    else:
+        np.testing.assert_array_equal(read, array, strict=True)
+
+
+@given(arrays(is_json=True))
+def test_json_tensor_nested_as_its_shape_is_read_as_flat_ones_are(array: NDArray[Any]) -> None:
+    array = np.vectorize(bytes.decode, otypes=[object])(array) if array.dtype == object else array
+    if array.ndim:
+        read = from_json(DTYPES[datatype_of(array)], array.shape, array.tolist())
+        np.testing.assert_array_equal(read, array, strict=True)
+
+
+def test_strings_are_written_as_tritonclient_writes_them() -> None:
+    texts = np.array(["기준금리", "", b"\xff\0"], object)
+    assert to_binary(texts) == serialize_byte_tensor(texts).item()
+
+
+@given(st.sampled_from(list(DTYPES)), SHAPES, st.binary(max_size=64))
+def test_from_binary_of_any_bytes_is_a_tensor_or_malformed(name: str, shape: tuple[int, ...], data: bytes) -> None:
+    try:
+        array = from_binary(DTYPES[name], shape, memoryview(data))
+    except MalformedTensor as error:
+        assert str(error).endswith(".")
+    else:
+        assert array.shape == shape
+        assert name == "BOOL" or to_binary(array) == data
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=2), children, max_size=2),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(list(DTYPES)), SHAPES, JSON)
+def test_from_json_of_any_json_is_a_tensor_or_malformed(name: str, shape: tuple[int, ...], data: Any) -> None:
+    try:
+        assert from_json(DTYPES[name], shape, data).shape == shape
+    except MalformedTensor as error:
+        assert str(error).endswith(".")
+
+
+HUGE = [2**62, 2**62]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data"),
+    [
+        ("BF16", [1], b"\0\0"),
+        ("FP8", [1], b"\0"),
+        (None, [1], b"\0"),
+        (["FP32"], [1], b"\0"),
+        ("UINT8", None, b"\0"),
+        ("UINT8", [-1], b""),
+        ("UINT8", [1.0], b"\0"),
+        ("UINT8", [True], b"\0"),
+        ("UINT8", [1] * 17, b"\0"),
+        ("UINT8", HUGE, b"\0"),
+        ("FP32", [2], b"\0" * 7),
+        ("FP32", [2], b"\0" * 9),
+        ("BYTES", HUGE, b"\0\0\0\0"),
+        ("BYTES", [1], b"\0\0\0"),
+        ("BYTES", [1], b"\2\0\0\0a"),
+        ("BYTES", [1], b"\xff\xff\xff\xffa"),
+        ("BYTES", [2], b"\1\0\0\0a"),
+        ("BYTES", [1], b"\1\0\0\0a\1\0\0\0b"),
+        ("UINT8", HUGE, [1]),
+        ("UINT8", [2], [1]),
+        ("UINT8", [2], 1),
+        ("UINT8", [2], None),
+        ("UINT8", [2], "ab"),
+        ("UINT8", [2], [1, 256]),
+        ("UINT8", [2], [1, -1]),
+        ("UINT8", [2], [1, 2.5]),
+        ("UINT8", [2], [1, True]),
+        ("UINT8", [2], [1, "2"]),
+        ("UINT8", [2], [1, None]),
+        ("UINT8", [2, 1], [[1, 2]]),
+        ("UINT8", [2, 2], [[1, 2], [3]]),
+        ("UINT8", [2, 2], [[1, 2], 3]),
+        ("INT64", [1], [2**64]),
+        ("FP32", [1], [1e39]),
+        ("FP64", [1], [10**400]),
+        ("BOOL", [1], [1]),
+        ("BYTES", [1], [1]),
+        ("BYTES", [1], [{"a": 1}]),
+        ("BYTES", [2], ["a" * 10**6, 1]),
+    ],
+)
+def test_tensor_whose_parts_disagree_is_malformed(datatype: Any, shape: Any, data: Any) -> None:
+    with pytest.raises(MalformedTensor, match=r"\.$"):
+        read = from_binary if isinstance(data, bytes) else from_json
+        read(read_dtype(datatype), read_shape(shape), memoryview(data) if isinstance(data, bytes) else data)
+
+
+def test_from_json_one_long_text_among_numbers_takes_no_room_for_each() -> None:
+    """numpy's own choice of dtype would ask for 4 TB."""
+    with pytest.raises(MalformedTensor):
+        from_json(DTYPES["INT64"], (10**6 + 1,), [*[0] * 10**6, "a" * 10**6])

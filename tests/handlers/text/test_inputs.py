@@ -1,0 +1,51 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handlers.errors import InvalidInput
+from handlers.text.inputs import LAST_STEP, padded, read_text, rounded_length
+
+
+@pytest.mark.parametrize("text", ["plain", " with ends ", "한국어 문장", "👩‍👩‍👧 emoji", "עברית", "line\nbreak", "1"])
+def test_read_text_any_utf8_comes_back_as_it_was_sent(text: str) -> None:
+    assert read_text(text, "text", 100) == text
+    assert read_text(bytearray(text.encode()), "text", 100) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "type_", "message"),
+    [
+        ("", 400, "EmptyInput", "text: empty."),
+        (" \n\t\u3000", 400, "EmptyInput", "text: empty."),
+        (b"abc\xff", 400, "InvalidText", "text: not valid UTF-8 at byte 3."),
+        ("a\0b", 400, "InvalidText", "text: has a null character at position 1."),
+        ("a\ud800", 400, "InvalidText", "text: has a lone surrogate at position 1."),
+        ("x" * 101, 413, "TextTooLong", "text: 101 characters; max_characters is 100."),
+        (7, 400, "UnknownShape", "text: must be a string."),
+        (None, 400, "UnknownShape", "text: must be a string."),
+        (["a"], 400, "UnknownShape", "text: must be a string."),
+    ],
+)
+def test_read_text_bad_value_has_its_own_error(value: Any, code: int, type_: str, message: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        read_text(value, "text", 100)
+    assert (raised.value.code, type(raised.value).__name__, str(raised.value)) == (code, type_, message)
+
+
+@given(st.integers(1, 4096), st.integers(1, 4096))
+def test_rounded_length_any_holds_the_tokens_with_little_padding(length: int, limit: int) -> None:
+    rounded = rounded_length(length, limit)
+    assert rounded >= length
+    assert rounded <= max(limit, length)
+    assert rounded - length < max(8, length / 4, LAST_STEP if length > 1024 else 0)
+
+
+def test_rounded_length_takes_few_values() -> None:
+    assert len({rounded_length(length, 512) for length in range(1, 513)}) == 20
+
+
+def test_padded_rows_fill_from_the_left() -> None:
+    assert np.array_equal(padded([[1, 2], [3]], 3, 9), [[1, 2, 9], [3, 9, 9]])

@@ -1,0 +1,189 @@
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from torchvision.transforms import functional
+
+from handlers.errors import InvalidInput
+from handlers.vision.images import Geometry, cut_square, decode_image
+from tests.photographs import crops, encoded, jpeg, path, photograph
+
+FULL = Geometry(resize_size=232, crop_size=224, max_pixels=10_000_000, scaled_decode=False)
+SCALED = Geometry(resize_size=232, crop_size=224, max_pixels=10_000_000)
+
+
+def torchvision_square(image: Image.Image) -> NDArray[np.uint8]:
+    """The oracle: torchvision's own steps on a PIL image."""
+    resized = functional.resize(image.convert("RGB"), [232], antialias=True)
+    return np.asarray(functional.center_crop(resized, [224]))
+
+
+def chelsea() -> Image.Image:
+    return Image.open(path("chelsea")).convert("RGB")
+
+
+@pytest.mark.parametrize("size", [(451, 300), (300, 451), (232, 232), (100, 90), (1201, 333), (17, 900)])
+def test_decode_full_equals_torchvision_transform(size: tuple[int, int]) -> None:
+    image = chelsea().resize(size)
+    difference = np.abs(decode_image(encoded(image, "PNG"), FULL).astype(int) - torchvision_square(image))
+    # One resampling instead of resize then crop: at most the rounding of a grey level.
+    assert difference.max() <= 1
+
+
+@pytest.mark.parametrize("size", [(451, 300), (300, 451), (232, 232), (1, 1), (17, 900)])
+def test_cut_square_of_pixels_is_what_their_png_decodes_to(size: tuple[int, int]) -> None:
+    image = chelsea().resize(size)
+    np.testing.assert_array_equal(cut_square(np.asarray(image), FULL), decode_image(encoded(image, "PNG"), FULL))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "code", "type_"),
+    [
+        (np.zeros((4, 4, 3), np.float32), 400, "UnknownShape"),
+        (np.zeros((4, 4, 3), np.int8), 400, "UnknownShape"),
+        (np.zeros((4, 4, 4), np.uint8), 400, "UnknownShape"),
+        (np.zeros((3, 4, 4), np.uint8), 400, "UnknownShape"),
+        (np.zeros((4, 4), np.uint8), 400, "UnknownShape"),
+        (np.zeros((0, 4, 3), np.uint8), 400, "UnknownShape"),
+        (np.zeros((10_001, 1000, 3), np.uint8), 413, "ImageTooLarge"),
+    ],
+)
+def test_cut_square_of_other_arrays_is_refused(pixels: NDArray[np.generic], code: int, type_: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        cut_square(pixels, FULL)
+    assert (caught.value.code, type(caught.value).__name__) == (code, type_)
+
+
+def test_decode_scaled_large_jpegs_stay_close_to_full() -> None:
+    for body in crops(8, seed=3, sides=(1000, 3000)):
+        full, scaled = decode_image(body, FULL).astype(int), decode_image(body, SCALED).astype(int)
+        assert np.abs(full - scaled).mean() < 2.0
+
+
+def sixteen_bit_grey(image: Image.Image) -> bytes:
+    high_and_low = np.asarray(image.convert("L")).astype(np.uint16) * 257
+    return encoded(Image.fromarray(high_and_low), "PNG")
+
+
+def sixteen_bit_rgb(image: Image.Image) -> bytes:
+    """A PNG by hand: Pillow reads 16 bits a channel and cannot write them."""
+    samples = (np.asarray(image).astype(">u2") * 257).tobytes()
+    width, height = image.size
+    stride = width * 6
+    rows = b"".join(b"\0" + samples[y * stride : (y + 1) * stride] for y in range(height))
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def animated(image: Image.Image) -> bytes:
+    return encoded(image.quantize(256), "GIF", save_all=True, append_images=[Image.new("P", image.size)])
+
+
+def transparent_palette(image: Image.Image) -> bytes:
+    return encoded(image.quantize(255), "PNG", transparency=bytes([255] * 200 + [0] * 55))
+
+
+@pytest.mark.parametrize(
+    ("body", "tolerance"),
+    [
+        pytest.param(encoded(chelsea(), "PNG"), 0.5, id="png"),
+        pytest.param(jpeg(chelsea(), 95), 2.5, id="jpeg"),
+        pytest.param(encoded(chelsea(), "WEBP", lossless=True), 0.5, id="webp"),
+        pytest.param(encoded(chelsea(), "BMP"), 0.5, id="bmp"),
+        pytest.param(animated(chelsea()), 6.0, id="gif-first-frame"),
+        pytest.param(encoded(chelsea().quantize(256), "PNG"), 6.0, id="palette"),
+        pytest.param(transparent_palette(chelsea()), 6.0, id="palette-transparent"),
+        pytest.param(encoded(chelsea().convert("RGBA"), "PNG"), 0.5, id="rgba"),
+        pytest.param(encoded(chelsea().convert("CMYK"), "JPEG", quality=95), 3.0, id="cmyk"),
+        pytest.param(sixteen_bit_rgb(chelsea()), 0.5, id="rgb-16-bit"),
+    ],
+)
+def test_decode_every_format_and_mode_shows_the_same_cat(body: bytes, tolerance: float) -> None:
+    difference = np.abs(decode_image(body, FULL).astype(int) - torchvision_square(chelsea()))
+    assert difference.mean() < tolerance
+
+
+@pytest.mark.parametrize("make", [sixteen_bit_grey, lambda image: encoded(image.convert("L"), "PNG")], ids=["16", "8"])
+def test_decode_grey_fills_three_equal_channels(make: object) -> None:
+    pixels = decode_image(make(chelsea()), FULL)  # type: ignore[operator]
+    assert np.array_equal(pixels[..., 0], pixels[..., 2])
+    assert np.abs(pixels.astype(int) - torchvision_square(chelsea().convert("L"))).max() <= 1
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("geometry", [FULL, SCALED], ids=["full", "scaled"])
+def test_decode_exif_orientation_stands_upright(orientation: int, geometry: Geometry) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = chelsea().resize((902, 600))
+    body = encoded(stored, "JPEG", exif=exif, quality=95)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(body)))
+    assert upright is not None
+    assert np.abs(decode_image(body, geometry).astype(int) - torchvision_square(upright)).mean() < 2.0
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_decode_broken_exif_counts_as_none() -> None:
+    body = encoded(chelsea(), "JPEG", exif=b"Exif\x00\x00II*\x00garbage that is no directory")
+    assert decode_image(body, FULL).shape == (224, 224, 3)
+
+
+def header_of(width: int, height: int) -> bytes:
+    """A BMP's header without any pixel: whoever decodes it finds nothing."""
+    body = bytearray(encoded(Image.new("RGB", (1, 1)), "BMP"))
+    body[18:26] = struct.pack("<ii", width, height)
+    return bytes(body[:54])
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "type_"),
+    [
+        (b"", 400, "EmptyInput"),
+        (b"not an image", 415, "UnsupportedMedia"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 415, "UnsupportedMedia"),
+        (encoded(Image.new("RGB", (9, 9)), "TIFF"), 415, "UnsupportedMedia"),
+        (photograph("rocket")[:20_000], 422, "CorruptInput"),
+        (photograph("chelsea")[:20_000], 422, "CorruptInput"),
+        (photograph("chelsea")[:-20_000] + b"\0" * 20_000, 422, "CorruptInput"),
+        (photograph("rocket")[:10], 422, "CorruptInput"),
+        (header_of(20_000, 20_000), 413, "ImageTooLarge"),
+        (encoded(Image.new("1", (60_000, 60_000)), "PNG"), 413, "ImageTooLarge"),
+    ],
+)
+def test_decode_bad_bytes_are_refused_each_with_its_own_error(body: bytes, code: int, type_: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        decode_image(body, FULL)
+    assert (raised.value.code, type(raised.value).__name__) == (code, type_)
+
+
+def test_decode_limit_names_both_numbers() -> None:
+    with pytest.raises(InvalidInput, match="20000 x 20000 = 400000000 pixels; max_pixels is 10000000"):
+        decode_image(header_of(20_000, 20_000), FULL)
+
+
+def test_decode_flipped_bytes_never_raise_anything_else() -> None:
+    generator = torch.Generator().manual_seed(0)
+    bodies = [
+        jpeg(chelsea()),
+        encoded(chelsea().resize((60, 60)), "PNG"),
+        encoded(chelsea(), "WEBP"),
+        animated(chelsea()),
+    ]
+    for body in bodies:
+        for _ in range(40):
+            broken = bytearray(body)
+            for position in torch.randint(0, len(body), (5,), generator=generator).tolist():
+                broken[position] ^= 0xFF
+            try:
+                assert decode_image(broken, SCALED).shape == (224, 224, 3)
+            except InvalidInput:
+                pass
