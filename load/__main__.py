@@ -6,8 +6,8 @@ Ctrl-C (what was measured is kept).
 
 import sys
 
-from load import commands
-from load.cli import parser
+from load.cli import commands
+from load.cli.arguments import parser
 from load.errors import LoadError
 
 IMPOSSIBLE, INTERRUPTED = 2, 130

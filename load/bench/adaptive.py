@@ -27,7 +27,6 @@ from deploy.models import model
 from deploy.sandbox import started
 from deploy.server import Server
 from deploy.sources import WeightsUnavailable
-from load.attack import Attack, Load
 from load.bench.machine import wait_idle
 from load.bench.peers import CPU_ONLY
 from load.bench.photographs import photographs
@@ -35,14 +34,15 @@ from load.bench.progress import aside, progress
 from load.bench.resnet import IDLE_PERCENT, IDLE_TIMEOUT_S
 from load.bench.table import Bound, Row, ratios, render
 from load.bench.texts import single_bodies
-from load.closed_loop import ClosedLoop
-from load.inputs import Inputs
-from load.open_loop import OpenLoop
-from load.pacers import Poisson
-from load.search import Grid, highest, is_met
-from load.summary import Summary
-from load.target import Target
-from load.windows import Duration
+from load.generate.attack import Attack, Load
+from load.generate.closed_loop import ClosedLoop
+from load.generate.inputs import Inputs
+from load.generate.open_loop import OpenLoop
+from load.generate.pacers import Poisson
+from load.generate.target import Target
+from load.generate.windows import Duration
+from load.measure.summary import Summary
+from load.runs.search import Grid, highest, is_met
 
 TARGET_TIMES = 12
 PERCENT = 99.0

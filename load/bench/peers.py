@@ -15,13 +15,13 @@ import requests
 from deploy.models import ROOT
 from deploy.sandbox import started
 from deploy.server import Server
-from load.attack import Attack
 from load.bench.machine import memory_mb
-from load.closed_loop import ClosedLoop
-from load.exchange import OK
-from load.inputs import Inputs
-from load.target import Target
-from load.windows import Duration
+from load.generate.attack import Attack
+from load.generate.closed_loop import ClosedLoop
+from load.generate.inputs import Inputs
+from load.generate.target import Target
+from load.generate.windows import Duration
+from load.measure.exchange import OK
 
 BATCH_SIZE, MAX_BATCH_DELAY_MS, WORKERS = 16, 1, 1
 # OpenVINO is what is compared, on a machine with a GPU too.

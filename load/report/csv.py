@@ -8,7 +8,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from load.stored import Run, StepResult
+from load.runs.run_file import Run, StepResult
 
 LOADS = {"concurrency": "Concurrency", "rate": "Request Rate"}
 # perf_analyzer's name for each of TorchServe's stages.

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import plotly.graph_objects as go
 
-from load.latencies import Latencies
-from load.stored import Run, StepResult
+from load.measure.latencies import Latencies
+from load.runs.run_file import Run, StepResult
 
 # Okabe and Ito's colours, told apart by everybody.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")

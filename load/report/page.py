@@ -7,11 +7,11 @@ from html import escape
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from load.compare import Comparison, compare
 from load.report import figures
 from load.report.table import cells_of, columns_of, remarks_of
 from load.report.terms import TERMS
-from load.stored import Run, StepResult
+from load.runs.compare import Comparison, compare
+from load.runs.run_file import Run, StepResult
 
 STYLE = """
 :root { color-scheme: light; --ink: #1b1f24; --soft: #5b6570; --line: #dde2e8; --warn: #8a4b00; }

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from load.exchange import Verdict
+from load.measure.exchange import Verdict
 from load.report.terms import TERMS
-from load.stored import Run, StepResult
+from load.runs.run_file import Run, StepResult
 
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9")
 FILE_WIDTH = 1000

@@ -25,18 +25,18 @@ from deploy.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.server import Server
 from handlers.scheduling.scheduler import COURTEOUS_SHARE
-from load import precise_loop
-from load.attack import Attack, Load
-from load.closed_loop import ClosedLoop
-from load.exchange import OK, Exchange, Verdict
-from load.inputs import Inputs
-from load.latencies import Latencies
-from load.open_loop import OpenLoop
-from load.pacers import Poisson
-from load.recording import Recording
-from load.server_timing import parse
-from load.target import Target
-from load.windows import Duration
+from load.generate import precise_loop
+from load.generate.attack import Attack, Load
+from load.generate.closed_loop import ClosedLoop
+from load.generate.inputs import Inputs
+from load.generate.open_loop import OpenLoop
+from load.generate.pacers import Poisson
+from load.generate.target import Target
+from load.generate.windows import Duration
+from load.measure.exchange import OK, Exchange, Verdict
+from load.measure.latencies import Latencies
+from load.measure.recording import Recording
+from load.measure.server_timing import parse
 from tests.e2e.conftest import MOBILENET, Answer, metrics, send, send_together, url
 from tests.photographs import photograph
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from load.attack import Attack
-from load.inputs import Inputs
-from load.open_loop import OpenLoop
-from load.pacers import Poisson
-from load.target import Target
-from load.windows import Duration
+from load.generate.attack import Attack
+from load.generate.inputs import Inputs
+from load.generate.open_loop import OpenLoop
+from load.generate.pacers import Poisson
+from load.generate.target import Target
+from load.generate.windows import Duration
 
 SERVER = Path(__file__).with_name("empty_server.py")
 

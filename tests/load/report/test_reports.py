@@ -13,8 +13,8 @@ from rich.console import Console
 from load.report import csv as csv_report
 from load.report import figures, page, table
 from load.report.terms import TERMS
-from load.stored import Run
-from tests.load.runs import invalid, run
+from load.runs.run_file import Run
+from tests.load.stored_runs import invalid, run
 
 
 def shown(*runs: Run, has_legend: bool = False) -> str:

@@ -1,0 +1,284 @@
+"""What the commands do: options of the command line -> nouns of this folder -> output."""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from load.cli.progress import Progress
+from load.errors import BadRange, CannotWrite, InputError
+from load.generate import expect, inputs
+from load.generate.inputs import Inputs
+from load.generate.windows import Duration, Requests, Stability, Until
+from load.measure.summary import Summary
+from load.report import csv, page, table
+from load.runs import compare
+from load.runs.run_file import Run
+from load.runs.scenarios import Step, closed, grid, mlperf, numbers, opened, pacer_for, replay
+from load.runs.search import fair, highest, is_met
+from load.runs.served import Served
+from load.runs.session import Session, Subject
+from load.runs.tune import Tuner, advise
+
+DONE, INTERRUPTED = 0, 130
+DEFAULT_PERCENTILE = 99.0
+TUNE_WARM_UP_S, MAX_LAG_MS = 1.0, 10.0
+ALONE = "alone"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, store."""
+    if options.binary_search and options.latency_threshold is None:
+        raise BadRange("--binary-search needs --latency-threshold MS: the latency that is to be kept")
+    if len(options.model) > 1 and options.out is not None and options.out.suffix:
+        raise BadRange(f"--out {options.out}: for several models, name a folder")
+    _check_outputs(options)
+    session = session_for(options)
+    steps = [] if options.binary_search else steps_for(options)
+    subjects = [_subject(session, options, model) for model in options.model]
+    try:
+        if options.binary_search:
+            is_complete = all(_search(session, options, subject) for subject in subjects)
+        else:
+            is_complete = session.measure_all(subjects, steps, options.repeats)
+    except KeyboardInterrupt:
+        # Between two measurements.
+        is_complete = False
+    runs = [subject.run for subject in subjects]
+    for each in runs:
+        if options.out is not None:
+            each.save(options.out / f"{each.label}.json" if len(runs) > 1 else options.out)
+    _output(runs, options)
+    return DONE if is_complete else INTERRUPTED
+
+
+def report(options: argparse.Namespace) -> int:
+    """Redraw."""
+    _output([Run.read(path) for path in options.runs], options)
+    return DONE
+
+
+def session_for(options: argparse.Namespace) -> Session:
+    """What all steps have in common."""
+    return Session(
+        inputs=Inputs(inputs.read(options.input, options.content_type), options.seed),
+        until=_until(options),
+        warm_up_s=options.warm_up,
+        latency_threshold_ms=options.latency_threshold,
+        max_lag_ms=options.max_lag,
+        display=Progress(Console(stderr=True)),
+    )
+
+
+def served_for(options: argparse.Namespace, model: str, version: str | None = None) -> Served:
+    """A model where the command line says it is."""
+    return Served(
+        model,
+        version,
+        options.url,
+        options.management_url,
+        options.metrics_url,
+        options.token,
+        options.management_token,
+        options.timeout,
+    )
+
+
+def expected(options: argparse.Namespace, served: Served, items: Sequence[inputs.Input]) -> expect.Expected | None:
+    """Answers to hold the server to; None where --expect was not given."""
+    if options.expect is None:
+        return None
+    if options.expect == ALONE:
+        answers = [expect.parsed(served.ask(item)) for item in items]
+    else:
+        answers = expect.read(Path(options.expect), items)
+    return expect.Expected(answers, options.tolerance)
+
+
+def steps_for(options: argparse.Namespace) -> list[Step]:
+    """The loads that the command line asks for.
+
+    Raises:
+        BadRange: there is none, or more than one kind.
+    """
+    pace = pacer_for(options.request_distribution, options.seed or 0, options.burst_size)
+    clients = numbers(options.concurrency) if options.concurrency else ()
+    rates = numbers(options.rate) if options.rate else ()
+    if options.scenario:
+        return mlperf(options.scenario, clients, rates, pace)
+    if sum(map(bool, (clients, rates, options.request_intervals))) != 1:
+        raise BadRange("give one of --concurrency, --rate, --request-intervals and --scenario")
+    if options.request_intervals:
+        return [opened(replay(_lines(options.request_intervals)), options.max_in_flight)]
+    return [closed(each) for each in clients] or [opened(pace(each), options.max_in_flight) for each in rates]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+
+
+def _until(options: argparse.Namespace) -> Until:
+    """A duration, unless windows or a number of requests are asked for."""
+    windows = (
+        options.stability_percentage,
+        options.measurement_interval,
+        options.measurement_request_count,
+        options.max_trials,
+    )
+    if any(each is not None for each in windows):
+        percentage, interval_ms, request_count, max_trials = windows
+        return Stability(
+            interval_s=(interval_ms or 5000) / 1e3,
+            percentage=percentage or 10.0,
+            max_trials=max_trials or 10,
+            percentile=options.percentile,
+            request_count=request_count or 0,
+        )
+    return Requests(options.requests) if options.requests else Duration(options.duration)
+
+
+def _subject(session: Session, options: argparse.Namespace, model: str) -> Subject:
+    served = served_for(options, model, options.model_version)
+    settings = {name: _plain(value) for name, value in vars(options).items() if "token" not in name}
+    label = options.label if options.label and len(options.model) == 1 else model
+    subject = session.subject(served, label, settings)
+    checker = expected(options, served, session.inputs.items)
+    return subject if checker is None else Subject(served, subject.run, checker.verdict)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _search(session: Session, options: argparse.Namespace, subject: Subject) -> bool:
+    """Search one model's highest load and say it; False when Ctrl-C ended it."""
+    percentile = options.percentile or DEFAULT_PERCENTILE
+    pace = pacer_for(options.request_distribution, options.seed or 0, options.burst_size)
+    if bool(options.concurrency) == bool(options.rate):
+        raise BadRange("--binary-search needs --concurrency LOW:HIGH or --rate LOW:HIGH:STEP, one of them")
+    step = closed if options.concurrency else (lambda rate: opened(pace(rate), options.max_in_flight))
+
+    def measure(load: float) -> Summary:
+        summary = session.measure(subject, step(load), f"{subject.run.label}, {step(load)}")
+        if summary.is_interrupted:
+            raise _Interrupted
+        return summary
+
+    try:
+        found = highest(
+            grid(options.concurrency or options.rate),
+            fair(measure, percentile),
+            lambda summary: is_met(summary, percentile),
+        )
+    except _Interrupted:
+        return False
+    wanted = f"{percentile:g} % of requests within {options.latency_threshold:g} ms"
+    if found.load is None:
+        print(f"{subject.run.label}: not even the lowest load has {wanted}")
+    else:
+        limit = ", the highest of the range: more might hold" if found.is_limit else ""
+        print(f"{subject.run.label}: highest load with {wanted}: {step(found.load)}{limit}")
+    return True
+
+
+class _Interrupted(Exception):
+    """Ctrl-C ended a search."""
+
+
+def compared(options: argparse.Namespace) -> int:
+    """Ratios of two runs."""
+    base, other = Run.read(options.base), Run.read(options.other)
+    rows = compare.compare(base, other)
+    table.wide(Console()).print(compare.table(base, other, rows))
+    for line in compare.remarks(base, other, rows):
+        print(f"load: {line}", file=sys.stderr)
+    return DONE
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Say what to register a model with."""
+    session = Session(
+        inputs=Inputs(inputs.read(options.input, options.content_type), options.seed),
+        until=Duration(options.duration),
+        warm_up_s=TUNE_WARM_UP_S,
+        latency_threshold_ms=options.latency_threshold_ms,
+        max_lag_ms=MAX_LAG_MS,
+        display=Progress(Console(stderr=True)),
+    )
+    tuner = Tuner(session, served_for(options, options.model), options.archive, print)
+    sizes = [2**power for power in range(options.max_batch_size.bit_length()) if 2**power <= options.max_batch_size]
+    curve, _ = tuner.curve(sizes)
+    print(f"time of a batch of n: {curve.per_item_ms:.2f} ms * n + {curve.per_batch_ms:.2f} ms")
+    advice = advise(curve, options.latency_threshold_ms, options.max_batch_size)
+    workers, found = tuner.best(advice, options.max_workers, options.percentile)
+    wanted = f"{options.percentile:g} % of requests within {options.latency_threshold_ms:g} ms"
+    print(
+        f"\nbatch_size {advice.batch_size}, max_batch_delay {advice.max_batch_delay_ms}, "
+        f"job_queue_size {advice.job_queue_size}, workers {workers}\n"
+        f'curl -X POST "{options.management_url}/models?url={tuner.archive}&batch_size={advice.batch_size}'
+        f'&max_batch_delay={advice.max_batch_delay_ms}&initial_workers={workers}"\n'
+        f"job_queue_size={advice.job_queue_size}   # config.properties, or jobQueueSize in model-config.yaml"
+    )
+    if found.load is None:
+        print(f"but not even the lowest rate that was tried has {wanted}: p99 {_p99(found.measured)}")
+    else:
+        print(f"holds {found.load:.1f} requests/s with {wanted}: p99 {_p99(found.measured)}")
+    return DONE
+
+
+def _p99(summary: Summary) -> str:
+    return f"{summary.latency_ms(99):.1f} ms" if summary.completed else "of nothing"
+
+
+def _output(runs: Sequence[Run], options: argparse.Namespace) -> None:
+    table.show(runs, Console(), has_legend=options.verbose)
+    drawn = {options.csv: csv.render, options.html: page.render}
+    for path, render in drawn.items():
+        if path is not None:
+            _write(path, render(runs))
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Nobody wants to hear after an hour that there was nowhere to write.
+
+    Raises:
+        CannotWrite: a file cannot be made where it is wanted.
+    """
+    for path in (options.out, options.csv, options.html):
+        folder = path if path is options.out and len(options.model) > 1 else path and path.parent
+        if folder is None:
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise CannotWrite(f"cannot write {path}: {error.strerror}") from error
+        if folder is not path and path.is_dir():
+            raise CannotWrite(f"cannot write {path}: it is a folder")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CannotWrite(f"cannot write {path}: {error.strerror}") from error
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "run": run,
+    "report": report,
+    "compare": compared,
+    "tune": tune,
+}

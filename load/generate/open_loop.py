@@ -1,0 +1,95 @@
+"""An open loop: requests leave by a schedule, whatever has become of those before.
+
+Latency counts from the scheduled time. A server that stalls for two seconds keeps everybody waiting who was due
+meanwhile, and here that shows; a closed loop would just send less (G. Tene calls that coordinated omission).
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from itertools import count
+
+from load.generate.attack import Sender
+from load.generate.pacers import Pacer
+from load.measure.rates import Rate, of_window
+from load.measure.recording import Recording
+
+# Requests in flight at once: connections, and so descriptors, of this process and of the server.
+MAX_IN_FLIGHT = 1000
+# A generator that is behind reads answers too, this often.
+SENDS_WITHOUT_PAUSE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """Requests by schedule.
+
+    Attributes:
+        pacer: the schedule.
+        max_in_flight: where this is reached, requests are sent late, and the run is marked invalid.
+    """
+
+    pacer: Pacer
+    max_in_flight: int = MAX_IN_FLIGHT
+
+    @property
+    def rate(self) -> Rate:
+        """How its throughput is counted."""
+        return of_window
+
+    async def drive(self, sender: Sender, recording: Recording) -> None:
+        """Send until the recording is closed and every answer has come."""
+        departures = _Departures(self, sender, recording)
+        recording.warm()
+        sending = asyncio.create_task(departures.keep_schedule())
+        await recording.until_closed()
+        sending.cancel()
+        departures.send_overdue()
+        await asyncio.gather(*departures.under_way)
+
+    def __str__(self) -> str:
+        return str(self.pacer)
+
+
+class _Departures:
+    """The requests of one run, as they leave."""
+
+    def __init__(self, load: OpenLoop, sender: Sender, recording: Recording) -> None:
+        self.under_way: set[asyncio.Task[int]] = set()
+        self._slots = asyncio.Semaphore(load.max_in_flight)
+        self._sources = sender.inputs.order(0)
+        self._schedule = (recording.started_s + offset_s for offset_s in load.pacer.due_s())
+        self._due_s = next(self._schedule)
+        self._load = load
+        self._sender = sender
+        self._recording = recording
+
+    async def keep_schedule(self) -> None:
+        """Send every request when it is due, without end."""
+        for number in count():
+            delay_s = self._due_s - time.perf_counter()
+            if delay_s > 0 or number % SENDS_WITHOUT_PAUSE == 0:
+                await asyncio.sleep(max(0.0, delay_s))
+            if self._slots.locked():
+                self._recording.throttled += 1
+            await self._slots.acquire()
+            self._send()
+
+    def send_overdue(self) -> None:
+        """Send what was due before the window closed and has not left yet, as far as the limit allows."""
+        while self._due_s < self._recording.closes_s:
+            if len(self.under_way) < self._load.max_in_flight:
+                self._send()
+            else:
+                self._recording.unsent += 1
+                self._due_s = next(self._schedule)
+
+    def _send(self) -> None:
+        task = asyncio.create_task(self._sender.send([next(self._sources)], due_s=self._due_s))
+        self._due_s = next(self._schedule)
+        self.under_way.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[int]) -> None:
+        self.under_way.discard(task)
+        self._slots.release()

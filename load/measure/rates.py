@@ -1,0 +1,37 @@
+"""What throughput means. Pure; one definition for each kind of load.
+
+of_cycles   closed loop: the sum over the clients of their own rate, good answers over the time from the client's first
+            send to its last answer. A client sends when its answer has come, so that time is whole cycles and nothing
+            is cut off at either end, although a batching server answers in bursts.
+of_window   open loop: good answers that came within the window, over its length, whenever they were asked for: what
+            the server did, not what it was offered.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from load.measure.exchange import Exchange
+
+# (all exchanges, opens_s, closes_s, which answers count) -> per second
+Rate = Callable[[Sequence[Exchange], float, float, Callable[[Exchange], bool]], float]
+
+
+def of_cycles(
+    exchanges: Sequence[Exchange], opens_s: float, _closes_s: float, counts: Callable[[Exchange], bool]
+) -> float:
+    """See above; a client's last request may be answered, or even begin, after the window has closed."""
+    own: defaultdict[int, list[Exchange]] = defaultdict(list)
+    for exchange in exchanges:
+        if exchange.due_s >= opens_s:
+            own[exchange.client].append(exchange)
+    return sum(
+        sum(map(counts, each)) / (max(e.answered_s for e in each) - min(e.sent_s for e in each))
+        for each in own.values()
+    )
+
+
+def of_window(
+    exchanges: Sequence[Exchange], opens_s: float, closes_s: float, counts: Callable[[Exchange], bool]
+) -> float:
+    """See above."""
+    return sum(opens_s <= each.answered_s < closes_s and counts(each) for each in exchanges) / (closes_s - opens_s)

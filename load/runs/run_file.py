@@ -1,0 +1,218 @@
+"""A run as it is stored: run.json, the one thing that tables, pages and comparisons are made of.
+
+    Summary, ServerStatistics, Recording -> StepResult -> Run -> save / read
+
+Every step carries its raw exchanges, so that a report can be made anew later, and differently. README.md of this folder
+documents the fields; a name's ending is its unit.
+"""
+
+import gzip
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+
+from load.errors import BadRun, CannotWrite
+from load.measure.exchange import NO_ANSWER, Exchange, Verdict
+from load.measure.recording import Recording
+from load.measure.server_metrics import ServerStatistics
+from load.measure.summary import Summary
+from load.runs.scenarios import Step
+
+SCHEMA = "load-run/1"
+COMPRESSED = ".gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanges:
+    """Raw exchanges by column, in the order of their answers; times in s from the opening of the window."""
+
+    due_s: list[float]
+    sent_s: list[float]
+    answered_s: list[float]
+    status: list[int]
+    client: list[int]
+    source: list[int]
+    sent_bytes: list[int]
+    received_bytes: list[int]
+    error: list[str | None]
+    server_timing: list[str | None]
+    verdict: list[Verdict | None]
+
+    @classmethod
+    def of(cls, exchanges: Sequence[Exchange], opens_s: float) -> "Exchanges":
+        """Turn rows into columns; times are kept to the microsecond."""
+        rows = [
+            (
+                round(each.due_s - opens_s, 6),
+                round(each.sent_s - opens_s, 6),
+                round(each.answered_s - opens_s, 6),
+                each.status,
+                each.client,
+                each.source,
+                each.sent_bytes,
+                each.received_bytes,
+                each.error,
+                each.server_timing,
+                each.verdict,
+            )
+            for each in exchanges
+        ]
+        return cls(*map(list, zip(*rows, strict=True))) if rows else cls(*([] for _ in range(11)))
+
+    def rows(self) -> list[Exchange]:
+        """Turn columns back into rows."""
+        columns = (getattr(self, name) for name in self.__slots__)
+        return [Exchange(*row) for row in zip(*columns, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One measured load."""
+
+    name: str
+    kind: str
+    value: float
+    repeat: int
+    started_at: str
+    is_valid: bool
+    invalid_reason: str | None
+    window_s: float
+    requests: int
+    throughput_per_s: float
+    goodput_per_s: float
+    latency_threshold_ms: float | None
+    latency_ms: dict[str, float]
+    in_time_percent: float
+    status: dict[str, int]
+    connection_errors: dict[str, int]
+    answers: dict[Verdict, int]
+    bytes: dict[str, int]
+    generator_lag_ms: dict[str, float]
+    generator_cpu_percent: float
+    requests_by_batch_size: dict[str, int]
+    forward_passes: dict[str, int]
+    mean_batch_size: float | None
+    server_ms: dict[str, float]
+    exchanges: Exchanges
+
+    @classmethod
+    def of(
+        cls,
+        step: Step,
+        summary: Summary,
+        recording: Recording,
+        server: ServerStatistics | None,
+        *,
+        repeat: int,
+        started_at: str,
+        latency_threshold_ms: float | None,
+    ) -> "StepResult":
+        """Everything that is known of a step."""
+        sizes = summary.timings.requests_by_batch_size
+        # The answers' own words are of the window alone; the counters are there for handlers that say nothing.
+        stages = {**(server.stages_ms if server else {}), **summary.timings.mean_ms}
+        queue = {"queue": server.queue_ms} if server and server.queue_ms is not None else {}
+        return cls(
+            name=str(step),
+            kind=step.kind,
+            value=step.value,
+            repeat=repeat,
+            started_at=started_at,
+            is_valid=summary.is_valid,
+            invalid_reason="; ".join(summary.invalid_reasons) or None,
+            window_s=round(summary.window_s, 6),
+            requests=summary.requests,
+            throughput_per_s=summary.throughput_per_s,
+            goodput_per_s=summary.goodput_per_s,
+            latency_threshold_ms=latency_threshold_ms,
+            latency_ms=summary.latencies.statistics_ms(),
+            in_time_percent=100 * summary.in_time / summary.requests if summary.requests else 0.0,
+            status={str(status): count for status, count in summary.statuses.items() if status != NO_ANSWER},
+            connection_errors=dict(summary.errors),
+            answers=dict(summary.verdicts),
+            bytes={"sent": summary.sent_bytes, "received": summary.received_bytes},
+            generator_lag_ms=summary.lag.statistics_ms(),
+            generator_cpu_percent=round(summary.cpu_percent, 1),
+            requests_by_batch_size={str(size): count for size, count in sizes.items()},
+            forward_passes=server.forward_passes if server else {},
+            mean_batch_size=summary.timings.mean_batch_size or (server.mean_batch_size if server else None),
+            server_ms={**queue, **{name: round(value, 3) for name, value in stages.items()}},
+            exchanges=Exchanges.of(recording.exchanges, recording.opens_s),
+        )
+
+    @property
+    def counted(self) -> list[Exchange]:
+        """The exchanges that were due within the window."""
+        return [each for each in self.exchanges.rows() if each.due_s >= 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Some loads on one model, measured one after the other.
+
+    Attributes:
+        label: what it is called in reports.
+        created_at: UTC.
+        model: its name.
+        url: of the prediction.
+        registration: what the model is registered with, as the management API says it.
+        settings: the command line.
+        inputs: names of what was sent, by number.
+        steps: the results.
+    """
+
+    label: str
+    created_at: str
+    model: str
+    url: str
+    registration: dict[str, Any]
+    settings: dict[str, Any]
+    inputs: list[str]
+    steps: list[StepResult] = field(default_factory=list)
+    schema: str = SCHEMA
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, compressed where the name ends in .gz.
+
+        Raises:
+            CannotWrite: it cannot be written there.
+        """
+        data = orjson.dumps(_finite(asdict(self)), option=orjson.OPT_NON_STR_KEYS)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(gzip.compress(data, 6) if path.suffix == COMPRESSED else data)
+        except OSError as error:
+            raise CannotWrite(f"cannot write {path}: {error.strerror}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> "Run":
+        """Read what `save` wrote.
+
+        Raises:
+            BadRun: it cannot be read, or is something else.
+        """
+        try:
+            data = path.read_bytes()
+            run = _ADAPTER.validate_json(gzip.decompress(data) if path.suffix == COMPRESSED else data)
+        except OSError as error:
+            raise BadRun(f"cannot read {path}: {error.strerror or error}") from error
+        except (ValidationError, EOFError) as error:
+            raise BadRun(f"{path} holds no run of `python -m load run --out`") from error
+        if run.schema != SCHEMA:
+            raise BadRun(f"{path} is of schema {run.schema}, this program reads {SCHEMA}: measure it again")
+        return run
+
+
+_ADAPTER = TypeAdapter(Run)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity; a window that never opened has no exchanges to be relative to."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,103 @@
+"""The highest load that still holds, by bisection. Pure: what a measurement is, the caller says.
+
+    low .. high on a grid -> bisect -> candidate -> measured once more -> Found
+
+A measurement under load is noisy, so the candidate is measured again, and given up for the next lower one as long as it
+does not hold a second time. What a bisection takes for granted: what holds at some load holds at any lower one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from load.errors import BadRange
+from load.measure.summary import Summary
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The loads that are tried: `low`, `low + step`, ... up to `high`."""
+
+    low: float
+    high: float
+    step: float
+
+    def __post_init__(self) -> None:
+        """BadRange where there is nothing to search."""
+        if not (0 < self.low <= self.high and self.step > 0):
+            raise BadRange(f"cannot search {self.low:g}:{self.high:g}:{self.step:g}: give 0 < low <= high, and a step")
+
+    @property
+    def last(self) -> int:
+        """Number of the highest load; that of `low` is 0."""
+        return int((self.high - self.low) / self.step + 1e-9)
+
+    def load(self, number: int) -> float:
+        """A load by its number."""
+        return self.low + number * self.step
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[T]):
+    """The end of a search.
+
+    Attributes:
+        load: the highest that held twice (once, where it is the lowest of the grid); None where none did.
+        measured: its last measurement; of the lowest load where none held.
+        is_limit: whether it is the highest of the grid, so that more might hold.
+    """
+
+    load: float | None
+    measured: T
+    is_limit: bool
+
+
+def highest(grid: Grid, measure: Callable[[float], T], holds: Callable[[T], bool]) -> Found[T]:
+    """Search the grid.
+
+    Args:
+        grid: the loads.
+        measure: measures one load.
+        holds: whether a measurement is good enough.
+    """
+    lowest = measure(grid.load(0))
+    if not holds(lowest):
+        return Found(None, lowest, is_limit=False)
+    # The highest that held, and the lowest that did not.
+    held, failed = 0, grid.last
+    if grid.last > 0 and holds(measure(grid.load(grid.last))):
+        held = grid.last
+    while failed - held > 1:
+        middle = (held + failed) // 2
+        if holds(measure(grid.load(middle))):
+            held = middle
+        else:
+            failed = middle
+    verified = lowest
+    for number in range(held, 0, -1):
+        verified = measure(grid.load(number))
+        if holds(verified):
+            return Found(grid.load(number), verified, is_limit=number == grid.last)
+    return Found(grid.load(0), lowest, is_limit=grid.last == 0)
+
+
+def is_met(summary: Summary, percent: float) -> bool:
+    """Whether at least this share of all requests was answered well, and within the latency threshold of the run.
+
+    A failure is not in time: a server that sheds half of its load keeps its p99 and does not hold. A generator that
+    fell behind is no obstacle: latency counts from the schedule, so what held would have held without.
+    """
+    return summary.requests > 0 and 100 * summary.in_time >= percent * summary.requests
+
+
+def fair(measure: Callable[[float], Summary], percent: float) -> Callable[[float], Summary]:
+    """The same measurement, made once more where it missed its target and is not valid: that may be the generator's."""
+
+    def measure_fairly(load: float) -> Summary:
+        summary = measure(load)
+        is_in_doubt = bool(summary.invalid_reasons) and not summary.unsent
+        return measure(load) if is_in_doubt and not is_met(summary, percent) else summary
+
+    return measure_fairly

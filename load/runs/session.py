@@ -1,0 +1,152 @@
+"""Steps measured one after the other, of one model or of several in turn.
+
+    Served.check -> for each repeat, for each step, for each model: counters, Attack, counters -> StepResult -> Run
+
+Models are interleaved: what drifts on the machine meanwhile, drifts for all of them.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from load.generate import precise_loop
+from load.generate.attack import Attack
+from load.generate.inputs import Inputs
+from load.generate.target import Check
+from load.generate.windows import Until
+from load.measure.recording import Recording
+from load.measure.server_metrics import Counters, ServerStatistics
+from load.measure.summary import Summary
+from load.runs.run_file import Run, StepResult
+from load.runs.scenarios import Step
+from load.runs.served import Served
+
+# Handlers send their counters once a second.
+COUNTERS_DELAY_S = 1.2
+
+
+class Display(Protocol):
+    """What a person sees meanwhile."""
+
+    async def watch(self, title: str, recording: Recording) -> None:
+        """Show a run while it lasts; cancelled at its end."""
+
+    def finished(self, title: str, result: StepResult) -> None:
+        """Show what came out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One model and the run that its results go to."""
+
+    served: Served
+    run: Run
+    check: Check | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """How everything is measured.
+
+    Attributes:
+        inputs: what is sent.
+        until: how long a step is measured.
+        warm_up_s: of each step.
+        latency_threshold_ms: of goodput.
+        max_lag_ms: what the generator may be late.
+        display: what a person sees.
+    """
+
+    inputs: Inputs
+    until: Until
+    warm_up_s: float
+    latency_threshold_ms: float | None
+    max_lag_ms: float
+    display: Display
+
+    def subject(self, served: Served, label: str, settings: dict[str, Any], check: Check | None = None) -> Subject:
+        """A model that is ready, with an empty run.
+
+        Raises:
+            NotServed: it is not.
+        """
+        registration = served.check(self.inputs.items[0])
+        names = [item.name for item in self.inputs.items]
+        run = Run(label, _now(), served.model, served.prediction_url, registration, settings, names)
+        return Subject(served, run, check)
+
+    def measure_all(self, subjects: Sequence[Subject], steps: Sequence[Step], repeats: int = 1) -> bool:
+        """Measure every step of every subject, into their runs.
+
+        Returns:
+            Whether it came to its end; False when Ctrl-C ended it, and what was measured until then is kept.
+        """
+        for repeat in range(1, repeats + 1):
+            for step in steps:
+                # Whoever comes first finds a quieter machine: that changes from repeat to repeat.
+                first = repeat % len(subjects)
+                for subject in [*subjects[first:], *subjects[:first]]:
+                    title = f"{subject.run.label}, {step}" + (f", repeat {repeat}/{repeats}" if repeats > 1 else "")
+                    if self.measure(subject, step, title, repeat).is_interrupted:
+                        return False
+        return True
+
+    def measure(self, subject: Subject, step: Step, title: str, repeat: int = 1) -> Summary:
+        """Measure one step, and add it to the subject's run."""
+        attack = Attack(
+            target=subject.served.target(subject.check),
+            inputs=self.inputs,
+            load=step.load,
+            until=self.until,
+            warm_up_s=self.warm_up_s,
+            latency_threshold_ms=self.latency_threshold_ms,
+            max_lag_ms=self.max_lag_ms,
+        )
+        before, started_at = subject.served.counters(), _now()
+        recording = precise_loop.run(self._generate(attack, title))
+        summary = attack.summarise(recording)
+        result = StepResult.of(
+            step,
+            summary,
+            recording,
+            _added(subject.served, before, recording),
+            repeat=repeat,
+            started_at=started_at,
+            latency_threshold_ms=self.latency_threshold_ms,
+        )
+        subject.run.steps.append(result)
+        self.display.finished(title, result)
+        return summary
+
+    async def _generate(self, attack: Attack, title: str) -> Recording:
+        recording = Recording()
+        loop = asyncio.get_running_loop()
+
+        def interrupted() -> None:
+            recording.stop()
+            # A second Ctrl-C is not for us to hold up.
+            loop.remove_signal_handler(signal.SIGINT)
+
+        loop.add_signal_handler(signal.SIGINT, interrupted)
+        try:
+            return await attack.generate(recording, lambda running: self.display.watch(title, running))
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+
+def _added(served: Served, before: Counters | None, recording: Recording) -> ServerStatistics | None:
+    """What the server counted meanwhile; None where it does not say."""
+    if before is None:
+        return None
+    if not recording.is_stopped:
+        time.sleep(COUNTERS_DELAY_S)
+    after = served.counters()
+    return None if after is None else ServerStatistics.of(after.since(before))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
