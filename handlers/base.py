@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -35,12 +35,13 @@ from handlers.metrics import Recorder, Reporter, Sample
 from handlers.pipeline.micro_batches import FORWARD_PASS, Cost, Overhead, micro_batches
 from handlers.pipeline.runner import Steps, respond
 from handlers.pipeline.slots import Batch, Slot
-from handlers.pipeline.warm_up import Lane, measure, meet
+from handlers.pipeline.warm_up import Allowed, measure, meet
 from handlers.protocol import requests
 from handlers.protocol.open_inference import Model
 from handlers.protocol.output_tensors import Documents, OutputTensors
 from handlers.protocol.requests import Payload, Request, Shape
 from handlers.protocol.responses import Reply
+from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy, check_mode
 from handlers.scheduling.scheduler import PASS_SHARE, Scheduler
 from handlers.scheduling.streams import Lanes
@@ -203,12 +204,12 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         parts = self.engine.divide(streams) if isinstance(self.engine, Divisible) else ()
         tasks: list[Self] = [self, *map(self._on, parts)]
         sizes = {1, min(TYPICAL_PASS, policy.max_items), min(window, policy.max_items)}
-        measured = [measure(task, self.sample(), sizes) for task in tasks[:2]]
+        measured = [LatencyModel(measure(task, self.sample(), sizes)) for task in tasks[:2]]
         scheduler: Scheduler[Place] = Scheduler(policy, Lanes(measured[0], measured[-1], max(1, len(parts))))
         limits = scheduler.limits(measured[-1].line, measured[-1].margin)
-        meet([Lane(task, limits) for task in tasks[1:] or tasks], self.samples())
+        meet([Allowed(task, limits.max_items, limits.max_tokens) for task in tasks[1:] or tasks], self.samples())
         if parts:
-            meet([Lane(self, replace(limits, max_items=1))], self.samples())
+            meet([Allowed(self, 1, limits.max_tokens)], self.samples())
         self._adaptive = AdaptiveWorker(
             [Steps(task, self._recorder) for task in tasks],
             scheduler,

@@ -13,18 +13,17 @@ from typing import Any, NamedTuple
 from handlers.errors import ItemError
 from handlers.pipeline.runner import Task
 from handlers.protocol.requests import Payload
-from handlers.scheduling.batch_selection import Limits
-from handlers.scheduling.latency_model import LatencyModel
 
 # OpenVINO takes 4 to 6 ms more for a shape it has not met, and MiniLM meets some two hundred of them on each lane.
 MEETING_S = 3.0
 
 
-class Lane(NamedTuple):
-    """A task on its engine or a part of it, and what its passes may hold."""
+class Allowed(NamedTuple):
+    """A task on its engine or on a stream of it, and what its micro-batches may hold there."""
 
     task: Task
-    limits: Limits
+    max_items: int
+    max_tokens: int
 
 
 def run(task: Task, items: Sequence[Any]) -> None:
@@ -38,8 +37,17 @@ def decoded(task: Task, payloads: Iterable[Payload]) -> list[Any]:
     return [item for item in prepared if not isinstance(item, ItemError)]
 
 
-def measure(task: Task, sample: Payload, sizes: Iterable[int]) -> LatencyModel:
-    """What passes of so many samples take."""
+def measure(task: Task, sample: Payload, sizes: Iterable[int]) -> list[tuple[int, float]]:
+    """Run micro-batches of one sample, repeated.
+
+    Args:
+        task: on the engine that is measured.
+        sample: what a client might send.
+        sizes: items of each micro-batch.
+
+    Returns:
+        (padded tokens, seconds) of each size, smallest first.
+    """
     (item,) = decoded(task, [sample])
     tokens = task.cost(item).length
     seeds = []
@@ -51,30 +59,30 @@ def measure(task: Task, sample: Payload, sizes: Iterable[int]) -> LatencyModel:
             run(task, [item] * size)
             seconds.append(time.perf_counter() - started)
         seeds.append((size * tokens, min(seconds[1:])))
-    return LatencyModel(seeds)
+    return seeds
 
 
-def meet(lanes: Sequence[Lane], samples: Iterable[Payload], seconds: float = MEETING_S) -> None:
-    """Run passes of every sample, of one, two and more of it, as many as fit; all lanes at once, small passes first.
+def meet(streams: Sequence[Allowed], samples: Iterable[Payload], seconds: float = MEETING_S) -> None:
+    """Run passes of every sample, of one, two and more of it, as many as fit; all streams at once, small ones first.
 
     Args:
-        lanes: at least one.
+        streams: at least one.
         samples: one of each length.
         seconds: after which no more passes start.
     """
-    items = decoded(lanes[0].task, samples)
+    items = decoded(streams[0].task, samples)
     ends_s = time.perf_counter() + seconds
 
-    def passes(lane: Lane) -> None:
+    def passes(stream: Allowed) -> None:
         for size in count(1):
-            tokens = lane.limits.max_tokens // size
-            fitting = [item for item in items if lane.task.cost(item).length <= tokens]
-            if not fitting or size > lane.limits.max_items:
+            tokens = stream.max_tokens // size
+            fitting = [item for item in items if stream.task.cost(item).length <= tokens]
+            if not fitting or size > stream.max_items:
                 return
             for item in fitting:
                 if time.perf_counter() > ends_s:
                     return
-                run(lane.task, [item] * size)
+                run(stream.task, [item] * size)
 
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        list(pool.map(passes, lanes))
+    with ThreadPoolExecutor(len(streams)) as pool:
+        list(pool.map(passes, streams))
