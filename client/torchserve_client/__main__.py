@@ -1,8 +1,8 @@
-"""`python -m client`."""
+"""`torchserve-client`."""
 
 import sys
 
-from client.cli import main
+from torchserve_client.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

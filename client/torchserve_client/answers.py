@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import orjson
 
-from client.errors import ClientError, InvalidPayload
+from torchserve_client.errors import ClientError, InvalidPayload
 
 # How every line begins: what does not is somebody else's file, and no half-written line of ours.
 START = b'{"input":'

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from client.errors import InvalidPayload
+from torchserve_client.errors import InvalidPayload
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 _SUFFIX = re.compile(r"-r(\d+)$")

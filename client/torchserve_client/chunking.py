@@ -16,10 +16,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from client import protocol
-from client.client import Client
-from client.errors import ChunksFailed, ClientError, InvalidPayload
-from client.futures import FuturesClient
+from torchserve_client import protocol
+from torchserve_client.client import Client
+from torchserve_client.errors import ChunksFailed, ClientError, InvalidPayload
+from torchserve_client.futures import FuturesClient
 
 Inputs = Sequence[Any] | NDArray[Any] | Mapping[str, NDArray[Any]]
 Strategy = Callable[[Inputs], Iterable[Inputs]]

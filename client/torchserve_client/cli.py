@@ -1,4 +1,4 @@
-"""`python -m client`: arguments in, an exit code out.
+"""`torchserve-client`: arguments in, an exit code out.
 
 0  done      1  predictions failed, or the server refused      2  wrong usage, or no server      130  Ctrl-C
 """
@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from client import commands
-from client.client import Client
-from client.errors import ClientError, InvalidPayload, NoConnection, Unreachable
-from client.management import Management
+from torchserve_client import commands
+from torchserve_client.client import Client
+from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, Unreachable
+from torchserve_client.management import Management
+from torchserve_client.version import VERSION
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 # Environment variables that say where the server is, and what stands where they do not.
@@ -22,8 +23,8 @@ DEFAULT_URL, DEFAULT_MANAGEMENT_URL = "http://127.0.0.1:8080", "http://127.0.0.1
 WAIT_S, DRAIN_S, PREDICT_S = 120.0, 600.0, 120.0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run one command; one line on stderr when it fails."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command of `arguments`, or of the command line; one line on stderr when it fails."""
     options = parser().parse_args(arguments)
     try:
         keys = _keys(options.keys)
@@ -61,8 +62,9 @@ def _keys(path: Path | None) -> dict[str, str]:
 
 def parser() -> argparse.ArgumentParser:
     """Every command with its arguments."""
-    root = argparse.ArgumentParser(prog="python -m client", description="Operate and use a TorchServe.")
+    root = argparse.ArgumentParser(prog="torchserve-client", description="Operate and use a TorchServe.")
     inference, management = os.environ.get(URL, DEFAULT_URL), os.environ.get(MANAGEMENT_URL, DEFAULT_MANAGEMENT_URL)
+    root.add_argument("--version", action="version", version=f"torchserve-client {VERSION}")
     root.add_argument("--server", default=inference, metavar="URL", help=f"inference; ${URL} or {DEFAULT_URL}")
     words = f"management; ${MANAGEMENT_URL} or {DEFAULT_MANAGEMENT_URL}"
     root.add_argument("--management", default=management, metavar="URL", help=words)

@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 import orjson
 
-from client.errors import ClientError, Closed, ItemFailed, of_status
-from client.management import Management
-from client.payloads import Body, body
-from client.retry import RetryPolicy, Runner
-from client.transport import Incoming, Outgoing, PooledTransport, Transport
+from torchserve_client.errors import ClientError, Closed, ItemFailed, of_status
+from torchserve_client.management import Management
+from torchserve_client.payloads import Body, body
+from torchserve_client.retry import RetryPolicy, Runner
+from torchserve_client.transport import Incoming, Outgoing, PooledTransport, Transport
 
 TIMEOUT_HEADER = "X-Timeout-Ms"
 PREDICTIONS = "predictions"
@@ -145,7 +145,7 @@ def error_of(incoming: Incoming) -> ClientError:
 def _answer(incoming: Incoming, request: Body) -> Any:
     if request.is_tensors:
         # See client.payloads: numpy comes with it.
-        from client import protocol  # noqa: PLC0415
+        from torchserve_client import protocol  # noqa: PLC0415
 
         length = incoming.headers.get(protocol.HEADER)
         message = protocol.Message(incoming.body, None if length is None else int(length))

@@ -1,4 +1,4 @@
-"""What each command of `python -m client` does, once its arguments are parsed."""
+"""What each command of `torchserve-client` does, once its arguments are parsed."""
 
 import argparse
 import json
@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from client import job
-from client.answers import Answers, requests
-from client.client import Client
-from client.errors import InvalidPayload, LoadFailed, ManagementError
-from client.futures import FuturesClient
-from client.management import Management
-from client.rollout import Rollout, Wanted
-from client.worker_log import WorkerLog, wait_loaded
+from torchserve_client import job
+from torchserve_client.answers import Answers, requests
+from torchserve_client.client import Client
+from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError
+from torchserve_client.futures import FuturesClient
+from torchserve_client.management import Management
+from torchserve_client.rollout import Rollout, Wanted
+from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 # Files in flight: enough for three batches, one that runs, one that waits, one that comes back.
 BATCHES_IN_FLIGHT, LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 3, 8, 64

@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
-from client.client import Client
-from client.errors import Closed, QueueFull
+from torchserve_client.client import Client
+from torchserve_client.errors import Closed, QueueFull
 
 
 class FuturesClient:

@@ -1,4 +1,4 @@
-"""Many inputs through a model, each answer written as it comes: what `python -m client predict` does.
+"""Many inputs through a model, each answer written as it comes: what `torchserve-client predict` does.
 
     requests -> FuturesClient, as many in flight as it has workers -> outcomes -> Answers, Tally
 
@@ -12,9 +12,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from client.answers import Answers, Request
-from client.errors import ClientError, InvalidPayload, NoConnection, ServerFailed
-from client.futures import FuturesClient
+from torchserve_client.answers import Answers, Request
+from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, ServerFailed
+from torchserve_client.futures import FuturesClient
 
 # Requests that are ready beside those at the server, so that no worker waits for this thread.
 READY = 2

@@ -10,8 +10,8 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from client.errors import ClientError, DeadlineExceeded, ManagementError, NoConnection, NotReady, Unreachable
-from client.transport import Incoming, Outgoing, PooledTransport, Transport
+from torchserve_client.errors import ClientError, DeadlineExceeded, ManagementError, NoConnection, NotReady, Unreachable
+from torchserve_client.transport import Incoming, Outgoing, PooledTransport, Transport
 
 __all__ = ["Management", "ManagementError", "NotReady", "Unreachable"]
 

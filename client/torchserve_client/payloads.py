@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from urllib3.filepost import encode_multipart_formdata
 
-from client.errors import InvalidPayload
+from torchserve_client.errors import InvalidPayload
 
 # The form field that a TorchServe handler looks for.
 DATA = "data"
@@ -77,7 +77,7 @@ def _raw(content: bytes, options: Mapping[str, Any]) -> Body:
 
 def _tensors(arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Body:
     # numpy takes longer to import than all the rest together: who sends no arrays does not wait for it.
-    from client import protocol  # noqa: PLC0415
+    from torchserve_client import protocol  # noqa: PLC0415
 
     if not all(map(is_array, arrays.values())):
         raise InvalidPayload("a dict with an array holds arrays only; options are keyword arguments")

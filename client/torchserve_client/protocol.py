@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.errors import InvalidPayload
+from torchserve_client.errors import InvalidPayload
 
 HEADER = "Inference-Header-Content-Length"
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 from urllib3.exceptions import InvalidHeader
 from urllib3.util import Retry
 
-from client.errors import ClientError, DeadlineExceeded, NoConnection
+from torchserve_client.errors import ClientError, DeadlineExceeded, NoConnection
 
 T = TypeVar("T")
 

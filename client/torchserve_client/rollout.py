@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from client import archives
-from client.errors import ClientError, LoadFailed, ManagementError, NotReady, RolloutFailed
-from client.management import POLL_S, Management
-from client.worker_log import WorkerLog, wait_loaded
+from torchserve_client import archives
+from torchserve_client.errors import ClientError, LoadFailed, ManagementError, NotReady, RolloutFailed
+from torchserve_client.management import POLL_S, Management
+from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 # Between a request's version being looked up and its place in the queue lie microseconds of one thread.
 MOMENT_S = 1.0

@@ -20,7 +20,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError
 
-from client.errors import Closed, DeadlineExceeded, InvalidPayload, NoConnection
+from torchserve_client.errors import Closed, DeadlineExceeded, InvalidPayload, NoConnection
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import re
 import time
 from pathlib import Path
 
-from client.errors import LoadFailed
-from client.management import POLL_S, Management
+from torchserve_client.errors import LoadFailed
+from torchserve_client.management import POLL_S, Management
 
 # How our handlers begin the one line that says it (handlers/errors.py, LOAD_FAILED).
 LOAD_FAILED = "Cannot load"

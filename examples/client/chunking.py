@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-from client import ChunkingClient, ChunksFailed, Client
+from torchserve_client import ChunkingClient, ChunksFailed, Client
 
 SENTENCES = [f"The river rose by {number} centimetres." for number in range(1000)]
 

@@ -4,7 +4,7 @@ import sys
 from concurrent.futures import as_completed
 from pathlib import Path
 
-from client import Client, ClientError, FuturesClient
+from torchserve_client import Client, ClientError, FuturesClient
 
 
 def main(url: str = "http://127.0.0.1:8080", folder: str = "examples") -> None:

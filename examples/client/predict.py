@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from client import Client, ClientError, ItemFailed
+from torchserve_client import Client, ClientError, ItemFailed
 
 PHOTOGRAPHS = [Path("examples/resnet-152/cat.jpg"), Path("examples/mobilenet-v2/espresso.jpg")]
 

@@ -8,11 +8,11 @@ import signal
 import sys
 from types import FrameType
 
-from client.management import ManagementError
 from deploy.archive import ArchiverFailed
 from deploy.server import ServerError
 from load.bench import adaptive, client, resnet, texts, translation
 from load.bench.peers import BenchError
+from torchserve_client.management import ManagementError
 
 BENCHMARKS = {
     "resnet": resnet.run,

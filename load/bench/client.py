@@ -1,7 +1,8 @@
 """client/ against what needs none: a folder of photographs and `hey`, many texts and the loop in process.
 
     archives -> one server with ResNet-152 and the embedding model, one process with the loop
-    for each round: 48 connections, `python -m client predict` over a folder; the loop, ChunkingClient over 10,000 texts
+    for each round: 48 connections, `torchserve-client predict` over a folder; the loop, ChunkingClient over 10,000
+        texts
 
 The clients share the machine's cores with the server: the rows on processor time say what they take of them. All of
 `predict` counts, the start of its process and its last, emptier batches included.
@@ -21,7 +22,6 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
-from client import ChunkingClient, Client
 from deploy.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.sandbox import started
@@ -36,6 +36,7 @@ from load.bench.sentences import texts
 from load.bench.table import Bound, Row, ratios, render
 from load.bench.texts import BATCH_SIZE as TEXT_BATCH_SIZE
 from load.bench.texts import EMBEDDING, MAX_BATCH_DELAY_MS, Series
+from torchserve_client import ChunkingClient, Client
 
 PHOTOGRAPHS, TEXTS, CONNECTIONS = 500, 10_000, 48
 
@@ -96,8 +97,8 @@ def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
                     progress(f"round {index + 1}/{rounds}, client, {name}: {rates[name][-1]:.1f}/s")
     return "\n".join(
         [
-            f"client/: a folder of {PHOTOGRAPHS} photographs, batch_size {BATCH_SIZE}, with `python -m client predict` "
-            f"against {peer()}; {TEXTS} texts with ChunkingClient against the loop in process, sorted",
+            f"`torchserve-client predict` on {PHOTOGRAPHS} photographs, batch_size {BATCH_SIZE}, against {peer()};",
+            f"{TEXTS} texts with ChunkingClient against the loop in process, sorted",
             "",
             render(table(rates), is_markdown=is_markdown),
         ]
@@ -123,10 +124,10 @@ def peer() -> str:
 
 
 def predict(server: Server, folder: Path, out: Path) -> Cost:
-    """`python -m client predict` over the folder, from its first instruction to its last."""
+    """`torchserve-client predict` over the folder, from its first instruction to its last."""
     out.unlink(missing_ok=True)
     settings = server.settings
-    command = [sys.executable, "-m", "client", "--server", settings.inference_url, "--management"]
+    command = [sys.executable, "-m", "torchserve_client", "--server", settings.inference_url, "--management"]
     command += [settings.management_url, "predict", OURS, str(folder), "--out", str(out)]
     cpu_s, started_s = _children_cpu_s(), time.perf_counter()
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -8,12 +8,12 @@ from typing import Any
 
 import requests
 
-from client.management import Management, ManagementError, Unreachable
 from load.errors import NotServed
 from load.generate.inputs import Input
 from load.generate.target import Check, Target
 from load.measure.exchange import OK
 from load.measure.server_metrics import Counters, scrape
+from torchserve_client.management import Management, ManagementError, Unreachable
 
 # TorchServe's own defaults.
 URL, MANAGEMENT_URL, METRICS_URL = (f"http://127.0.0.1:{port}" for port in (8080, 8081, 8082))

@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import linear_regression
 
-from client.management import ManagementError
 from load.errors import NotPossible, NotServed
 from load.measure.summary import Summary
 from load.runs.scenarios import closed, opened, pacer_for
 from load.runs.search import Found, Grid, fair, highest, is_met
 from load.runs.served import Served
 from load.runs.session import Session, Subject
+from torchserve_client.management import ManagementError
 
 MAX_BATCH_DELAY_MS = 1
 READY_TIMEOUT_S = 300.0

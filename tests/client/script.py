@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 import orjson
 
-from client.client import Client
-from client.errors import Closed
-from client.retry import RetryPolicy
-from client.transport import Incoming, Outgoing
+from torchserve_client.client import Client
+from torchserve_client.errors import Closed
+from torchserve_client.retry import RetryPolicy
+from torchserve_client.transport import Incoming, Outgoing
 
 Step = Incoming | Exception
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from client import InvalidPayload, Rejected
-from client.answers import Answers, Request, requests
+from torchserve_client import InvalidPayload, Rejected
+from torchserve_client.answers import Answers, Request, requests
 
 
 def folder(root: Path) -> Path:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from client import InvalidPayload, archives
+from torchserve_client import InvalidPayload, archives
 
 MANIFEST = {"model": {"modelName": "m", "modelVersion": "1.0", "configFile": "model-config.yaml", "handler": "h.py"}}
 CONFIG = "batchSize: 8\ncontinuousBatching: true\n"

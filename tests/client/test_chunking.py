@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client import ByBytes, ByCount, ChunkingClient, ChunksFailed, InvalidPayload, ItemFailed
-from client.chunking import Inputs, cut, joined, length, part, sizes
-from client.transport import Incoming, Outgoing
 from tests.client.script import Script, Server, client, failed, ok, predictions
 from tests.client.script import sizes as request_sizes
+from torchserve_client import ByBytes, ByCount, ChunkingClient, ChunksFailed, InvalidPayload, ItemFailed
+from torchserve_client.chunking import Inputs, cut, joined, length, part, sizes
+from torchserve_client.transport import Incoming, Outgoing
 
 
 def as_lists(inputs: Any) -> Any:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from client.cli import main, parser
 from deploy.models import ROOT
+from torchserve_client.cli import main, parser
 
 NOBODY = ["--server", "http://127.0.0.1:9", "--management", "http://127.0.0.1:9"]
 
@@ -30,7 +30,7 @@ def test_wrong_usage_exits_2_and_names_what_is_wrong(
         main(arguments)
     assert raised.value.code == 2
     captured = capsys.readouterr()
-    assert captured.err.splitlines()[-1].startswith("python -m client")
+    assert captured.err.splitlines()[-1].startswith("torchserve-client")
     assert any(word in captured.err for word in words.split("|"))
 
 
@@ -98,5 +98,5 @@ def test_addresses_come_from_the_command_line_or_the_environment(monkeypatch: py
 
 
 def test_predict_does_not_wait_for_numpy() -> None:
-    program = "import sys, client.cli; sys.exit('numpy' in sys.modules)"
+    program = "import sys, torchserve_client.cli; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

@@ -4,10 +4,19 @@ import threading
 import numpy as np
 import pytest
 
-from client import Client, Closed, InvalidPayload, ItemFailed, Rejected, ServerFailed, Unavailable, raise_failed
-from client.protocol import HEADER
-from client.transport import Incoming
 from tests.client.script import Script, client, failed, ok, predictions
+from torchserve_client import (
+    Client,
+    Closed,
+    InvalidPayload,
+    ItemFailed,
+    Rejected,
+    ServerFailed,
+    Unavailable,
+    raise_failed,
+)
+from torchserve_client.protocol import HEADER
+from torchserve_client.transport import Incoming
 
 CORRUPT = {"error": {"code": 422, "type": "CorruptInput", "message": "truncated"}}
 

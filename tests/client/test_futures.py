@@ -3,9 +3,9 @@ from concurrent.futures import as_completed
 
 import pytest
 
-from client import Closed, FuturesClient, QueueFull, Rejected
-from client.transport import Incoming, Outgoing
 from tests.client.script import Script, Server, client, failed, ok
+from torchserve_client import Closed, FuturesClient, QueueFull, Rejected
+from torchserve_client.transport import Incoming, Outgoing
 
 
 class Gate:

@@ -5,11 +5,11 @@ from typing import Any
 import orjson
 import pytest
 
-from client import FuturesClient, NoConnection, Rejected, RetryPolicy
-from client.answers import Answers, requests
-from client.job import Tally, run
-from client.transport import Incoming, Outgoing
 from tests.client.script import Server, Step, client, failed, ok, predictions
+from torchserve_client import FuturesClient, NoConnection, Rejected, RetryPolicy
+from torchserve_client.answers import Answers, requests
+from torchserve_client.job import Tally, run
+from torchserve_client.transport import Incoming, Outgoing
 
 
 def ask(server: Server, source: Path, out: Path, lines: int = 2) -> tuple[Tally, list[int]]:

@@ -2,9 +2,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from client import DeadlineExceeded, Management, ManagementError, NoConnection, NotReady, Unreachable
-from client.transport import Incoming
 from tests.client.script import Script, Step, failed, ok
+from torchserve_client import DeadlineExceeded, Management, ManagementError, NoConnection, NotReady, Unreachable
+from torchserve_client.transport import Incoming
 
 
 def management(*steps: Step) -> tuple[Management, Script]:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client import InvalidPayload
-from client.payloads import body
+from torchserve_client import InvalidPayload
+from torchserve_client.payloads import body
 
 JSON, TEXT, OCTETS = "application/json", "text/plain; charset=utf-8", "application/octet-stream"
 B64 = base64.b64encode(b"\xff\xd8").decode()

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tritonclient.utils import np_to_triton_dtype
 
-from client import InvalidPayload, protocol
-from client.protocol import Message, decode, encode
+from torchserve_client import InvalidPayload, protocol
+from torchserve_client.protocol import Message, decode, encode
 
 KOREAN = np.array([["한국은행이"], ["기준금리를 동결했다."]], object)
 IMAGE = np.arange(24, dtype=np.uint8).reshape(1, 2, 4, 3)

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from client import DeadlineExceeded, NoConnection, Rejected, RetryPolicy, ServerFailed, Unavailable
-from client.retry import retry_after_s
-from client.transport import Incoming, Outgoing
 from tests.client.script import Script, Server, Step, Time, client, failed, ok
+from torchserve_client import DeadlineExceeded, NoConnection, Rejected, RetryPolicy, ServerFailed, Unavailable
+from torchserve_client.retry import retry_after_s
+from torchserve_client.transport import Incoming, Outgoing
 
 REFUSED = NoConnection("nothing answers", was_sent=False)
 LOST = NoConnection("lost", was_sent=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from client import Client, Closed, DeadlineExceeded, FuturesClient, NoConnection
-from client.transport import Outgoing, PooledTransport
+from torchserve_client import Client, Closed, DeadlineExceeded, FuturesClient, NoConnection
+from torchserve_client.transport import Outgoing, PooledTransport
 
 Reply = Callable[[socket.socket], None]
 LISTENING = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from client import worker_log
-from client.worker_log import WorkerLog, load_error
 from handlers import errors
+from torchserve_client import worker_log
+from torchserve_client.worker_log import WorkerLog, load_error
 
 IMPORT_CHAIN = [
     "Backend worker process died.",

@@ -12,11 +12,11 @@ import pytest
 import requests
 import yaml
 
-from client.management import ManagementError
 from deploy.archive import Recipe
 from deploy.models import model
 from deploy.sandbox import started
 from deploy.server import Server
+from torchserve_client.management import ManagementError
 
 MOBILENET = "mobilenet-v2"
 STARTUP_TIMEOUT_S = 90

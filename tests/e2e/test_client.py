@@ -1,4 +1,4 @@
-"""client/ against a real TorchServe: predictions, and the commands of `python -m client`."""
+"""client/ against a real TorchServe: predictions, and the commands of `torchserve-client`."""
 
 import json
 import os
@@ -15,13 +15,13 @@ import numpy as np
 import psutil
 import pytest
 
-from client import ByCount, ChunkingClient, Client, FuturesClient, ItemFailed, Rejected
-from client.cli import main
 from deploy.models import ROOT
 from deploy.sandbox import started
 from deploy.server import Server
 from tests.e2e.conftest import MOBILENET
 from tests.photographs import crops, path, photograph
+from torchserve_client import ByCount, ChunkingClient, Client, FuturesClient, ItemFailed, Rejected
+from torchserve_client.cli import main
 
 pytestmark = pytest.mark.e2e
 
@@ -176,7 +176,7 @@ def test_predict_writes_an_answer_for_each_file_and_a_second_run_asks_only_for_f
 
 
 class Predicting:
-    """`python -m client predict` in a process of its own, under way."""
+    """`torchserve-client predict` in a process of its own, under way."""
 
     def __init__(self, server: Server, photos: Path) -> None:
         self.out = photos.parent / "answers.jsonl"
@@ -184,7 +184,7 @@ class Predicting:
         # A shell's background job ignores SIGINT, and so would every process below it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "client", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "torchserve_client", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True
         )
         deadline = time.monotonic() + 60
         while not self.out.exists() or self.out.read_bytes().count(b"\n") < 20:

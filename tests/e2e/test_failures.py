@@ -10,12 +10,12 @@ import psutil
 import pytest
 import requests
 
-from client.management import Management, ManagementError, NotReady, Unreachable
 from deploy.models import ROOT
 from deploy.sandbox import started
 from deploy.server import LoadFailed, Server, StartFailed
 from tests.e2e.conftest import MOBILENET, Answer, send, send_together
 from tests.photographs import photograph
+from torchserve_client.management import Management, ManagementError, NotReady, Unreachable
 
 pytestmark = pytest.mark.e2e
 

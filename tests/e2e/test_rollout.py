@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from client import RolloutFailed, archives
-from client.cli import main
-from client.rollout import Rollout, Wanted
 from deploy.server import Server
 from tests.e2e.conftest import MOBILENET, send
 from tests.photographs import photograph
+from torchserve_client import RolloutFailed, archives
+from torchserve_client.cli import main
+from torchserve_client.rollout import Rollout, Wanted
 
 pytestmark = pytest.mark.e2e
 

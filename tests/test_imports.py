@@ -1,0 +1,110 @@
+"""The direction of imports, as the packages' own first lines and docs/architecture.md state it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.models import ROOT
+
+# Package -> its rooms, lowest first: a room imports what stands before it, and rooms of one line nothing of each other.
+FLOORS = {
+    "handlers": (
+        {"errors", "metrics", "running_mean", "probabilities"},
+        {"config"},
+        {"protocol", "engines"},
+        {"pipeline"},
+        {"scheduling"},
+        {"adaptive"},
+        {"base"},
+        {"text", "vision"},
+        {"tasks"},
+    ),
+    "load": ({"errors"}, {"measure"}, {"generate"}, {"runs"}, {"report"}, {"cli", "bench"}, {"__main__"}),
+}
+# Folder -> the top-level packages that it may import.
+NEIGHBOURS: dict[str, set[str]] = {
+    "handlers": {"handlers"},
+    "client": {"torchserve_client"},
+    "deploy": {"deploy", "handlers", "torchserve_client"},
+    "load": {"load", "torchserve_client"},
+}
+HOUSE = {"handlers", "torchserve_client", "deploy", "load", "tests", "examples"}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Absolute names of the modules that a file imports, wherever it does."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    """The first part of a module's name within its package; "" of the package itself."""
+    first, *_ = path.relative_to(ROOT).parts[1:]
+    return "" if first == "__init__.py" else first.removesuffix(".py")
+
+
+@pytest.mark.parametrize("package", list(FLOORS))
+def test_every_room_stands_on_a_floor(package: str) -> None:
+    known = set().union(*FLOORS[package])
+    assert {room(path) for path in modules(package)} - {""} <= known
+
+
+@pytest.mark.parametrize("package", list(FLOORS))
+def test_rooms_import_only_from_the_floors_below(package: str) -> None:
+    floor_of = {name: number for number, names in enumerate(FLOORS[package]) for name in names}
+    wrong = []
+    for path in modules(package):
+        here = room(path)
+        for name in imports(path):
+            top, _, rest = name.partition(".")
+            there = rest.partition(".")[0]
+            if top != package or not here or there == here:
+                continue
+            if floor_of[there] >= floor_of[here]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong
+
+
+def test_tasks_import_no_other_task() -> None:
+    wrong = [
+        f"{path.name} imports {name}"
+        for path in modules("handlers/tasks")
+        for name in imports(path)
+        if name.startswith("handlers.tasks")
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", list(NEIGHBOURS))
+def test_packages_import_only_their_neighbours(package: str) -> None:
+    others = HOUSE - NEIGHBOURS[package]
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in modules(package)
+        # Benchmarks hold this deployment against its peers, so they reach into all of it.
+        if not path.is_relative_to(ROOT / "load" / "bench")
+        for name in imports(path)
+        if name.partition(".")[0] in others
+    ]
+    assert not wrong
+
+
+def test_only_the_base_class_imports_torchserve() -> None:
+    importers = {
+        path.relative_to(ROOT / "handlers").as_posix()
+        for path in modules("handlers")
+        for name in imports(path)
+        if name.partition(".")[0] == "ts"
+    }
+    assert importers == {"base.py"}
