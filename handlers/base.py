@@ -13,38 +13,32 @@ import abc
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from dataclasses import fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar, cast
 
 import torch
 from ts.metrics.metric_cache_errors import MetricsCacheKeyError
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.torch_handler.base_handler import BaseHandler
 
-from handlers.adaptive.in_flight import Place
-from handlers.adaptive.response_timing import Exchanges
+from handlers.adaptive import start as adaptive
 from handlers.adaptive.worker import AdaptiveWorker
 from handlers.config import HandlerConfig, NoOptions, parse
-from handlers.engines import Arrays, Divisible, Engine, Outputs, available_threads
+from handlers.engines import Arrays, Engine, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, ItemError
 from handlers.metrics import Recorder, Reporter, Sample
 from handlers.pipeline.micro_batches import FORWARD_PASS, Cost, Overhead, micro_batches
 from handlers.pipeline.runner import Steps, respond
 from handlers.pipeline.slots import Batch, Slot
-from handlers.pipeline.warm_up import Allowed, measure, meet
+from handlers.pipeline.warm_up import measure
 from handlers.protocol import requests
 from handlers.protocol.open_inference import Model
 from handlers.protocol.output_tensors import Documents, OutputTensors
 from handlers.protocol.requests import Payload, Request, Shape
 from handlers.protocol.responses import Reply
-from handlers.scheduling.latency_model import LatencyModel
-from handlers.scheduling.policy import Policy, check_mode
-from handlers.scheduling.scheduler import PASS_SHARE, Scheduler
-from handlers.scheduling.streams import Lanes
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +46,7 @@ Config = TypeVar("Config", bound=HandlerConfig)
 Item = TypeVar("Item")
 
 # Rows and TorchServe's context -> a body per row.
-Exchange = Callable[[Sequence[Mapping[str, Any]], Any], list[bytes]]
-# A size between one item and all that fit, where an adaptive worker's model starts from.
-TYPICAL_PASS = 8
+Answer = Callable[[Sequence[Mapping[str, Any]], Any], list[bytes]]
 
 
 class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore[misc]
@@ -79,7 +71,9 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     config: Config
     engine: Engine
     model_dir: Path
-    # What one more forward pass costs; `load` may know better.
+    # Answers everything in adaptive mode, once `initialize` is done.
+    worker: AdaptiveWorker
+    # What one more micro-batch costs; `load` may know better.
     overhead: Overhead = FORWARD_PASS
 
     # -- what a task overrides -----------------------------------------------------------------------------------
@@ -153,7 +147,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             self.engine = self.load()
             self._shape = self._accepted(context)
             start = self._start_adaptive if self.config.scheduling.mode == "adaptive" else self._start_classic
-            self._exchange = start(window, settings)
+            self._answer = start(window, settings)
         except Exception as error:
             # TorchServe buries the reason under a traceback or two: this is the line to read.
             logger.error("%s %s: %s: %s", LOAD_FAILED, context.model_name, type(error).__name__, error)
@@ -189,7 +183,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             One body per row.
         """
         self.context = context
-        return self._exchange(data, context)
+        return self._answer(data, context)
 
     def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
         """One row to its payloads; see `handlers.protocol.requests.unpack`."""
@@ -197,45 +191,18 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     # -- adaptive mode: the worker forms the batches ---------------------------------------------------------------
 
-    def _start_adaptive(self, window: int, settings: Mapping[str, Any]) -> Exchange:
-        check_mode(settings)
-        policy = Policy.of(self.config, self.overhead)
-        streams = self.config.scheduling.streams
-        parts = self.engine.divide(streams) if isinstance(self.engine, Divisible) else ()
-        tasks: list[Self] = [self, *map(self._on, parts)]
-        sizes = {1, min(TYPICAL_PASS, policy.max_items), min(window, policy.max_items)}
-        measured = [LatencyModel(measure(task, self.sample(), sizes)) for task in tasks[:2]]
-        scheduler: Scheduler[Place] = Scheduler(policy, Lanes(measured[0], measured[-1], max(1, len(parts))))
-        limits = scheduler.limits(measured[-1].line, measured[-1].margin)
-        meet([Allowed(task, limits.max_items, limits.max_tokens) for task in tasks[1:] or tasks], self.samples())
-        if parts:
-            meet([Allowed(self, 1, limits.max_tokens)], self.samples())
-        self._adaptive = AdaptiveWorker(
-            [Steps(task, self._recorder) for task in tasks],
-            scheduler,
-            Exchanges(window, enough_s=PASS_SHARE * policy.max_latency_s),
-            self._recorder,
-            self.unpack,
-            decode_threads=available_threads(self.config.decode_threads),
-            decodes_in_threads=self.decodes_in_threads,
-            overload_status=self.config.scheduling.overload_status,
-            wake=self._reporter.wake,
-        )
+    def _start_adaptive(self, window: int, settings: Mapping[str, Any]) -> Answer:
+        metrics = adaptive.Metrics(self._recorder, self._reporter.wake)
+        self.worker = adaptive.start(self, window, settings, metrics)
         return self._hand_over
 
     def _hand_over(self, data: Sequence[Mapping[str, Any]], context: Any) -> NoReturn:  # noqa: ARG002
-        """The connection is the worker's from the first batch on."""
-        self._adaptive.serve(context.cl_socket)
-
-    def _on(self, engine: Engine) -> Self:
-        """This task on another engine; all else is shared."""
-        other = copy(self)
-        other.engine = engine
-        return other
+        """Give the connection to the worker, whose it is from the first batch on."""
+        self.worker.serve(context.cl_socket)
 
     # -- classic mode: the batch that TorchServe formed -----------------------------------------------------------
 
-    def _start_classic(self, window: int, settings: Mapping[str, Any]) -> Exchange:  # noqa: ARG002
+    def _start_classic(self, window: int, settings: Mapping[str, Any]) -> Answer:  # noqa: ARG002
         measure(self, self.sample(), (1, min(window, self.config.max_items)))
         threads = available_threads(self.config.decode_threads)
         self._pool = ThreadPoolExecutor(threads, "decode") if threads > 1 else None

@@ -1,5 +1,10 @@
+import hypothesis
 import pytest
 import torch
+
+# A machine that stalls for a second must not fail a property.
+hypothesis.settings.register_profile("house", deadline=None)
+hypothesis.settings.load_profile("house")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

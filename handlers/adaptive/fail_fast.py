@@ -23,17 +23,17 @@ class Guard:
     """Watches over threads."""
 
     def __init__(self, die: Callable[[], Any] = _end_process) -> None:
-        """`die` ends this process at once."""
+        """Watch over threads; `die` is called for a bug, and ends this process at once."""
         self._die = die
 
     def run(self, work: Callable[..., None], *arguments: Any) -> None:
-        """What a thread does."""
+        """Do a thread's work."""
         with self.watch():
             work(*arguments)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """What is raised in here ends the worker."""
+        """End the worker with whatever is raised inside."""
         try:
             yield
         except BaseException as error:

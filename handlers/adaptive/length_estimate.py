@@ -10,12 +10,14 @@ import numpy as np
 
 from handlers.errors import ItemError
 from handlers.protocol.requests import Payload
+from handlers.scheduling.running_mean import RunningMean
 
-NEWEST = 0.1
+# Share of the latest items in the mean: a change of language is followed within some twenty of them.
+LATEST_WEIGHT = 0.1
 
 
 @dataclass(slots=True)
-class Lengths:
+class LengthEstimate:
     """Tokens per byte, as a running mean; until lengths differ, every item counts as the last one did.
 
     Attributes:
@@ -24,29 +26,29 @@ class Lengths:
     """
 
     last: int = 1
-    per_byte: float | None = None
+    per_byte: RunningMean | None = None
 
     def expect(self, payloads: Iterable[Payload | ItemError]) -> float:
-        """Tokens of all of them together; each is at least one."""
+        """Estimate the tokens of all of them together; each counts for at least one."""
         sizes = [size_of(payload) for payload in payloads if isinstance(payload, Payload)]
         if self.per_byte is None:
             return float(self.last * len(sizes))
-        return sum(max(1.0, self.per_byte * size) for size in sizes)
+        return sum(max(1.0, self.per_byte.value * size) for size in sizes)
 
     def learn(self, sizes: Sequence[int], lengths: Sequence[int]) -> None:
-        """Items of such sizes turned out to be so long."""
+        """Learn from items of such sizes in bytes that turned out to be so many tokens long."""
         total = sum(sizes)
         if not total:
             return
         if self.per_byte is not None:
-            self.per_byte += NEWEST * (sum(lengths) / total - self.per_byte)
+            self.per_byte.observe(sum(lengths) / total)
         elif any(length != self.last for length in lengths) and self.last != 1:
-            self.per_byte = sum(lengths) / total
+            self.per_byte = RunningMean(sum(lengths) / total, LATEST_WEIGHT)
         self.last = lengths[-1]
 
 
 def size_of(payload: Payload) -> int:
-    """Bytes or characters of a payload's input."""
+    """Count the bytes or characters of a payload's input."""
     value = payload.value
     if isinstance(value, Mapping):
         return sum(len(part) for part in value.values() if isinstance(part, str | bytes))

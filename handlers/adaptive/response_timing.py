@@ -6,33 +6,59 @@ arrivals come in by exchanges only, so they must be timely; each costs time in p
 must be few. One happens when
 
     everything in flight is answered           the frontend then waits for the next request, and an idle worker is idle
-    some answers are complete                  at once where the engine has nothing else to do, else GAP_COSTS apart
-    a refusal has waited for REFUSAL_S         with whatever else is ready; GAP_COSTS apart where they fill the window,
+    some answers are complete                  at once where the engine has nothing else to do, else gap_costs apart
+    a refusal has waited for refusal_s         with whatever else is ready; gap_costs apart where they fill the window,
                                                so that nobody waits unseen
-    a lane will soon be free                   early enough for new arrivals to be decoded before it is: a fetch
-    a lane is free while others run            halfway to the end of their pass, and halfway again: a fetch each
-    all are, and something is decoded long     every IDLE_FETCH_S, so that nobody waits for a slow picture: a fetch
+    a stream will soon be free                 early enough for new arrivals to be decoded before it is: a fetch
+    a stream is free while others run          halfway to the end of their micro-batch, and halfway again: a fetch each
+    all are, and something is decoded long     every idle_fetch_s, so that nobody waits for a slow picture: a fetch
 
-A fetch that brings nobody was for nothing. Their share is tracked, and while most are for nothing, one in
-FETCH_PROBE is made: a single client that waits for its answer is not asked all the time whether it is there.
+A fetch that brings nobody was for nothing. Their share is tracked, and while most are for nothing, one in fetch_probe
+is made: a single client that waits for its answer is not asked all the time whether it is there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
-# Exchanges keep this many times their own cost between them, so that they take at most half of a thread, unless that is
-# more than this share of the work that is enough: an answer that is complete must not wait long.
-GAP_COSTS, GAP_SHARE = 1.0, 0.33
-REFUSAL_S = 0.05
-IDLE_FETCH_S = 0.005
-# Of the window: with more in flight, refusals do not wait.
-CROWDED_SHARE = 0.5
-FETCH_PROBE = 8
-# Of a pass, while a lane is free.
-MOST_FETCHES = 2
-LEAST_USE = 0.3
-# Weight of the latest observation in each running mean.
-NEWEST = 0.2
+from handlers.scheduling.running_mean import RunningMean
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What the rhythm is tuned by; chosen on two cores with one to 64 clients.
+
+    Attributes:
+        gap_costs: exchanges keep this many times their own cost between them, so that they take at most half of a
+            thread;
+        gap_share: but no more than this share of the work that is enough, for an answer that is complete must not wait
+            long.
+        refusal_s: seconds that a refusal waits for company.
+        idle_fetch_s: seconds between two fetches of an idle engine whose next items are being decoded.
+        crowded_share: with more than this share of the window in flight, refusals do not wait.
+        fetch_probe: while most fetches bring nobody, one is made in so many micro-batches.
+        most_fetches: fetches for one micro-batch while a stream is free.
+        least_use: share of fetches that must bring somebody for all of them to be made.
+        latest_weight: share of the latest observation in each running mean.
+        first_cost_s: seconds that an exchange, and decoding, are taken to cost before any was seen.
+    """
+
+    gap_costs: float = 1.0
+    gap_share: float = 0.33
+    refusal_s: float = 0.05
+    idle_fetch_s: float = 0.005
+    crowded_share: float = 0.5
+    fetch_probe: int = 8
+    most_fetches: int = 2
+    least_use: float = 0.3
+    latest_weight: float = 0.2
+    first_cost_s: float = 0.001
+
+
+TUNING = Tuning()
+
+
+def _mean(value: float) -> RunningMean:
+    return RunningMean(value, TUNING.latest_weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,110 +66,115 @@ class Situation:
     """What the worker knows when it asks whether to answer.
 
     Attributes:
-        in_flight: requests that the frontend waits for.
-        complete: those of them that could be answered now.
-        refused: the complete ones that the schedule did not take.
+        in_flight: how many requests the frontend waits for.
+        complete: how many of them could be answered now.
+        refused: how many of these were not admitted.
         oldest_refusal_s: when the first of these came; infinity where there is none.
-        lane_ends_s: when the first of the running passes should end; infinity while the engine is idle.
-        is_lane_free: whether another pass could start now.
-        queued_s: how long the engine has to do with what is decoded.
-        decoding: requests that are being decoded.
+        stream_ends_s: when the first of the running micro-batches should end; infinity while the engine is idle.
+        is_stream_free: whether another micro-batch could start now.
+        queued_s: seconds that the engine has to do with what is decoded.
+        decoding: how many requests are being decoded.
     """
 
     in_flight: int
     complete: int
     refused: int = 0
     oldest_refusal_s: float = inf
-    lane_ends_s: float = inf
-    is_lane_free: bool = True
+    stream_ends_s: float = inf
+    is_stream_free: bool = True
     queued_s: float = 0.0
     decoding: int = 0
 
     @property
     def is_engine_done(self) -> bool:
         """Whether it is idle and will be until somebody arrives or is decoded."""
-        return self.lane_ends_s == inf and self.queued_s == 0
+        return self.stream_ends_s == inf and self.queued_s == 0
 
 
 @dataclass(slots=True)
-class Exchanges:
+class ResponseTiming:
     """The rhythm of one worker.
 
     Attributes:
         window: most requests in flight: the registration's batch_size.
-        enough_s: of queued work, beyond which nobody needs to be fetched.
-        cost_s: of an exchange, from an answer to the next rows.
-        decode_s: from rows to decoded items.
+        enough_s: seconds of queued work beyond which nobody needs to be fetched.
+        cost_s: seconds that an exchange takes, from an answer to the next rows.
+        decode_s: seconds from rows to decoded items.
         use: share of fetches that brought somebody.
     """
 
     window: int
     enough_s: float
-    cost_s: float = 0.001
-    decode_s: float = 0.001
-    use: float = 1.0
+    cost_s: RunningMean = field(default_factory=lambda: _mean(TUNING.first_cost_s))
+    decode_s: RunningMean = field(default_factory=lambda: _mean(TUNING.first_cost_s))
+    use: RunningMean = field(default_factory=lambda: _mean(1.0))
     _came_s: float = -inf
     _went_s: float | None = None
     _is_fetch: bool = False
-    _passes_since_fetch: int = 0
-    _fetches_since_pass: int = 0
+    _batches_since_fetch: int = 0
+    _fetches_since_batch: int = 0
 
     def came(self, now_s: float, newcomers: int) -> None:
-        """Rows came in, with so many that were not known."""
+        """Note that rows came in, with so many requests that were not known."""
         if self._went_s is not None:
-            self.cost_s += NEWEST * (now_s - self._went_s - self.cost_s)
+            self.cost_s.observe(now_s - self._went_s)
         if self._is_fetch:
-            self.use += NEWEST * ((newcomers > 0) - self.use)
+            self.use.observe(newcomers > 0)
         self._came_s = now_s
         # Where this exchange fails, what lies between it and the next is no cost.
         self._went_s, self._is_fetch = None, False
 
     def decoded(self, seconds: float) -> None:
-        """What came in was decoded, so long after it came."""
-        self.decode_s += NEWEST * (seconds - self.decode_s)
+        """Note that what came in was decoded, so many seconds after it came."""
+        self.decode_s.observe(seconds)
 
     def goes(self, now_s: float, situation: Situation) -> None:
-        """An answer leaves; with nothing left in flight its cost cannot be told from waiting for a client."""
+        """Note that an answer leaves; with nothing left in flight its cost cannot be told from waiting for a client."""
         is_anything_left = situation.complete < situation.in_flight
         self._went_s = now_s if is_anything_left else None
         # Refusals alone are no reason to go before they are due.
         self._is_fetch = is_anything_left and situation.complete == situation.refused
         if self._is_fetch:
-            self._passes_since_fetch = 0
-            self._fetches_since_pass += 1
+            self._batches_since_fetch = 0
+            self._fetches_since_batch += 1
 
-    def pass_ended(self) -> None:
-        """One more pass: those without a fetch are counted."""
-        self._passes_since_fetch += 1
-        self._fetches_since_pass = 0
+    def micro_batch_ended(self) -> None:
+        """Note that one more micro-batch has ended: those without a fetch are counted."""
+        self._batches_since_fetch += 1
+        self._fetches_since_batch = 0
 
     def is_lone(self, situation: Situation) -> bool:
         """Whether a single client waits, and fetches lately brought nobody."""
-        return situation.in_flight == 1 and self.use < LEAST_USE and self._passes_since_fetch < FETCH_PROBE
+        return situation.in_flight == 1 and not self._is_fetch_useful
 
     def due_s(self, situation: Situation) -> float:
-        """When to answer: a time that has passed means now; infinity until something happens."""
+        """Tell when to answer: a time that has passed means now; infinity until something happens."""
         if situation.complete == situation.in_flight:
             return -inf
-        due_s = situation.oldest_refusal_s + REFUSAL_S
-        earliest_s = self._came_s + min(GAP_COSTS * self.cost_s, GAP_SHARE * self.enough_s)
+        due_s = situation.oldest_refusal_s + TUNING.refusal_s
+        earliest_s = self._came_s + min(TUNING.gap_costs * self.cost_s.value, TUNING.gap_share * self.enough_s)
         if situation.complete > situation.refused or (situation.complete and situation.is_engine_done):
             due_s = min(due_s, -inf if situation.is_engine_done else earliest_s)
-        if situation.refused and situation.in_flight >= CROWDED_SHARE * self.window:
+        if situation.refused and situation.in_flight >= TUNING.crowded_share * self.window:
             due_s = min(due_s, earliest_s)
-        if situation.lane_ends_s < inf and self._is_fetch_worthwhile(situation):
-            needed_s = situation.lane_ends_s - self.cost_s - self.decode_s
-            if situation.is_lane_free:
-                needed_s = (self._came_s + situation.lane_ends_s) / 2
+        if situation.stream_ends_s < inf and self._is_fetch_worthwhile(situation):
+            needed_s = situation.stream_ends_s - self.cost_s.value - self.decode_s.value
+            if situation.is_stream_free:
+                needed_s = (self._came_s + situation.stream_ends_s) / 2
             due_s = min(due_s, max(earliest_s, needed_s))
         if situation.is_engine_done and situation.decoding and situation.in_flight < self.window:
-            due_s = min(due_s, max(earliest_s, self._came_s + IDLE_FETCH_S))
+            due_s = min(due_s, max(earliest_s, self._came_s + TUNING.idle_fetch_s))
         return due_s
 
     def _is_fetch_worthwhile(self, situation: Situation) -> bool:
         if situation.in_flight >= self.window or situation.queued_s >= self.enough_s:
             return False
         # None while those of the last are still being decoded.
-        if self._fetches_since_pass >= (MOST_FETCHES if situation.is_lane_free else 1) or situation.decoding:
+        if self._fetches_since_batch >= (TUNING.most_fetches if situation.is_stream_free else 1) or situation.decoding:
             return False
-        return self.use >= LEAST_USE or self._passes_since_fetch >= FETCH_PROBE
+        return self._is_fetch_useful
+
+    @property
+    def _is_fetch_useful(self) -> bool:
+        """Whether fetches bring somebody, or it is time to find out."""
+        return self.use.value >= TUNING.least_use or self._batches_since_fetch >= TUNING.fetch_probe

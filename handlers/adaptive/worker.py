@@ -1,14 +1,14 @@
 """The worker that decides for itself what runs when, on TorchServe's continuous-batching mode.
 
-    frontend's thread     receive -> unpack -> accept or refuse -> decode ---+       +--> split -> answer -> send
-    decode threads                                                decode ---+-> ready
-    engine's threads                                                            -> pass -> pass -> ...
+    frontend's thread     receive -> unpack -> admit or refuse -> decode ---+       +--> split -> answer -> send
+    decode threads                                               decode ---+-> queue
+    engine's threads                                                            -> micro-batch -> micro-batch -> ...
 
 Three kinds of thread around one lock. TorchServe's own thread hands the connection over with its first batch and never
-gets it back (frontend.py): it receives everything in flight, sends an answer when response_timing says that one is
-due, and so on; requests that an answer leaves out stay in flight and come again. The engine's threads, one a lane, take
-one pass after the other from the scheduler, so the engine waits neither for decoding nor for the frontend. Nobody
-holds the lock while decoding or running the model.
+gets it back (adaptive.frontend): it receives everything in flight, sends an answer when adaptive.response_timing says
+that one is due, and so on; requests that an answer leaves out stay in flight and come again. The engine's threads, one
+a stream, take one micro-batch after the other from the scheduler, so the engine waits neither for decoding nor for the
+frontend. Nobody holds the lock while decoding or running the model.
 
 One worker per model: the frontend polls for all workers of a model under one lock, and an idle worker holds it until a
 request comes, while a busy one could not deliver its answers.
@@ -21,14 +21,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, inf
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from handlers.adaptive.decoder import Decoded, Decoder
 from handlers.adaptive.fail_fast import Guard
 from handlers.adaptive.frontend import Disconnected, Link, Sent
-from handlers.adaptive.in_flight import Flight, Place, Terms
-from handlers.adaptive.length_estimate import Lengths
-from handlers.adaptive.response_timing import Exchanges, Situation
+from handlers.adaptive.in_flight import InFlight, InFlightRequest
+from handlers.adaptive.length_estimate import LengthEstimate
+from handlers.adaptive.response_timing import ResponseTiming, Situation
 from handlers.errors import EXPIRED, INTERNAL_ERROR, InvalidInput, ItemError, where
 from handlers.metrics import (
     DEADLINE_MISSES,
@@ -42,76 +42,105 @@ from handlers.metrics import (
 )
 from handlers.pipeline.runner import Steps
 from handlers.pipeline.slots import Forward, Slot
+from handlers.protocol.headers import Terms
 from handlers.protocol.requests import Request
 from handlers.protocol.responses import Reply
-from handlers.scheduling.batch_selection import Ticket
-from handlers.scheduling.scheduler import Refusal, Scheduler
-from handlers.scheduling.streams import Running
+from handlers.scheduling.scheduler import Scheduler
+from handlers.scheduling.streams import RunningBatch
 
 logger = logging.getLogger(__name__)
 
 Unpack = Callable[[Mapping[str, Any], Mapping[str, Any]], Request]
 
 
+class State(NamedTuple):
+    """How much a worker has to do.
+
+    Attributes:
+        in_flight: requests that the frontend waits for.
+        waiting_items: items of theirs that have not started.
+        running_batches: micro-batches in the engine.
+        unanswered_batches: micro-batches that ran and are not split into results yet.
+    """
+
+    in_flight: int
+    waiting_items: int
+    running_batches: int
+    unanswered_batches: int
+
+
+class Due(NamedTuple):
+    """An answer that is to go: the requests that it answers, and the micro-batches that ran since the last one."""
+
+    complete: list[InFlightRequest]
+    forwards: list[Forward]
+
+
 class AdaptiveWorker:
-    """Answers exchanges with whatever the schedule has finished."""
+    """Answers exchanges with whatever the scheduler has finished."""
 
     def __init__(
         self,
-        steps: Sequence[Steps],
-        scheduler: Scheduler[Place],
-        exchanges: Exchanges,
+        whole: Steps,
+        streams: Sequence[Steps],
+        scheduler: Scheduler,
+        *,
+        decoder: Decoder,
+        timing: ResponseTiming,
         recorder: Recorder,
         unpack: Unpack,
-        *,
-        decode_threads: int,
-        decodes_in_threads: bool,
         overload_status: int,
         wake: Callable[[], Any],
-        guard: Guard | None = None,
+        guard: Guard,
     ) -> None:
         """Start the engine's threads.
 
         Args:
-            steps: of the task, on its whole engine, then on each of its lanes where there are several.
-            scheduler: seeded with what warm-up took.
-            exchanges: of the registration's window.
+            whole: the task's hooks on its whole engine.
+            streams: the same on each of its streams; one that is the whole where there is no other.
+            scheduler: is seeded with what warm-up took.
+            decoder: decodes what is admitted.
+            timing: says when to answer, for the registration's window.
             recorder: counts.
-            unpack: a row and its headers to a request.
-            decode_threads: for items of a request.
-            decodes_in_threads: whether each item is worth a thread.
-            overload_status: of a refused request.
-            wake: told of every exchange, for the metrics.
-            guard: over the threads; one that ends the process where it is None.
+            unpack: makes a request of a row and its headers.
+            overload_status: HTTP status of a request that is refused.
+            wake: is told of every exchange, for the metrics.
+            guard: watches over the threads.
         """
-        self._steps, *lanes = steps
+        self._whole = whole
         self._scheduler = scheduler
-        self._exchanges = exchanges
+        self._decoder = decoder
+        self._timing = timing
         self._recorder = recorder
         self._unpack = unpack
         self._overload_status = overload_status
         self._wake = wake
-        self._guard = guard or Guard()
-        self._decoder = Decoder(self._steps, self._guard, threads=decode_threads, is_threaded=decodes_in_threads)
-        self._lengths = Lengths()
-        self._flights: dict[str, Flight] = {}
-        self._by_ticket: dict[Ticket, Flight] = {}
+        self._guard = guard
+        self._lengths = LengthEstimate()
+        self._in_flight = InFlight()
         self._forwards: list[Forward] = []
         self._lock = threading.Lock()
         self._answer_may_be_due = threading.Condition(self._lock)
         # When the frontend's thread looks again; minus infinity while it is about to.
         self._answer_due_s = -inf
-        self._pass_may_be_due = threading.Condition(self._lock)
-        for lane in lanes or steps:
-            threading.Thread(target=self._guard.run, args=(self._run_lane, lane), name="engine", daemon=True).start()
+        self._work_may_be_due = threading.Condition(self._lock)
+        for stream in streams:
+            threading.Thread(target=guard.run, args=(self._run_stream, stream), name="engine", daemon=True).start()
 
-    # -- the frontend's thread -----------------------------------------------------------------------------------
+    @property
+    def state(self) -> State:
+        """How much there is to do, now."""
+        with self._lock:
+            scheduler = self._scheduler
+            return State(len(self._in_flight), scheduler.waiting_items, scheduler.running_batches, len(self._forwards))
+
+    # -- the frontend's thread ---------------------------------------------------------------------------------------
 
     def serve(self, connection: socket.socket) -> NoReturn:
         """Answer the frontend from here on.
 
         Args:
-            connection: where it waits for the answer to a batch; it sends that again.
+            connection: where the frontend waits for the answer to a batch; it sends that batch again.
 
         Raises:
             SystemExit: the frontend is gone, and so must the worker be.
@@ -127,13 +156,13 @@ class AdaptiveWorker:
         sys.exit(0)
 
     def _exchange(self, link: Link) -> None:
-        requests = link.receive()
+        received = link.receive()
         came_s = time.perf_counter()
-        newcomers = [(id_, self._read(sent), sent.headers) for id_, sent in requests.items() if sent is not None]
+        newcomers = [(id_, self._read(sent), sent.headers) for id_, sent in received.items() if sent is not None]
         with self._lock:
-            self._exchanges.came(came_s, len(newcomers))
-            arrived = [self._accept(id_, request, headers, came_s) for id_, request, headers in newcomers]
-        self._decode([flight for flight in arrived if flight.undecoded], came_s)
+            self._timing.came(came_s, len(newcomers))
+            requests = [self._arrived(id_, request, headers, came_s) for id_, request, headers in newcomers]
+        self._decode([request for request in requests if request.is_admitted], came_s)
         link.send(self._answers())
         self._recorder.add(EXCHANGES, 1)
         self._wake()
@@ -145,176 +174,151 @@ class AdaptiveWorker:
             logger.error("A request failed: %s", where(error))
             return Request((INTERNAL_ERROR,))
 
-    def _accept(self, id_: str, request: Request, headers: Mapping[str, Any], came_s: float) -> Flight:
-        flight = Flight(request, came_s, [Slot(payload) for payload in request.payloads])
-        self._flights[id_] = flight
-        good = sum(not slot.is_failed for slot in flight.slots)
-        if not good:
-            return flight
-        scheduler = self._scheduler
+    def _arrived(self, id_: str, request: Request, headers: Mapping[str, Any], came_s: float) -> InFlightRequest:
+        """Admit a request or refuse it; one that holds nothing to do is complete already."""
+        slots = [Slot(payload) for payload in request.payloads]
+        arrived = InFlightRequest(id=id_, request=request, slots=slots, arrived_s=came_s)
+        self._in_flight.add(arrived)
+        if all(slot.is_failed for slot in slots):
+            return arrived
         try:
-            terms = Terms.of(headers, scheduler.policy.priority_levels)
+            terms = Terms.of(headers, self._scheduler.policy.priority_levels)
         except InvalidInput as error:
-            flight.fail(ItemError.of(error))
-            return flight
-        tokens = self._lengths.expect(request.payloads)
-        answer = scheduler.arrive(came_s, good, tokens, terms.priority, terms.timeout_s)
-        if isinstance(answer, Refusal):
-            flight.fail(ItemError(self._overload_status, answer.reason, answer.message), answer.retry_after_s)
-            self._recorder.add(REFUSALS, 1, answer.reason)
+            arrived.fail(ItemError.of(error))
+            return arrived
+        arrived.priority, arrived.timeout_s = terms.priority, terms.timeout_s
+        refusal = self._scheduler.admit(arrived, self._lengths.expect(request.payloads))
+        if refusal is None:
+            arrived.is_admitted = True
         else:
-            flight.ticket = answer
-            flight.undecoded = flight.unfinished = len(flight.slots)
-            self._by_ticket[answer] = flight
-        return flight
+            arrived.refuse(refusal, self._overload_status)
+            self._recorder.add(REFUSALS, 1, refusal.reason)
+        return arrived
 
     def _answers(self) -> dict[str, Reply]:
-        """Wait until an answer is due; whatever is complete then, by id."""
+        """Wait until an answer is due, and work meanwhile where nobody else needs to; replies by id."""
+        while isinstance(due := self._next_due(), RunningBatch):
+            self._run(due, self._whole)
+        for forward in due.forwards:
+            self._whole.split(forward)
+        return {request.id: self._reply(request) for request in due.complete}
+
+    def _next_due(self) -> Due | RunningBatch:
+        """Wait until an answer must go, or this thread is to run a micro-batch itself.
+
+        It does so for a lone client: nobody else comes meanwhile, and no other thread needs to be woken.
+        """
         with self._lock:
-            self._await_answers()
+            while True:
+                situation, now_s = self._situation(), time.perf_counter()
+                if self._timing.is_lone(situation) and (running := self._scheduler.next_batch(now_s)):
+                    return running
+                self._wake_engine()
+                self._answer_due_s = self._timing.due_s(situation)
+                if self._answer_due_s <= now_s:
+                    break
+                self._answer_may_be_due.wait(None if self._answer_due_s == inf else self._answer_due_s - now_s)
+            self._answer_due_s = -inf
+            self._timing.goes(now_s, situation)
             forwards, self._forwards = self._forwards, []
-            complete = {id_: flight for id_, flight in self._flights.items() if flight.is_complete}
-            for id_, flight in complete.items():
-                del self._flights[id_]
-                if flight.ticket is not None:
-                    del self._by_ticket[flight.ticket]
-        for forward in forwards:
-            self._steps.split(forward)
-        return {id_: self._reply(flight) for id_, flight in complete.items()}
+            return Due(self._in_flight.take_complete(), forwards)
 
-    def _await_answers(self) -> None:
-        """Return when the answer must go; with the lock held, but while waiting."""
-        while True:
-            situation, now_s = self._situation(), time.perf_counter()
-            if self._exchanges.is_lone(situation) and isinstance(running := self._scheduler.start(now_s), Running):
-                # Nobody else comes meanwhile: no other thread needs to be woken for this one.
-                self._lock.release()
-                try:
-                    self._run(running, self._steps)
-                finally:
-                    self._lock.acquire()
-                continue
-            self._wake_engine()
-            self._answer_due_s = self._exchanges.due_s(situation)
-            if self._answer_due_s <= now_s:
-                break
-            self._answer_may_be_due.wait(None if self._answer_due_s == inf else self._answer_due_s - now_s)
-        self._answer_due_s = -inf
-        self._exchanges.goes(now_s, situation)
-
-    def _reply(self, flight: Flight) -> Reply:
-        reply = self._steps.answer(flight.request, flight.slots)
-        total_ms = 1000 * (time.perf_counter() - flight.came_s)
+    def _reply(self, request: InFlightRequest) -> Reply:
+        reply = self._whole.answer(request.request, request.slots)
+        now_s = time.perf_counter()
+        total_ms = 1000 * (now_s - request.arrived_s)
         reply = reply.with_headers({"Server-Timing": f"total;dur={total_ms:.2f}, {reply.headers['Server-Timing']}"})
-        if flight.ticket is not None:
+        if request.is_admitted:
             with self._lock:
-                is_in_time = self._scheduler.answered(flight.ticket, time.perf_counter())
+                is_in_time = self._scheduler.answered(request, now_s)
             self._recorder.add(DEADLINE_MISSES, not is_in_time)
-        if flight.retry_after_s is None:
+        if request.retry_after_s is None:
             return reply
-        return reply.with_headers({"Retry-After": str(max(1, ceil(flight.retry_after_s)))})
+        return reply.with_headers({"Retry-After": str(max(1, ceil(request.retry_after_s)))})
 
     def _wake_engine(self) -> None:
-        """Wake the threads of lanes that could take a pass."""
-        if self._scheduler.waiting.ready:
-            self._pass_may_be_due.notify(self._scheduler.lanes.free)
+        """Wake the threads of streams that could take a micro-batch."""
+        if self._scheduler.ready_items:
+            self._work_may_be_due.notify(self._scheduler.free_streams)
 
-    def _tell_frontend(self) -> None:
+    def _wake_frontend(self) -> None:
         """Wake its thread where what just happened makes an answer due before it would look by itself."""
-        if self._exchanges.due_s(self._situation()) < self._answer_due_s:
+        if self._timing.due_s(self._situation()) < self._answer_due_s:
             self._answer_may_be_due.notify()
 
     def _situation(self) -> Situation:
-        scheduler = self._scheduler
-        flights = self._flights.values()
-        complete = [flight for flight in flights if flight.is_complete]
-        refused_s = [flight.came_s for flight in complete if flight.retry_after_s is not None]
+        counts, scheduler = self._in_flight.count(), self._scheduler
         return Situation(
-            in_flight=len(flights),
-            complete=len(complete),
-            refused=len(refused_s),
-            oldest_refusal_s=min(refused_s, default=inf),
-            lane_ends_s=scheduler.lanes.next_end_s,
-            is_lane_free=scheduler.lanes.free > 0,
+            in_flight=counts.in_flight,
+            complete=counts.complete,
+            refused=counts.refused,
+            oldest_refusal_s=counts.oldest_refusal_s,
+            stream_ends_s=scheduler.next_end_s,
+            is_stream_free=scheduler.free_streams > 0,
             queued_s=scheduler.ready_s,
-            decoding=sum(flight.undecoded > 0 for flight in flights),
+            decoding=counts.decoding,
         )
 
-    # -- decoding ------------------------------------------------------------------------------------------------
+    # -- decoding ----------------------------------------------------------------------------------------------------
 
-    def _decode(self, flights: Sequence[Flight], came_s: float) -> None:
+    def _decode(self, requests: Sequence[InFlightRequest], came_s: float) -> None:
         def apart(decoded: list[Decoded]) -> None:
             with self._lock:
                 self._decoded(decoded, came_s)
                 self._wake_engine()
-                self._tell_frontend()
+                self._wake_frontend()
 
-        places = [Place(flight, slot) for flight in flights for slot in flight.slots]
-        if decoded := self._decoder.decode(places, apart):
+        if decoded := self._decoder.decode(requests, apart):
             with self._lock:
                 self._decoded(decoded, came_s)
 
     def _decoded(self, items: Sequence[Decoded], came_s: float) -> None:
-        good = [item for item in items if item.cost is not None]
-        self._lengths.learn([item.size for item in good], [item.cost.length for item in good if item.cost is not None])
-        self._exchanges.decoded(time.perf_counter() - came_s)
-        for place, _, cost in items:
-            flight = place.flight
-            if flight.ticket is None or flight.ticket not in self._by_ticket:
-                continue
-            if cost is None:
-                flight.unfinished -= 1
-            else:
-                flight.costs.append((place, cost))
-            flight.undecoded -= 1
-            if not flight.undecoded:
-                self._scheduler.decoded(flight.ticket, flight.costs)
+        lengths = [(item.size, item.cost.length) for item in items if item.cost is not None]
+        self._lengths.learn([size for size, _ in lengths], [length for _, length in lengths])
+        self._timing.decoded(time.perf_counter() - came_s)
+        for item in items:
+            self._scheduler.decoded(item.request, item.slot, item.cost)
 
-    # -- the engine's threads ------------------------------------------------------------------------------------
+    # -- the engine's threads ----------------------------------------------------------------------------------------
 
-    def _run_lane(self, lane: Steps) -> None:
+    def _run_stream(self, stream: Steps) -> None:
         while True:
-            running = self._next_pass()
-            self._run(running, self._steps if running.is_wide else lane)
+            running = self._next_batch()
+            self._run(running, self._whole if running.is_wide else stream)
 
-    def _run(self, running: Running[Place], steps: Steps) -> None:
-        chosen = running.chosen
-        slots = [entry.key.slot for entry in chosen.entries]
+    def _run(self, running: RunningBatch, steps: Steps) -> None:
+        slots = [item.slot for item in running.items]
         started_s = time.perf_counter()
         forwards = steps.run(slots)
         seconds = time.perf_counter() - started_s
-        self._recorder.add(ENGINE_BUSY, seconds if running.is_wide else seconds / self._scheduler.lanes.count)
-        if chosen.predicted_s > 0:
-            self._recorder.observe(PREDICTION_RATIO, seconds / chosen.predicted_s)
+        self._recorder.add(ENGINE_BUSY, seconds if running.is_wide else seconds / self._scheduler.stream_count)
+        if running.micro_batch.predicted_s > 0:
+            self._recorder.observe(PREDICTION_RATIO, seconds / running.micro_batch.predicted_s)
         with self._lock:
-            # A pass that was halved took longer than such a pass takes.
+            # A micro-batch that was halved took longer than such a one takes.
             is_whole = len(forwards) == 1 and len(forwards[0].slots) == len(slots)
             self._scheduler.finish(running, seconds, is_telling=is_whole)
-            self._exchanges.pass_ended()
+            self._timing.micro_batch_ended()
             self._forwards += forwards
-            for entry in chosen.entries:
-                entry.key.flight.unfinished -= 1
             self._wake_engine()
-            self._tell_frontend()
+            self._wake_frontend()
 
-    def _next_pass(self) -> Running[Place]:
+    def _next_batch(self) -> RunningBatch:
         with self._lock:
             while True:
                 now_s = time.perf_counter()
                 self._expire(now_s)
-                waiting = self._scheduler.waiting
-                depth, oldest_s = len(waiting.ready), waiting.oldest_s(now_s)
-                started = self._scheduler.start(now_s)
-                if isinstance(started, Running):
+                depth, oldest_s = self._scheduler.ready_items, self._scheduler.oldest_s(now_s)
+                if running := self._scheduler.next_batch(now_s):
                     self._recorder.observe(QUEUE_DEPTH, depth)
                     self._recorder.observe(QUEUE_AGE, oldest_s)
-                    self._tell_frontend()
-                    return started
-                ask_s = min(started, waiting.next_expiry_s())
-                self._pass_may_be_due.wait(None if ask_s == inf else max(0.0, ask_s - now_s))
+                    self._wake_frontend()
+                    return running
+                look_s = self._scheduler.next_look_s()
+                self._work_may_be_due.wait(None if look_s == inf else max(0.0, look_s - now_s))
 
     def _expire(self, now_s: float) -> None:
-        for ticket in self._scheduler.expire(now_s):
-            self._by_ticket[ticket].fail(EXPIRED)
+        for request in self._scheduler.expire(now_s):
+            request.fail(EXPIRED)
             self._recorder.add(REFUSALS, 1, EXPIRED.type)
-            self._tell_frontend()
+            self._wake_frontend()

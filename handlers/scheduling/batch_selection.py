@@ -1,11 +1,12 @@
-"""Which waiting items share the next forward pass. Pure: entries, limits and a latency model in, a pass out.
+"""Which ready items share the next micro-batch. Pure: items, limits and a latency model in, a micro-batch out.
 
-    ranked entries -> those of the first level -> by length | by deadline | hurried -> fewest missed deadlines
-                   -> riders of lower levels, where they cost next to nothing
+    ranked items -> those of the first rank -> by length | by deadline | hurried -> fewest missed deadlines
+                 -> riders of lower ranks, where they cost next to nothing
 
-Three orders are weighed. By length: micro-batches with least padding (micro_batches), the one with the most urgent item
-first. By deadline: the most urgent items together, whatever their lengths. Hurried: likewise, but the first pass is
-small enough for its most urgent item to be in time. The one that misses fewest deadlines wins, and of equals the first.
+Three orders are weighed. By length: micro-batches with least padding (pipeline.micro_batches), the one with the most
+urgent item first. By deadline: the most urgent items together, whatever their lengths. Hurried: likewise, but the first
+micro-batch is small enough for its most urgent item to be in time. The one that misses fewest deadlines wins, and of
+equals the first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,85 +14,64 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 from itertools import takewhile
 from math import inf
-from typing import Generic, TypeVar
 
-from handlers.pipeline.micro_batches import FORWARD_PASS, Cost, Overhead, micro_batches
+from handlers.pipeline.micro_batches import FORWARD_PASS, Overhead, micro_batches
 from handlers.scheduling.latency_model import LatencyModel, Line
-
-Key = TypeVar("Key")
-
-# A lane's share of what is ready is done in so many passes, for who is first need not wait for who is last; but none is
-# shorter than so many times its fixed cost, or the engine would lose more than a tenth.
-WAVES, WORTHWHILE_COSTS = 2, 10.0
-# Riders may lengthen a pass by so much of its predicted time.
-RIDERS_SHARE = 0.25
-# Entries that are planned at once, the most urgent ones: a plan is quadratic, and a pass holds fewer.
-PLANNED_ENTRIES = 128
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """One accepted request.
-
-    Attributes:
-        number: of its arrival; ties are broken by it.
-        arrived_s, deadline_s, expires_s: when it came, when its answer is due, when it stops waiting.
-        priority: 1 is first.
-        items, tokens: how many, and how long all together; estimated until it is decoded.
-        predicted_s: of the answer, from arrival on.
-        waiting: items that have not started.
-        finished_s: when its last pass so far ended; None before the first.
-    """
-
-    number: int
-    arrived_s: float
-    deadline_s: float
-    expires_s: float
-    priority: int
-    items: int
-    tokens: float
-    predicted_s: float
-    waiting: int
-    finished_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Entry(Generic[Key]):
-    """One decoded item in the queue; `key` is what the caller knows it by."""
-
-    key: Key
-    ticket: Ticket
-    cost: Cost
-
-    @property
-    def urgency(self) -> tuple[float, int]:
-        """Earliest deadline first, then first come."""
-        return self.ticket.deadline_s, self.ticket.number
+from handlers.scheduling.request_queue import QueuedItem, Rank
 
 
 @dataclass(frozen=True, slots=True)
-class Pass(Generic[Key]):
+class Tuning:
+    """What the selection is tuned by.
+
+    Attributes:
+        waves: a stream's share of what is ready is done in so many micro-batches, for who is first need not wait for
+            who is last.
+        worthwhile_costs: no micro-batch is made shorter than so many times its fixed cost, or the engine would lose
+            more than a tenth.
+        riders_share: riders may lengthen a micro-batch by this share of its predicted time.
+        planned_items: so many of the most urgent items are planned at once; a plan is quadratic in their number, and a
+            micro-batch holds fewer.
+    """
+
+    waves: int = 2
+    worthwhile_costs: float = 10.0
+    riders_share: float = 0.25
+    planned_items: int = 128
+
+
+TUNING = Tuning()
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
     """What goes through the model together.
 
     Attributes:
-        entries: its items.
-        tokens: padded.
+        items: its items, at least one.
+        tokens: how many they are together, padded.
         predicted_s: how long it will most likely take.
     """
 
-    entries: tuple[Entry[Key], ...]
+    items: tuple[QueuedItem, ...]
     tokens: int
     predicted_s: float
+
+    @classmethod
+    def of(cls, items: Sequence[QueuedItem], model: LatencyModel) -> "MicroBatch":
+        """Put items together; the model predicts what they take."""
+        tokens = padded_tokens(items)
+        return cls(tuple(items), tokens, model.predict_s(tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a pass may hold.
+    """What a micro-batch may hold.
 
     Attributes:
         max_items: most items.
         max_tokens: most padded tokens; a single item may have more.
-        overhead: what one more pass costs, for the plan.
+        overhead: what one more micro-batch costs, for the plan.
     """
 
     max_items: int
@@ -99,135 +79,121 @@ class Limits:
     overhead: Overhead = FORWARD_PASS
 
     def shared(self, tokens: float, line: Line, busy_s: Sequence[float]) -> "Limits":
-        """Of a pass that leaves the other lanes theirs, and is one of several: see `WAVES`.
+        """Leave the other streams their part of the work, and make a micro-batch one of several: see `Tuning.waves`.
 
         Args:
-            tokens: that are ready, padding not counted.
-            line: how long passes take.
-            busy_s: how long each lane is busy yet; 0 for the one that takes this pass.
+            tokens: that are ready, without padding.
+            line: how long micro-batches take.
+            busy_s: for how long each stream is still busy; 0 for the one that takes this micro-batch.
         """
         token_s = max(line.token_s, 1e-12)
-        # Of this lane, so that all of them end together.
+        # This stream's part, so that all of them end together.
         share = min(tokens, (sum(busy_s) / token_s + tokens) / len(busy_s))
-        share = min(share, max(share / WAVES, WORTHWHILE_COSTS * line.fixed_s / token_s))
+        share = min(share, max(share / TUNING.waves, TUNING.worthwhile_costs * line.fixed_s / token_s))
         return replace(self, max_tokens=min(self.max_tokens, max(1, round(share))))
 
     def fitting(
-        self, taken: Sequence[Entry[Key]], candidates: Iterable[Entry[Key]], max_tokens: float = inf
-    ) -> list[Entry[Key]]:
-        """`taken`, and of the candidates, in their order, as many as fit; `max_tokens` may be stricter."""
-        entries = list(taken)
+        self, taken: Sequence[QueuedItem], candidates: Iterable[QueuedItem], max_tokens: float = inf
+    ) -> list[QueuedItem]:
+        """List `taken` and as many of the candidates, in their order, as fit; `max_tokens` may be stricter."""
+        items = list(taken)
         limit = min(max_tokens, self.max_tokens)
-        longest = max(entry.cost.length for entry in entries)
-        for entry in candidates:
-            longest = max(longest, entry.cost.length)
-            if len(entries) >= self.max_items or (len(entries) + 1) * longest > limit:
+        longest = max(item.cost.length for item in items)
+        for item in candidates:
+            longest = max(longest, item.cost.length)
+            if len(items) >= self.max_items or (len(items) + 1) * longest > limit:
                 break
-            entries.append(entry)
-        return entries
+            items.append(item)
+        return items
+
+    def are_reached_by(self, micro_batch: MicroBatch) -> bool:
+        """Whether a micro-batch can take no more."""
+        return len(micro_batch.items) >= self.max_items or micro_batch.tokens >= self.max_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """Where an entry stands in the queue.
-
-    Attributes:
-        level: less is sooner.
-        is_late: whether its deadline has passed already.
-    """
-
-    level: float
-    is_late: bool
-
-
-def choose(
-    ranked: Sequence[tuple[Rank, Entry[Key]]],
+def select(
+    ranked: Sequence[tuple[Rank, QueuedItem]],
     limits: Limits,
     model: LatencyModel,
     now_s: float,
     busy_s: Sequence[float] = (0.0,),
-) -> Pass[Key]:
-    """The pass to run next.
+) -> MicroBatch:
+    """Choose the micro-batch to run next.
 
     Args:
-        ranked: the whole queue, at least one entry, by rank and then by urgency.
-        limits: of a pass.
-        model: predicts how long passes take.
+        ranked: the whole queue, at least one item, by rank and then by urgency.
+        limits: what a micro-batch may hold.
+        model: predicts how long micro-batches take.
         now_s: the time.
-        busy_s: how long each lane will not take a pass; at least one.
+        busy_s: for how long each stream will not take a micro-batch; at least one.
     """
     first = ranked[0][0]
-    urgent = [entry for _, entry in takewhile(lambda each: each[0] == first, ranked[:PLANNED_ENTRIES])]
+    urgent = [item for _, item in takewhile(lambda each: each[0] == first, ranked[: TUNING.planned_items])]
     if len(urgent) == 1:
-        passes = [_pass(urgent, model)]
+        order = [MicroBatch.of(urgent, model)]
     else:
         by_deadline = _by_deadline(urgent, limits, model)
         orders = (_by_length(urgent, limits, model), by_deadline, _hurried(by_deadline, model, now_s))
         # min() keeps the first of equals.
-        passes = min(orders, key=lambda order: misses(order, model, now_s, busy_s))
-    return _with_riders(passes[0], [entry for _, entry in ranked[len(urgent) :]], limits, model)
+        order = min(orders, key=lambda each: misses(each, model, now_s, busy_s))
+    return _with_riders(order[0], [item for _, item in ranked[len(urgent) :]], limits, model)
 
 
-def misses(passes: Sequence[Pass[Key]], model: LatencyModel, now_s: float, busy_s: Sequence[float] = (0.0,)) -> int:
-    """How many deadlines an order is likely to miss, each pass going to the lane that is free first."""
+def misses(order: Sequence[MicroBatch], model: LatencyModel, now_s: float, busy_s: Sequence[float] = (0.0,)) -> int:
+    """Count the deadlines that an order is likely to miss, each micro-batch going to the stream that is free first."""
     missed = 0
     free_s = [now_s + busy for busy in busy_s]
     heapify(free_s)
-    for each in passes:
+    for each in order:
         ended_s = free_s[0] + model.cautious_s(each.tokens)
         heapreplace(free_s, ended_s)
-        missed += sum(entry.ticket.deadline_s < ended_s for entry in each.entries)
+        missed += sum(item.request.deadline_s < ended_s for item in each.items)
     return missed
 
 
-def _by_length(entries: Sequence[Entry[Key]], limits: Limits, model: LatencyModel) -> list[Pass[Key]]:
-    costs = [entry.cost for entry in entries]
-    indices = micro_batches(costs, limits.max_items, limits.max_tokens, limits.overhead)
-    passes = [_pass([entries[i] for i in micro_batch], model) for micro_batch in indices]
-    return sorted(passes, key=lambda each: min(entry.urgency for entry in each.entries))
+def _by_length(items: Sequence[QueuedItem], limits: Limits, model: LatencyModel) -> list[MicroBatch]:
+    costs = [item.cost for item in items]
+    plan = micro_batches(costs, limits.max_items, limits.max_tokens, limits.overhead)
+    order = [MicroBatch.of([items[index] for index in indices], model) for indices in plan]
+    return sorted(order, key=lambda each: min(item.request.urgency for item in each.items))
 
 
-def _by_deadline(entries: Sequence[Entry[Key]], limits: Limits, model: LatencyModel) -> list[Pass[Key]]:
-    passes = []
-    remaining = list(entries)
+def _by_deadline(items: Sequence[QueuedItem], limits: Limits, model: LatencyModel) -> list[MicroBatch]:
+    order = []
+    remaining = list(items)
     while remaining:
         first, *others = remaining
-        # Whatever its group is equal to: not a number is not even equal to itself.
-        taken = limits.fitting([first], [entry for entry in others if entry.cost.group == first.cost.group])
-        passes.append(_pass(taken, model))
+        # An item may share whatever its group is equal to: not a number is not even equal to itself.
+        taken = limits.fitting([first], [item for item in others if item.cost.group == first.cost.group])
+        order.append(MicroBatch.of(taken, model))
         gone = set(taken)
-        remaining = [entry for entry in remaining if entry not in gone]
-    return passes
+        remaining = [item for item in remaining if item not in gone]
+    return order
 
 
-def _hurried(passes: list[Pass[Key]], model: LatencyModel, now_s: float) -> list[Pass[Key]]:
-    entries = passes[0].entries
-    due_s = entries[0].ticket.deadline_s
-    kept = len(entries)
-    while kept > 1 and now_s + model.cautious_s(padded_tokens(entries[:kept])) > due_s:
+def _hurried(order: list[MicroBatch], model: LatencyModel, now_s: float) -> list[MicroBatch]:
+    items = order[0].items
+    due_s = items[0].request.deadline_s
+    kept = len(items)
+    while kept > 1 and now_s + model.cautious_s(padded_tokens(items[:kept])) > due_s:
         kept -= 1
-    if kept == len(entries):
-        return passes
-    return [_pass(entries[:kept], model), _pass(entries[kept:], model), *passes[1:]]
+    if kept == len(items):
+        return order
+    return [MicroBatch.of(items[:kept], model), MicroBatch.of(items[kept:], model), *order[1:]]
 
 
-def _with_riders(chosen: Pass[Key], others: Sequence[Entry[Key]], limits: Limits, model: LatencyModel) -> Pass[Key]:
-    """The pass with items of lower ranks that need no more padding and hardly any time."""
-    longest = max(entry.cost.length for entry in chosen.entries)
-    group = chosen.entries[0].cost.group
-    candidates = [entry for entry in others if entry.cost.group == group and entry.cost.length <= longest]
+def _with_riders(chosen: MicroBatch, others: Sequence[QueuedItem], limits: Limits, model: LatencyModel) -> MicroBatch:
+    """Add items of lower ranks that need no more padding and hardly any time."""
+    longest = max(item.cost.length for item in chosen.items)
+    group = chosen.items[0].cost.group
+    candidates = [item for item in others if item.cost.group == group and item.cost.length <= longest]
     if not candidates:
         return chosen
     token_s = model.line.token_s
-    allowed = inf if token_s == 0 else chosen.tokens + RIDERS_SHARE * chosen.predicted_s / token_s
-    return _pass(limits.fitting(chosen.entries, candidates, allowed), model)
+    allowed = inf if token_s == 0 else chosen.tokens + TUNING.riders_share * chosen.predicted_s / token_s
+    return MicroBatch.of(limits.fitting(chosen.items, candidates, allowed), model)
 
 
-def _pass(entries: Sequence[Entry[Key]], model: LatencyModel) -> Pass[Key]:
-    tokens = padded_tokens(entries)
-    return Pass(tuple(entries), tokens, model.predict_s(tokens))
-
-
-def padded_tokens(entries: Sequence[Entry[Key]]) -> int:
-    """What a pass of these holds."""
-    return len(entries) * max(entry.cost.length for entry in entries)
+def padded_tokens(items: Sequence[QueuedItem]) -> int:
+    """Count the padded tokens of a micro-batch of these items."""
+    return len(items) * max(item.cost.length for item in items)

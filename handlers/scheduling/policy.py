@@ -15,15 +15,15 @@ class Policy:
     """What the scheduler is held to.
 
     Attributes:
-        max_latency_s: target from arrival to answer.
-        max_items: most items of a pass.
-        max_tokens: most padded tokens of a pass; None for no limit.
-        priority_levels: levels there are, 1 being first.
-        default_priority: of a request that names none.
-        queue_timeout_s: most that a request may wait for its pass.
-        is_late_rejected: whether one that waited longer is refused, or run after all others.
+        max_latency_s: target for the time from a request's arrival to its answer.
+        max_items: most items of a micro-batch.
+        max_tokens: most padded tokens of a micro-batch; None for no limit.
+        priority_levels: how many levels there are, 1 being first.
+        default_priority: level of a request that names none.
+        queue_timeout_s: longest time that a request may wait for its micro-batch.
+        is_late_rejected: whether a request that waited longer is refused; otherwise it runs after all others.
         max_queue_items: most items that wait.
-        overhead: what one more pass costs, for the plan.
+        overhead: what one more micro-batch costs, for the plan.
     """
 
     max_latency_s: float
@@ -38,7 +38,7 @@ class Policy:
 
     @classmethod
     def of(cls, config: HandlerConfig, overhead: Overhead) -> "Policy":
-        """What an archive's settings say."""
+        """Read an archive's settings; `overhead` is what its task says of one more micro-batch."""
         scheduling = config.scheduling
         levels = scheduling.priority_levels
         return cls(
@@ -55,10 +55,10 @@ class Policy:
 
 
 def check_mode(settings: Mapping[str, Any]) -> None:
-    """Whether an archive's model-config.yaml lets TorchServe work with this mode.
+    """Check that an archive's model-config.yaml lets TorchServe work with adaptive mode.
 
     Raises:
-        InvalidConfig: it does not.
+        InvalidConfig: it does not; the message lists every problem.
     """
     problems = []
     if settings.get("continuousBatching") is not True:

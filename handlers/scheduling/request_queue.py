@@ -1,4 +1,9 @@
-"""The requests of one worker that wait: accepted, decoding, ready; and their order. Pure.
+"""The requests of one worker that wait: admitted, decoding, ready; and their order. Pure.
+
+A request is one object from its arrival to its answer, and so is each of its items:
+
+    ScheduledRequest    what it asks for, when it is due, and how many of its items are in which state
+    QueuedItem          one decoded item: the request, the slot that holds it, what it costs
 
 Order: by level, then what can still be in time before what cannot, then earliest deadline. A request's level is its
 priority, less one for every AGING_TARGETS times the latency target that it has waited, without end: whatever comes
@@ -8,60 +13,160 @@ later, a request is overtaken for a bounded time only.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Generic, TypeVar
+from typing import NamedTuple
 
+from handlers.errors import ItemError
 from handlers.pipeline.micro_batches import Cost
-from handlers.scheduling.batch_selection import Entry, Rank, Ticket
+from handlers.pipeline.slots import Slot
 from handlers.scheduling.policy import Policy
 
-Key = TypeVar("Key")
-
+# How long a request waits before it gains a level, in latency targets.
 AGING_TARGETS = 2.0
 
 
-@dataclass(slots=True)
-class Waiting(Generic[Key]):
-    """Items that have not started.
+@dataclass(slots=True, eq=False, kw_only=True)
+class ScheduledRequest:
+    """One request from its arrival to its answer.
+
+    Each of its items that can be served is in one state at a time, and is counted there and nowhere else:
+
+        decoding -> queued -> running -> done
 
     Attributes:
-        policy: what they are ordered and expire by.
-        ready: decoded items, in no order.
+        slots: one per item of the request; those that failed while it was unpacked hold their error.
+        arrived_s: when it came.
+        priority: level that its client asks for, 1 being first; None for the policy's default.
+        timeout_s: how long its client waits for the answer; it can only shorten the policy's limits.
+        level: priority that it was admitted with.
+        number: how many were admitted before it; ties are broken by it.
+        deadline_s: when its answer is due.
+        expires_s: when it stops waiting for its micro-batch.
+        predicted_s: how long its answer was predicted to take, from arrival on.
+        tokens: length of all its items together; an estimate until they are decoded.
+        items: its items that are decoded and good, started or not.
+        decoding, queued, running: items in each of these states.
+        finished_s: when the last of its micro-batches so far ended; None before the first.
+    """
+
+    slots: list[Slot]
+    arrived_s: float
+    priority: int | None = None
+    timeout_s: float = inf
+    level: int = 1
+    number: int = -1
+    deadline_s: float = inf
+    expires_s: float = inf
+    predicted_s: float = 0.0
+    tokens: float = 0.0
+    items: list["QueuedItem"] = field(default_factory=list)
+    decoding: int = 0
+    queued: int = 0
+    running: int = 0
+    finished_s: float | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it can be answered: none of its items is on its way."""
+        return not (self.decoding or self.queued or self.running)
+
+    @property
+    def waiting(self) -> int:
+        """How many of its items have not started."""
+        return self.decoding + self.queued
+
+    @property
+    def has_started(self) -> bool:
+        """Whether work of the engine was spent on it."""
+        return self.queued < len(self.items)
+
+    @property
+    def urgency(self) -> tuple[float, int]:
+        """What it is ordered by within a level: earliest deadline first, then first come."""
+        return self.deadline_s, self.number
+
+    def fail(self, error: ItemError) -> None:
+        """Answer it with one error, whatever became of its items."""
+        for slot in self.slots:
+            slot.outcome = error
+        self.decoding = self.queued = self.running = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueuedItem:
+    """One decoded item: the request that it belongs to, the slot that holds it, and what it costs."""
+
+    request: ScheduledRequest
+    slot: Slot
+    cost: Cost
+
+
+class Work(NamedTuple):
+    """An amount of it: items, and their tokens without padding."""
+
+    items: int
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Where an item stands in the queue.
+
+    Attributes:
+        level: the level that its request has aged to; less is sooner.
+        is_late: whether its deadline has passed already.
+    """
+
+    level: float
+    is_late: bool
+
+
+@dataclass(slots=True)
+class RequestQueue:
+    """The items that have not started.
+
+    Attributes:
+        policy: what they are ordered by and expire by.
+        ready: the items of requests that are decoded, in no order.
     """
 
     policy: Policy
-    ready: list[Entry[Key]] = field(default_factory=list)
-    _decoding: dict[int, Ticket] = field(default_factory=dict)
+    ready: list[QueuedItem] = field(default_factory=list)
+    _decoding: dict[int, ScheduledRequest] = field(default_factory=dict)
 
-    def add(self, ticket: Ticket) -> None:
-        """Accepted; its items are being decoded."""
-        self._decoding[ticket.number] = ticket
+    def add(self, request: ScheduledRequest) -> None:
+        """Take in a request whose items are being decoded."""
+        self._decoding[request.number] = request
 
-    def decoded(self, ticket: Ticket, items: Iterable[tuple[Key, Cost]]) -> None:
-        """Its items are ready: those that could be decoded, none maybe."""
-        del self._decoding[ticket.number]
-        entries = [Entry(key, ticket, cost) for key, cost in items]
-        ticket.items = ticket.waiting = len(entries)
-        ticket.tokens = sum(entry.cost.length for entry in entries)
-        self.ready += entries
+    def decoded(self, request: ScheduledRequest, slot: Slot, cost: Cost | None) -> None:
+        """Note that an item is decoded, or has failed where `cost` is None; with its last one a request is ready."""
+        request.decoding -= 1
+        if cost is not None:
+            request.items.append(QueuedItem(request, slot, cost))
+            request.queued += 1
+        if not request.decoding:
+            del self._decoding[request.number]
+            request.tokens = sum(item.cost.length for item in request.items)
+            self.ready += request.items
 
-    def take(self, entries: Iterable[Entry[Key]]) -> None:
-        """These start."""
-        started = set(entries)
-        self.ready = [entry for entry in self.ready if entry not in started]
-        for entry in started:
-            entry.ticket.waiting -= 1
+    def take(self, items: Iterable[QueuedItem]) -> None:
+        """Remove items that start."""
+        started = set(items)
+        self.ready = [item for item in self.ready if item not in started]
+        for item in started:
+            item.request.queued -= 1
+            item.request.running += 1
 
-    # -- how much ------------------------------------------------------------------------------------------------
+    # -- how much waits --------------------------------------------------------------------------------------------
 
     @property
     def items(self) -> int:
-        """Of requests that are decoded or not."""
-        return len(self.ready) + sum(ticket.items for ticket in self._decoding.values())
+        """How many items wait, decoded or not."""
+        return len(self.ready) + sum(request.waiting for request in self._decoding.values())
 
     @property
-    def ready_tokens(self) -> int:
-        """Of the ready items together, without padding."""
-        return sum(entry.cost.length for entry in self.ready)
+    def ready_work(self) -> Work:
+        """How much is ready to run."""
+        return Work(len(self.ready), sum(item.cost.length for item in self.ready))
 
     @property
     def is_any_decoding(self) -> bool:
@@ -69,51 +174,54 @@ class Waiting(Generic[Key]):
         return bool(self._decoding)
 
     def oldest_s(self, now_s: float) -> float:
-        """How long the oldest ready item has been here; 0 without any."""
-        return max((now_s - entry.ticket.arrived_s for entry in self.ready), default=0.0)
+        """Tell for how many seconds the oldest ready item has been here; 0 without any."""
+        return max((now_s - item.request.arrived_s for item in self.ready), default=0.0)
 
-    def ahead(self, priority: float, deadline_s: float, now_s: float) -> tuple[int, float]:
-        """Items, and their tokens, that run before a newcomer."""
+    def ahead(self, level: float, deadline_s: float, now_s: float) -> Work:
+        """Tell how much runs before a newcomer of that level and deadline."""
         items, tokens = 0, 0.0
-        for entry in self.ready:
-            if (self._level(entry.ticket, now_s), entry.ticket.deadline_s) <= (priority, deadline_s):
+        for item in self.ready:
+            if (self._level(item.request, now_s), item.request.deadline_s) <= (level, deadline_s):
                 items += 1
-                tokens += entry.cost.length
-        for ticket in self._decoding.values():
-            if (self._level(ticket, now_s), ticket.deadline_s) <= (priority, deadline_s):
-                items += ticket.items
-                tokens += ticket.tokens
-        return items, tokens
+                tokens += item.cost.length
+        for request in self._decoding.values():
+            if (self._level(request, now_s), request.deadline_s) <= (level, deadline_s):
+                items += request.waiting
+                tokens += request.tokens
+        return Work(items, tokens)
 
-    # -- who waited too long -------------------------------------------------------------------------------------
+    # -- who waited too long ---------------------------------------------------------------------------------------
 
-    def expire(self, now_s: float) -> list[Ticket]:
-        """Remove the tickets that waited too long, where these are rejected; those with a started item go on."""
+    def expire(self, now_s: float) -> list[ScheduledRequest]:
+        """Remove the requests that waited too long, where these are rejected; those with a started item go on."""
         if not self.policy.is_late_rejected:
             return []
-        tickets = dict.fromkeys(e.ticket for e in self.ready if e.ticket.expires_s <= now_s)
-        expired = [ticket for ticket in tickets if ticket.waiting == ticket.items]
+        late = dict.fromkeys(item.request for item in self.ready if item.request.expires_s <= now_s)
+        expired = [request for request in late if not request.has_started]
         if expired:
             gone = set(expired)
-            self.ready = [entry for entry in self.ready if entry.ticket not in gone]
+            self.ready = [item for item in self.ready if item.request not in gone]
         return expired
 
     def next_expiry_s(self) -> float:
-        """When `expire` may next have something to remove; infinity when never."""
+        """Tell when `expire` may next have something to remove; infinity when never."""
         if not self.policy.is_late_rejected:
             return inf
-        return min((e.ticket.expires_s for e in self.ready if e.ticket.waiting == e.ticket.items), default=inf)
+        return min((item.request.expires_s for item in self.ready if not item.request.has_started), default=inf)
 
-    # -- order ---------------------------------------------------------------------------------------------------
+    # -- order -----------------------------------------------------------------------------------------------------
 
-    def ranked(self, now_s: float) -> list[tuple[Rank, Entry[Key]]]:
-        """The ready items, first come first."""
-        ranked = [(self._level(e.ticket, now_s), e.ticket.deadline_s < now_s, *e.urgency, e) for e in self.ready]
+    def ranked(self, now_s: float) -> list[tuple[Rank, QueuedItem]]:
+        """List the ready items, first come first."""
+        ranked = [
+            (self._level(item.request, now_s), item.request.deadline_s < now_s, *item.request.urgency, item)
+            for item in self.ready
+        ]
         ranked.sort(key=lambda each: each[:4])
-        return [(Rank(level, is_late), entry) for level, is_late, _, _, entry in ranked]
+        return [(Rank(level, is_late), item) for level, is_late, _, _, item in ranked]
 
-    def _level(self, ticket: Ticket, now_s: float) -> float:
-        """Its place among the levels; less is sooner."""
-        aged = (now_s - ticket.arrived_s) // (AGING_TARGETS * self.policy.max_latency_s)
-        delayed = self.policy.priority_levels if ticket.expires_s <= now_s else 0
-        return ticket.priority + delayed - aged
+    def _level(self, request: ScheduledRequest, now_s: float) -> float:
+        """Tell a request's place among the levels; less is sooner."""
+        aged = (now_s - request.arrived_s) // (AGING_TARGETS * self.policy.max_latency_s)
+        delayed = self.policy.priority_levels if request.expires_s <= now_s else 0
+        return request.level + delayed - aged

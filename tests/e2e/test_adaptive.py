@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 from deploy.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.server import Server
-from handlers.scheduling.scheduler import COURTEOUS_SHARE
+from handlers.scheduling.scheduler import TUNING
 from load.generate import precise_loop
 from load.generate.attack import Attack, Load
 from load.generate.closed_loop import ClosedLoop
@@ -46,7 +46,7 @@ CLASSIC, ADAPTIVE = "sentence-embedding", "sentence-embedding-adaptive"
 # Of the load tests: they have one core for the engine and one for TorchServe and whoever asks, and that other core's
 # pauses are much of the archive's own 200 ms.
 MAX_LATENCY_MS, ENGINE_THREADS = 400, 1
-COURTEOUS_PASS_MS = COURTEOUS_SHARE * MAX_LATENCY_MS
+COURTEOUS_MS = TUNING.courteous_share * MAX_LATENCY_MS
 # What the machine adds to a 99th percentile.
 NOISE_MS = 50
 NOUNS = ["river", "engine", "violin", "bread", "market", "volcano", "library", "carpet", "penguin", "vaccine"]
@@ -275,7 +275,7 @@ def test_flood_of_the_last_priority_leaves_the_first_its_latency(server: Server,
     assert sum(exchange.status == 503 for exchange in others) > len(others) / 4
     alone_ms, beside_ms = (p99_ms(1000 * exchange.latency_s for exchange in seen) for seen in (alone, beside))
     # One of the flood's passes runs whenever somebody comes, and another one starts before the frontend is asked.
-    assert beside_ms <= alone_ms + 2 * COURTEOUS_PASS_MS + NOISE_MS
+    assert beside_ms <= alone_ms + 2 * COURTEOUS_MS + NOISE_MS
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------------------

@@ -54,9 +54,13 @@ class Frontend:
         self._thread = threading.Thread(target=self._run, name="frontend", daemon=True)
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
-    def __enter__(self) -> "Frontend":
+    def start(self) -> None:
+        """Begin to exchange."""
         self._worker.start()
         self._thread.start()
+
+    def __enter__(self) -> "Frontend":
+        self.start()
         return self
 
     def __exit__(

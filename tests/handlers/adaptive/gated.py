@@ -1,18 +1,18 @@
-"""A task whose passes and decodings wait for a test, served in adaptive mode."""
+"""A task whose micro-batches and decodings wait for a test, served in adaptive mode."""
 
 import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from handlers.adaptive.worker import AdaptiveWorker
+from handlers.adaptive.worker import State
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply
-from handlers.scheduling.latency_model import LatencyModel
 from tests.handlers.serving import DoublingHandler, context
 
-PASS_S = 0.004
+RUN_S = 0.004
 SCHEDULING = {"mode": "adaptive", "max_latency_ms": 5000, "priority_levels": 3, "queue_timeout_ms": 5000}
 TIMEOUT_S = 20
 
@@ -25,7 +25,7 @@ class Unwritable:
 
 
 class GatedHandler(DoublingHandler):
-    """Doubles numbers, in passes that take PASS_S and wait at a gate, as the decoding of what says slow does."""
+    """Doubles numbers, in micro-batches that take RUN_S and wait at a gate, as the decoding of what says slow does."""
 
     decodes_in_threads = False
 
@@ -49,18 +49,13 @@ class GatedHandler(DoublingHandler):
         return super().decode(payload)
 
     def forward(self, inputs: Arrays, items: Any) -> Outputs:
-        time.sleep(PASS_S)
+        time.sleep(RUN_S)
         assert self.gate.wait(TIMEOUT_S)
         return super().forward(inputs, items)
 
-    @property
-    def worker(self) -> AdaptiveWorker:
-        return self._adaptive
-
     def forgets(self) -> bool:
         """Whether the worker keeps nothing of any request."""
-        worker = self.worker
-        return not (worker._flights or worker._by_ticket or worker._forwards or worker._scheduler.waiting.items)
+        return bool(self.worker.state == State(0, 0, 0, 0))
 
 
 class ThreadedHandler(GatedHandler):
@@ -70,23 +65,23 @@ class ThreadedHandler(GatedHandler):
 
 
 class Whole:
-    """An engine of two lanes, all the same model; `ran` has who ran what, by the first number of a pass."""
+    """An engine of several streams, all the same model; `ran` has who ran what, by a micro-batch's first number."""
 
     def __init__(self, engine: Engine) -> None:
         self.description, self.input_names = engine.description, engine.input_names
         self.ran: dict[float, str] = {}
         self._engine = engine
 
-    def run(self, inputs: Arrays, lane: str = "whole") -> Outputs:
-        self.ran[float(inputs["numbers"][0])] = lane
+    def run(self, inputs: Arrays, stream: str = "whole") -> Outputs:
+        self.ran[float(inputs["numbers"][0])] = stream
         return self._engine.run(inputs)
 
-    def divide(self, parts: int) -> "list[Lane]":
-        return [Lane(self, f"lane {number}") for number in range(parts)]
+    def divide(self, parts: int) -> "list[Stream]":
+        return [Stream(self, f"stream {number}") for number in range(parts)]
 
 
-class Lane:
-    """A part of it."""
+class Stream:
+    """One stream of it."""
 
     def __init__(self, whole: Whole, name: str) -> None:
         self.description, self.input_names = whole.description, whole.input_names
@@ -96,7 +91,7 @@ class Lane:
         return self._whole.run(inputs, self._name)
 
 
-class LanedHandler(GatedHandler):
+class StreamedHandler(GatedHandler):
     """The same on such an engine."""
 
     def load(self) -> Engine:
@@ -109,8 +104,7 @@ def started(kind: type[GatedHandler], model_dir: Path, **scheduling: Any) -> Gat
     settings = {"max_items": 8, "max_instances": 10, "scheduling": {**SCHEDULING, **scheduling}}
     handler.worker_context = context(model_dir, settings, batch_size=64)
     handler.worker_context.model_yaml_config["continuousBatching"] = True
-    handler.initialize(handler.worker_context)
     # Warm-up's times on a busy machine are not what is tested.
-    lanes = handler.worker._scheduler.lanes
-    lanes.wide = lanes.narrow = LatencyModel([(1, PASS_S), (8, PASS_S)])
+    with patch("handlers.adaptive.start.measure", lambda *_: [(1, RUN_S), (8, RUN_S)]):
+        handler.initialize(handler.worker_context)
     return handler

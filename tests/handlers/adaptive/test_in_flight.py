@@ -1,67 +1,61 @@
-"""What a request asks of the schedule, and when it is answered."""
+"""How far requests have come, and when they can be answered."""
 
 from math import inf
-from typing import Any
 
-import pytest
-
-from handlers.adaptive.in_flight import Flight, Terms
-from handlers.errors import EXPIRED, InvalidPriority, InvalidTimeout, ItemError
+from handlers.adaptive.in_flight import Counts, InFlight, InFlightRequest
+from handlers.errors import EXPIRED, ItemError
 from handlers.pipeline.slots import Slot
 from handlers.protocol.requests import Payload, Request
+from handlers.scheduling.admission import Refusal
 
 
-@pytest.mark.parametrize(
-    ("headers", "terms"),
-    [
-        ({}, Terms(None, inf)),
-        ({"X-Priority": "1"}, Terms(1, inf)),
-        ({"x-priority": "3", "X-TIMEOUT-MS": "250"}, Terms(3, 0.25)),
-        ({"X-Timeout-Ms": "0.5"}, Terms(None, 0.0005)),
-        ({"x-timeout-ms": " 1e3 "}, Terms(None, 1.0)),
-        # A form's field of that name comes among the headers as what its part's headers are.
-        ({"x-priority": {"content-type": "text/plain"}, "Host": "x"}, Terms(None, inf)),
-    ],
-)
-def test_terms_are_read_under_any_case(headers: dict[str, Any], terms: Terms) -> None:
-    assert Terms.of(headers, 3) == terms
+def in_flight_request(id_: str, *outcomes: Payload | ItemError, arrived_s: float = 5.0) -> InFlightRequest:
+    slots = [Slot(outcome) for outcome in outcomes]
+    return InFlightRequest(id=id_, request=Request(outcomes), slots=slots, arrived_s=arrived_s)
 
 
-NO_PRIORITIES = ["0", "4", "-1", "1.0", "first", "", "²", "１", "1\n", "1,2"]
-LONG_NO_PRIORITIES = ["0000000012", "9" * 5000, "000000001" * 600]
-
-
-@pytest.mark.parametrize("value", NO_PRIORITIES + LONG_NO_PRIORITIES)
-def test_terms_with_a_priority_that_is_no_level_are_invalid_and_quote_nothing(value: str) -> None:
-    with pytest.raises(InvalidPriority) as raised:
-        Terms.of({"X-Priority": value}, 3)
-    assert str(raised.value) == "X-Priority must be a whole number from 1 (first) to 3."
-
-
-@pytest.mark.parametrize("value", ["0", "-5", "nan", "inf", "-inf", "soon", "", "1e999", "5 ms"])
-def test_terms_with_a_timeout_that_is_no_time_are_invalid_and_quote_nothing(value: str) -> None:
-    with pytest.raises(InvalidTimeout) as raised:
-        Terms.of({"X-Timeout-Ms": value}, 3)
-    assert str(raised.value) == "X-Timeout-Ms must be a number of milliseconds above 0."
-
-
-def flight(*outcomes: Payload | ItemError) -> Flight:
-    return Flight(Request(outcomes), 5.0, [Slot(outcome) for outcome in outcomes])
-
-
-def test_flight_is_complete_when_its_last_slot_is() -> None:
-    ours = flight(Payload(b"a"), Payload(b"b"))
-    ours.undecoded = ours.unfinished = 2
-    ours.undecoded = 0
+def test_request_is_complete_when_no_item_of_it_is_on_its_way() -> None:
+    ours = in_flight_request("a", Payload(b"a"), Payload(b"b"))
+    ours.decoding = 2
     assert not ours.is_complete
-    ours.unfinished -= 2
+    ours.decoding, ours.queued = 0, 2
+    assert not ours.is_complete
+    ours.queued, ours.running = 0, 2
+    assert not ours.is_complete
+    ours.running -= 2
     assert ours.is_complete
 
 
-def test_flight_that_fails_is_complete_with_its_error_in_every_slot() -> None:
-    ours = flight(Payload(b"a"), Payload(b"b"))
-    ours.undecoded = ours.unfinished = 2
-    ours.fail(EXPIRED, retry_after_s=0.3)
+def test_request_that_fails_is_complete_with_its_error_in_every_slot() -> None:
+    ours = in_flight_request("a", Payload(b"a"), Payload(b"b"))
+    ours.queued = 2
+    ours.fail(EXPIRED)
     assert ours.is_complete
     assert [slot.outcome.code for slot in ours.slots] == [504, 504]
-    assert (ours.undecoded, ours.retry_after_s) == (0, 0.3)
+    assert ours.retry_after_s is None
+
+
+def test_request_that_is_refused_says_why_and_when_to_come_again() -> None:
+    ours = in_flight_request("a", Payload(b"a"))
+    ours.refuse(Refusal("Overloaded", "Too late.", 0.3), status=429)
+    assert ours.is_complete
+    assert ours.slots[0].outcome == ItemError(429, "Overloaded", "Too late.")
+    assert ours.retry_after_s == 0.3
+
+
+def test_in_flight_counts_what_is_complete_refused_and_decoding_and_hands_out_the_complete() -> None:
+    ours = InFlight()
+    done, refused, late, decoding = (
+        in_flight_request(name, Payload(b"x"), arrived_s=arrived_s)
+        for name, arrived_s in (("done", 1.0), ("refused", 3.0), ("late", 2.0), ("decoding", 4.0))
+    )
+    for request in (refused, late):
+        request.refuse(Refusal("QueueFull", "Full.", 1.0), status=503)
+    decoding.decoding = 1
+    for request in (done, refused, late, decoding):
+        ours.add(request)
+    assert ours.count() == Counts(in_flight=4, complete=3, refused=2, oldest_refusal_s=2.0, decoding=1)
+    assert ours.take_complete() == [done, refused, late]
+    assert ours.count() == Counts(in_flight=1, complete=0, refused=0, oldest_refusal_s=inf, decoding=1)
+    assert ours.take_complete() == []
+    assert len(ours) == 1

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from handlers.adaptive.length_estimate import Lengths, size_of
+from handlers.adaptive.length_estimate import LengthEstimate, size_of
 from handlers.errors import ItemError
 from handlers.protocol.requests import Payload, Value
 
 BAD = ItemError(400, "EmptyInput", "")
 
 
-def learned(*batches: tuple[Sequence[int], Sequence[int]]) -> Lengths:
-    lengths = Lengths()
+def learned(*batches: tuple[Sequence[int], Sequence[int]]) -> LengthEstimate:
+    lengths = LengthEstimate()
     for sizes, tokens in batches:
         lengths.learn(sizes, tokens)
     return lengths
@@ -38,7 +38,7 @@ def test_size_of_every_kind_of_payload_is_known(value: Value, size: int) -> None
 
 
 def test_lengths_before_anything_is_known_count_an_item_as_one() -> None:
-    assert Lengths().expect([Payload(b"x" * 1000), BAD, Payload("y")]) == 2
+    assert LengthEstimate().expect([Payload(b"x" * 1000), BAD, Payload("y")]) == 2
 
 
 def test_lengths_of_images_stay_one_an_item_whatever_their_bytes() -> None:

@@ -10,29 +10,31 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from handlers.adaptive.response_timing import FETCH_PROBE, GAP_COSTS, IDLE_FETCH_S, REFUSAL_S, Exchanges, Situation
+from handlers.adaptive.response_timing import TUNING, ResponseTiming, Situation
+from handlers.scheduling.running_mean import RunningMean
 
 WINDOW, ENOUGH_S = 64, 0.25
 COST_S, DECODE_S = 0.001, 0.002
 CAME_S = 10.0
-GAP_ENDS_S = CAME_S + GAP_COSTS * COST_S
-PASS_ENDS_S = 10.1
+GAP_ENDS_S = CAME_S + TUNING.gap_costs * COST_S
+RUN_ENDS_S = 10.1
 
 
-def exchanges() -> Exchanges:
-    """One that knows what things cost, and has seen a pass since its last fetch."""
-    ours = Exchanges(WINDOW, ENOUGH_S, COST_S, DECODE_S)
+def timing() -> ResponseTiming:
+    """One that knows what things cost, and has seen a micro-batch since its last fetch."""
+    cost, decode = (RunningMean(seconds, TUNING.latest_weight) for seconds in (COST_S, DECODE_S))
+    ours = ResponseTiming(WINDOW, ENOUGH_S, cost, decode)
     ours.came(CAME_S, 1)
-    ours.pass_ended()
+    ours.micro_batch_ended()
     return ours
 
 
-FETCH_S = PASS_ENDS_S - COST_S - DECODE_S
+FETCH_S = RUN_ENDS_S - COST_S - DECODE_S
 
 
-def running(in_flight: int, complete: int, ends_s: float = PASS_ENDS_S, **further: float) -> Situation:
-    """A pass takes the whole engine."""
-    return Situation(in_flight, complete, lane_ends_s=ends_s, is_lane_free=False, **further)  # type: ignore[arg-type]
+def running(in_flight: int, complete: int, ends_s: float = RUN_ENDS_S, **further: float) -> Situation:
+    """A micro-batch takes the whole engine."""
+    return Situation(in_flight, complete, stream_ends_s=ends_s, is_stream_free=False, **further)  # type: ignore[arg-type]
 
 
 def refused(in_flight: int, complete: int, since_s: float) -> Situation:
@@ -48,7 +50,7 @@ SITUATIONS = {
     "answers, nothing else to do": (Situation(4, 1, decoding=3), -inf),
     "answers, engine at work": (running(8, 4), GAP_ENDS_S),
     "answers, engine about to work": (Situation(8, 4, queued_s=0.05), GAP_ENDS_S),
-    "refusal, engine at work": (refused(3, 1, CAME_S + 0.01), CAME_S + 0.01 + REFUSAL_S),
+    "refusal, engine at work": (refused(3, 1, CAME_S + 0.01), CAME_S + 0.01 + TUNING.refusal_s),
     "refusal, window crowded": (refused(32, 1, CAME_S + 0.01), GAP_ENDS_S),
     "refusal with answers": (refused(8, 4, CAME_S), GAP_ENDS_S),
     "engine soon free": (running(4, 0), FETCH_S),
@@ -56,49 +58,49 @@ SITUATIONS = {
     "engine soon free, enough queued": (running(4, 0, queued_s=ENOUGH_S), inf),
     "engine soon free, some decoded still": (running(4, 0, decoding=1), inf),
     "engine should be free already": (running(4, 0, CAME_S - 1), GAP_ENDS_S),
-    "a lane free": (Situation(4, 0, lane_ends_s=PASS_ENDS_S), (CAME_S + PASS_ENDS_S) / 2),
-    "a lane free, those of the other in flight alone": (Situation(1, 1, lane_ends_s=PASS_ENDS_S), -inf),
-    "a lane free, some decoded still": (Situation(4, 0, lane_ends_s=PASS_ENDS_S, decoding=1), inf),
-    "engine idle, slow decoding": (Situation(4, 0, decoding=4), CAME_S + IDLE_FETCH_S),
+    "a stream free": (Situation(4, 0, stream_ends_s=RUN_ENDS_S), (CAME_S + RUN_ENDS_S) / 2),
+    "a stream free, those of the other in flight alone": (Situation(1, 1, stream_ends_s=RUN_ENDS_S), -inf),
+    "a stream free, some decoded still": (Situation(4, 0, stream_ends_s=RUN_ENDS_S, decoding=1), inf),
+    "engine idle, slow decoding": (Situation(4, 0, decoding=4), CAME_S + TUNING.idle_fetch_s),
     "engine idle, slow decoding, window full": (Situation(WINDOW, 0, decoding=8), inf),
 }
 
 
 @pytest.mark.parametrize(("situation", "due_s"), SITUATIONS.values(), ids=SITUATIONS.keys())
 def test_exchange_in_each_situation_is_due_when_the_table_says(situation: Situation, due_s: float) -> None:
-    assert exchanges().due_s(situation) == pytest.approx(due_s)
+    assert timing().due_s(situation) == pytest.approx(due_s)
 
 
-def test_exchange_that_fetched_is_the_only_fetch_of_its_pass() -> None:
-    ours = exchanges()
+def test_exchange_that_fetched_is_the_only_fetch_of_its_micro_batch() -> None:
+    ours = timing()
     situation = running(4, 0)
     ours.goes(FETCH_S, situation)
     ours.came(FETCH_S + COST_S, 1)
     assert ours.due_s(situation) == inf
-    ours.pass_ended()
+    ours.micro_batch_ended()
     assert ours.due_s(situation) < inf
 
 
-def test_exchange_with_a_free_lane_fetches_twice_a_pass_each_time_halfway_to_its_end() -> None:
-    ours = exchanges()
-    free, fetched_s = Situation(4, 0, lane_ends_s=PASS_ENDS_S), []
+def test_exchange_with_a_free_stream_fetches_twice_a_micro_batch_each_time_halfway_to_its_end() -> None:
+    ours = timing()
+    free, fetched_s = Situation(4, 0, stream_ends_s=RUN_ENDS_S), []
     while (due_s := ours.due_s(free)) < inf:
         ours.goes(due_s, free)
         ours.came(due_s, 1)
         fetched_s.append(due_s)
     assert fetched_s == pytest.approx([10.05, 10.075])
-    ours.pass_ended()
+    ours.micro_batch_ended()
     assert ours.due_s(free) < inf
 
 
 def test_fetch_that_brings_nobody_is_made_rarer_and_one_that_does_more_often_again() -> None:
-    ours = exchanges()
+    ours = timing()
     situation = running(1, 0)
 
-    def fetches(passes: int, newcomers: int) -> int:
+    def fetches(micro_batches: int, newcomers: int) -> int:
         count = 0
-        for _ in range(passes):
-            ours.pass_ended()
+        for _ in range(micro_batches):
+            ours.micro_batch_ended()
             if ours.due_s(situation) < inf:
                 count += 1
                 ours.goes(FETCH_S, situation)
@@ -106,36 +108,36 @@ def test_fetch_that_brings_nobody_is_made_rarer_and_one_that_does_more_often_aga
         return count
 
     assert fetches(20, newcomers=0) < 10
-    assert fetches(10 * FETCH_PROBE, newcomers=0) == 10
-    fetches(4 * FETCH_PROBE, newcomers=2)
+    assert fetches(10 * TUNING.fetch_probe, newcomers=0) == 10
+    fetches(4 * TUNING.fetch_probe, newcomers=2)
     assert fetches(10, newcomers=2) == 10
 
 
 def test_exchange_cost_is_learned_from_answer_to_next_rows() -> None:
-    ours = exchanges()
+    ours = timing()
     for number in range(50):
         ours.goes(11.0 + number, Situation(4, 1))
         ours.came(11.005 + number, 1)
-    assert ours.cost_s == pytest.approx(0.005, rel=0.01)
+    assert ours.cost_s.value == pytest.approx(0.005, rel=0.01)
 
 
 def test_exchange_cost_is_not_learned_from_waiting_for_a_client() -> None:
-    ours = exchanges()
+    ours = timing()
     ours.goes(11.0, Situation(1, 1))
     ours.came(500.0, 1)
-    assert ours.cost_s == COST_S
+    assert ours.cost_s.value == COST_S
 
 
 def test_lone_client_is_one_that_fetches_found_no_other_beside() -> None:
-    ours, situation = exchanges(), running(1, 0)
+    ours, situation = timing(), running(1, 0)
     assert not ours.is_lone(situation)
     for _ in range(10):
         ours.goes(FETCH_S, situation)
         ours.came(FETCH_S + COST_S, 0)
     assert ours.is_lone(situation)
     assert not ours.is_lone(running(2, 0))
-    for _ in range(FETCH_PROBE):
-        ours.pass_ended()
+    for _ in range(TUNING.fetch_probe):
+        ours.micro_batch_ended()
     assert not ours.is_lone(situation)
 
 
@@ -145,20 +147,20 @@ class Traffic:
 
     Attributes:
         gaps_s: between arrivals.
-        pass_s: of every pass of up to four.
+        run_s: of every micro-batch of up to four.
         decode_s: of every request.
         refused: the arrivals that are refused, by number.
     """
 
     gaps_s: Sequence[float]
-    pass_s: float
+    run_s: float
     decode_s: float
     refused: frozenset[int] = frozenset()
 
 
 STEP_S = 0.0002
 EXCHANGE_S = 5 * STEP_S
-PASS_ITEMS = 4
+BATCH_ITEMS = 4
 
 
 @dataclass
@@ -167,14 +169,14 @@ class Simulation:
 
     Attributes:
         exchanges_s: when the worker answered.
-        passes_s: when each pass began and ended.
+        runs_s: when each micro-batch began and ended.
         delays_s: for each request, how long it was complete before it was answered.
     """
 
     traffic: Traffic
-    exchanges: Exchanges = field(default_factory=lambda: Exchanges(WINDOW, ENOUGH_S))
+    timing: ResponseTiming = field(default_factory=lambda: ResponseTiming(WINDOW, ENOUGH_S))
     exchanges_s: list[float] = field(default_factory=list)
-    passes_s: list[tuple[float, float]] = field(default_factory=list)
+    runs_s: list[tuple[float, float]] = field(default_factory=list)
     delays_s: list[float] = field(default_factory=list)
     _in_flight: set[int] = field(default_factory=set)
     _decoding: dict[int, float] = field(default_factory=dict)
@@ -199,33 +201,33 @@ class Simulation:
                 waiting = waiting[len(newcomers) :]
                 self._come(newcomers, now_s)
             situation = self._situation()
-            is_frontends_turn = self.exchanges.due_s(situation) <= now_s
+            is_frontends_turn = self.timing.due_s(situation) <= now_s
             if is_frontends_turn:
-                self.exchanges.goes(now_s, situation)
+                self.timing.goes(now_s, situation)
                 self._answer(now_s)
                 comes_s = now_s + EXCHANGE_S
         return self
 
-    def most_exchanges_of_a_pass(self) -> int:
+    def most_exchanges_of_a_micro_batch(self) -> int:
         """While it ran."""
-        return max(sum(start <= at_s < end for at_s in self.exchanges_s) for start, end in self.passes_s)
+        return max(sum(start <= at_s < end for at_s in self.exchanges_s) for start, end in self.runs_s)
 
     def _work(self, now_s: float) -> None:
         for number in [number for number, ends_s in self._decoding.items() if ends_s <= now_s]:
             del self._decoding[number]
             self._ready.append(number)
-            self.exchanges.decoded(self.traffic.decode_s)
+            self.timing.decoded(self.traffic.decode_s)
         if self._engine_ends_s is not None and self._engine_ends_s <= now_s:
             self._complete.update(dict.fromkeys(self._running, now_s))
             self._engine_ends_s = None
-            self.exchanges.pass_ended()
+            self.timing.micro_batch_ended()
         if self._engine_ends_s is None and self._ready:
-            self._running, self._ready = self._ready[:PASS_ITEMS], self._ready[PASS_ITEMS:]
-            self._engine_ends_s = now_s + self.traffic.pass_s
-            self.passes_s.append((now_s, self._engine_ends_s))
+            self._running, self._ready = self._ready[:BATCH_ITEMS], self._ready[BATCH_ITEMS:]
+            self._engine_ends_s = now_s + self.traffic.run_s
+            self.runs_s.append((now_s, self._engine_ends_s))
 
     def _come(self, newcomers: Sequence[int], now_s: float) -> None:
-        self.exchanges.came(now_s, len(newcomers))
+        self.timing.came(now_s, len(newcomers))
         self._in_flight.update(newcomers)
         for number in newcomers:
             if number in self.traffic.refused:
@@ -240,9 +242,9 @@ class Simulation:
             complete=len(self._complete),
             refused=len(refused_s),
             oldest_refusal_s=min(refused_s, default=inf),
-            lane_ends_s=inf if self._engine_ends_s is None else self._engine_ends_s,
-            is_lane_free=self._engine_ends_s is None,
-            queued_s=self.traffic.pass_s * len(self._ready) / PASS_ITEMS,
+            stream_ends_s=inf if self._engine_ends_s is None else self._engine_ends_s,
+            is_stream_free=self._engine_ends_s is None,
+            queued_s=self.traffic.run_s * len(self._ready) / BATCH_ITEMS,
             decoding=len(self._decoding),
         )
 
@@ -256,28 +258,28 @@ class Simulation:
 TRAFFIC = st.builds(
     Traffic,
     gaps_s=st.lists(st.sampled_from([0.0, 0.0005, 0.003, 0.02, 0.2]), min_size=1, max_size=30),
-    pass_s=st.sampled_from([0.005, 0.03, 0.12]),
+    run_s=st.sampled_from([0.005, 0.03, 0.12]),
     decode_s=st.sampled_from([0.0, 0.001, 0.01, 0.05]),
 )
 
 
 @given(TRAFFIC)
-def test_exchanges_of_any_traffic_are_at_most_three_a_pass(traffic: Traffic) -> None:
+def test_exchanges_of_any_traffic_are_at_most_three_a_micro_batch(traffic: Traffic) -> None:
     simulated = Simulation(traffic).run()
-    assert simulated.most_exchanges_of_a_pass() <= 3
-    assert max(simulated.delays_s) <= traffic.pass_s + IDLE_FETCH_S
+    assert simulated.most_exchanges_of_a_micro_batch() <= 3
+    assert max(simulated.delays_s) <= traffic.run_s + TUNING.idle_fetch_s
 
 
 @given(TRAFFIC, st.sets(st.integers(0, 29), min_size=5))
-@example(Traffic([0.0, 0.0, 0.0, 0.0, 0.0, 0.003, 0.02, 0.02], pass_s=0.03, decode_s=0.01), {0, 1, 2, 6, 7})
+@example(Traffic([0.0, 0.0, 0.0, 0.0, 0.0, 0.003, 0.02, 0.02], run_s=0.03, decode_s=0.01), {0, 1, 2, 6, 7})
 def test_exchanges_of_an_overload_stay_few_and_its_refusals_timely(traffic: Traffic, refused: set[int]) -> None:
     simulated = Simulation(replace(traffic, refused=frozenset(refused))).run()
-    if simulated.passes_s:
-        assert simulated.most_exchanges_of_a_pass() <= 3 + int(traffic.pass_s / REFUSAL_S)
-    assert max(simulated.delays_s) <= REFUSAL_S + 0.01
+    if simulated.runs_s:
+        assert simulated.most_exchanges_of_a_micro_batch() <= 3 + int(traffic.run_s / TUNING.refusal_s)
+    assert max(simulated.delays_s) <= TUNING.refusal_s + 0.01
 
 
-def test_exchanges_of_a_saturated_worker_are_about_two_a_pass() -> None:
+def test_exchanges_of_a_saturated_worker_are_about_two_a_micro_batch() -> None:
     chosen = random.Random(1)
     simulated = Simulation(Traffic([chosen.expovariate(100) for _ in range(400)], 0.05, 0.002)).run()
-    assert 1 <= len(simulated.exchanges_s) / len(simulated.passes_s) <= 2.2
+    assert 1 <= len(simulated.exchanges_s) / len(simulated.runs_s) <= 2.2

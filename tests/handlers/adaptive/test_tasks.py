@@ -1,4 +1,4 @@
-"""Every kind of task behind an adaptive worker: the answers of classic mode, whoever shares a pass with whom."""
+"""Every kind of task behind an adaptive worker: the answers of classic mode, whoever shares a micro-batch with whom."""
 
 import json
 from collections.abc import Callable

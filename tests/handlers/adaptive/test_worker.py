@@ -15,23 +15,23 @@ from typing import Any
 
 import pytest
 
-from handlers.adaptive.decoder import LARGE_BYTES, LEAST_THREADS
+from handlers.adaptive.decoder import LARGE_BYTES, LEAST_THREADS, Decoder
 from handlers.adaptive.fail_fast import Guard
-from handlers.adaptive.response_timing import Exchanges
+from handlers.adaptive.response_timing import ResponseTiming
 from handlers.adaptive.worker import AdaptiveWorker
 from handlers.errors import InvalidConfig
 from handlers.metrics import Recorder
 from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.scheduler import Scheduler
-from handlers.scheduling.streams import Lanes
+from handlers.scheduling.streams import Streams
 from tests.handlers.adaptive.frontend import Frontend
 from tests.handlers.adaptive.gated import (
-    PASS_S,
+    RUN_S,
     SCHEDULING,
     TIMEOUT_S,
     GatedHandler,
-    LanedHandler,
+    StreamedHandler,
     ThreadedHandler,
     started,
 )
@@ -55,7 +55,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         handler.slow_gate.set()
 
 
-@pytest.fixture(scope="module", params=[GatedHandler, ThreadedHandler, LanedHandler])
+@pytest.fixture(scope="module", params=[GatedHandler, ThreadedHandler, StreamedHandler])
 def handler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GatedHandler:
     return started(request.param, tmp_path_factory.mktemp("model"))
 
@@ -125,7 +125,7 @@ def test_adaptive_and_classic_give_the_same_answers_in_any_order(handler: GatedH
                 assert answer.result(TIMEOUT_S)[:2] == expected[index], BODIES[index]
 
 
-def test_adaptive_requests_that_came_together_share_a_pass(start: Start) -> None:
+def test_adaptive_requests_that_came_together_share_a_micro_batch(start: Start) -> None:
     handler = start()
     with Frontend(handler) as frontend:
         answers = [a.result(TIMEOUT_S) for a in frontend.submit_together([(b"2", {}), (b"4", {}), (b"6", {})])]
@@ -136,35 +136,35 @@ def test_adaptive_requests_that_came_together_share_a_pass(start: Start) -> None
         match = re.fullmatch(parts, answer.headers["Server-Timing"])
         assert match is not None, answer
         total, *stages = (float(duration) for duration in match.groups())
-        assert total >= 1000 * PASS_S
+        assert total >= 1000 * RUN_S
         assert total >= sum(stages) - 0.1
 
 
 def test_adaptive_lone_request_has_the_whole_engine_and_two_run_side_by_side(start: Start) -> None:
-    handler = start(LanedHandler, streams=2)
-    assert isinstance(handler, LanedHandler)
+    handler = start(StreamedHandler, streams=2)
+    assert isinstance(handler, StreamedHandler)
     with Frontend(handler) as frontend:
         assert result_of(frontend.send(b"2")) == 4
         handler.gate.clear()
         together = frontend.submit_together([(b"4", {}), (b"6", {})])
         deadline = time.monotonic() + TIMEOUT_S
-        while len(handler.worker._scheduler.lanes.running) < 2:
+        while handler.worker.state.running_batches < 2:
             assert time.monotonic() < deadline, "one waits for the other"
             time.sleep(0.001)
-        # With both lanes busy the next one waits.
+        # With both streams busy the next one waits.
         third = frontend.submit(b"8")
         time.sleep(0.05)
-        assert len(handler.worker._scheduler.lanes.running) == 2
+        assert handler.worker.state.running_batches == 2
         handler.gate.set()
         assert [result_of(answer.result(TIMEOUT_S)) for answer in (*together, third)] == [8, 12, 16]
     assert handler.whole.ran[2] == "whole"
-    assert {handler.whole.ran[4], handler.whole.ran[6]} == {"lane 0", "lane 1"}
+    assert {handler.whole.ran[4], handler.whole.ran[6]} == {"stream 0", "stream 1"}
     assert handler.forgets()
 
 
-def test_adaptive_with_streams_of_one_runs_one_pass_at_a_time(start: Start) -> None:
-    handler = start(LanedHandler, streams=1)
-    assert isinstance(handler, LanedHandler)
+def test_adaptive_with_streams_of_one_runs_one_micro_batch_at_a_time(start: Start) -> None:
+    handler = start(StreamedHandler, streams=1)
+    assert isinstance(handler, StreamedHandler)
     with Frontend(handler) as frontend:
         submitted = [frontend.submit(str(number).encode()) for number in range(20)]
         answers = [answer.result(TIMEOUT_S) for answer in submitted]
@@ -187,7 +187,7 @@ def test_adaptive_slow_decoding_delays_nobody_else(start: Start) -> None:
     assert handler.forgets()
 
 
-def test_adaptive_item_at_fault_costs_the_others_of_its_pass_nothing_but_time(
+def test_adaptive_item_at_fault_costs_the_others_of_its_micro_batch_nothing_but_time(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler = start()
@@ -205,7 +205,7 @@ def test_adaptive_item_at_fault_costs_the_others_of_its_pass_nothing_but_time(
 # -- order and refusals ----------------------------------------------------------------------------------------------
 
 
-def behind_a_running_pass(
+def behind_a_running_batch(
     handler: GatedHandler, frontend: Frontend, *requests: tuple[bytes, dict[str, str]]
 ) -> list[Answer]:
     """Answers of requests that came while the engine stands at the gate with another; it opens after 0.4 s."""
@@ -221,7 +221,7 @@ def test_adaptive_priorities_go_in_their_order(start: Start) -> None:
     handler = start(max_batch_items=1)
     with Frontend(handler) as frontend:
         handler.module.batches.clear()
-        behind_a_running_pass(
+        behind_a_running_batch(
             handler, frontend, (b"30", {"X_Priority": "3"}), (b"20", {}), (b"10", {"x_priority": "1"})
         )
     assert handler.module.batches == [[0], [10], [20], [30]]
@@ -252,7 +252,7 @@ def test_adaptive_queue_that_is_full_refuses_with_the_configured_status(start: S
     assert handler.forgets()
 
 
-def test_adaptive_request_that_allows_less_than_a_pass_takes_is_refused_at_once(start: Start) -> None:
+def test_adaptive_request_that_allows_less_than_a_micro_batch_takes_is_refused_at_once(start: Start) -> None:
     handler = start()
     with Frontend(handler) as frontend:
         handler.module.batches.clear()
@@ -266,7 +266,7 @@ def test_adaptive_request_whose_time_is_up_in_the_queue_is_answered_504_and_neve
     handler = start(max_batch_items=1)
     with Frontend(handler) as frontend:
         handler.module.batches.clear()
-        late, fine = behind_a_running_pass(handler, frontend, (b"2", {"x_timeout_ms": "300"}), (b"4", {}))
+        late, fine = behind_a_running_batch(handler, frontend, (b"2", {"x_timeout_ms": "300"}), (b"4", {}))
     assert_refused(late, 504, "QueueTimeout")
     assert result_of(fine) == 8
     assert handler.module.batches == [[0], [4]]
@@ -277,7 +277,7 @@ def test_adaptive_request_whose_time_is_up_is_run_last_where_that_is_configured(
     handler = start(max_batch_items=1, timeout_action="delay")
     with Frontend(handler) as frontend:
         handler.module.batches.clear()
-        late, fine = behind_a_running_pass(handler, frontend, (b"2", {"x_timeout_ms": "300"}), (b"4", {}))
+        late, fine = behind_a_running_batch(handler, frontend, (b"2", {"x_timeout_ms": "300"}), (b"4", {}))
     assert [result_of(late), result_of(fine)] == [4, 8]
     assert handler.module.batches == [[0], [4], [2]]
 
@@ -349,7 +349,7 @@ def test_adaptive_lone_client_costs_about_an_exchange_a_request(start: Start) ->
     with Frontend(handler) as frontend:
         for number in range(40):
             frontend.send(str(number).encode())
-        # And a fetch in every eighth pass or so, in vain.
+        # And a fetch in every eighth micro-batch or so, in vain.
         assert 40 <= frontend.exchanges <= 60
 
 
@@ -372,7 +372,7 @@ def test_adaptive_metrics_say_what_was_refused_missed_and_exchanged(
         handler._reporter.report()
         caplog.clear()
         requests = [(b"2", {"x_timeout_ms": "300"}), (b"4", {}), (b"6", {}), (b"8", {"x_timeout_ms": "1"})]
-        answers = behind_a_running_pass(handler, frontend, *requests)
+        answers = behind_a_running_batch(handler, frontend, *requests)
         assert [answer.status for answer in answers] == [504, 200, 503, 503]
         handler._reporter.report()
     pattern = re.compile(r"\[METRICS\](handler_\w+)\.Count:([\d.e+-]+)\|#([^|]*)\|")
@@ -394,7 +394,7 @@ class Bug(BaseException):
     """Worse than what anybody catches."""
 
 
-class BuggyScheduler(Scheduler[Any]):
+class BuggyScheduler(Scheduler):
     """Fails on the engine's thread."""
 
     def finish(self, *_: Any, **__: Any) -> None:
@@ -420,22 +420,24 @@ def test_adaptive_bug_on_a_thread_of_its_own_ends_the_worker(
 ) -> None:
     handler = start()
     is_dead = threading.Event()
+    guard = Guard(die=is_dead.set)
     kind = BuggyScheduler if where == "engine" else Scheduler
-    handler._adaptive = AdaptiveWorker(
-        [handler.steps if where == "engine" else BuggySteps(handler.steps)],  # type: ignore[list-item]
-        kind(Policy(max_latency_s=1, max_items=8), Lanes(LatencyModel())),
-        Exchanges(8, 0.1),
-        Recorder(),
-        handler.unpack,
-        decode_threads=1,
-        decodes_in_threads=True,
+    steps = handler.steps if where == "engine" else BuggySteps(handler.steps)
+    handler.worker = AdaptiveWorker(
+        handler.steps,
+        [handler.steps],
+        kind(Policy(max_latency_s=1, max_items=8), Streams(LatencyModel())),
+        decoder=Decoder(steps, guard, threads=1, is_threaded=True),  # type: ignore[arg-type]
+        timing=ResponseTiming(8, 0.1),
+        recorder=Recorder(),
+        unpack=handler.unpack,
         overload_status=503,
         wake=lambda: None,
-        guard=Guard(die=is_dead.set),
+        guard=guard,
     )
+    # Not as a context: its worker's thread never ends.
     frontend = Frontend(handler)
-    frontend._worker.start()
-    frontend._thread.start()
+    frontend.start()
     frontend.submit(b"2")
     assert is_dead.wait(TIMEOUT_S)
     assert f"The worker's thread {thread} failed: Bug" in caplog.text

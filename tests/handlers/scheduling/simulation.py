@@ -6,19 +6,20 @@ from dataclasses import dataclass, field
 from math import inf
 
 from handlers.pipeline.micro_batches import Cost
-from handlers.scheduling.batch_selection import Ticket
+from handlers.pipeline.slots import Slot
 from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy
-from handlers.scheduling.scheduler import Refusal, Scheduler
-from handlers.scheduling.streams import Lanes, Running
+from handlers.scheduling.request_queue import ScheduledRequest
+from handlers.scheduling.scheduler import Scheduler
+from handlers.scheduling.streams import RunningBatch, Streams
 
 FIXED_S, TOKEN_S = 0.002, 0.0001
-# How many times longer a pass takes on one of two lanes.
+# How many times longer a micro-batch takes on one of two streams.
 NARROW = 1.8
 
 
 def true_s(tokens: int) -> float:
-    """What a pass takes that has the engine to itself, unless a test says otherwise."""
+    """What a micro-batch takes that has the engine to itself, unless a test says otherwise."""
     return FIXED_S + TOKEN_S * tokens
 
 
@@ -51,9 +52,9 @@ class Outcome:
 @dataclass
 class Simulated:
     outcomes: list[Outcome]
-    # (started, index of the arrival of each item) of each pass.
-    passes: list[tuple[float, tuple[int, ...]]]
-    # (started, ended, whether it took the whole engine) of each pass.
+    # (started, index of the arrival of each item) of each micro-batch.
+    micro_batches: list[tuple[float, tuple[int, ...]]]
+    # (started, ended, whether it took the whole engine) of each micro-batch.
     spans: list[tuple[float, float, bool]] = field(default_factory=list)
 
     def of(self, end: str) -> list[Outcome]:
@@ -69,7 +70,7 @@ def simulate(
     arrivals: Sequence[Arrival],
     policy: Policy,
     engine_s: Callable[[int], float] = true_s,
-    lanes: int = 1,
+    streams: int = 1,
     *,
     believed: tuple[float, float] = (1.0, 1.0),
 ) -> Simulated:
@@ -78,17 +79,16 @@ def simulate(
     Args:
         arrivals: in any order.
         policy: the scheduler's.
-        engine_s: what a pass takes that has the engine to itself.
-        lanes: of the engine.
-        believed: how many times longer the scheduler takes wide and narrow passes to be, until it learns better.
+        engine_s: what a micro-batch takes that has the engine to itself.
+        streams: of the engine.
+        believed: how many times longer the scheduler takes wide and narrow micro-batches to be, until it learns better.
     """
     wide, narrow = believed
-    engine: Lanes[int] = Lanes(model(wide), model(narrow * NARROW) if lanes > 1 else None, lanes)
-    scheduler: Scheduler[int] = Scheduler(policy, engine)
+    engine = Streams(model(wide), model(narrow * NARROW) if streams > 1 else None, streams)
+    scheduler = Scheduler(policy, engine)
     arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
     simulated = Simulated([Outcome(arrival) for arrival in arrivals], [])
-    tickets: dict[int, int] = {}
-    left: dict[int, int] = {}
+    admitted: dict[int, int] = {}
     order = iter(range(10**9))
     events: list[tuple[float, int, str, object]] = [
         (arrival.at_s, next(order), "arrival", index) for index, arrival in enumerate(arrivals)
@@ -105,35 +105,39 @@ def simulate(
         if kind == "arrival":
             assert isinstance(subject, int)
             arrival = arrivals[subject]
-            answer = scheduler.arrive(
-                now_s, arrival.items, arrival.items * arrival.length, arrival.priority, arrival.timeout_s
+            request = ScheduledRequest(
+                slots=[Slot(None) for _ in range(arrival.items)],
+                arrived_s=now_s,
+                priority=arrival.priority,
+                timeout_s=arrival.timeout_s,
             )
-            if isinstance(answer, Refusal):
-                end(subject, answer.reason, now_s)
+            if refusal := scheduler.admit(request, arrival.items * arrival.length):
+                assert request.is_complete
+                end(subject, refusal.reason, now_s)
             else:
-                tickets[answer.number] = subject
-                left[subject] = arrival.items
-                heapq.heappush(events, (now_s + arrival.decode_s, next(order), "decoded", answer))
+                admitted[request.number] = subject
+                heapq.heappush(events, (now_s + arrival.decode_s, next(order), "decoded", request))
         elif kind == "decoded":
-            assert isinstance(subject, Ticket)
-            index = tickets[subject.number]
-            scheduler.decoded(subject, [(index, Cost(arrivals[index].length))] * arrivals[index].items)
+            assert isinstance(subject, ScheduledRequest)
+            for slot in subject.slots:
+                scheduler.decoded(subject, slot, Cost(arrivals[admitted[subject.number]].length))
         elif kind == "finished":
-            assert isinstance(subject, Running)
+            assert isinstance(subject, RunningBatch)
             scheduler.finish(subject, now_s - subject.started_s)
             simulated.spans.append((subject.started_s, now_s, subject.is_wide))
-            for entry in subject.chosen.entries:
-                left[entry.key] -= 1
-                if not left[entry.key]:
-                    simulated.outcomes[entry.key].is_in_time = scheduler.answered(entry.ticket, now_s)
-                    end(entry.key, "done", now_s)
-        for ticket in scheduler.expire(now_s):
-            end(tickets[ticket.number], "expired", now_s)
-        while isinstance(started := scheduler.start(now_s), Running):
-            simulated.passes.append((now_s, tuple(entry.key for entry in started.chosen.entries)))
-            seconds = engine_s(started.chosen.tokens) * (NARROW if not started.is_wide else 1.0)
-            heapq.heappush(events, (now_s + seconds, next(order), "finished", started))
-        if started < inf:
-            heapq.heappush(events, (started, next(order), "ask", None))
-    assert scheduler.waiting.items == 0
+            for request in dict.fromkeys(item.request for item in subject.items):
+                if request.is_complete:
+                    index = admitted[request.number]
+                    simulated.outcomes[index].is_in_time = scheduler.answered(request, now_s)
+                    end(index, "done", now_s)
+        for request in scheduler.expire(now_s):
+            end(admitted[request.number], "expired", now_s)
+        while running := scheduler.next_batch(now_s):
+            indices = tuple(admitted[item.request.number] for item in running.items)
+            simulated.micro_batches.append((now_s, indices))
+            seconds = engine_s(running.micro_batch.tokens) * (NARROW if not running.is_wide else 1.0)
+            heapq.heappush(events, (now_s + seconds, next(order), "finished", running))
+        if scheduler.held_until_s < inf:
+            heapq.heappush(events, (scheduler.held_until_s, next(order), "ask", None))
+    assert scheduler.waiting_items == 0
     return simulated
