@@ -88,10 +88,10 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     @abc.abstractmethod
     def sample(self) -> Payload:
-        """What a client might send, for the runs that warm everything up."""
+        """Give what a client might send, for the runs that warm everything up."""
 
     def samples(self) -> Iterable[Payload]:
-        """What clients might send, one of each size that the engine has to prepare itself for."""
+        """Give what clients might send, one of each size that the engine has to prepare itself for."""
         return (self.sample(),)
 
     @abc.abstractmethod
@@ -103,11 +103,11 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         """
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
-        """What is cheaper for all items of a batch at once than for each: tokenisation. One outcome per item."""
+        """Do what is cheaper for all items of a batch at once than for each: tokenisation. One outcome per item."""
         return items
 
     def cost(self, item: Item) -> Cost:  # noqa: ARG002
-        """What the item asks of a micro-batch: its length, and what it may share a forward pass with."""
+        """Say what the item asks of a micro-batch: its length, and with what it may share one."""
         return Cost()
 
     @abc.abstractmethod
@@ -120,7 +120,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     @abc.abstractmethod
     def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[Any]:
-        """One result per item, in order, each a value that JSON can hold."""
+        """Take the outputs apart: one result per item, in order, each a value that JSON can hold."""
 
     # -- lifecycle -----------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         return self._answer(data, context)
 
     def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
-        """One row to its payloads; see `handlers.protocol.requests.unpack`."""
+        """Take one row apart; see `handlers.protocol.requests.unpack`."""
         return requests.unpack(row, headers, self._shape)
 
     # -- adaptive mode: the worker forms the batches ---------------------------------------------------------------
@@ -216,10 +216,10 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         return bodies
 
     def preprocess(self, data: Sequence[Mapping[str, Any]]) -> Batch:
-        """Rows to a planned batch: unpack, decode, plan."""
+        """Make a planned batch of rows: unpack, decode, plan."""
         headers = map(self.context.get_all_request_header, range(len(data)))
-        requests = [self.unpack(row, sent) for row, sent in zip(data, headers, strict=True)]
-        slots = [Slot(payload) for request in requests for payload in request.payloads]
+        unpacked = [self.unpack(row, sent) for row, sent in zip(data, headers, strict=True)]
+        slots = [Slot(payload) for request in unpacked for payload in request.payloads]
         if self.decodes_in_threads and self._pool is not None and len(slots) > 1:
             list(self._pool.map(self.steps.decode, slots))
         else:
@@ -229,15 +229,15 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         priced = self.steps.price(slots)
         costs = [cost for _, cost in priced]
         indices = micro_batches(costs, self.config.max_items, self.config.max_tokens, self.overhead)
-        return Batch(requests, slots, [[priced[i][0] for i in micro_batch] for micro_batch in indices])
+        return Batch(unpacked, slots, [[priced[i][0] for i in micro_batch] for micro_batch in indices])
 
     def inference(self, batch: Batch) -> None:
-        """Every micro-batch through the model; fills `batch.forwards`."""
+        """Put every micro-batch through the model; fill `batch.forwards`."""
         for micro_batch in batch.plan:
             batch.forwards += self.steps.run(micro_batch)
 
     def postprocess(self, batch: Batch) -> list[Reply]:
-        """Results to replies: split, pack, and what the headers and metrics say of it."""
+        """Make replies of results: split, pack, and say of it what headers and metrics do."""
         for forward in batch.forwards:
             self.steps.split(forward)
         remaining = iter(batch.slots)

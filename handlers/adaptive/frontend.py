@@ -41,8 +41,8 @@ class Sent:
     """A request that was not in flight before.
 
     Attributes:
-        row: field name -> value, undecoded.
-        headers: the request's, and field name -> {"content-type": as sent}, as TorchServe's own reader has them.
+        row: the value of each field by its name, undecoded.
+        headers: the request's, and for each field {"content-type": as sent}, as TorchServe's own reader has them.
     """
 
     row: Mapping[str, bytes | bytearray]
@@ -53,14 +53,14 @@ class Inbox:
     """Bytes of a stream, in the pieces that a reader asks for."""
 
     def __init__(self, receive_into: Callable[[memoryview], int]) -> None:
-        """Read from a stream; `receive_into` fills a part of a buffer and returns how much, 0 at its end."""
+        """Read from a stream; `receive_into` fills a part of a buffer and returns its bytes, 0 at the end."""
         self._receive_into = receive_into
         self._buffer = bytearray(CHUNK_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
 
     def integer(self) -> int:
-        """The next one.
+        """Take the next integer.
 
         Raises:
             Disconnected: the stream has ended, as in every method.
@@ -71,7 +71,7 @@ class Inbox:
         return int(value)
 
     def take(self, size: int) -> bytes | bytearray:
-        """The next bytes; many come as a bytearray that nothing else holds."""
+        """Take the next bytes; many come as a bytearray that nothing else holds."""
         if size > CHUNK_BYTES:
             return self._take_large(size)
         self._need(size)
@@ -117,7 +117,7 @@ class Link:
     """One worker's connection to the frontend."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Take a connection over, at a point where the frontend waits for an answer."""
+        """Take a connection over at a point where the frontend waits for an answer."""
         self._connection = connection
         self._inbox = Inbox(connection.recv_into)
         # Bytes of each request in flight, behind its id.
@@ -144,7 +144,7 @@ class Link:
             if known is None:
                 requests[id_], sizes[id_] = self._request()
             else:
-                # The frontend writes what it holds, and that does not change; what is no end of it would be no message.
+                # What the frontend holds does not change: a request that does not end here is no message of its.
                 inbox.skip(known - INTEGER.size)
                 if inbox.integer() != END:
                     raise ProtocolError("a request has changed")
@@ -168,7 +168,7 @@ class Link:
             raise Disconnected from None
 
     def _request(self) -> tuple[Sent, int]:
-        """The rest of a new request, and its bytes."""
+        """Take the rest of a new request; return it and how many bytes that were."""
         inbox = self._inbox
         headers: dict[str, Any] = {}
         sent: dict[str, Any] = {}

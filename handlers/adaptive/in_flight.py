@@ -1,5 +1,6 @@
 """The requests that TorchServe's frontend waits for, each one object from its arrival to its answer. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -60,9 +61,9 @@ class InFlight:
         """How many there are."""
         return len(self._requests)
 
-    def add(self, request: InFlightRequest) -> None:
-        """Take in a request that came."""
-        self._requests[request.id] = request
+    def add(self, requests: Iterable[InFlightRequest]) -> None:
+        """Take in requests that came."""
+        self._requests.update((request.id, request) for request in requests)
 
     def take_complete(self) -> list[InFlightRequest]:
         """Remove those that can be answered, and hand them out."""

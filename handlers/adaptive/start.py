@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from handlers.adaptive.arrivals import Arrivals
 from handlers.adaptive.decoder import Decoder
 from handlers.adaptive.fail_fast import Guard
 from handlers.adaptive.response_timing import ResponseTiming
@@ -83,13 +84,12 @@ def start(task: Task, window: int, settings: Mapping[str, Any], metrics: Metrics
         whole,
         [Steps(each, metrics.recorder) for each in on_streams] if parts else [whole],
         scheduler,
+        arrivals=Arrivals(task.unpack, scheduler, metrics.recorder, overload_status=config.scheduling.overload_status),
         decoder=Decoder(
             whole, guard, threads=available_threads(config.decode_threads), is_threaded=task.decodes_in_threads
         ),
         timing=ResponseTiming(window, enough_s=SCHEDULER_TUNING.longest_share * policy.max_latency_s),
         recorder=metrics.recorder,
-        unpack=task.unpack,
-        overload_status=config.scheduling.overload_status,
         wake=metrics.wake,
         guard=guard,
     )

@@ -19,17 +19,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, inf
 from typing import Any, NamedTuple, NoReturn
 
+from handlers.adaptive.arrivals import Arrivals
 from handlers.adaptive.decoder import Decoded, Decoder
 from handlers.adaptive.fail_fast import Guard
-from handlers.adaptive.frontend import Disconnected, Link, Sent
+from handlers.adaptive.frontend import Disconnected, Link
 from handlers.adaptive.in_flight import InFlight, InFlightRequest
-from handlers.adaptive.length_estimate import LengthEstimate
 from handlers.adaptive.response_timing import ResponseTiming, Situation
-from handlers.errors import EXPIRED, INTERNAL_ERROR, InvalidInput, ItemError, where
+from handlers.errors import EXPIRED
 from handlers.metrics import (
     DEADLINE_MISSES,
     ENGINE_BUSY,
@@ -41,16 +41,12 @@ from handlers.metrics import (
     Recorder,
 )
 from handlers.pipeline.runner import Steps
-from handlers.pipeline.slots import Forward, Slot
-from handlers.protocol.headers import Terms
-from handlers.protocol.requests import Request
+from handlers.pipeline.slots import Forward
 from handlers.protocol.responses import Reply
 from handlers.scheduling.scheduler import Scheduler
 from handlers.scheduling.streams import RunningBatch
 
 logger = logging.getLogger(__name__)
-
-Unpack = Callable[[Mapping[str, Any], Mapping[str, Any]], Request]
 
 
 class State(NamedTuple):
@@ -85,11 +81,10 @@ class AdaptiveWorker:
         streams: Sequence[Steps],
         scheduler: Scheduler,
         *,
+        arrivals: Arrivals,
         decoder: Decoder,
         timing: ResponseTiming,
         recorder: Recorder,
-        unpack: Unpack,
-        overload_status: int,
         wake: Callable[[], Any],
         guard: Guard,
     ) -> None:
@@ -99,24 +94,21 @@ class AdaptiveWorker:
             whole: the task's hooks on its whole engine.
             streams: the same on each of its streams; one that is the whole where there is no other.
             scheduler: is seeded with what warm-up took.
+            arrivals: unpacks what comes, and admits or refuses it.
             decoder: decodes what is admitted.
             timing: says when to answer, for the registration's window.
             recorder: counts.
-            unpack: makes a request of a row and its headers.
-            overload_status: HTTP status of a request that is refused.
             wake: is told of every exchange, for the metrics.
             guard: watches over the threads.
         """
         self._whole = whole
         self._scheduler = scheduler
+        self._arrivals = arrivals
         self._decoder = decoder
         self._timing = timing
         self._recorder = recorder
-        self._unpack = unpack
-        self._overload_status = overload_status
         self._wake = wake
         self._guard = guard
-        self._lengths = LengthEstimate()
         self._in_flight = InFlight()
         self._forwards: list[Forward] = []
         self._lock = threading.Lock()
@@ -158,42 +150,16 @@ class AdaptiveWorker:
     def _exchange(self, link: Link) -> None:
         received = link.receive()
         came_s = time.perf_counter()
-        newcomers = [(id_, self._read(sent), sent.headers) for id_, sent in received.items() if sent is not None]
+        arrivals = self._arrivals
+        newcomers = [(id_, arrivals.read(sent), sent.headers) for id_, sent in received.items() if sent is not None]
         with self._lock:
             self._timing.came(came_s, len(newcomers))
-            requests = [self._arrived(id_, request, headers, came_s) for id_, request, headers in newcomers]
+            requests = [arrivals.arrived(id_, request, headers, came_s) for id_, request, headers in newcomers]
+            self._in_flight.add(requests)
         self._decode([request for request in requests if request.is_admitted], came_s)
         link.send(self._answers())
         self._recorder.add(EXCHANGES, 1)
         self._wake()
-
-    def _read(self, sent: Sent) -> Request:
-        try:
-            return self._unpack(sent.row, sent.headers)
-        except Exception as error:
-            logger.error("A request failed: %s", where(error))
-            return Request((INTERNAL_ERROR,))
-
-    def _arrived(self, id_: str, request: Request, headers: Mapping[str, Any], came_s: float) -> InFlightRequest:
-        """Admit a request or refuse it; one that holds nothing to do is complete already."""
-        slots = [Slot(payload) for payload in request.payloads]
-        arrived = InFlightRequest(id=id_, request=request, slots=slots, arrived_s=came_s)
-        self._in_flight.add(arrived)
-        if all(slot.is_failed for slot in slots):
-            return arrived
-        try:
-            terms = Terms.of(headers, self._scheduler.policy.priority_levels)
-        except InvalidInput as error:
-            arrived.fail(ItemError.of(error))
-            return arrived
-        arrived.priority, arrived.timeout_s = terms.priority, terms.timeout_s
-        refusal = self._scheduler.admit(arrived, self._lengths.expect(request.payloads))
-        if refusal is None:
-            arrived.is_admitted = True
-        else:
-            arrived.refuse(refusal, self._overload_status)
-            self._recorder.add(REFUSALS, 1, refusal.reason)
-        return arrived
 
     def _answers(self) -> dict[str, Reply]:
         """Wait until an answer is due, and work meanwhile where nobody else needs to; replies by id."""
@@ -273,11 +239,8 @@ class AdaptiveWorker:
                 self._decoded(decoded, came_s)
 
     def _decoded(self, items: Sequence[Decoded], came_s: float) -> None:
-        lengths = [(item.size, item.cost.length) for item in items if item.cost is not None]
-        self._lengths.learn([size for size, _ in lengths], [length for _, length in lengths])
         self._timing.decoded(time.perf_counter() - came_s)
-        for item in items:
-            self._scheduler.decoded(item.request, item.slot, item.cost)
+        self._arrivals.decoded(items)
 
     # -- the engine's threads ----------------------------------------------------------------------------------------
 

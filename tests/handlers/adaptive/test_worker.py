@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from handlers.adaptive.arrivals import Arrivals
 from handlers.adaptive.decoder import LARGE_BYTES, LEAST_THREADS, Decoder
 from handlers.adaptive.fail_fast import Guard
 from handlers.adaptive.response_timing import ResponseTiming
@@ -423,15 +424,16 @@ def test_adaptive_bug_on_a_thread_of_its_own_ends_the_worker(
     guard = Guard(die=is_dead.set)
     kind = BuggyScheduler if where == "engine" else Scheduler
     steps = handler.steps if where == "engine" else BuggySteps(handler.steps)
+    scheduler = kind(Policy(max_latency_s=1, max_items=8), Streams(LatencyModel()))
+    recorder = Recorder()
     handler.worker = AdaptiveWorker(
         handler.steps,
         [handler.steps],
-        kind(Policy(max_latency_s=1, max_items=8), Streams(LatencyModel())),
+        scheduler,
+        arrivals=Arrivals(handler.unpack, scheduler, recorder, overload_status=503),
         decoder=Decoder(steps, guard, threads=1, is_threaded=True),  # type: ignore[arg-type]
         timing=ResponseTiming(8, 0.1),
-        recorder=Recorder(),
-        unpack=handler.unpack,
-        overload_status=503,
+        recorder=recorder,
         wake=lambda: None,
         guard=guard,
     )
