@@ -1,4 +1,4 @@
-"""The shell blocks of the README and of the pages that go on where it stops, in a fresh copy with its own environment."""
+"""The shell blocks of the README and the pages that follow it, in a fresh copy with an environment of its own."""
 
 import os
 import re
