@@ -1,4 +1,4 @@
-"""The README's shell blocks, in its order, in a fresh copy of the repository with an environment of its own."""
+"""The shell blocks of the README and the pages that follow it, in a fresh copy with an environment of its own."""
 
 import os
 import re
@@ -15,15 +15,11 @@ from deploy.models import ROOT, model
 from deploy.sandbox import Ports, config_for
 from deploy.sources import source
 from deploy.weights import load
+from tests.pages import RUN_PAGES, blocks
 
-# Ports that the README names; the test's own stand in, so that it runs beside a server.
+# Ports that the pages name; the test's own stand in, so that it runs beside a server.
 INFERENCE, MANAGEMENT, METRICS = "8080", "8081", "8082"
 CHECKPOINT = "hub/checkpoints/resnet152-f82ba261.pth"
-
-
-def blocks() -> list[str]:
-    """What stands between ```bash and ```."""
-    return re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -72,11 +68,11 @@ def has_network() -> bool:
 def test_readme_shell_blocks_run_as_written(
     copy: Path, ports: Ports, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    commands = blocks()
-    assert len(commands) == 11
+    commands = [block for page in RUN_PAGES for block in blocks(page)]
+    assert len(commands) == 12
     own = {INFERENCE: ports.inference, MANAGEMENT: ports.management, METRICS: ports.metrics}
     outputs = []
-    # Blocks of one README share their reader's shell: its activated environment and its variables.
+    # Blocks share their reader's shell, from the README on: its activated environment and its variables.
     shell = ""
 
     def run(script: str) -> str:
@@ -111,7 +107,8 @@ def test_readme_shell_blocks_run_as_written(
             assert "already running" in again
         shell += "".join(f"{line}\n" for line in text.splitlines() if re.match(r"(source |\w+=)", line))
 
-    served, stopped, by_hand, requests, texts, clients, adaptive, metrics, loaded, added, helped = outputs
+    # README.md, docs/adaptive.md, docs/operations.md.
+    served, stopped, by_hand, requests, texts, clients, added, helped, adaptive, metrics, loaded, ended = outputs
     assert '"Egyptian cat": 0.' in served
     assert "TorchServe: stopped" in stopped
     assert "registered with 1 initial workers" in by_hand
@@ -122,8 +119,9 @@ def test_readme_shell_blocks_run_as_written(
     assert texts.count('"predictions":[[') == 1
     assert "2 answered, 0 failed" in clients
     assert "version 1.0 is unregistered" in clients
+    assert '{"espresso":0.9' in added
+    assert "serve" in helped
     assert re.search(r"\[-?0\.\d+,-?0\.\d+,", adaptive)
     assert 'handler_batch_size_count{ModelName="resnet-152"' in metrics
     assert "8 clients" in loaded
-    assert '{"espresso":0.9' in added
-    assert "serve" in helped
+    assert "TorchServe has stopped" in ended

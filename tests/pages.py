@@ -1,0 +1,65 @@
+"""The project's pages, and what stands in them."""
+
+import re
+
+from deploy.models import ROOT
+
+# Pages whose shell blocks are run, in this order, by one reader in one shell: tests/test_readme.py.
+RUN_PAGES = ("README.md", "docs/adaptive.md", "docs/operations.md")
+PAGES = (
+    "README.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")),
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "load/README.md",
+    "client/README.md",
+)
+
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
+def read(page: str) -> str:
+    """A page, by its path in the repository."""
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str = "bash") -> list[str]:
+    """What stands between ```bash, or another language, and ```."""
+    return [body for name, body in FENCE.findall(read(page)) if name == language]
+
+
+def prose(page: str) -> str:
+    """A page without its fenced blocks."""
+    return FENCE.sub("", read(page))
+
+
+def codes(page: str) -> list[str]:
+    """What stands between backticks in its prose."""
+    return [re.sub(r"\s+", " ", code) for code in re.findall(r"`([^`]+)`", prose(page))]
+
+
+def anchors(page: str) -> set[str]:
+    """Of its headings, as GitHub makes them: lower case, without punctuation, blanks as hyphens."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ +(.+)$", prose(page), re.MULTILINE):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-")
+        number = 0
+        while (anchor := f"{slug}-{number}" if number else slug) in found:
+            number += 1
+        found.add(anchor)
+    return found
+
+
+def section(page: str, heading: str) -> str:
+    """What stands under a heading, up to the next one."""
+    _, _, rest = read(page).partition(f"\n{heading}\n")
+    assert rest, f"{page}: no heading {heading!r}"
+    return re.split(r"^#+ ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def table(text: str) -> list[list[str]]:
+    """The cells of a text's first table, without its head."""
+    rows = [line.strip().strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
