@@ -3,48 +3,32 @@
     model list + weights -> staged folder -> torch-model-archiver -> model_store/NAME.mar
 
 Every build works in folders of its own and ends in one rename, so builds can run side by side and a server never sees
-half an archive. An archive that was built from the same inputs is left as it is.
+half an archive. An archive that was built from the same inputs is left as it is, and an export that was made from the
+same inputs is taken from the cache.
 """
 
 import argparse
-import hashlib
-import importlib
-import importlib.metadata
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
+from deploy.exports import Exports
+from deploy.fingerprint import archive_fingerprint, built_from, export_fingerprint, handler_files
 from deploy.models import MODEL_LIST, ROOT, Engine, Model, UnknownModel, model, models
 from deploy.sources import Source, WeightsUnavailable, source
+from deploy.tasks import imported_quietly, task_of
 from handlers.errors import InvalidConfig
 
-HANDLERS = ROOT / "handlers"
-# Which packages' versions make another archive of the same inputs.
-TOOLS = ("torch", "torchvision", "transformers", "openvino", "torch-model-archiver")
-# torch-model-archiver's own names, and what each appends. zip-store is our default: weights do not compress.
+# These are torch-model-archiver's own names, and what each appends. zip-store is our default: weights do not compress.
 SUFFIXES = {"zip-store": ".mar", "default": ".mar", "tgz": ".tar.gz", "no-archive": ""}
-
-# Handler -> the module whose `stage(model, source, engine, folder)` writes what it serves. Imported when something is
-# built: torch takes seconds, finding an archive up to date should not.
-STAGES = {
-    "image_classification": "deploy.vision",
-    "text_classification": "deploy.text",
-    "token_classification": "deploy.text",
-    "question_answering": "deploy.text",
-    "sentence_embedding": "deploy.text",
-    "translation": "deploy.translation",
-    "language_id": "deploy.language_id",
-}
 
 
 class ArchiverFailed(Exception):
@@ -53,12 +37,12 @@ class ArchiverFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """One archive on disk.
+    """An archive lies on disk.
 
     Attributes:
-        path: file, or folder for `no-archive`.
-        version: as registered; ends in -untrained for random weights.
-        is_new: built by this call, not found.
+        path: a file, or a folder for `no-archive`.
+        version: as registered; it ends in -untrained for random weights.
+        is_new: whether this call built it, and not found it.
     """
 
     path: Path
@@ -68,14 +52,15 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What an archive is to be made from.
+    """A recipe says what an archive is to be made from.
 
     Attributes:
-        entry: of the model list.
-        weights: a path, `random`, or None for what the list says.
+        entry: the model's, of the list.
+        weights: a path, a hub id, `random`, or None for what the list says.
         engine: what the archive carries a model for; `auto` both, and the worker picks by its device.
-        archive_format: of torch-model-archiver.
+        archive_format: torch-model-archiver's name of it.
         export_path: the model store.
+        cache_path: the folder of cached exports; None for a hidden one in the model store.
     """
 
     entry: Model
@@ -83,17 +68,19 @@ class Recipe:
     engine: Engine = "auto"
     archive_format: str = "zip-store"
     export_path: Path = ROOT / "model_store"
+    cache_path: Path | None = None
 
     @property
     def path(self) -> Path:
-        """Where the archive lies or will."""
+        """The place where the archive lies or will."""
         return self.export_path / (self.entry.name + SUFFIXES[self.archive_format])
 
     def find(self) -> Archive | None:
-        """The archive on disk, if it was made from this recipe and nothing has changed since.
+        """Find the archive on disk, if it was made from this recipe and nothing has changed since.
 
         Raises:
             WeightsUnavailable: a file or package is missing.
+            InvalidConfig: no task serves the model.
         """
         origin = source(self.entry, self.weights)
         if built_from(self.path) != self._fingerprint(origin):
@@ -107,24 +94,27 @@ class Recipe:
             WeightsUnavailable, InvalidConfig, ArchiverFailed: with one line for the user.
         """
         entry, origin = self.entry, source(self.entry, self.weights)
+        task, config = task_of(entry), entry.config()
         self.export_path.mkdir(parents=True, exist_ok=True)
         # Beside the archive to come, so that the last step is a rename; hidden, so that nothing serves it.
         with tempfile.TemporaryDirectory(prefix=".build-", dir=self.export_path) as work:
             stage, temporary, out = (Path(work) / name for name in ("stage", "tmp", "out"))
             for folder in (stage, temporary, out):
                 folder.mkdir()
-            shutil.copytree(HANDLERS, stage / "handlers", ignore=shutil.ignore_patterns("__pycache__"))
-            importlib.import_module(STAGES[entry.handler]).stage(entry, origin, self.engine, stage)
+            self._stage(origin, stage)
+            _check_root(entry, stage, task.path.name)
+            for name, path in handler_files().items():
+                (stage / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, stage / name)
             inputs = {"fingerprint": self._fingerprint(origin), "weights": origin.identity}
             (stage / "build.json").write_text(json.dumps(inputs))
-            config = entry.config()
-            config["handler"] = {**config.get("handler", {}), "engine": self.engine}
+            config["handler"] = {**(config.get("handler") or {}), "engine": self.engine}
             config_path = Path(work) / "model-config.yaml"
             config_path.write_text(yaml.safe_dump(config, sort_keys=False))
             arguments = {
                 "--model-name": entry.name,
                 "--version": self._version(origin),
-                "--handler": str(HANDLERS / f"{entry.handler}.py"),
+                "--handler": str(task.path),
                 "--extra-files": str(stage),
                 "--config-file": str(config_path),
                 "--archive-format": self.archive_format,
@@ -134,30 +124,46 @@ class Recipe:
             _replace(out / self.path.name, self.path)
         return Archive(self.path, self._version(origin), is_new=True)
 
+    def _stage(self, origin: Source, folder: Path) -> None:
+        """Write what the task serves, or link it from the cache where it takes long to make."""
+        task = task_of(self.entry)
+
+        def make(empty: Path) -> None:
+            imported_quietly(task.builder).stage(self.entry, origin, self.engine, empty)
+
+        key = export_fingerprint(self.entry, task, origin, self.engine)
+        if key is None:
+            make(folder)
+        else:
+            Exports(self.cache_path or self.export_path / ".exports").take(key, make, folder)
+
     def _version(self, origin: Source) -> str:
         return self.entry.version if origin.is_trained else f"{self.entry.version}-untrained"
 
     def _fingerprint(self, origin: Source) -> str:
-        """A hash of everything that the archive is made from."""
-        digest = hashlib.sha256()
-        # This file and the task's own; what else is in deploy/ does not decide what an archive holds.
-        builders = (Path(__file__), ROOT.joinpath(*STAGES[self.entry.handler].split(".")).with_suffix(".py"))
-        code = [*sorted(HANDLERS.rglob("*.py")), *builders]
-        labels = self.entry.folder / "index_to_name.json"
-        for path in [*code, self.entry.config_path, *([labels] if labels.is_file() else [])]:
-            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-        tools = [f"{name} {importlib.metadata.version(name)}" for name in TOOLS]
-        entry = (self.entry.name, self.entry.handler, self._version(origin))
-        digest.update(repr((entry, origin.identity, self.engine, self.archive_format, tools)).encode())
-        return digest.hexdigest()
+        packing = (self._version(origin), self.engine, self.archive_format)
+        return archive_fingerprint(self.entry, task_of(self.entry), origin, packing)
+
+
+def _check_root(entry: Model, stage: Path, handler: str) -> None:
+    """Check that nothing staged takes the name of what every archive has, or of a module that the worker needs.
+
+    Raises:
+        InvalidConfig: a checkpoint or the task brings such a file.
+    """
+    ours = {"handlers", "MAR-INF", "build.json", "model-config.yaml", handler}
+    for path in sorted(stage.iterdir()):
+        is_shadow = path.suffix in ("", ".py") and path.stem in sys.stdlib_module_names
+        if path.name in ours or is_shadow:
+            raise InvalidConfig(f"{entry.name}: {path.name} cannot be staged: the archive or the worker has its own")
 
 
 def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
     """Run torch-model-archiver.
 
     Args:
-        name: of the model, for the error.
-        arguments: option -> value.
+        name: the model's, for the error.
+        arguments: values by option.
         temporary: a folder of this call's own: the archiver works in $TMPDIR/<model name> and deletes that first.
 
     Raises:
@@ -176,28 +182,10 @@ def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
 
 
 def _replace(new: Path, path: Path) -> None:
-    """Put the new archive in place. A folder cannot replace another in one step: the old one steps aside."""
+    """Put the new archive in place; a folder cannot replace another in one step, so the old one steps aside."""
     if path.is_dir():
         path.rename(new.with_name("old"))
     new.replace(path)
-
-
-def built_from(path: Path) -> str | None:
-    """The fingerprint inside an archive; None where there is no archive of ours."""
-    try:
-        if path.is_dir():
-            text = (path / "build.json").read_text()
-        elif path.suffix == ".mar":
-            with zipfile.ZipFile(path) as archive:
-                text = archive.read("build.json").decode()
-        else:
-            with tarfile.open(path) as archive:
-                member = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/build.json")
-                text = member.read().decode() if member else "{}"
-        found = json.loads(text).get("fingerprint")
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, tarfile.TarError):
-        return None
-    return found if isinstance(found, str) else None
 
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
@@ -221,26 +209,28 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     """Build what the command line names; 1 when one could not be built."""
     options = _arguments(arguments)
-    for name in list(models(options.models)) if options.all else options.names:
-        started = time.monotonic()
-        try:
+    cache = os.environ.get("CACHE_DIR")
+    try:
+        for name in list(models(options.models)) if options.all else options.names:
+            started = time.monotonic()
             recipe = Recipe(
                 model(name, options.models),
                 options.weights,
                 options.engine,
                 options.archive_format,
                 options.export_path.resolve(),
+                Path(cache).resolve() if cache else None,
             )
             archive = (None if options.force else recipe.find()) or recipe.build()
-        except (UnknownModel, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError) as error:
-            print(f"archive.sh: {error}", file=sys.stderr)
-            return 1
-        report(archive, time.monotonic() - started)
+            report(archive, time.monotonic() - started)
+    except (UnknownModel, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError) as error:
+        print(f"archive.sh: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
 def report(archive: Archive, seconds: float) -> None:
-    """One line on what became of an archive."""
+    """Print one line on what became of an archive."""
     place = os.path.relpath(archive.path)
     if not archive.is_new:
         print(f"{place}: up to date")

@@ -1,10 +1,11 @@
 """A Hugging Face checkpoint as a folder: a local one, one inside a package, or one from the hub.
 
 Source -> checkpoint -> a folder with what serving needs: configuration, tokenizer, model.safetensors
+
+What is there already stands in it as links, so that nothing is written that the archive then leaves out.
 """
 
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import torch
 from deploy.models import Model
 from deploy.sources import Source, WeightsUnavailable
 
-# Files that serving reads. Not among them: READMEs, other frameworks' weights, training state.
+# Serving reads these files. READMEs, other frameworks' weights and training state are not among them.
 SERVED = re.compile(
     r"(.*/)?("
     r"config\.json|generation_config\.json|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|"
@@ -29,7 +30,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @contextmanager
 def checkpoint(model: Model, origin: Source) -> Iterator[Path]:
-    """Give a folder with the checkpoint's served files, for as long as the context lasts.
+    """Give a folder with the checkpoint's served files, links among them, for as long as the context lasts.
 
     Raises:
         WeightsUnavailable: it cannot be had, or only as a pickle that was not asked for by name.
@@ -37,9 +38,9 @@ def checkpoint(model: Model, origin: Source) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "checkpoint"
         if origin.kind == "hub":
-            _copy(_downloaded(model, origin.location), folder)
+            _link(_downloaded(model, origin.location), folder)
         elif origin.kind == "folder":
-            _copy(Path(origin.location), folder)
+            _link(Path(origin.location), folder)
         elif origin.kind == "file":
             _converted(model, Path(origin.location), folder)
         else:
@@ -56,12 +57,12 @@ def checkpoint(model: Model, origin: Source) -> Iterator[Path]:
         yield folder
 
 
-def _copy(source: Path, folder: Path) -> None:
+def _link(source: Path, folder: Path) -> None:
     for path in sorted(source.rglob("*")):
         relative = path.relative_to(source)
         if path.is_file() and SERVED.fullmatch(relative.as_posix()):
             (folder / relative).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, folder / relative)
+            (folder / relative).symlink_to(path.resolve())
 
 
 def _downloaded(model: Model, hub_id: str) -> Path:
@@ -79,8 +80,8 @@ def _downloaded(model: Model, hub_id: str) -> Path:
 
 
 def _converted(model: Model, path: Path, folder: Path) -> None:
-    """A pickle that the user named, beside its configuration: read without code, written as safetensors."""
-    _copy(path.parent, folder)
+    """Read a pickle that the user named without running code, and write it as safetensors beside its configuration."""
+    _link(path.parent, folder)
     for weights in folder.glob("*.safetensors*"):
         weights.unlink()
     try:

@@ -1,4 +1,4 @@
-"""What an archive of language identification holds: one fastText model, checked."""
+"""Stages what an archive of language identification holds: one fastText model, checked."""
 
 import shutil
 from pathlib import Path

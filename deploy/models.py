@@ -1,4 +1,4 @@
-"""The model list: examples/models.yaml and the folder of each model."""
+"""The model list: examples/models.yaml, or one of the user's, and the folder of each model."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from handlers.errors import InvalidConfig
 ROOT = Path(__file__).resolve().parent.parent
 MODEL_LIST = ROOT / "examples" / "models.yaml"
 
-# What an archive carries a model for; `auto` for both.
+# What an archive carries a model for; `auto` stands for both.
 Engine = Literal["auto", "openvino", "torch"]
 
 
@@ -21,14 +21,14 @@ class UnknownModel(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One entry of the model list.
+    """A model is one entry of the model list.
 
     Attributes:
-        name: of the archive and of the registered model.
-        handler: module of handlers/ that serves it.
-        version: of the archive, where its weights are trained.
-        folder: its configuration, labels and sample requests.
-        weights: where they come from by default, as the list has it; empty for "the user says".
+        name: that of the archive and of the registered model.
+        handler: the name of a built-in task, or of a file beside the list with a task of the user's: `my_task.py`.
+        version: that of the archive, where its weights are trained.
+        folder: its configuration, the files that its task wants staged, and sample requests.
+        weights: where they come from by default, as the list has it; empty for "the user says", or for none.
     """
 
     name: str
@@ -43,29 +43,44 @@ class Model:
         return self.folder / "model-config.yaml"
 
     def config(self) -> dict[str, Any]:
-        """Its model-config.yaml, parsed."""
-        loaded: dict[str, Any] = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
+        """Read its model-config.yaml.
+
+        Raises:
+            InvalidConfig: it is no YAML, or no mapping.
+        """
+        try:
+            loaded = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise InvalidConfig(f"{self.name}: {self.config_path.name}: {' '.join(str(error).split())}") from None
+        if not isinstance(loaded, dict):
+            raise InvalidConfig(f"{self.name}: {self.config_path.name} is no mapping of names to values")
         return loaded
 
 
 def models(path: Path = MODEL_LIST) -> dict[str, Model]:
-    """Every model of a list, by name, in its order; a model's folder lies beside the list and has its name.
+    """Read every model of a list, by name, in its order; a model's folder lies beside the list and has its name.
 
     Raises:
         InvalidConfig: an entry misses a key or has an unknown one.
     """
-    entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     try:
-        return {name: Model(name=name, folder=path.parent / name, **entry) for name, entry in entries.items()}
+        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = {name: Model(name=name, folder=path.parent / name, **entry) for name, entry in entries.items()}
+    except yaml.YAMLError as error:
+        raise InvalidConfig(f"{path.name}: {' '.join(str(error).split())}") from None
     except (AttributeError, TypeError) as error:
         raise InvalidConfig(f"{path.name}: an entry is no {{handler, version, weights}}: {error}") from error
+    for model in found.values():
+        if not all(isinstance(text, str) for text in (model.name, model.handler, model.version)):
+            raise InvalidConfig(f"{path.name}: {model.name}: handler and version must be text; quote a number")
+    return found
 
 
 def model(name: str, path: Path = MODEL_LIST) -> Model:
-    """One model of a list.
+    """Find one model of a list.
 
     Raises:
-        UnknownModel: names those there are.
+        UnknownModel: it names those there are.
     """
     known = models(path)
     if name not in known:

@@ -1,6 +1,6 @@
-"""Where a model's weights come from: published, in a package, a file of the user's, or random.
+"""Where a model's weights come from: published, in a package, a file of the user's, random, or nowhere.
 
-Decided without reading them, and without importing torch: whether an archive is up to date is answered at once.
+This is decided without reading them and without importing torch: whether an archive is up to date is answered at once.
 """
 
 import importlib.util
@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from deploy.models import Model
+from deploy.tasks import task_of
 
 RANDOM_SEED = 0
 
-# organisation/name, as the Hugging Face hub has it.
+# The Hugging Face hub has its models as organisation/name.
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -23,15 +24,15 @@ class WeightsUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model's weights come from.
+    """A source says where a model's weights come from.
 
     Attributes:
-        kind: of the location.
-        location: weights' name, file, or nothing for random.
-        identity: changes whenever the weights may have.
+        kind: what the location is; `none` for a task that needs no weights.
+        location: the weights' name, folder or file; empty for `random` and `none`.
+        identity: a text that changes whenever the weights may have.
     """
 
-    kind: Literal["torchvision", "hub", "folder", "file", "random"]
+    kind: Literal["torchvision", "hub", "folder", "file", "random", "none"]
     location: str
     identity: str
 
@@ -46,22 +47,26 @@ def source(model: Model, choice: str | None) -> Source:
 
     Args:
         model: its entry says what is taken without a choice.
-        choice: a path, a hub id where transformers loads the model, `random`, or None.
+        choice: a path, a hub id where the task takes one, `random`, or None.
 
     Raises:
         WeightsUnavailable: a file or package is missing.
+        InvalidConfig: no task serves the model.
     """
+    task = task_of(model)
     if choice == "random":
         return Source("random", "", f"random, seed {RANDOM_SEED}")
     if choice is not None:
         is_hub_id = HUB_ID.fullmatch(choice) and not Path(choice).exists()
-        return _hub(choice) if is_hub_id and model.handler != "image_classification" else _path(model, Path(choice))
+        return _hub(choice) if is_hub_id and task.takes_hub_ids else _path(model, Path(choice))
     if "torchvision" in model.weights:
         name = model.weights["torchvision"]
         return Source("torchvision", name, f"torchvision {name}")
     if "hub" in model.weights:
         return _hub(model.weights["hub"])
-    if "package" not in model.weights:
+    if not model.weights and not task.needs_weights:
+        return Source("none", "", "no weights")
+    if not {"package", "file"} <= model.weights.keys():
         raise WeightsUnavailable(f"{model.name}: the list names no weights; give --weights PATH or --weights random")
     package = importlib.util.find_spec(model.weights["package"])
     if package is None or not package.submodule_search_locations:
@@ -78,12 +83,13 @@ def _hub(hub_id: str) -> Source:
 
 def _path(model: Model, path: Path) -> Source:
     if path.is_dir():
-        return Source("folder", str(path), f"folder {[_identity(file) for file in sorted(path.rglob('*'))]}")
+        files = [_identity(file, path) for file in sorted(path.rglob("*")) if file.is_file()]
+        return Source("folder", str(path), f"folder {files}")
     if not path.is_file():
         raise WeightsUnavailable(f"{model.name}: no file {path}; give --weights PATH or --weights random")
-    return Source("file", str(path), f"file {_identity(path)}")
+    return Source("file", str(path), f"file {_identity(path, path.parent)}")
 
 
-def _identity(path: Path) -> str:
+def _identity(path: Path, folder: Path) -> str:
     status = path.stat()
-    return f"{path.name}, {status.st_size} bytes, {status.st_mtime_ns}"
+    return f"{path.relative_to(folder).as_posix()}, {status.st_size} bytes, {status.st_mtime_ns}"

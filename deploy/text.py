@@ -1,4 +1,4 @@
-"""What an archive of a task on a transformers encoder holds, made from a Hugging Face folder or hub id."""
+"""Stages what an archive of a task on a transformers encoder holds, made from a Hugging Face folder or hub id."""
 
 import shutil
 import warnings
@@ -10,22 +10,10 @@ import torch
 from deploy.hub import checkpoint
 from deploy.models import Engine, Model
 from deploy.sources import Source
+from deploy.tasks import imported_quietly, task_of
 from handlers.config import parse
-from handlers.text.config import (
-    QuestionAnsweringConfig,
-    TextClassificationConfig,
-    TextConfig,
-    TokenClassificationConfig,
-)
-from handlers.text.encoders import Encoder, load_encoder
-
-# Handler -> its settings.
-CONFIGS: dict[str, type[TextConfig]] = {
-    "text_classification": TextClassificationConfig,
-    "token_classification": TokenClassificationConfig,
-    "question_answering": QuestionAnsweringConfig,
-    "sentence_embedding": TextConfig,
-}
+from handlers.text.config import TextConfig
+from handlers.text.encoders import Encoder, Head, load_encoder
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
@@ -35,19 +23,29 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         WeightsUnavailable: the model cannot be had, or only as a pickle.
         InvalidConfig: the configuration is wrong, or the folder holds no model for the task.
     """
-    config = parse(CONFIGS[model.handler], model.config().get("handler"))
+    config: TextConfig = parse(task_of(model).settings_class(), model.config().get("handler"))
     with checkpoint(model, origin) as source:
-        shutil.copytree(source, folder, dirs_exist_ok=True)
-    if engine != "torch":
-        encoder = load_encoder(model.handler, folder, trust_remote_code=config.trust_remote_code)
-        openvino.save_model(export(encoder), folder / "model.xml", compress_to_fp16=False)
-    if engine == "openvino":
-        for weights in folder.glob("*.safetensors*"):
-            weights.unlink()
+        if engine != "torch":
+            encoder = load_encoder(head_of(model.handler), source, trust_remote_code=config.trust_remote_code)
+            openvino.save_model(export(encoder), folder / "model.xml", compress_to_fp16=False)
+        discarded = shutil.ignore_patterns("*.safetensors*") if engine == "openvino" else None
+        shutil.copytree(source, folder, ignore=discarded, dirs_exist_ok=True)
+
+
+def head_of(task: str) -> Head:
+    """Read what the class of a built-in task says of its model's head.
+
+    Args:
+        task: the name of a task on an encoder.
+    """
+    module = imported_quietly(f"handlers.tasks.{task}")
+    classes = (found for found in vars(module).values() if isinstance(found, type))
+    heads: list[Head] = [vars(found)["head"] for found in classes if found.__module__ == module.__name__]
+    return heads[0]
 
 
 def export(encoder: Encoder) -> openvino.Model:
-    """The encoder as a graph: (B, T) int64 inputs, any B and T, under the encoder's names."""
+    """Export an encoder as a graph: (B, T) int64 inputs, any B and T, under the encoder's names."""
     # Two of one and three of the other: an axis of length one could be taken for a constant.
     example = {name: torch.ones(2, 3, dtype=torch.int64) for name in encoder.input_names}
     with torch.no_grad(), warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What an archive of a translation model holds, made from a Hugging Face folder or hub id."""
+"""Stages what an archive of a translation model holds, made from a Hugging Face folder or hub id."""
 
 import shutil
 from pathlib import Path

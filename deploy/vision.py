@@ -1,4 +1,4 @@
-"""What an archive of image classification holds, made from a state dict."""
+"""Stages what an archive of image classification holds, made from a state dict."""
 
 import json
 from pathlib import Path
@@ -31,25 +31,33 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     class_count = next(reversed(state.values())).shape[0]
     labels = _labels(model, config.arch, class_count)
     (folder / "index_to_name.json").write_text(json.dumps(dict(enumerate(labels)), ensure_ascii=False))
-    graph = export(config, state, class_count)
+    classifier = _classifier(config, state, class_count)
     if engine != "torch":
-        openvino.save_model(graph, folder / "model.xml", compress_to_fp16=False)
+        openvino.save_model(_exported(config, classifier), folder / "model.xml", compress_to_fp16=False)
     if engine != "openvino":
         torch.save(state, folder / "model.pt")
 
 
 def export(config: ImageClassificationConfig, state: StateDict, class_count: int) -> openvino.Model:
-    """The classifier as a graph: pixels (B, S, S, 3) uint8 -> logits (B, classes), any B.
+    """Export a classifier as a graph: pixels (B, S, S, 3) uint8 -> logits (B, classes), any B.
 
     Raises:
         WeightsUnavailable: the state dict is another architecture's.
     """
-    classifier = torchvision.models.get_model(config.arch, weights=None, num_classes=class_count)
+    return _exported(config, _classifier(config, state, class_count))
+
+
+def _classifier(config: ImageClassificationConfig, state: StateDict, class_count: int) -> torch.nn.Module:
+    classifier: torch.nn.Module = torchvision.models.get_model(config.arch, weights=None, num_classes=class_count)
     try:
         classifier.load_state_dict(state)
     except RuntimeError as error:
         problem = str(error).splitlines()[1].strip()
         raise WeightsUnavailable(f"the weights are not those of {config.arch}: {problem}") from error
+    return classifier
+
+
+def _exported(config: ImageClassificationConfig, classifier: torch.nn.Module) -> openvino.Model:
     module = PixelClassifier(classifier, config.mean, config.std).eval()
     side = config.crop_size
     example = torch.zeros(2, side, side, 3, dtype=torch.uint8)
@@ -60,7 +68,7 @@ def export(config: ImageClassificationConfig, state: StateDict, class_count: int
 
 
 def _labels(model: Model, arch: str, class_count: int) -> list[str]:
-    """Names of the classes: the model's own file, or those of torchvision's weights where the count fits."""
+    """Name the classes: by the model's own file, or as torchvision's weights do where the count fits."""
     own = model.folder / "index_to_name.json"
     if own.is_file():
         names = json.loads(own.read_text(encoding="utf-8"))

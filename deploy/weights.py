@@ -1,4 +1,4 @@
-"""Where weights come from: published, in a package, a file of the user's, or random.
+"""The weights of a torchvision classifier, read from where they come from.
 
 --weights or the model list -> Source (what, without reading it) -> load -> state dict
 """
@@ -16,7 +16,7 @@ import torchvision
 from deploy.models import Model
 from deploy.sources import RANDOM_SEED, Source, WeightsUnavailable
 
-# Seconds without a byte from the download server: a closed network should not look like a hanging build.
+# The download server may be silent for so many seconds: a closed network should not look like a hanging build.
 NETWORK_TIMEOUT_S = 20
 
 StateDict = dict[str, torch.Tensor]
@@ -64,7 +64,7 @@ def _published(model: Model, arch: str, name: str) -> StateDict:
 
 
 def _state_dict(loaded: Any) -> StateDict:
-    """A state dict, or a training checkpoint that holds one; DistributedDataParallel's prefix goes."""
+    """Take a state dict, or the one in a training checkpoint; DistributedDataParallel's prefix goes."""
     for key in ("state_dict", "model"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
@@ -74,7 +74,7 @@ def _state_dict(loaded: Any) -> StateDict:
 
 
 def _random(arch: str) -> StateDict:
-    """Seeded weights whose numbers stay in range, as trained ones' do and fresh ones of a deep net do not.
+    """Make seeded weights whose numbers stay in range, as trained ones' do and fresh ones of a deep net do not.
 
     Batch norms take their statistics from blurred noise, and the head is scaled to logits of unit deviation on it.
     """

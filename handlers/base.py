@@ -59,6 +59,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         item_dimensions: of one item where it comes as a tensor of numbers.
         output_tensors: its results as tensors, for the Open Inference Protocol.
         decodes_in_threads: whether decoding an item is worth handing it to another thread.
+        staged_files: names or patterns of files beside the model's configuration; the archive takes them along, under
+            the same paths in `model_dir`. Weights that the list names lie in `model_dir / "weights"`.
     """
 
     config_class: ClassVar[type[HandlerConfig]]
@@ -67,6 +69,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     item_dimensions: ClassVar[int] = 0
     output_tensors: ClassVar[OutputTensors] = Documents()
     decodes_in_threads: ClassVar[bool] = True
+    staged_files: ClassVar[tuple[str, ...]] = ()
 
     config: Config
     engine: Engine

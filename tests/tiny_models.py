@@ -11,8 +11,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from deploy.models import model
 from deploy.sources import source
-from deploy.text import stage
-from handlers.text.encoders import HEADS
+from deploy.text import head_of, stage
 
 # Most tokens that each of them takes.
 LIMIT = 192
@@ -57,7 +56,7 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
     Args:
         folder: to write it to.
         kind: `bert`, with segments, `distilbert`, without, or `roberta`, on a byte-level vocabulary.
-        task: of handlers.text.encoders.HEADS; its head is scaled up, so that answers are decided.
+        task: the name of a built-in one; its head is scaled up, so that answers are decided.
         labels: names of the classes, where the task has some.
         config: more of the model's configuration.
 
@@ -87,7 +86,7 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
         **{**sizes, **classes, **config},
     )
     torch.manual_seed(1)
-    network = HEADS[task].auto_class.from_config(settings)
+    network = getattr(transformers, head_of(task).auto_class).from_config(settings)
     with torch.no_grad():
         head = getattr(network, "qa_outputs", None) or network.classifier
         getattr(head, "out_proj", head).weight.mul_(8)

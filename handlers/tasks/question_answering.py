@@ -14,6 +14,7 @@ from handlers.protocol.output_tensors import Ranked, one_or_many
 from handlers.protocol.requests import Payload
 from handlers.text.answer_spans import Passage, characters, context_tokens, cut, likeliest_spans
 from handlers.text.config import QuestionAnsweringConfig, QuestionAnsweringOptions
+from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import read_text
 
@@ -26,7 +27,7 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
 
     config_class = QuestionAnsweringConfig
     inputs = frozenset({"question", "context"})
-    task = "question_answering"
+    head = Head("AutoModelForQuestionAnswering", ("start_logits", "end_logits"))
     options_class = QuestionAnsweringOptions
     output_tensors = Ranked({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, one_or_many)
     needs_places = True

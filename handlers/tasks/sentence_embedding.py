@@ -7,6 +7,7 @@ from handlers.config import NoOptions
 from handlers.engines import Outputs
 from handlers.protocol.output_tensors import Vectors
 from handlers.text.config import TextConfig
+from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text
 
@@ -14,7 +15,7 @@ from handlers.text.inputs import Text
 class SentenceEmbeddingHandler(TextHandler[TextConfig, Text[NoOptions]]):
     """See `TextHandler`."""
 
-    task = "sentence_embedding"
+    head = Head("AutoModel", ("embeddings",), is_pooled=True)
     options_class = NoOptions
     output_tensors = Vectors("embedding")
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from handlers.engines import Engine, Outputs
 from handlers.protocol.output_tensors import LABELS, Ranked
 from handlers.text.config import TextClassificationConfig, TextClassificationOptions
+from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text
 
@@ -17,7 +18,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
     """See `TextHandler`. Answers are those of transformers' pipeline of the same name, always as a list."""
 
     config_class = TextClassificationConfig
-    task = "text_classification"
+    head = Head("AutoModelForSequenceClassification", ("logits",))
     options_class = TextClassificationOptions
     output_tensors = Ranked(LABELS)
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from handlers.engines import Engine, Outputs
 from handlers.text.config import TokenClassificationConfig, TokenClassificationOptions
+from handlers.text.encoders import Head
 from handlers.text.entities import Token, find_entities
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text
@@ -17,7 +18,7 @@ class TokenClassificationHandler(TextHandler[TokenClassificationConfig, Text[Tok
     """See `TextHandler`. Answers are those of transformers' pipeline of the same name."""
 
     config_class = TokenClassificationConfig
-    task = "token_classification"
+    head = Head("AutoModelForTokenClassification", ("logits",))
     options_class = TokenClassificationOptions
     needs_places = True
 

@@ -24,24 +24,17 @@ INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a task makes of an encoder.
+    """A head is what a task makes of an encoder; the task's class states it.
 
     Attributes:
-        auto_class: of transformers, which loads it.
+        auto_class: the name of the class of transformers that loads it.
         outputs: the attributes of its result that are the task's outputs.
+        is_pooled: whether the token states become one vector per text, the only output.
     """
 
-    auto_class: Any
+    auto_class: str
     outputs: tuple[str, ...]
-
-
-# Handler -> its head.
-HEADS = {
-    "text_classification": Head(transformers.AutoModelForSequenceClassification, ("logits",)),
-    "token_classification": Head(transformers.AutoModelForTokenClassification, ("logits",)),
-    "question_answering": Head(transformers.AutoModelForQuestionAnswering, ("start_logits", "end_logits")),
-    "sentence_embedding": Head(transformers.AutoModel, ("embeddings",)),
-}
+    is_pooled: bool = False
 
 
 class Encoder(torch.nn.Module):
@@ -152,28 +145,30 @@ class Pooling:
         return cls(POOLINGS[modes[0]], is_normalized)
 
 
-def load_encoder(task: str, folder: Path, *, trust_remote_code: bool = False) -> Encoder:
+def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -> Encoder:
     """Load a task's model in fp32.
 
     Args:
-        task: of HEADS.
+        head: the task's.
         folder: config.json, model.safetensors and the tokenizer's files.
         trust_remote_code: run the Python that the folder brings.
 
     Raises:
         InvalidConfig: the folder holds no such model.
     """
-    head = HEADS[task]
+    auto_class = getattr(transformers, head.auto_class)
     options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-        model = head.auto_class.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **options).eval()
+        model = auto_class.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **options).eval()
     except (OSError, ValueError) as error:
-        raise InvalidConfig(f"{folder.name}: no model for {task}: {str(error).partition(chr(10))[0]}") from error
+        raise InvalidConfig(
+            f"{folder.name}: no model for {head.auto_class}: {str(error).partition(chr(10))[0]}"
+        ) from error
     taken = signature(model.forward).parameters
     given = ("input_ids", "attention_mask", *tokenizer.model_input_names)
     inputs = tuple(name for name in INPUT_NAMES if name in taken and name in given)
-    if task == "sentence_embedding":
+    if head.is_pooled:
         return SentenceEncoder(Pooling.read(folder), model, inputs, head.outputs)
     return Encoder(model, inputs, head.outputs)
 

@@ -17,7 +17,7 @@ from handlers.errors import InvalidConfig, ItemError, TextTooLong
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextConfig
-from handlers.text.encoders import load_encoder, source_limit
+from handlers.text.encoders import Head, load_encoder, source_limit
 from handlers.text.inputs import Text, Tokens, padded, read_text, rounded_length
 
 Config = TypeVar("Config", bound=TextConfig)
@@ -31,7 +31,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     """Serves what the archive of an encoder holds: tokenizer and configuration, model.xml, model.safetensors or both.
 
     Class attributes of a task:
-        task: its name in handlers.text.encoders.HEADS.
+        head: what it makes of the encoder.
         options_class: options of one item, of handlers.config.
         needs_places: whether an answer is a place in the text, which only a fast tokenizer knows.
     """
@@ -41,7 +41,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     # Checking a text takes microseconds; tokenising a batch is one call that brings threads of its own.
     decodes_in_threads = False
 
-    task: ClassVar[str]
+    head: ClassVar[Head]
     options_class: ClassVar[Any]
     needs_places: ClassVar[bool] = False
 
@@ -59,7 +59,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         self.max_length = source_limit(self.model_dir, config.max_length)
         if not self.uses_torch:
             return OpenVinoEngine(self.model_dir / "model.xml", precision=config.precision, threads=config.threads)
-        encoder = load_encoder(self.task, self.model_dir, trust_remote_code=config.trust_remote_code)
+        encoder = load_encoder(self.head, self.model_dir, trust_remote_code=config.trust_remote_code)
         encoder.to(self.device, dtype_for(self.device, config.precision))
         return TorchEngine(encoder, self.device, encoder.input_names, encoder.output_names, config.threads)
 

@@ -25,6 +25,7 @@ import transformers
 
 from handlers.engines import available_threads
 from handlers.engines.openvino import OpenVinoEngine
+from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.text.encoders import load_encoder, token_limit
 from handlers.text.inputs import padded, rounded_length
 from load.bench.sentences import texts
@@ -46,7 +47,7 @@ class Loop:
         self._limit = token_limit(folder) or PADDED_LENGTH
         self.engine = OpenVinoEngine(folder / "model.xml")
         torch.set_num_threads(available_threads(0))
-        self._torch = load_encoder("sentence_embedding", folder)
+        self._torch = load_encoder(SentenceEmbeddingHandler.head, folder)
         self._texts = texts()
 
     def measure(self, way: str, batch_size: int, duration_s: float) -> dict[str, float]:

@@ -14,7 +14,8 @@ import torch
 import torchvision
 import yaml
 
-from deploy.archive import Recipe, built_from, main
+from deploy.archive import Recipe, main
+from deploy.fingerprint import built_from
 from deploy.models import ROOT, Model, model
 from deploy.sources import WeightsUnavailable
 from handlers.errors import InvalidConfig
@@ -130,6 +131,7 @@ def test_archive_formats_all_remember_what_they_were_built_from(tmp_path: Path) 
         assert "mobilenet-v2/MAR-INF/MANIFEST.json" in tgz.getnames()
     assert Recipe(MOBILENET, engine="torch", archive_format="no-archive", export_path=tmp_path).build().is_new
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".exports",
         "mobilenet-v2",
         "mobilenet-v2.mar",
         "mobilenet-v2.tar.gz",
@@ -141,7 +143,9 @@ def test_archive_two_builds_of_one_model_at_once_both_succeed(tmp_path: Path) ->
         arguments = ("mobilenet-v2", "--force", "--engine", "torch", "--export-path", str(tmp_path))
         finished = list(pool.map(lambda _: archive_sh(*arguments), range(2)))
     assert [f.returncode for f in finished] == [0, 0], [f.stderr for f in finished]
-    assert [path.name for path in tmp_path.iterdir()] == ["mobilenet-v2.mar"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".exports", "mobilenet-v2.mar"]
+    (entry,) = (tmp_path / ".exports").iterdir()
+    assert sorted(path.name for path in entry.iterdir()) == ["files", "sums.json"]
     assert built_from(tmp_path / "mobilenet-v2.mar") is not None
 
 
@@ -151,11 +155,10 @@ def test_archive_random_weights_are_loud_and_marked(tmp_path: Path, capfd: pytes
     assert "version 1.0-untrained" in printed.out
     assert "UNTRAINED" in printed.err
     first = torch.load(_extract(tmp_path / "mobilenet-v2.mar", "model.pt"), weights_only=True)
-    assert (
-        main(["mobilenet-v2", "--weights", "random", "--engine", "torch", "--force", "--export-path", str(tmp_path)])
-        == 0
-    )
-    again = torch.load(_extract(tmp_path / "mobilenet-v2.mar", "model.pt"), weights_only=True)
+    # Elsewhere, where no export is cached.
+    apart = tmp_path / "apart"
+    assert main(["mobilenet-v2", "--weights", "random", "--engine", "torch", "--export-path", str(apart)]) == 0
+    again = torch.load(_extract(apart / "mobilenet-v2.mar", "model.pt"), weights_only=True)
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 

@@ -1,0 +1,141 @@
+"""The cache of exports: folders of files that took long to make, under the fingerprint of what they were made from.
+
+    .exports/FINGERPRINT/files/      model.xml, model.bin, model.pt, ...
+    .exports/FINGERPRINT/sums.json   path -> size and CRC-32: a truncated or altered entry is made anew
+
+An entry is made in a hidden folder of its own and then renamed, so builds side by side never see half of one. Files are
+taken out of it as hard links: an archive's folder of weights costs no copy.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits keep the cache from filling a disk.
+
+    Attributes:
+        size_bytes: most bytes of all entries together; the ones unused for longest go first. ResNet-152 for both
+            engines takes 0.48e9, so eight such models fit.
+        abandoned_s: seconds after which a hidden folder is one that a killed build left; the longest export seen
+            took 75 s.
+    """
+
+    size_bytes: int = 4 * 10**9
+    abandoned_s: float = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exports:
+    """A cache of exports in a folder.
+
+    Attributes:
+        folder: where its entries lie; made when the first one is.
+        limits: what it may take.
+    """
+
+    folder: Path
+    limits: Limits = Limits()
+
+    def take(self, key: str, make: Callable[[Path], None], target: Path) -> None:
+        """Put the files of an entry into a folder, made first where there is no sound entry.
+
+        Args:
+            key: the fingerprint of what the files are made from.
+            make: writes them into the empty folder that it is given.
+            target: an empty folder; its files may be hard links, so they are to be read and not written.
+        """
+        entry = self.folder / key
+        try:
+            if _is_sound(entry):
+                link_files(entry / "files", target)
+                os.utime(entry)
+                return
+        except OSError:
+            # Another build removed it meanwhile.
+            shutil.rmtree(target)
+            target.mkdir()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=self.folder) as work:
+            new = Path(work) / "entry"
+            (new / "files").mkdir(parents=True)
+            make(new / "files")
+            (new / "sums.json").write_text(json.dumps(_sums(new / "files")))
+            link_files(new / "files", target)
+            self._publish(new, entry)
+        self._tidy(entry)
+
+    @staticmethod
+    def _publish(new: Path, entry: Path) -> None:
+        try:
+            if entry.exists():
+                entry.rename(new.with_name("old"))
+            new.rename(entry)
+        except OSError:
+            # Another build published the same files a moment ago: they are as good.
+            return
+
+    def _tidy(self, newest: Path) -> None:
+        """Remove what killed builds left, and the entries unused for longest until the rest fits."""
+        entries: list[tuple[float, int, Path]] = []
+        for path in self.folder.iterdir():
+            try:
+                changed_s = path.stat().st_mtime
+                if not path.name.startswith("."):
+                    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+                    entries.append((changed_s, size, path))
+                elif time.time() - changed_s > self.limits.abandoned_s:
+                    shutil.rmtree(path, ignore_errors=True)
+            except OSError:
+                continue
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if total <= self.limits.size_bytes:
+                return
+            if path != newest:
+                shutil.rmtree(path, ignore_errors=True)
+                total -= size
+
+
+def link_files(source: Path, target: Path) -> None:
+    """Give a folder the files of another one, as hard links where the file system has them."""
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            place = target / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(path, place)
+            except OSError:
+                shutil.copyfile(path, place)
+
+
+def _is_sound(entry: Path) -> bool:
+    try:
+        sums = json.loads((entry / "sums.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(sums == _sums(entry / "files"))
+
+
+def _sums(folder: Path) -> dict[str, list[int]]:
+    return {
+        path.relative_to(folder).as_posix(): [path.stat().st_size, _crc(path)]
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _crc(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return value

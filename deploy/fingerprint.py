@@ -1,0 +1,142 @@
+"""Fingerprints: hashes of everything that decides what is built, and of nothing else.
+
+    archive: handlers/, the builders, the task's file, the model's files -> is the archive on disk still right?
+    export:  the exporting code, the settings that it reads, the weights -> is there a cached export of it?
+
+Files count with their content and their place, so that moving one is a change too. Which modules of deploy/ take part
+is read from their imports; none is imported, since torch takes seconds.
+"""
+
+import ast
+import hashlib
+import importlib.metadata
+import json
+import tarfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from deploy.models import ROOT, Engine, Model
+from deploy.sources import Source
+from deploy.task_file import read
+from deploy.tasks import Task, beside
+from handlers.config import parse
+
+# Another version of one of these packages makes another archive of the same inputs.
+TOOLS = ("torch", "torchvision", "transformers", "safetensors", "openvino", "torch-model-archiver")
+
+
+def handler_files(root: Path = ROOT) -> dict[str, Path]:
+    """Find what every archive has under handlers/: Python modules, by their paths from the repository's root."""
+    return _named(root, [*(root / "handlers").rglob("*.py")])
+
+
+def imported(root: Path, *modules: str) -> dict[str, Path]:
+    """Find the files of deploy/ and handlers/ that modules consist of, with everything that they import from there.
+
+    Args:
+        root: the folder of both packages.
+        modules: names of the first ones, dotted.
+
+    Returns:
+        The files by their paths from the root.
+    """
+    files: set[Path] = set()
+    waiting = {path for name in modules if (path := _module(root, name))}
+    while waiting:
+        path = waiting.pop()
+        files.add(path)
+        waiting |= {other for name in _imports(path) if (other := _module(root, name))} - files
+    return _named(root, [*files])
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _module(root: Path, name: str) -> Path | None:
+    """The file of a module, or of the one that the last part of the name is taken from; None outside our packages."""
+    parts = name.split(".")
+    if parts[0] not in ("deploy", "handlers"):
+        return None
+    for place in (root.joinpath(*parts), root.joinpath(*parts[:-1])):
+        for path in (place.with_suffix(".py"), place / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+def _named(root: Path, paths: list[Path]) -> dict[str, Path]:
+    return {path.relative_to(root).as_posix(): path for path in paths}
+
+
+def archive_fingerprint(model: Model, task: Task, origin: Source, packing: tuple[str, ...], root: Path = ROOT) -> str:
+    """Hash everything that an archive is made from.
+
+    Args:
+        model: the entry of the list.
+        task: the one that serves it.
+        origin: where its weights come from.
+        packing: what else was asked for: version, engine, format.
+        root: the folder of deploy/ and handlers/.
+    """
+    files = {
+        **handler_files(root),
+        **imported(root, "deploy.archive", task.builder),
+        f"task/{task.path.name}": task.path,
+        **{f"model/{name}": path for name, path in _own(model, task).items()},
+    }
+    return _digest(files, model.name, model.handler, origin.identity, packing)
+
+
+def export_fingerprint(model: Model, task: Task, origin: Source, engine: Engine, root: Path = ROOT) -> str | None:
+    """Hash everything that decides what a built-in task stages; None where staging is as cheap as copying.
+
+    The task's own code is not among it, except what its class states as attributes, such as the head of its model: an
+    edited handler finds its graph in the cache.
+    """
+    if task.export_settings is None:
+        return None
+    config = parse(task.settings_class(), model.config().get("handler"))
+    settings = {name: getattr(config, name) for name in task.export_settings}
+    files = {
+        **imported(root, task.builder),
+        **{f"model/{name}": path for name, path in beside(model, task).items()},
+    }
+    stated = read(task.path).attributes
+    return _digest(files, model.handler, origin.identity, engine, settings, stated)
+
+
+def _own(model: Model, task: Task) -> dict[str, Path]:
+    return {model.config_path.name: model.config_path, **beside(model, task)}
+
+
+def _digest(files: Mapping[str, Path], *facts: object) -> str:
+    digest = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    tools = [f"{name} {importlib.metadata.version(name)}" for name in TOOLS]
+    digest.update(repr((facts, tools)).encode())
+    return digest.hexdigest()
+
+
+def built_from(path: Path) -> str | None:
+    """Read the fingerprint inside an archive; None where there is no archive of ours."""
+    try:
+        if path.is_dir():
+            text = (path / "build.json").read_text()
+        elif path.suffix == ".mar":
+            with zipfile.ZipFile(path) as archive:
+                text = archive.read("build.json").decode()
+        else:
+            with tarfile.open(path) as archive:
+                member = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/build.json")
+                text = member.read().decode() if member else "{}"
+        found = json.loads(text).get("fingerprint")
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile, tarfile.TarError):
+        return None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,140 @@
+"""The table of the built-in tasks, and the way from a list's `handler:` to the task that serves a model.
+
+    handler: image_classification  -> the table          -> Task
+    handler: my_task.py            -> the file, checked  -> Task
+
+Nothing here imports torch: whether an archive is up to date is answered at once.
+"""
+
+import importlib
+import logging
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from deploy.models import ROOT, Model
+from deploy.task_file import check_name, read
+from handlers.errors import InvalidConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task says how a model of its kind is served, and what its archive is made of.
+
+    Attributes:
+        path: the file that holds its one class; the archive has it at its root, under its own name.
+        builder: the module of deploy/ whose `stage(model, source, engine, folder)` writes what the class serves. It is
+            imported when something is built.
+        settings: the class of its settings as "module:Class", or nothing where only the task's class knows it.
+        export_settings: names of the settings that decide what the builder stages; None where staging is as cheap as
+            copying, so that nothing is cached.
+        files: names or patterns of the files beside a model's configuration that go into its archive.
+        takes_hub_ids: whether `--weights` may name a checkpoint on the Hugging Face hub.
+        needs_weights: whether a list has to name weights for it.
+    """
+
+    path: Path
+    builder: str
+    settings: str = ""
+    export_settings: tuple[str, ...] | None = None
+    files: tuple[str, ...] = field(default=())
+    takes_hub_ids: bool = False
+    needs_weights: bool = True
+
+    def settings_class(self) -> Any:
+        """Import the class of its settings."""
+        module, _, name = self.settings.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+def _file(name: str) -> Path:
+    return ROOT / "handlers" / "tasks" / f"{name}.py"
+
+
+def _encoder(name: str, settings: str) -> Task:
+    """Every task on a transformers encoder is built alike."""
+    return Task(
+        path=_file(name),
+        builder="deploy.text",
+        settings=f"handlers.text.config:{settings}",
+        export_settings=("trust_remote_code",),
+        takes_hub_ids=True,
+    )
+
+
+BUILT_IN = {
+    "image_classification": Task(
+        path=_file("image_classification"),
+        builder="deploy.vision",
+        settings="handlers.vision.config:ImageClassificationConfig",
+        export_settings=("arch", "crop_size", "mean", "std"),
+        files=("index_to_name.json",),
+    ),
+    "text_classification": _encoder("text_classification", "TextClassificationConfig"),
+    "token_classification": _encoder("token_classification", "TokenClassificationConfig"),
+    "question_answering": _encoder("question_answering", "QuestionAnsweringConfig"),
+    "sentence_embedding": _encoder("sentence_embedding", "TextConfig"),
+    "translation": Task(
+        path=_file("translation"),
+        builder="deploy.translation",
+        settings="handlers.text.translation_config:TranslationConfig",
+        takes_hub_ids=True,
+    ),
+    "language_id": Task(
+        path=_file("language_id"),
+        builder="deploy.language_id",
+        settings="handlers.text.config:LanguageIdConfig",
+    ),
+}
+
+
+def task_of(model: Model) -> Task:
+    """Find the task that serves a model.
+
+    Raises:
+        InvalidConfig: its `handler:` is neither a built-in task nor a fitting file; one line says what there is.
+    """
+    if model.handler in BUILT_IN:
+        return BUILT_IN[model.handler]
+    folder = model.folder.parent
+    known = f"built in are {', '.join(BUILT_IN)}"
+    if not model.handler.endswith(".py"):
+        raise InvalidConfig(f"{model.name}: handler: {model.handler} is no task; {known}; a task of yours is NAME.py")
+    path = folder / model.handler
+    if not path.is_file():
+        there = ", ".join(sorted(file.name for file in folder.glob("*.py"))) or "none"
+        raise InvalidConfig(
+            f"{model.name}: handler: no file {model.handler} beside the list; there is {there}; {known}"
+        )
+    try:
+        check_name(path)
+        file = read(path)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{model.name}: handler: {error}") from None
+    return Task(path=path, builder="deploy.custom", files=file.staged_files, takes_hub_ids=True, needs_weights=False)
+
+
+def beside(model: Model, task: Task) -> dict[str, Path]:
+    """Find the files beside a model's configuration that its task wants in the archive.
+
+    A name or pattern that matches a folder stands for all files in it. The configuration itself is never among them.
+
+    Returns:
+        The files by their paths relative to the configuration's folder.
+    """
+    matches = (match for pattern in task.files for match in model.folder.glob(pattern))
+    files = {file for match in matches for file in (match.rglob("*") if match.is_dir() else (match,)) if file.is_file()}
+    return {file.relative_to(model.folder).as_posix(): file for file in sorted(files - {model.config_path})}
+
+
+def imported_quietly(name: str) -> ModuleType:
+    """Import a module that brings TorchServe's base class, which warns of optional packages that nobody asked for."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,28 @@
+"""A plain function of arrays as an engine: numpy, scikit-learn, or whatever else runs a model."""
+
+from collections.abc import Callable, Sequence
+
+from handlers.engines import Arrays, Outputs
+from handlers.errors import OutOfMemory
+
+
+class FunctionEngine:
+    """Runs a function once per micro-batch."""
+
+    def __init__(self, function: Callable[..., Outputs], input_names: Sequence[str]) -> None:
+        """Take a function over.
+
+        Args:
+            function: called with the micro-batch's arrays (B, ...) as keyword arguments; returns named arrays (B, ...).
+            input_names: the names of its arguments.
+        """
+        self._function = function
+        self.input_names = tuple(input_names)
+        self.description = f"function {getattr(function, '__qualname__', type(function).__name__)}"
+
+    def run(self, inputs: Arrays) -> Outputs:
+        """See `Engine.run`."""
+        try:
+            return self._function(**inputs)
+        except MemoryError as error:
+            raise OutOfMemory from error
