@@ -50,14 +50,61 @@ Answer = Callable[[Sequence[Mapping[str, Any]], Any], list[bytes]]
 
 
 class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore[misc]
-    """What every task has in common.
+    """What every task has in common. A task is one class on it, alone in its file; this one doubles numbers:
+
+        import numpy as np
+
+        from handlers.base import BatchHandler
+        from handlers.config import HandlerConfig
+        from handlers.engines.function import FunctionEngine
+        from handlers.errors import CorruptInput
+        from handlers.protocol.requests import Payload
+
+
+        class Doubling(BatchHandler[HandlerConfig, float]):
+            config_class = HandlerConfig
+            inputs = frozenset({"number"})
+
+            def load(self):
+                return FunctionEngine(lambda numbers: {"doubles": 2 * numbers}, ["numbers"])
+
+            def sample(self):
+                return Payload({"number": 1})
+
+            def decode(self, payload):
+                value = payload.value["number"] if isinstance(payload.value, dict) else payload.value
+                try:
+                    return float(value)
+                except (TypeError, ValueError):
+                    raise CorruptInput("number: must be a number.") from None
+
+            def collate(self, items):
+                return {"numbers": np.array(items, np.float32)}
+
+            def split(self, outputs, items):
+                return outputs["doubles"].tolist()
+
+    Hooks, in the order of their calls; classic and adaptive mode call the same ones:
+        load, sample, samples: once, before the first request; the samples are sent through the hooks below, to warm up.
+            Classic mode warms up with `sample` alone.
+        unpack: once a request. A task hardly ever overrides it.
+        decode: once an item, in several threads at once where `decodes_in_threads`.
+        prepare: in classic mode once a batch, with all items that were decoded; in adaptive mode with those that were
+            decoded together, one of them maybe, and in several threads at once.
+        cost: once an item.
+        collate, forward: once a micro-batch; again for each half of one that failed. In adaptive mode several threads
+            call them at once, each on a copy of the task with an engine of its own (`streams`).
+        split: once a micro-batch.
+
+    `preprocess`, `inference` and `postprocess` are what these hooks make up in classic mode; adaptive mode calls none
+    of the three, so a task overrides the hooks.
 
     Class attributes of a task:
-        config_class: its settings, a dataclass of handlers.config.
-        options_class: options of one item, a dataclass of handlers.config.
-        inputs: names of the JSON fields that hold its input.
-        item_dimensions: of one item where it comes as a tensor of numbers.
-        output_tensors: its results as tensors, for the Open Inference Protocol.
+        config_class: the dataclass of its settings, on handlers.config.HandlerConfig.
+        options_class: the dataclass of the options of one item.
+        inputs: names of the JSON fields that hold its input; what other fields hold are options.
+        item_dimensions: how many dimensions one item has where it comes as a tensor of numbers.
+        output_tensors: how its results become tensors, for the Open Inference Protocol.
         decodes_in_threads: whether decoding an item is worth handing it to another thread.
         staged_files: names or patterns of files beside the model's configuration; the archive takes them along, under
             the same paths in `model_dir`. Weights that the list names lie in `model_dir / "weights"`.

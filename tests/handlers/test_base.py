@@ -1,6 +1,8 @@
+import inspect
 import json
 import logging
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handlers.base import BatchHandler
 from handlers.errors import InvalidConfig
 from tests.handlers.serving import DoublingHandler, context, serve, started
 
@@ -148,3 +151,20 @@ def test_metrics_of_a_batch_reach_torchserve_as_lines(
     }
     for start in expected:
         assert any(line.startswith(start) for line in lines), start
+
+
+def test_docstring_of_batch_handler_holds_a_task_that_runs(tmp_path: Path) -> None:
+    documented = inspect.getdoc(BatchHandler) or ""
+    _, start, rest = documented.partition("    import numpy as np\n")
+    code, end, _ = rest.partition("\nHooks, in the order")
+    assert start
+    assert end
+    namespace: dict[str, Any] = {"__name__": "doubling"}
+    exec(compile(textwrap.dedent(start + code), "doubling.py", "exec"), namespace)  # noqa: S102
+    handler = started(namespace["Doubling"](), tmp_path, {})
+    answers = serve(handler, [b'{"number": 2}', b"21", b"many", b'{"instances": [{"number": 3}, {"number": null}]}'])
+    assert [answer.status for answer in answers] == [200, 200, 422, 200]
+    assert [answers[0].body, answers[1].body] == [4.0, 42.0]
+    assert answers[2].body["message"] == "number: must be a number."
+    assert answers[3].body["predictions"][0] == 6.0
+    assert answers[3].body["predictions"][1]["error"]["type"] == "CorruptInput"
