@@ -189,7 +189,11 @@ def _replace(new: Path, path: Path) -> None:
 
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="archive.sh", description="Build archives of a model list.")
+    parser = argparse.ArgumentParser(
+        prog="archive.sh",
+        description="Build archives of a model list.",
+        epilog="CACHE_DIR names a folder for exported graphs; without it they are kept in .exports of the model store.",
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of the list; examples/ has {', '.join(models())}")
     parser.add_argument("--all", action="store_true", help="every model of the list")
     parser.add_argument("--models", type=Path, default=MODEL_LIST, metavar="FILE", help="default: examples/models.yaml")

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,8 +55,8 @@ class Exports:
         """
         entry = self.folder / key
         try:
-            if _is_sound(entry):
-                link_files(entry / "files", target)
+            if names := _sound(entry):
+                link_files(entry / "files", target, names)
                 os.utime(entry)
                 return
         except OSError:
@@ -68,8 +68,9 @@ class Exports:
             new = Path(work) / "entry"
             (new / "files").mkdir(parents=True)
             make(new / "files")
-            (new / "sums.json").write_text(json.dumps(_sums(new / "files")))
-            link_files(new / "files", target)
+            sums = _sums(new / "files")
+            (new / "sums.json").write_text(json.dumps(sums))
+            link_files(new / "files", target, [*sums])
             self._publish(new, entry)
         self._tidy(entry)
 
@@ -105,24 +106,28 @@ class Exports:
                 total -= size
 
 
-def link_files(source: Path, target: Path) -> None:
-    """Give a folder the files of another one, as hard links where the file system has them."""
-    for path in sorted(source.rglob("*")):
-        if path.is_file():
-            place = target / path.relative_to(source)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(path, place)
-            except OSError:
-                shutil.copyfile(path, place)
+def link_files(source: Path, target: Path, names: Sequence[str]) -> None:
+    """Give a folder files of another one, as hard links where the file system has them.
+
+    Raises:
+        OSError: one of them is not there.
+    """
+    for name in names:
+        place = target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source / name, place)
+        except OSError:
+            shutil.copyfile(source / name, place)
 
 
-def _is_sound(entry: Path) -> bool:
+def _sound(entry: Path) -> list[str]:
+    """The names of an entry's files; none where there is no entry, or not the one that was made."""
     try:
-        sums = json.loads((entry / "sums.json").read_text())
+        sums: dict[str, list[int]] = json.loads((entry / "sums.json").read_text())
+        return [*sums] if sums == _sums(entry / "files") else []
     except (OSError, ValueError):
-        return False
-    return bool(sums == _sums(entry / "files"))
+        return []
 
 
 def _sums(folder: Path) -> dict[str, list[int]]:

@@ -109,6 +109,76 @@ def test_archive_of_same_inputs_is_left_alone_and_force_rebuilds(archive: Path, 
     assert archive.stat().st_mtime_ns > before
 
 
+REBUILD = """
+import sys
+from deploy.archive import main
+code = main(sys.argv[1:])
+print(sorted({"torch", "openvino"} & set(sys.modules)))
+sys.exit(code)
+"""
+
+
+def test_archive_rebuilt_takes_its_export_from_the_cache_without_importing_torch(archive: Path, store: Path) -> None:
+    with zipfile.ZipFile(archive) as mar:
+        before = {name: mar.getinfo(name).CRC for name in ("model.xml", "model.bin", "model.pt", "index_to_name.json")}
+    finished = subprocess.run(
+        [sys.executable, "-c", REBUILD, "mobilenet-v2", "--force", "--export-path", str(store)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[-1] == "[]"
+    with zipfile.ZipFile(archive) as mar:
+        assert {name: mar.getinfo(name).CRC for name in before} == before
+
+
+STAGE = """
+import sys, tempfile
+from pathlib import Path
+from deploy.models import model
+from deploy.sources import source
+from deploy.vision import stage
+entry = model("mobilenet-v2")
+for engine in ("torch", "openvino"):
+    with tempfile.TemporaryDirectory() as folder:
+        stage(entry, source(entry, None), engine, Path(folder))
+        # What openvino.convert_model imports when it traces a module.
+        print(engine, sorted(path.name for path in Path(folder).iterdir()), "openvino.frontend.pytorch" in sys.modules)
+"""
+
+
+def test_stage_of_images_for_torch_exports_no_graph() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", STAGE],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert finished.stdout.splitlines() == [
+        "torch ['index_to_name.json', 'model.pt'] False",
+        "openvino ['index_to_name.json', 'model.bin', 'model.xml'] True",
+    ], finished.stderr
+
+
+def test_archive_of_a_damaged_export_in_a_cache_of_the_users_is_made_anew(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CACHE_DIR", str(tmp_path / "cache"))
+    arguments = ["mobilenet-v2", "--engine", "torch", "--force", "--export-path", str(tmp_path / "store")]
+    assert main(arguments) == 0
+    assert not (tmp_path / "store" / ".exports").exists()
+    (weights,) = (tmp_path / "cache").rglob("model.pt")
+    os.truncate(weights, 1000)
+    assert main(arguments) == 0
+    with zipfile.ZipFile(archive) as whole, zipfile.ZipFile(tmp_path / "store" / "mobilenet-v2.mar") as mar:
+        assert mar.getinfo("model.pt").CRC == whole.getinfo("model.pt").CRC
+
+
 @pytest.mark.parametrize(
     ("engine", "present", "absent"), [("openvino", "model.xml", "model.pt"), ("torch", "model.pt", "model.xml")]
 )
