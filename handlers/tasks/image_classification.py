@@ -16,6 +16,7 @@ from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import CorruptInput, InvalidConfig, UnknownShape
+from handlers.probabilities import softmax
 from handlers.protocol.output_tensors import LABELS, Ranked, from_mapping
 from handlers.protocol.requests import Payload, Value
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
@@ -79,9 +80,7 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
 
     def split(self, outputs: Outputs, items: Sequence[Picture]) -> Sequence[Any]:
         """logits (B, classes) -> per item {label: probability}, the `top_k` likeliest, likeliest first."""
-        logits = outputs["logits"]
-        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+        probabilities = softmax(outputs["logits"])
         order = np.argsort(-probabilities, axis=1, kind="stable")
         return [
             {self.labels[index]: float(row[index]) for index in ranks[: item.top_k]}

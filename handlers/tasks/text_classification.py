@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handlers.engines import Engine, Outputs
+from handlers.probabilities import sigmoid, softmax
 from handlers.protocol.output_tensors import LABELS, Ranked
 from handlers.text.config import TextClassificationConfig, TextClassificationOptions
 from handlers.text.handler import TextHandler
@@ -49,9 +50,5 @@ def _function(problem_type: str | None, labels: int) -> Any:
 
 def _scores(logits: NDArray[np.float32], function: str) -> NDArray[np.float32]:
     if function == "sigmoid":
-        # 1 / (1 + exp(-x)), which overflows for no x.
-        return np.exp(-np.logaddexp(0, -logits))
-    if function == "softmax":
-        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
-    return logits
+        return sigmoid(logits)
+    return softmax(logits) if function == "softmax" else logits

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handlers.engines import Engine, Outputs
+from handlers.probabilities import softmax
 from handlers.text.config import TokenClassificationConfig, TokenClassificationOptions
 from handlers.text.entities import Token, find_entities
 from handlers.text.handler import TextHandler
@@ -33,9 +34,7 @@ class TokenClassificationHandler(TextHandler[TokenClassificationConfig, Text[Tok
 
     def split(self, outputs: Outputs, items: Sequence[Text[TokenClassificationOptions]]) -> Sequence[Any]:
         """logits (B, T, labels) -> per item a list of its entities, in the order of the text."""
-        logits = outputs["logits"]
-        exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        scores = exponentials / exponentials.sum(axis=-1, keepdims=True)
+        scores = softmax(outputs["logits"])
         return [self._entities(item, rows) for item, rows in zip(items, scores, strict=True)]
 
     def _entities(self, item: Text[TokenClassificationOptions], scores: NDArray[np.float32]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.probabilities import softmax
 from handlers.text.config import QuestionAnsweringOptions
 from handlers.text.inputs import Text
 
@@ -123,10 +124,8 @@ def likeliest_spans(
 def _probabilities(logits: NDArray[np.float32], window: Window, has_null: bool) -> NDArray[np.float64]:
     """Of each token of the window's context; nothing else but the null token may be an answer."""
     null = logits[: int(has_null)]
-    allowed = np.concatenate([null, logits[window.first : window.first + window.tokens]]).astype(np.float64)
-    exponentials = np.exp(allowed - allowed.max())
-    probabilities: NDArray[np.float64] = exponentials / exponentials.sum()
-    return probabilities[len(null) :]
+    allowed = np.concatenate([null, logits[window.first : window.first + window.tokens]])
+    return softmax(allowed.astype(np.float64))[len(null) :]
 
 
 def characters(encoding: Any, first: int, last: int, *, align_to_words: bool) -> tuple[int, int]:
