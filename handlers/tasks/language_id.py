@@ -1,6 +1,6 @@
 """Language identification with a fastText model: a text in, labels with their scores out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from handlers.errors import InvalidConfig
 from handlers.protocol.output_tensors import LABELS, Ranked
 from handlers.protocol.requests import Payload
 from handlers.text.config import LanguageIdConfig, LanguageIdOptions
-from handlers.text.inputs import Text, read_text
+from handlers.text.inputs import Text, text_of
 
 PREFIX = "__label__"
 
@@ -41,8 +41,7 @@ class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]])
     def decode(self, payload: Payload) -> Text[LanguageIdOptions]:
         """Text, or {"text": ...}, on one line; options `top_k`, `threshold` and `label_prefix`."""
         options = parse_options(LanguageIdOptions, payload.options)
-        value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
-        text = read_text(value, "text", self.config.max_characters)
+        text = text_of(payload, self.config.max_characters)
         # fastText takes a line break for the end of the text, and any white space for the same separator.
         return Text(" ".join(text.split()), options)
 

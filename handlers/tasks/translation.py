@@ -1,11 +1,9 @@
 """Translation with any transformers model from text to text: Marian, M2M100, NLLB, SeamlessM4T, T5."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
-
-import numpy as np
 
 from handlers.base import BatchHandler
 from handlers.config import parse_options
@@ -17,12 +15,12 @@ from handlers.engines.seq2seq import (
     load_tokenizer,
     new_token_limits,
 )
-from handlers.errors import InvalidConfig, ItemError, TextTooLong, UnknownOption
+from handlers.errors import InvalidConfig, ItemError, UnknownOption
 from handlers.pipeline.micro_batches import Cost, Overhead
 from handlers.protocol.output_tensors import Texts
 from handlers.protocol.requests import Payload
 from handlers.text.encoders import source_limit
-from handlers.text.inputs import Text, padded, read_text
+from handlers.text.inputs import Text, right_padded, text_of, tokenised
 from handlers.text.languages import Target, read_languages
 from handlers.text.translation_config import TranslationConfig, TranslationOptions
 
@@ -75,8 +73,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
     def decode(self, payload: Payload) -> Sentence:
         """Text, or {"text": ...}, checked; its options complete, so that equal ones make a group."""
         sent = parse_options(TranslationOptions, payload.options)
-        value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
-        text = read_text(value, "text", self.config.max_characters)
+        text = text_of(payload, self.config.max_characters)
         beams = sent.num_beams or self.config.num_beams
         is_greedy = beams == 1
         options = replace(
@@ -110,16 +107,11 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
                 max_length=self.max_length if self.config.truncation else None,
             )
             for index, ids in zip(indices, encodings["input_ids"], strict=True):
-                outcomes[index] = self._encoded(items[index], ids)
+                outcomes[index] = tokenised(items[index], ids, self.max_length)
         return outcomes
 
     def _target(self, item: Sentence) -> Target:
         return self.languages.targets.get(item.options.tgt_lang or "", Target())
-
-    def _encoded(self, item: Sentence, ids: list[int]) -> Sentence | ItemError:
-        if len(ids) > self.max_length:
-            return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {self.max_length}."))
-        return item.encoded(ids)
 
     def cost(self, item: Sentence) -> Cost:
         """Its tokens, once for every beam; what shares a generate() has the same options and languages."""
@@ -130,10 +122,9 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
 
     def collate(self, items: Sequence[Sentence]) -> Arrays:
         """input_ids, attention_mask: (B, T) int64, right-padded."""
-        lengths = np.array([len(item.ids) for item in items])
-        length = self._length(int(lengths.max()))
-        input_ids = padded([item.ids for item in items], length, self.tokenizer.pad_token_id)
-        return {"input_ids": input_ids, "attention_mask": (np.arange(length) < lengths[:, None]).astype(np.int64)}
+        length = self._length(max(len(item.ids) for item in items))
+        input_ids, attention_mask = right_padded([item.ids for item in items], length, self.tokenizer.pad_token_id)
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
 
     def forward(self, inputs: Arrays, items: Sequence[Sentence]) -> Outputs:
         """One generate() for all: (B, U) token ids."""

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
-import numpy as np
 import transformers
 
 from handlers.base import BatchHandler
@@ -13,12 +12,12 @@ from handlers.config import parse_options
 from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.torch import TorchEngine, dtype_for
-from handlers.errors import InvalidConfig, ItemError, TextTooLong
+from handlers.errors import InvalidConfig, ItemError
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextConfig
 from handlers.text.encoders import load_encoder, source_limit
-from handlers.text.inputs import Text, Tokens, padded, read_text, rounded_length
+from handlers.text.inputs import Text, Tokens, padded, right_padded, rounded_length, text_of, tokenised
 
 Config = TypeVar("Config", bound=TextConfig)
 Item = TypeVar("Item", bound=Text[Any])
@@ -76,8 +75,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     def decode(self, payload: Payload) -> Item:
         """Text, or {"text": ...}, checked; options of the task."""
         options = self.options(payload.options)
-        value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
-        return cast(Item, Text(read_text(value, "text", self.config.max_characters), options))
+        return cast(Item, Text(text_of(payload, self.config.max_characters), options))
 
     def options(self, sent: Mapping[str, Any]) -> Any:
         """Options of one item: what it leaves out is the configuration's setting of the same name.
@@ -100,12 +98,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         )
         places = encodings.encodings if self.needs_places else [None] * len(items)
         rows = zip(items, encodings["input_ids"], encodings["token_type_ids"], places, strict=True)
-        return [self._encoded(item, ids, type_ids, encoding) for item, ids, type_ids, encoding in rows]
-
-    def _encoded(self, item: Item, ids: list[int], type_ids: list[int], encoding: Any) -> Item | ItemError:
-        if len(ids) > self.max_length:
-            return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {self.max_length}."))
-        return item.encoded(ids, type_ids, encoding)
+        return [tokenised(item, ids, self.max_length, type_ids, place) for item, ids, type_ids, place in rows]
 
     def cost(self, item: Item) -> Cost:
         """Its padded length."""
@@ -123,11 +116,10 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         """input_ids, attention_mask, and token_type_ids where the model has them: (B, T) int64, right-padded."""
         length = self.padded_length(max(len(row.ids) for row in rows))
         pad_id = self.tokenizer.pad_token_id
-        input_ids = padded([row.ids for row in rows], length, 0 if pad_id is None else pad_id)
-        lengths = np.array([len(row.ids) for row in rows])
+        input_ids, attention_mask = right_padded([row.ids for row in rows], length, 0 if pad_id is None else pad_id)
         arrays = {
             "input_ids": input_ids,
-            "attention_mask": (np.arange(length) < lengths[:, None]).astype(np.int64),
+            "attention_mask": attention_mask,
             "token_type_ids": padded([row.type_ids for row in rows], length, 0),
         }
         return {name: arrays[name] for name in self.engine.input_names}

@@ -1,17 +1,19 @@
 """Text of a request -> checked text -> token ids, padded. Pure.
 
-payload -> read_text -> str          one place for UTF-8, null characters, emptiness and length
-lists of ids -> padded -> array      right-padded to one length
+payload      -> text_of -> read_text   -> str: the one place for UTF-8, null characters, emptiness and characters
+token ids    -> tokenised              -> the item with its tokens, or the error of a text that has too many
+lists of ids -> padded -> right_padded -> arrays of one length, and the mask of what is no padding
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import EmptyInput, InvalidText, TextTooLong, UnknownShape
+from handlers.errors import EmptyInput, InvalidText, ItemError, TextTooLong, UnknownShape
+from handlers.protocol.requests import Payload
 
 Options = TypeVar("Options")
 
@@ -51,9 +53,25 @@ class Text(Generic[Options]):
     type_ids: Sequence[int] = field(default=())
     encoding: Any = None
 
-    def encoded(self, ids: Sequence[int], type_ids: Sequence[int] = (), encoding: Any = None) -> Self:
-        """The same item with its tokens."""
-        return replace(self, ids=ids, type_ids=type_ids, encoding=encoding)
+
+Item = TypeVar("Item", bound=Text[Any])
+
+
+def text_of(payload: Payload, max_characters: int) -> str:
+    """Read the text of an item that has one: the raw body, or the field `text` of a JSON object.
+
+    Args:
+        payload: the item as its client sent it.
+        max_characters: a text with more characters is refused.
+
+    Returns:
+        The text as it was sent, checked; see `read_text`.
+
+    Raises:
+        InvalidInput: one of the errors of `read_text`.
+    """
+    value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
+    return read_text(value, "text", max_characters)
 
 
 def read_text(value: Any, name: str, max_characters: int) -> str:
@@ -93,6 +111,26 @@ def read_text(value: Any, name: str, max_characters: int) -> str:
     return value
 
 
+def tokenised(
+    item: Item, ids: Sequence[int], max_length: int, type_ids: Sequence[int] = (), encoding: Any = None
+) -> Item | ItemError:
+    """Give an item its tokens.
+
+    Args:
+        item: a checked text.
+        ids: its token ids, special ones included.
+        max_length: the most tokens that the model takes.
+        type_ids: the segment of each token, where the model has segments.
+        encoding: the tokenizer's record of its tokens, where answers are places in the text.
+
+    Returns:
+        The same item with its tokens, or the ItemError of TextTooLong where there are more than `max_length`.
+    """
+    if len(ids) > max_length:
+        return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {max_length}."))
+    return replace(item, ids=ids, type_ids=type_ids, encoding=encoding)
+
+
 def rounded_length(length: int, limit: int) -> int:
     """The least of the few padded lengths that holds `length` tokens, but no more than the model's `limit`."""
     step = next((step for bound, step in STEPS if length <= bound), LAST_STEP)
@@ -114,3 +152,20 @@ def padded(rows: Sequence[Sequence[int]], length: int, value: int) -> NDArray[np
     for row, ids in zip(array, rows, strict=True):
         row[: len(ids)] = ids
     return array
+
+
+def right_padded(
+    rows: Sequence[Sequence[int]], length: int, pad_id: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Right-pad the token ids of a micro-batch, and mask the padding.
+
+    Args:
+        rows: B sequences of at most `length` token ids.
+        length: of every row of the result.
+        pad_id: the token to pad with.
+
+    Returns:
+        input_ids and attention_mask, (B, length) int64 each; the mask is 1 at tokens and 0 at padding.
+    """
+    lengths = np.array([len(row) for row in rows])
+    return padded(rows, length, pad_id), (np.arange(length) < lengths[:, None]).astype(np.int64)
