@@ -7,6 +7,7 @@ Greedy or a search with beams, never sampled: the same request gets the same ans
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,36 @@ from handlers.engines import Arrays, Outputs, available_threads
 from handlers.engines.torch import Precision, dtype_for
 from handlers.errors import InvalidConfig, OutOfMemory
 
-# What an almost empty step of the decoder costs, in items. A generate() of their own for a batch's shorter texts pays
-# from there on. Measured on Marian in bf16 on two cores: 8 ms for a step of one item, 24 ms for one of 32, its weights
-# not packed; packed, 12 was the best of 6 to 24 for one set of 32 sentences. On a GPU, where a step of one item should
-# take about as long as one of many, batches stay whole; that number is not measured.
-STEP_ITEMS = {"cpu": 12, "cuda": 256}
-# Where the model's own files say nothing; GenerationConfig's 20 cuts most sentences.
-MAX_NEW_TOKENS = 256
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What generation costs, and how long an answer is where nobody says.
+
+    Attributes:
+        step_items_cpu: What an almost empty step of the decoder costs on a CPU, in items: a generate() of their own for
+            a batch's shorter texts pays from there on. Measured on Marian in bf16 on two cores: 8 ms for a step of one
+            item, 24 ms for one of 32, its weights not packed; packed, 12 was the best of 6 to 24 for one set of 32
+            sentences.
+        step_items_gpu: The same on a GPU, where a step of one item should take about as long as one of many: batches
+            stay whole. This number is not measured.
+        max_new_tokens: Tokens of an answer where the model's own files name no limit; the 20 of transformers'
+            GenerationConfig cuts most sentences.
+        packed_rows: oneDNN's hint for the layout of packed weights: how many rows they are multiplied with, one for
+            each item and beam. Products with other numbers of rows come out the same.
+    """
+
+    step_items_cpu: int = 12
+    step_items_gpu: int = 256
+    max_new_tokens: int = 256
+    packed_rows: int = 32
+
+
+TUNING = Tuning()
+
+
+def step_items(device: torch.device) -> int:
+    """What an almost empty step of the decoder costs on a device, in items; 0 where that is not known."""
+    return {"cpu": TUNING.step_items_cpu, "cuda": TUNING.step_items_gpu}.get(device.type, 0)
 
 
 class Banned(transformers.LogitsProcessor):  # type: ignore[misc]
@@ -48,7 +72,7 @@ class PackedLinear(torch.nn.Module):
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 32)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), TUNING.packed_rows)
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -84,7 +108,7 @@ class Generator:
         Raises:
             OutOfMemory: the micro-batch does not fit.
         """
-        arguments = {"max_new_tokens": MAX_NEW_TOKENS, **(arguments or {})}
+        arguments = {"max_new_tokens": TUNING.max_new_tokens, **(arguments or {})}
         if arguments.get("num_beams", 1) == 1:
             # The likeliest token stays so: a pass over the vocabulary for nothing.
             arguments["renormalize_logits"] = False
@@ -164,5 +188,5 @@ def new_token_limits(generation: Any, positions: int | None, limit: int) -> tupl
         The number where nobody says, and the most that may be asked for.
     """
     limit = min(limit, positions or limit)
-    stated = generation.max_new_tokens or (generation.max_length - 1 if generation.max_length else MAX_NEW_TOKENS)
-    return min(stated, limit), limit
+    longest = generation.max_length - 1 if generation.max_length else TUNING.max_new_tokens
+    return min(generation.max_new_tokens or longest, limit), limit

@@ -7,6 +7,7 @@ meet      passes at every size that is likely, within a time: an engine prepares
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -14,8 +15,23 @@ from handlers.errors import ItemError
 from handlers.pipeline.runner import Task
 from handlers.protocol.requests import Payload
 
-# OpenVINO takes 4 to 6 ms more for a shape it has not met, and MiniLM meets some two hundred of them on each lane.
-MEETING_S = 3.0
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What warm-up may cost.
+
+    Attributes:
+        timed_runs: Times that `measure` runs a micro-batch after the first time; the quickest counts. Two are enough to
+            leave out one that something else on the machine disturbed.
+        meeting_s: Seconds after which `meet` starts nothing more. OpenVINO takes 4 to 6 ms more for a shape it has not
+            met, and MiniLM meets some two hundred of them on each stream: 1.2 s, and the time of the runs themselves.
+    """
+
+    timed_runs: int = 2
+    meeting_s: float = 3.0
+
+
+TUNING = Tuning()
 
 
 class Allowed(NamedTuple):
@@ -52,17 +68,18 @@ def measure(task: Task, sample: Payload, sizes: Iterable[int]) -> list[tuple[int
     tokens = task.cost(item).length
     seeds = []
     for size in sorted(set(sizes)):
+        # The first micro-batch of a size prepares the engine for it; those after it show what it takes.
+        run(task, [item] * size)
         seconds = []
-        # The first pass of a size prepares the engine for it; the quicker of the next two shows what it takes.
-        for _ in range(3):
+        for _ in range(TUNING.timed_runs):
             started = time.perf_counter()
             run(task, [item] * size)
             seconds.append(time.perf_counter() - started)
-        seeds.append((size * tokens, min(seconds[1:])))
+        seeds.append((size * tokens, min(seconds)))
     return seeds
 
 
-def meet(streams: Sequence[Allowed], samples: Iterable[Payload], seconds: float = MEETING_S) -> None:
+def meet(streams: Sequence[Allowed], samples: Iterable[Payload], seconds: float = TUNING.meeting_s) -> None:
     """Run passes of every sample, of one, two and more of it, as many as fit; all streams at once, small ones first.
 
     Args:

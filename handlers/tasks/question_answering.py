@@ -12,13 +12,10 @@ from handlers.errors import EmptyInput, InvalidConfig, InvalidInput, ItemError, 
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import Ranked, one_or_many
 from handlers.protocol.requests import Payload
-from handlers.text.answer_spans import Passage, characters, context_tokens, cut, likeliest_spans
+from handlers.text.answer_spans import TUNING, Passage, characters, context_tokens, cut, likeliest_spans
 from handlers.text.config import QuestionAnsweringConfig, QuestionAnsweringOptions
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import read_text
-
-# What transformers' question-answering pipeline takes where nobody says: tokens of a window, and of its overlap.
-WINDOW_TOKENS, SHARED_TOKENS = 384, 128
 
 
 class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
@@ -36,9 +33,9 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
         engine = super().load()
         self.null_id = self.tokenizer.cls_token_id
         if self.config.max_length is None:
-            self.max_length = min(self.max_length, WINDOW_TOKENS)
+            self.max_length = min(self.max_length, TUNING.window_tokens)
         stride = self.config.doc_stride
-        self.doc_stride = min(self.max_length // 2, SHARED_TOKENS) if stride is None else stride
+        self.doc_stride = min(self.max_length // 2, TUNING.shared_tokens) if stride is None else stride
         if self.doc_stride >= self.max_length:
             raise InvalidConfig(f"doc_stride: {self.doc_stride} is not less than max_length {self.max_length}")
         return engine
@@ -118,8 +115,7 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
                 window,
                 has_null=window.ids[0] == self.null_id,
                 max_tokens=options.max_answer_tokens,
-                # More than asked for: some turn out to be the same words.
-                count=2 * options.top_k + 10,
+                count=TUNING.spans_per_answer * options.top_k + TUNING.spare_spans,
             )
             for span in spans:
                 place = characters(

@@ -8,13 +8,7 @@ from typing import Any
 from handlers.base import BatchHandler
 from handlers.config import parse_options
 from handlers.engines import Arrays, Outputs
-from handlers.engines.seq2seq import (
-    STEP_ITEMS,
-    Generator,
-    load_model,
-    load_tokenizer,
-    new_token_limits,
-)
+from handlers.engines.seq2seq import Generator, load_model, load_tokenizer, new_token_limits, step_items
 from handlers.errors import InvalidConfig, ItemError, UnknownOption
 from handlers.pipeline.micro_batches import Cost, Overhead
 from handlers.protocol.output_tensors import Texts
@@ -60,7 +54,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
             getattr(model.config, "max_position_embeddings", None),
             config.max_new_tokens_limit,
         )
-        self.overhead = Overhead(items=STEP_ITEMS.get(self.device.type, 0))
+        self.overhead = Overhead(items=step_items(self.device))
         return Generator(model, self.device, config.threads)
 
     def sample(self) -> Payload:

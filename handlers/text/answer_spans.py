@@ -17,6 +17,28 @@ from handlers.text.inputs import Text
 
 
 @dataclass(frozen=True, slots=True)
+class Tuning:
+    """How a context is cut and how many spans are looked at, where nobody says.
+
+    Attributes:
+        window_tokens: Tokens of a window, those of the question and special ones included; transformers'
+            question-answering pipeline has the same.
+        shared_tokens: Tokens of the context that neighbouring windows share; that pipeline's doc_stride.
+        spans_per_answer: Spans of each window for every answer that is asked for, since some turn out to be the same
+            words as another.
+        spare_spans: Spans of each window beyond these.
+    """
+
+    window_tokens: int = 384
+    shared_tokens: int = 128
+    spans_per_answer: int = 2
+    spare_spans: int = 10
+
+
+TUNING = Tuning()
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """The question and a part of the context: a row of a micro-batch.
 

@@ -22,7 +22,7 @@ from handlers.text.inputs import Text, Tokens, padded, right_padded, rounded_len
 Config = TypeVar("Config", bound=TextConfig)
 Item = TypeVar("Item", bound=Text[Any])
 
-# What tokenizers put around a text, at most.
+# Tokens that a tokenizer puts around a text: BERT's and RoBERTa's put 2, and one more is to spare.
 ADDED_TOKENS = 3
 
 

@@ -17,10 +17,24 @@ from handlers.protocol.requests import Payload
 
 Options = TypeVar("Options")
 
-# Lengths that micro-batches are padded to: an engine prepares kernels for every shape it meets, so there are few; the
-# steps grow with the length, so that padding stays below an eighth beyond the first ones.
-STEPS = ((64, 8), (128, 16), (256, 32), (1024, 64))
-LAST_STEP = 128
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The lengths that micro-batches are padded to, in tokens.
+
+    An engine prepares kernels for every shape it meets (OpenVINO takes 4 to 6 ms for one), so the lengths are few: 20
+    up to 512 tokens. Their distances grow with them, so that long texts are padded by less than a quarter.
+
+    Attributes:
+        steps: (most tokens, multiple) in ascending order: up to so many, a length is rounded up to that multiple.
+        last_step: The multiple that all longer lengths are rounded up to.
+    """
+
+    steps: tuple[tuple[int, int], ...] = ((64, 8), (128, 16), (256, 32), (1024, 64))
+    last_step: int = 128
+
+
+TUNING = Tuning()
 
 
 class Tokens(Protocol):
@@ -133,7 +147,7 @@ def tokenised(
 
 def rounded_length(length: int, limit: int) -> int:
     """The least of the few padded lengths that holds `length` tokens, but no more than the model's `limit`."""
-    step = next((step for bound, step in STEPS if length <= bound), LAST_STEP)
+    step = next((step for bound, step in TUNING.steps if length <= bound), TUNING.last_step)
     return max(length, min(limit, -(-length // step) * step))
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from handlers.errors import InvalidInput, ItemError, TextTooLong, UnknownShape
 from handlers.protocol.requests import Payload
-from handlers.text.inputs import LAST_STEP, Text, padded, read_text, right_padded, rounded_length, text_of, tokenised
+from handlers.text.inputs import TUNING, Text, padded, read_text, right_padded, rounded_length, text_of, tokenised
 
 
 @pytest.mark.parametrize("text", ["plain", " with ends ", "한국어 문장", "👩‍👩‍👧 emoji", "עברית", "line\nbreak", "1"])
@@ -65,7 +65,7 @@ def test_rounded_length_any_holds_the_tokens_with_little_padding(length: int, li
     rounded = rounded_length(length, limit)
     assert rounded >= length
     assert rounded <= max(limit, length)
-    assert rounded - length < max(8, length / 4, LAST_STEP if length > 1024 else 0)
+    assert rounded - length < max(8, length / 4, TUNING.last_step if length > 1024 else 0)
 
 
 def test_rounded_length_takes_few_values() -> None:
