@@ -1,7 +1,7 @@
-"""What a model does before its first request, so that none pays for a first time.
+"""Run a model before its first request, so that no request pays for a first time.
 
-measure   passes at the sizes that matter: prepares the engine, and says what they take
-meet      passes at every size that is likely, within a time: an engine prepares itself for each shape it meets
+measure   runs micro-batches of the sizes that matter: it prepares the engine for them, and says how long they take
+meet      runs micro-batches of every likely size, for some seconds: an engine prepares itself for each shape it meets
 """
 
 import time
@@ -21,10 +21,10 @@ class Tuning:
     """What warm-up may cost.
 
     Attributes:
-        timed_runs: Times that `measure` runs a micro-batch after the first time; the quickest counts. Two are enough to
-            leave out one that something else on the machine disturbed.
-        meeting_s: Seconds after which `meet` starts nothing more. OpenVINO takes 4 to 6 ms more for a shape it has not
-            met, and MiniLM meets some two hundred of them on each stream: 1.2 s, and the time of the runs themselves.
+        timed_runs: how many times `measure` runs a micro-batch after the first time; the quickest counts. Two are
+            enough to leave out one that something else on the machine disturbed.
+        meeting_s: the seconds after which `meet` starts nothing more. OpenVINO takes 4 to 6 ms more for a shape it has
+            not met, and MiniLM meets some two hundred of them on each stream: that is 1.2 s beside the runs themselves.
     """
 
     timed_runs: int = 2
@@ -35,7 +35,13 @@ TUNING = Tuning()
 
 
 class Allowed(NamedTuple):
-    """A task on its engine or on a stream of it, and what its micro-batches may hold there."""
+    """A task on its engine or on a stream of it, and what its micro-batches may hold there.
+
+    Attributes:
+        task: the hooks, with that engine.
+        max_items: the most items of a micro-batch.
+        max_tokens: the most padded tokens of a micro-batch.
+    """
 
     task: Task
     max_items: int
@@ -43,26 +49,26 @@ class Allowed(NamedTuple):
 
 
 def run(task: Task, items: Sequence[Any]) -> None:
-    """A pass of these, from collate to split."""
+    """Run one micro-batch of these items, from `collate` to `split`."""
     task.split(task.forward(task.collate(items), items), items)
 
 
 def decoded(task: Task, payloads: Iterable[Payload]) -> list[Any]:
-    """Items of the payloads that the model takes."""
+    """Decode and prepare payloads; those that the model does not take are left out."""
     prepared = task.prepare([task.decode(payload) for payload in payloads])
     return [item for item in prepared if not isinstance(item, ItemError)]
 
 
 def measure(task: Task, sample: Payload, sizes: Iterable[int]) -> list[tuple[int, float]]:
-    """Run micro-batches of one sample, repeated.
+    """Run micro-batches that repeat one sample, and time them.
 
     Args:
-        task: on the engine that is measured.
+        task: the hooks, with the engine that is measured.
         sample: what a client might send.
-        sizes: items of each micro-batch.
+        sizes: how many items each micro-batch has.
 
     Returns:
-        (padded tokens, seconds) of each size, smallest first.
+        (padded tokens, seconds) for each size, smallest first.
     """
     (item,) = decoded(task, [sample])
     tokens = task.cost(item).length
@@ -80,17 +86,17 @@ def measure(task: Task, sample: Payload, sizes: Iterable[int]) -> list[tuple[int
 
 
 def meet(streams: Sequence[Allowed], samples: Iterable[Payload], seconds: float = TUNING.meeting_s) -> None:
-    """Run passes of every sample, of one, two and more of it, as many as fit; all streams at once, small ones first.
+    """Run micro-batches of every sample: of one, of two and so on, as many as fit; all streams at once.
 
     Args:
         streams: at least one.
-        samples: one of each length.
-        seconds: after which no more passes start.
+        samples: one of each length that the engine prepares itself for.
+        seconds: how long to go on; then no more micro-batches start.
     """
     items = decoded(streams[0].task, samples)
     ends_s = time.perf_counter() + seconds
 
-    def passes(stream: Allowed) -> None:
+    def run_all(stream: Allowed) -> None:
         for size in count(1):
             tokens = stream.max_tokens // size
             fitting = [item for item in items if stream.task.cost(item).length <= tokens]
@@ -102,4 +108,4 @@ def meet(streams: Sequence[Allowed], samples: Iterable[Payload], seconds: float 
                 run(stream.task, [item] * size)
 
     with ThreadPoolExecutor(len(streams)) as pool:
-        list(pool.map(passes, streams))
+        list(pool.map(run_all, streams))

@@ -29,7 +29,7 @@ def test_plan_mixed_lengths_sorts_within_groups_and_keeps_arrival_order_among_eq
 
 def test_plan_tokens_budget_counts_padding() -> None:
     # 3 x 10 = 30 padded tokens fit, a fourth would not; 35 alone is over the budget and goes alone. Of the ways to cut
-    # that take three forward passes, 8 + 30 + 35 padded tokens is the cheapest.
+    # that take three micro-batches, 8 + 30 + 35 padded tokens is the cheapest.
     assert micro_batches([Cost(10), Cost(8), Cost(10), Cost(10), Cost(35)], 8, 30) == [[1], [0, 2, 3], [4]]
 
 
