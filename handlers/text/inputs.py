@@ -1,4 +1,4 @@
-"""Text of a request -> checked text -> token ids, padded. Pure.
+"""Turn the text of a request into checked text, and token ids into padded arrays. Pure.
 
 payload      -> text_of -> read_text   -> str: the one place for UTF-8, null characters, emptiness and characters
 token ids    -> tokenised              -> the item with its tokens, or the error of a text that has too many
@@ -26,8 +26,8 @@ class Tuning:
     up to 512 tokens. Their distances grow with them, so that long texts are padded by less than a quarter.
 
     Attributes:
-        steps: (most tokens, multiple) in ascending order: up to so many, a length is rounded up to that multiple.
-        last_step: The multiple that all longer lengths are rounded up to.
+        steps: (most tokens, multiple), ascending: up to so many tokens, a length is rounded up to that multiple.
+        last_step: the multiple that all longer lengths are rounded up to.
     """
 
     steps: tuple[tuple[int, int], ...] = ((64, 8), (128, 16), (256, 32), (1024, 64))
@@ -42,11 +42,11 @@ class Tokens(Protocol):
 
     @property
     def ids(self) -> Sequence[int]:
-        """Special ones included."""
+        """The token ids, special ones included."""
 
     @property
     def type_ids(self) -> Sequence[int]:
-        """As many as ids."""
+        """The segment of each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class Text(Generic[Options]):
     """One item of a text task.
 
     Attributes:
-        text: as the client sent it, checked.
-        options: its own.
-        ids: token ids, special ones included; empty until the batch is tokenised.
-        type_ids: segment of each token, where the model has segments.
+        text: the text as the client sent it, checked.
+        options: the options of this item.
+        ids: its token ids, special ones included; none until the batch is tokenised.
+        type_ids: the segment of each token, where the model has segments.
         encoding: the tokenizer's record of its tokens, a tokenizers.Encoding, where answers are places in the text.
     """
 
@@ -93,17 +93,17 @@ def read_text(value: Any, name: str, max_characters: int) -> str:
 
     Args:
         value: the raw body, or one field of a JSON object.
-        name: of the field, for the message.
-        max_characters: more than this is refused.
+        name: the name of the field, for the message.
+        max_characters: a text with more characters is refused.
 
     Returns:
         The text as it was sent, white space at its ends included: offsets of an answer count from its start.
 
     Raises:
-        UnknownShape: no text at all.
-        InvalidText: not UTF-8, a lone surrogate, or a null character.
-        EmptyInput: nothing but white space.
-        TextTooLong: more than `max_characters`.
+        UnknownShape: it is no text at all.
+        InvalidText: it is not UTF-8, or has a lone surrogate or a null character.
+        EmptyInput: it has nothing but white space.
+        TextTooLong: it has more than `max_characters`.
     """
     if isinstance(value, bytes | bytearray):
         try:
@@ -146,18 +146,18 @@ def tokenised(
 
 
 def rounded_length(length: int, limit: int) -> int:
-    """The least of the few padded lengths that holds `length` tokens, but no more than the model's `limit`."""
+    """Find the least of the few padded lengths that holds `length` tokens, but no more than the model's `limit`."""
     step = next((step for bound, step in TUNING.steps if length <= bound), TUNING.last_step)
     return max(length, min(limit, -(-length // step) * step))
 
 
 def padded(rows: Sequence[Sequence[int]], length: int, value: int) -> NDArray[np.int64]:
-    """Right-pad.
+    """Right-pad rows of numbers to one length.
 
     Args:
-        rows: B sequences of at most `length`.
-        length: of every row of the result.
-        value: to pad with.
+        rows: B sequences of at most `length` numbers.
+        length: the length of every row of the result.
+        value: the number to pad with.
 
     Returns:
         (B, length) int64.
@@ -175,7 +175,7 @@ def right_padded(
 
     Args:
         rows: B sequences of at most `length` token ids.
-        length: of every row of the result.
+        length: the length of every row of the result.
         pad_id: the token to pad with.
 
     Returns:
