@@ -1,4 +1,4 @@
-"""Extractive question answering: a question and a context in, the part of the context that answers it out."""
+"""Extractive question answering finds the part of a context that answers a question."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from handlers.text.inputs import read_text
 
 
 class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
-    """See `TextHandler`. A long context goes through the model in windows, all of them in one forward pass."""
+    """See `TextHandler`. A long context goes through the model in windows, all of them in one micro-batch."""
 
     config_class = QuestionAnsweringConfig
     inputs = frozenset({"question", "context"})
@@ -41,15 +41,15 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
         return engine
 
     def sample(self) -> Payload:
-        """A question and a sentence."""
+        """See `BatchHandler.sample`; a question and a sentence."""
         return Payload({"question": "What comes next?", "context": "What went before decides what comes next."})
 
     def samples(self) -> Iterable[Payload]:
-        """The same one."""
+        """See `BatchHandler.samples`; the one sample."""
         return (self.sample(),)
 
     def decode(self, payload: Payload) -> Passage:
-        """{"question": ..., "context": ...}, checked; either may stand beside "instances", for all of them."""
+        """Check {"question": ..., "context": ...}; either may stand beside "instances", where it holds for all."""
         if not isinstance(payload.value, Mapping):
             raise UnknownShape('A question comes as {"question": ..., "context": ...}.')
         fields = {**payload.options, **payload.value}
@@ -81,7 +81,7 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
         return replace(item, encoding=encoding, windows=windows[:limit])
 
     def _check(self, encoding: Any, context: range) -> None:
-        """That there is a context, and room for it beside the question."""
+        """Check that there is a context, and room for it beside the question."""
         if not context:
             raise EmptyInput("context: nothing that the tokenizer knows.")
         others = len(encoding.ids) - len(context)
@@ -91,20 +91,20 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
             raise TextTooLong(f"question: {question} tokens; {limit} leave room for windows of so long a context.")
 
     def cost(self, item: Passage) -> Cost:
-        """The padded tokens of all its windows."""
+        """See `BatchHandler.cost`; the item's length is the padded tokens of all its windows."""
         return Cost(len(item.windows) * self.padded_length(max(len(window.ids) for window in item.windows)))
 
     def collate(self, items: Sequence[Passage]) -> Arrays:
-        """See `stack`: a row per window."""
+        """See `stack`; each window is a row."""
         return self.stack([window for item in items for window in item.windows])
 
     def split(self, outputs: Outputs, items: Sequence[Passage]) -> Sequence[Any]:
-        """start_logits and end_logits (windows, T) -> per item {"answer", "score", "start", "end"}, or a list."""
+        """Turn `start_logits` and `end_logits`, (windows, T), into {"answer", "score", "start", "end"} or a list."""
         rows = zip(outputs["start_logits"], outputs["end_logits"], strict=True)
         return [self._answers(item, list(islice(rows, len(item.windows)))) for item in items]
 
     def _answers(self, item: Passage, rows: Sequence[tuple[Any, Any]]) -> Any:
-        """Windows see a context's tokens twice, and spans widen to the same words: an answer has its best score."""
+        """Rank an item's answers. Windows overlap, and spans widen to the same words: an answer has its best score."""
         options, encoding = item.options, item.encoding
         origin = item.windows[0].first
         scores: dict[tuple[int, int], float] = {}

@@ -1,4 +1,4 @@
-"""Text classification: a text in, labels with scores out, likeliest first."""
+"""Text classification turns a text into labels with scores, likeliest first."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +32,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
         return engine
 
     def split(self, outputs: Outputs, items: Sequence[Text[TextClassificationOptions]]) -> Sequence[Any]:
-        """logits (B, labels) -> per item [{"label", "score"}, ...], the `top_k` likeliest, likeliest first."""
+        """Turn `logits`, (B, labels), into [{"label", "score"}, ...] per item, its `top_k` likeliest in order."""
         scores = _scores(outputs["logits"], self.function)
         order = np.argsort(-scores, axis=1, kind="stable")
         return [
@@ -42,7 +42,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
 
 
 def _function(problem_type: str | None, labels: int) -> Any:
-    """What transformers' pipeline applies: one label alone is a probability, unless the model says it is a value."""
+    """Choose what transformers' pipeline applies; one label alone is a probability, unless the model says otherwise."""
     if problem_type == "regression":
         return "none"
     return "sigmoid" if problem_type == "multi_label_classification" or labels == 1 else "softmax"
