@@ -1,7 +1,7 @@
 """Settings of an archive and options of a request, as frozen dataclasses.
 
 `handler:` of model-config.yaml -> parse(cls, ...)         -> settings, or one InvalidConfig that lists every problem
-fields of a request             -> parse_options(cls, ...) -> options, or one UnknownOption, likewise
+fields of a request             -> parse_options(cls, ...) -> options, or one UnknownOption that lists every problem
 """
 
 from collections.abc import Callable, Mapping
@@ -16,13 +16,13 @@ from handlers.errors import InvalidConfig, UnknownOption
 
 T = TypeVar("T")
 
-# Strict: YAML already has types, and `max_items: true` is a mistake, not a one.
+# Parsing is strict, since YAML already has types: `max_items: true` is a mistake, not a one.
 SETTINGS = ConfigDict(extra="forbid", strict=True)
 
 Count = Annotated[int, Field(ge=1)]
 Answers = Annotated[int, Field(ge=1, le=100)]
 Threads = Annotated[int, Field(ge=0)]
-# Of durations, a whole number or not.
+# A duration may be a whole number or not; an hour is the longest.
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Side = Annotated[int, Field(ge=1, le=4096)]
@@ -33,20 +33,23 @@ Channels = Annotated[tuple[float, float, float], Strict(False)]
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class SchedulingConfig:
-    """Who decides what runs together, and when.
+    """Settings of the schedule: who decides what runs together, and when.
 
     Attributes:
-        mode: `classic`, the batch that TorchServe formed; `adaptive`, the worker, which needs continuousBatching.
-        max_latency_ms: target from arrival at the worker to the answer.
-        max_batch_items, max_batch_tokens: of a forward pass; None for `max_items` and `max_tokens`.
-        priority_levels: that the header X-Priority may name; 1 is first.
-        default_priority: of a request that names none; None for the middle.
-        queue_timeout_ms: most that a request may wait for the engine; the header X-Timeout-Ms may shorten it.
-        timeout_action: what becomes of one that waited longer: 504, or its turn after all others.
-        max_queue_items: most items that wait.
-        overload_status: of a request that is refused.
-        streams: passes that may run side by side, each on its part of the engine's threads; 1 for one at a time. Only
-            OpenVINO has them, and they hold the weights a second time.
+        mode: `classic` runs the batch that TorchServe formed; `adaptive` lets the worker choose from all requests in
+            flight, which needs TorchServe's continuousBatching.
+        max_latency_ms: the target for the time from a request's arrival at the worker to its answer.
+        max_batch_items, max_batch_tokens: the most items and padded tokens of a micro-batch in adaptive mode; None for
+            `max_items` and `max_tokens`.
+        priority_levels: how many levels the header X-Priority may name; level 1 is served first.
+        default_priority: the level of a request that names none; None for the middle one.
+        queue_timeout_ms: the longest that a request may wait for the engine; the header X-Timeout-Ms may shorten it.
+        timeout_action: what becomes of a request that waited longer: `reject` answers 504, `delay` serves it after all
+            others.
+        max_queue_items: the most items that may wait.
+        overload_status: the HTTP status of a request that is refused.
+        streams: how many micro-batches may run side by side, each on a stream with its share of the engine's threads; 1
+            for one at a time. Only OpenVINO has streams, and they hold the weights a second time.
     """
 
     mode: Literal["classic", "adaptive"] = "classic"
@@ -71,7 +74,7 @@ class SchedulingConfig:
 
 
 def _scheduling(value: Any) -> Any:
-    """YAML's mapping as the settings it stands for: strict settings take no mapping for an object."""
+    """Turn YAML's mapping into the settings it stands for, since strict settings take no mapping for an object."""
     if isinstance(value, SchedulingConfig):
         return value
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -87,14 +90,14 @@ class HandlerConfig:
     """Settings that every task has.
 
     Attributes:
-        engine: `auto` takes torch on a GPU and OpenVINO on a CPU.
-        precision: arithmetic of the engine; `auto` takes bf16 where the hardware has it.
-        threads: processor threads of the engine; 0 for every core this process may use.
-        decode_threads: threads that decode a batch's items; 0 for every core.
-        max_items: most items of one forward pass.
-        max_tokens: most padded tokens of one forward pass; None where nothing is padded.
-        max_instances: most items of one request.
-        max_body_bytes: most bytes of one request's body (TorchServe's own `max_request_size` stands before it).
+        engine: the library that runs the model; `auto` takes torch on a GPU and OpenVINO on a CPU.
+        precision: the engine's arithmetic; `auto` takes bf16 where the hardware has it.
+        threads: how many processor threads the engine has; 0 for one on every core this process may use.
+        decode_threads: how many threads decode a batch's items; 0 for one on every core.
+        max_items: the most items of one micro-batch.
+        max_tokens: the most padded tokens of one micro-batch; None where nothing is padded.
+        max_instances: the most items of one request.
+        max_body_bytes: the most bytes of one request's body (TorchServe's own `max_request_size` stands before it).
         scheduling: who decides what runs together, and when.
     """
 
@@ -111,14 +114,14 @@ class HandlerConfig:
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class NoOptions:
-    """Options of a task that has none."""
+    """The options of a task that has none."""
 
 
 def parse(cls: Callable[..., T], values: Any) -> T:
     """Build a configuration from YAML's values.
 
     Args:
-        cls: a settings class of this module.
+        cls: a settings class, such as HandlerConfig.
         values: the mapping under `handler:`; None counts as empty.
 
     Raises:
@@ -137,11 +140,11 @@ def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
     """Build one item's options.
 
     Args:
-        cls: an options class of this module.
+        cls: an options class, such as NoOptions.
         values: what the client sent beside its input.
 
     Raises:
-        UnknownOption: lists every problem, and the options there are.
+        UnknownOption: lists every problem, and the options that there are.
     """
     try:
         return cls(**values)
@@ -151,7 +154,7 @@ def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
 
 
 def _problems(error: ValidationError) -> str:
-    """Field and reason of each, never the value that was sent."""
+    """Name the field and the reason of each problem, never the value that was sent."""
     return "; ".join(
         f"{'.'.join(map(str, problem['loc'])) or 'all'}: {problem['msg']}"
         for problem in error.errors(include_url=False, include_input=False, include_context=False)

@@ -16,9 +16,9 @@
         ├── ImageTooLarge          413
         ├── TextTooLong            413
         └── TooManyInstances       413
-    OutOfMemory                    507  the engine could not hold the batch; retried in halves
-    QueueFull, Overloaded          503  the schedule refuses a request (or 429); values from the start, never raised
-    QueueTimeout                   504  likewise, after the request has waited in vain
+    OutOfMemory                    507  the engine could not hold the micro-batch, which is then tried again in halves
+    QueueFull, Overloaded          503  the schedule refuses a request (or 429); these are values and never raised
+    QueueTimeout                   504  the request has waited in vain; likewise a value
     InvalidConfig                    -  the archive's configuration is wrong; the worker must not start
 
 A message names field, limit and value, never anybody's payload.
@@ -28,7 +28,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-# How the worker's log says why a model does not come up; client/worker_log.py looks for it there.
+# The worker's log says with these words why a model does not come up; torchserve_client.worker_log looks for them.
 LOAD_FAILED = "Cannot load"
 
 
@@ -59,7 +59,7 @@ class UnknownOption(InvalidInput):
 
 
 class InvalidText(InvalidInput):
-    """Text that is not UTF-8, or has null characters."""
+    """The text is not UTF-8, or has null characters."""
 
 
 class InvalidPriority(InvalidInput):
@@ -105,7 +105,7 @@ class TooManyInstances(TooLarge):
 
 
 class OutOfMemory(Exception):
-    """The engine could not hold the batch."""
+    """The engine could not hold the micro-batch."""
 
 
 class InvalidConfig(ValueError):
@@ -114,11 +114,11 @@ class InvalidConfig(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ItemError:
-    """Why one item has no result.
+    """The reason why one item has no result.
 
     Attributes:
-        code: HTTP status of the item, 400..599.
-        type: name of the error, stable for programs.
+        code: the item's HTTP status, 400..599.
+        type: the error's name, stable for programs.
         message: one sentence for people.
     """
 
@@ -127,12 +127,12 @@ class ItemError:
     message: str
 
     def to_json(self) -> dict[str, Any]:
-        """{"code", "type", "message"}: the body of a failed request."""
+        """Write the error as the body of a failed request has it: {"code", "type", "message"}."""
         return {"code": self.code, "type": self.type, "message": self.message}
 
     @classmethod
     def of(cls, error: InvalidInput) -> "ItemError":
-        """The value of an exception that decoding raised."""
+        """Make a value of an exception that decoding raised."""
         return cls(error.code, type(error).__name__, str(error))
 
 
@@ -142,6 +142,6 @@ EXPIRED = ItemError(504, "QueueTimeout", "The request waited longer than it may;
 
 
 def where(error: BaseException) -> str:
-    """Where a bug was raised, for the log: type and frames, without the message, which may quote a payload."""
+    """Say where a bug was raised, for the log: type and frames, not the message, which may quote a payload."""
     frames = traceback.extract_tb(error.__traceback__)
     return " < ".join([type(error).__name__, *(f"{f.name} ({f.filename}:{f.lineno})" for f in reversed(frames))])

@@ -1,4 +1,4 @@
-"""What is counted, and how it reaches Prometheus.
+"""Count what happens, and get it to Prometheus.
 
     handler -> Recorder (sums in memory) -> Reporter (once a second, if anything happened) -> emit: a line per sample
 
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Counter(NamedTuple):
-    """A number that only grows; `labels` are the names of those beside the model's."""
+    """A number that only grows; `labels` are the names of the labels it has beside the model's."""
 
     name: str
     labels: tuple[str, ...] = ()
@@ -26,35 +26,36 @@ class Counter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Observations by size. `bounds` are the buckets' inclusive upper ends, ascending; +Inf is implied."""
+    """Observations counted by size. `bounds` are the buckets' inclusive upper ends, ascending; +Inf is implied."""
 
     name: str
     bounds: tuple[float, ...]
 
     @property
     def bucket(self) -> Counter:
-        """Observations up to the bound in its label `le`, cumulative as Prometheus has them."""
+        """The number of observations up to the bound in its label `le`, cumulative as Prometheus has it."""
         return Counter(f"{self.name}_bucket", ("le",))
 
     @property
     def sum(self) -> Counter:
-        """Total of the observed values."""
+        """The total of the observed values."""
         return Counter(f"{self.name}_sum")
 
     @property
     def count(self) -> Counter:
-        """Number of observations."""
+        """The number of observations."""
         return Counter(f"{self.name}_count")
 
 
 class Sample(NamedTuple):
-    """An increment of one counter."""
+    """An increment of one counter, with the values of the counter's labels."""
 
     counter: Counter
     labels: tuple[str, ...]
     value: float
 
 
+# Upper ends of buckets: for numbers of items, and for durations in seconds.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 128, 256)
 SECONDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -66,22 +67,22 @@ WAIT = Histogram("handler_wait_seconds", SECONDS)
 FORWARD = Histogram("handler_forward_seconds", SECONDS)
 ENCODE = Histogram("handler_encode_seconds", SECONDS)
 
-
-# Of an adaptive worker, sampled as each pass starts: items that are ready, and how long the oldest has been here.
+# An adaptive worker observes these as each micro-batch starts: how many items are ready, and how long the oldest of
+# them has been here.
 QUEUE_DEPTH = Histogram("handler_queue_depth", (0, *SIZES, 512))
 QUEUE_AGE = Histogram("handler_queue_age_seconds", SECONDS)
-# What a pass took over what was predicted.
+# How long a micro-batch took, as a multiple of what was predicted.
 PREDICTION_RATIO = Histogram(
     "handler_forward_prediction_ratio", (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0, 4.0)
 )
-# Its rate is the engine's busy share.
+# This counter's rate is the share of time that the engine is busy.
 ENGINE_BUSY = Counter("handler_engine_busy_seconds_total")
 DEADLINE_MISSES = Counter("handler_deadline_misses_total")
 REFUSALS = Counter("handler_refusals_total", ("Reason",))
 EXCHANGES = Counter("handler_exchanges_total")
 
 HISTOGRAMS = (BATCH_SIZE, DECODE, WAIT, FORWARD, ENCODE, QUEUE_DEPTH, QUEUE_AGE, PREDICTION_RATIO)
-# What deploy/metrics.yaml declares to the frontend.
+# deploy/metrics.yaml declares these to the frontend.
 COUNTERS = (
     ITEMS,
     ITEM_ERRORS,
@@ -94,7 +95,7 @@ COUNTERS = (
 
 
 class Recorder:
-    """Sums of what happened since they were last drained. Any thread may call it."""
+    """Adds up what happens until it is drained. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -117,7 +118,7 @@ class Recorder:
             self._is_changed.add(histogram)
 
     def drain(self) -> list[Sample]:
-        """Increments since the last call; empty when nothing happened."""
+        """Return the increments since the last call and forget them; none when nothing happened."""
         with self._lock:
             samples = [Sample(counter, labels, value) for (counter, labels), value in self._sums.items() if value]
             self._sums.clear()
@@ -140,6 +141,13 @@ class Reporter:
     """Drains a recorder into `emit` from a thread of its own, at most once an interval, and sleeps while idle."""
 
     def __init__(self, recorder: Recorder, emit: Callable[[Sample], None], interval_s: float = 1.0) -> None:
+        """Take a recorder over; `start` starts the thread.
+
+        Args:
+            recorder: what is drained.
+            emit: called with every sample.
+            interval_s: the least seconds between two reports.
+        """
         self._recorder = recorder
         self._emit = emit
         self._interval_s = interval_s
@@ -153,7 +161,7 @@ class Reporter:
         self._thread.start()
 
     def wake(self) -> None:
-        """Say that something was recorded."""
+        """Say that something was recorded, so that it is reported within an interval."""
         self._is_due.set()
 
     def stop(self) -> None:

@@ -1,6 +1,6 @@
-"""Engines: what runs a forward pass. One protocol, one module per library.
+"""Engines run micro-batches: one protocol, one module per library.
 
-    named arrays of a micro-batch -> Engine.run -> named arrays, first axis the same
+    named arrays of a micro-batch -> Engine.run -> named arrays, whose first axis is the same
 
 An engine raises `OutOfMemory` when the micro-batch was too large for it; everything else it raises is a bug.
 """
@@ -20,20 +20,20 @@ class Engine(Protocol):
 
     @property
     def description(self) -> str:
-        """Library, device and precision, for the log: "openvino cpu bf16"."""
+        """Library, device and precision, as the log names them: "openvino cpu bf16"."""
 
     @property
     def input_names(self) -> Sequence[str]:
-        """Names of the arrays that `run` takes."""
+        """The names of the arrays that `run` takes."""
 
     def run(self, inputs: Arrays) -> Outputs:
         """Run the model once.
 
         Args:
-            inputs: arrays of shape (B, ...), any B from 1 on, named as the model's inputs.
+            inputs: arrays of shape (B, ...), for any B from 1 on, named as the model's inputs.
 
         Returns:
-            Arrays of shape (B, ...), named as the model's outputs, numbers as float32; the caller owns them.
+            Arrays of shape (B, ...), named as the model's outputs; numbers are float32. The caller owns them.
 
         Raises:
             OutOfMemory: the micro-batch does not fit.
@@ -42,19 +42,23 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Divisible(Protocol):
-    """An engine that can also run several passes side by side, each on its part of the threads.
+    """An engine that can also run several micro-batches side by side, each on a stream with its share of the threads.
 
-    A pass takes longer on a part than on the whole, but less than as many times longer as there are parts: its
-    threads do not wait for each other at every operator, nor for the one whose core something else just took.
+    A micro-batch takes longer on a stream than on the whole engine, but not as many times longer as there are streams:
+    its threads do not wait for each other at every operator, nor for the one whose core something else just took.
     """
 
-    def divide(self, parts: int) -> Sequence[Engine]:
-        """So many engines that run at the same time, or fewer where there are fewer threads; none for less than two.
+    def divide(self, streams: int) -> Sequence[Engine]:
+        """Make streams that run at the same time and give the same results as the whole engine.
 
-        Each gives the same results as the whole.
+        Args:
+            streams: how many there should be.
+
+        Returns:
+            That many, or one for each thread where there are fewer threads; none where that is less than two.
         """
 
 
 def available_threads(wanted: int) -> int:
-    """Threads to use: `wanted`, or every core this process may run on where it is 0."""
+    """How many threads to use: `wanted`, or one for every core this process may run on where it is 0."""
     return wanted or len(os.sched_getaffinity(0))

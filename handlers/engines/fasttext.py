@@ -1,4 +1,4 @@
-"""fastText's predictor: a bag of character n-grams, some microseconds a text, no tensors.
+"""fastText's predictor takes some microseconds a text for a bag of character n-grams, and no tensors.
 
 It stands behind the same protocol, so that the lifecycle of a batch is the same: its arrays hold Python strings.
 """
@@ -19,7 +19,7 @@ class FastTextEngine:
         """Load a model.
 
         Raises:
-            InvalidConfig: the file is missing, or is none.
+            InvalidConfig: the file is missing, or is no fastText model.
         """
         try:
             self._model = fasttext.load_model(str(path))
@@ -32,15 +32,15 @@ class FastTextEngine:
         """See `Engine.run`.
 
         Args:
-            inputs: texts, (B,) of str without line breaks; top_k, (B,) int.
+            inputs: `texts`, (B,) str without line breaks, and `top_k`, (B,) int, the most labels of each.
 
         Returns:
-            labels (B,) of tuples of str, likeliest first, as the model has them; scores (B,) of tuples of float.
+            `labels`, (B,) tuples of str as the model has them, likeliest first, and `scores`, (B,) tuples of float.
         """
         predictions = [self._model.predict(text, k=int(k)) for text, k in zip(*self._columns(inputs), strict=True)]
         labels, scores = np.empty(len(predictions), object), np.empty(len(predictions), object)
         for index, (names, probabilities) in enumerate(predictions):
-            # The softmax of a quantised model comes out a hair above one.
+            # A quantised model's softmax comes out a hair above one.
             labels[index], scores[index] = names, tuple(min(1.0, float(p)) for p in probabilities)
         return {"labels": labels, "scores": scores}
 

@@ -1,4 +1,4 @@
-"""OpenVINO on CPU: an exported graph, a dynamic batch, bf16 where the processor has it."""
+"""OpenVINO runs an exported graph on the CPU, with a dynamic batch and in bf16 where the processor has it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,15 +10,20 @@ import openvino
 from handlers.engines import Arrays, Outputs, available_threads
 from handlers.errors import InvalidConfig, OutOfMemory
 
-# What a failed allocation looks like: OpenVINO wraps it in a RuntimeError.
+# A failed allocation has one of these in its message; OpenVINO wraps it in a RuntimeError.
 ALLOCATION_FAILURES = ("bad_alloc", "out of memory", "could not allocate", "failed to allocate")
 
 
 class Stream:
-    """One infer request of a compiled graph: an engine by itself, beside the graph's others."""
+    """One infer request of a compiled graph, which is an engine by itself beside the graph's others."""
 
     def __init__(self, compiled: openvino.CompiledModel, description: str) -> None:
-        """Take a request of the graph; inputs and outputs carry the names that the handler uses."""
+        """Make an infer request.
+
+        Args:
+            compiled: a graph whose inputs and outputs carry the names that the handler uses.
+            description: see `Engine.description`.
+        """
         self.description = description
         self._request = compiled.create_infer_request()
         self.input_names = tuple(port.any_name for port in compiled.inputs)
@@ -50,11 +55,11 @@ class OpenVinoEngine(Stream):
 
         Args:
             graph: the .xml of an OpenVINO IR, its .bin beside it.
-            precision: arithmetic; `auto` is bf16 where the processor has instructions for it, else fp32.
-            threads: of this engine; 0 for every core.
+            precision: the arithmetic; `auto` is bf16 where the processor has instructions for it, else fp32.
+            threads: how many threads this engine has; 0 for one on every core.
 
         Raises:
-            InvalidConfig: the graph is missing, or the precision is none that the processor has.
+            InvalidConfig: the graph is missing, or the processor has no instructions for the precision.
         """
         if not graph.is_file():
             raise InvalidConfig(f"engine: openvino needs {graph.name}, which this archive lacks")
@@ -67,13 +72,13 @@ class OpenVinoEngine(Stream):
         self._graph, self._precision, self._threads = graph, precision, available_threads(threads)
         super().__init__(self._compiled(streams=1), f"openvino cpu {precision}")
 
-    def divide(self, parts: int) -> Sequence[Stream]:
-        """See `handlers.engines.Divisible`; the parts share one more copy of the weights."""
-        parts = min(parts, self._threads)
-        if parts < 2:
+    def divide(self, streams: int) -> Sequence[Stream]:
+        """See `handlers.engines.Divisible`; the streams share one more copy of the weights."""
+        streams = min(streams, self._threads)
+        if streams < 2:
             return ()
-        compiled = self._compiled(streams=parts)
-        return [Stream(compiled, self.description) for _ in range(parts)]
+        compiled = self._compiled(streams)
+        return [Stream(compiled, self.description) for _ in range(streams)]
 
     def _compiled(self, streams: int) -> openvino.CompiledModel:
         return self._core.compile_model(

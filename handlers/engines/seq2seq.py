@@ -1,12 +1,14 @@
-"""Text to text with transformers' generate(): one call for a micro-batch whose items share their options.
+"""Turn text into text with transformers' generate(): one call for a micro-batch whose items share their options.
 
-folder -> load_generator -> Generator: (B, T) ids and the arguments of generate() -> (B, U) ids
+folder -> load_model -> Generator: (B, T) ids and the arguments of generate() -> (B, U) ids
 
-Greedy or a search with beams, never sampled: the same request gets the same answer, whoever it shares a batch with.
+Decoding is greedy or a search with beams and never sampled, so that the same request gets the same answer, whoever it
+shares a batch with.
 """
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +20,90 @@ from handlers.engines import Arrays, Outputs, available_threads
 from handlers.engines.torch import Precision, dtype_for
 from handlers.errors import InvalidConfig, OutOfMemory
 
-# What an almost empty step of the decoder costs, in items. A generate() of their own for a batch's shorter texts pays
-# from there on. Measured on Marian in bf16 on two cores: 8 ms for a step of one item, 24 ms for one of 32, its weights
-# not packed; packed, 12 was the best of 6 to 24 for one set of 32 sentences. On a GPU, where a step of one item should
-# take about as long as one of many, batches stay whole; that number is not measured.
-STEP_ITEMS = {"cpu": 12, "cuda": 256}
-# Where the model's own files say nothing; GenerationConfig's 20 cuts most sentences.
-MAX_NEW_TOKENS = 256
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What generation costs, and how long an answer is where nobody says.
+
+    Attributes:
+        step_items_cpu: what an almost empty step of the decoder costs on a CPU, in items: a generate() of their own for
+            a batch's shorter texts pays from there on. Measured on Marian in bf16 on two cores: 8 ms for a step of one
+            item, 24 ms for one of 32, its weights not packed; packed, 12 was the best of 6 to 24 for one set of 32
+            sentences.
+        step_items_gpu: the same on a GPU, where a step of one item should take about as long as one of many: batches
+            stay whole. This number is not measured.
+        max_new_tokens: the tokens of an answer where the model's own files name no limit; the 20 of transformers'
+            GenerationConfig cuts most sentences.
+        packed_rows: oneDNN's hint for the layout of packed weights: how many rows they are multiplied with, one for
+            each item and beam. Products with other numbers of rows come out the same.
+    """
+
+    step_items_cpu: int = 12
+    step_items_gpu: int = 256
+    max_new_tokens: int = 256
+    packed_rows: int = 32
+
+
+TUNING = Tuning()
+
+
+def step_items(device: torch.device) -> int:
+    """What an almost empty step of the decoder costs on a device, in items; 0 where that is not known."""
+    return {"cpu": TUNING.step_items_cpu, "cuda": TUNING.step_items_gpu}.get(device.type, 0)
 
 
 class Banned(transformers.LogitsProcessor):  # type: ignore[misc]
-    """Keeps single tokens out of the answer: `bad_words_ids` without its four passes over the vocabulary a step."""
+    """Keeps single tokens out of the answer; `bad_words_ids` would go over the vocabulary four times a step."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self._ids = list(ids)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        """scores: (B, vocabulary), a copy of the logits that is ours."""
+        """Make the tokens impossible.
+
+        Args:
+            input_ids: (B, U) int64, what is written so far; it makes no difference.
+            scores: (B, vocabulary), a copy of the logits, which is ours to change.
+
+        Returns:
+            `scores` itself, minus infinity at the tokens.
+        """
         scores[:, self._ids] = -torch.inf
         return scores
 
 
 class PackedLinear(torch.nn.Module):
-    """A bf16 linear layer on the CPU whose weights are laid out for oneDNN once, not at every call.
+    """A bf16 linear layer on the CPU, whose weights are laid out for oneDNN once instead of at every call.
 
-    A step multiplies a few rows by every weight; laying the weights out anew takes as long as that. The arithmetic is
-    the same.
+    A step multiplies a few rows by every weight, and laying the weights out anew takes as long as that. The arithmetic
+    is the same.
     """
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 32)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), TUNING.packed_rows)
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """(..., inputs) -> (..., outputs)."""
+        """Multiply: states (..., inputs) -> (..., outputs), bf16."""
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self.weight, self.bias, "none", [], "")
         return result
 
 
 class Generator:
-    """A model with an encoder and a decoder, on its device and in its precision. See `handlers.engines.Engine`."""
+    """An engine (see `handlers.engines.Engine`) of a model with an encoder and a decoder, which generates."""
 
     input_names = ("input_ids", "attention_mask")
 
     def __init__(self, model: Any, device: torch.device, threads: int = 0) -> None:
-        """Take a model over; its generation config is changed to what `run` relies on."""
+        """Take a model over.
+
+        Args:
+            model: of transformers, on its device and in its precision; its generation config is changed to what `run`
+                relies on.
+            device: where the model's weights are.
+            threads: how many threads PyTorch's operators have on the CPU; 0 for one on every core.
+        """
         torch.set_num_threads(available_threads(threads))
         self.model = model.eval()
         self._device = device
@@ -75,18 +115,18 @@ class Generator:
         """Run generate() once.
 
         Args:
-            inputs: input_ids and attention_mask, (B, T) int64.
-            arguments: of generate(), for all B; greedy without any.
+            inputs: `input_ids` and `attention_mask`, (B, T) int64.
+            arguments: further ones of generate(), for all B; without any, decoding is greedy.
 
         Returns:
-            sequences: (B, U) int64, padded.
+            `sequences`, (B, U) int64, right-padded.
 
         Raises:
             OutOfMemory: the micro-batch does not fit.
         """
-        arguments = {"max_new_tokens": MAX_NEW_TOKENS, **(arguments or {})}
+        arguments = {"max_new_tokens": TUNING.max_new_tokens, **(arguments or {})}
         if arguments.get("num_beams", 1) == 1:
-            # The likeliest token stays so: a pass over the vocabulary for nothing.
+            # The likeliest token stays so; normalising would go over the vocabulary for nothing.
             arguments["renormalize_logits"] = False
         try:
             tensors = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
@@ -100,7 +140,7 @@ class Generator:
 
 
 def _prepare(generation: Any) -> list[int]:
-    """Make greedy decoding of any length the default; give back the single tokens that are never to be said."""
+    """Make greedy decoding of any length the default; return the single tokens that are never to be said."""
     generation.do_sample, generation.num_beams, generation.num_return_sequences = False, 1, 1
     generation.temperature = generation.top_k = generation.top_p = None
     generation.max_length = generation.max_new_tokens = None
@@ -110,7 +150,12 @@ def _prepare(generation: Any) -> list[int]:
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a folder."""
+    """Load the tokenizer of a folder.
+
+    Args:
+        folder: with the tokenizer's files.
+        trust_remote_code: whether to run the Python that the folder brings.
+    """
     with warnings.catch_warnings():
         # Marian's recommends a package whose result it does not use.
         warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
@@ -122,6 +167,12 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
 def load_model(folder: Path, device: torch.device, precision: Precision, *, trust_remote_code: bool = False) -> Any:
     """Load any model that AutoModelForSeq2SeqLM knows.
 
+    Args:
+        folder: config.json, model.safetensors and generation_config.json.
+        device: where the model is to run.
+        precision: see `handlers.engines.torch.dtype_for`.
+        trust_remote_code: whether to run the Python that the folder brings.
+
     Raises:
         InvalidConfig: the folder holds no such model.
     """
@@ -131,7 +182,7 @@ def load_model(folder: Path, device: torch.device, precision: Precision, *, trus
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
             folder,
             dtype=dtype,
-            # One query a step: the fused kernel is the slower one, by a sixth on Marian, and by as much on 408 tokens.
+            # A step has one query, for which the fused kernel is slower: by a sixth on Marian, also at 408 tokens.
             attn_implementation="eager" if is_bf16_cpu else None,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
@@ -145,7 +196,7 @@ def load_model(folder: Path, device: torch.device, precision: Precision, *, trus
 
 
 def pack(model: torch.nn.Module) -> None:
-    """Replace the bf16 linear layers of a model."""
+    """Replace the bf16 linear layers of a model by packed ones, in place."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is torch.nn.Linear and child.weight.dtype == torch.bfloat16:
@@ -153,16 +204,16 @@ def pack(model: torch.nn.Module) -> None:
 
 
 def new_token_limits(generation: Any, positions: int | None, limit: int) -> tuple[int, int]:
-    """How many tokens an answer may have.
+    """Find out how many tokens an answer may have.
 
     Args:
         generation: the model's GenerationConfig.
-        positions: of its decoder; None for any number.
-        limit: the configuration's.
+        positions: how many positions its decoder has; None for any number.
+        limit: the configuration's `max_new_tokens_limit`.
 
     Returns:
-        The number where nobody says, and the most that may be asked for.
+        The most tokens of an answer where nobody says, and the most that may be asked for.
     """
     limit = min(limit, positions or limit)
-    stated = generation.max_new_tokens or (generation.max_length - 1 if generation.max_length else MAX_NEW_TOKENS)
-    return min(stated, limit), limit
+    longest = generation.max_length - 1 if generation.max_length else TUNING.max_new_tokens
+    return min(generation.max_new_tokens or longest, limit), limit

@@ -1,4 +1,4 @@
-"""PyTorch, eager: the engine of GPUs, and the oracle of the other one."""
+"""PyTorch runs modules eagerly: it is the engine of GPUs, and the oracle of the other one."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -14,7 +14,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def dtype_for(device: torch.device, precision: Precision) -> torch.dtype:
-    """The arithmetic to load weights in: as asked, or bf16 where the device has it, else fp16 (GPU) or fp32 (CPU)."""
+    """Choose the arithmetic to load weights in.
+
+    Args:
+        device: where the model runs.
+        precision: what is asked for; `auto` is bf16 where the device has it, else fp16 (GPU) or fp32 (CPU).
+    """
     if precision != "auto":
         return DTYPES[precision]
     if device.type == "cuda":
@@ -23,7 +28,7 @@ def dtype_for(device: torch.device, precision: Precision) -> torch.dtype:
 
 
 class TorchEngine:
-    """A module in evaluation mode, on its device and in its precision already."""
+    """A module in evaluation mode, which is on its device and in its precision already."""
 
     def __init__(
         self,
@@ -36,11 +41,11 @@ class TorchEngine:
         """Take a module over.
 
         Args:
-            module: called with the micro-batch's arrays as keyword arguments; returns one tensor or a tuple.
+            module: called with the micro-batch's arrays as keyword arguments; it returns one tensor or a tuple.
             device: where the module's weights are.
-            inputs: names of its arguments.
-            outputs: names of the returned tensors, in their order.
-            threads: of PyTorch's operators on CPU; 0 for every core.
+            inputs: the names of its arguments.
+            outputs: the names of the returned tensors, in their order.
+            threads: how many threads PyTorch's operators have on the CPU; 0 for one on every core.
         """
         torch.set_num_threads(available_threads(threads))
         self._module = module.eval()

@@ -1,4 +1,4 @@
-"""Which items go through the model together. Pure: costs in, indices out.
+"""Decide which items go through the model together. Pure: costs in, indices out.
 
 costs, one per item -> by group -> by length -> micro-batches under max_items and max_tokens, with least padding
 """
@@ -7,23 +7,20 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-# What one more forward pass costs, in tokens: below this much saved padding a split does not pay. Measured on MiniLM
-# and OpenVINO behind TorchServe on two cores, with 16 and 64 clients: 32 gives 248 and 330 texts/s, 100 gives 285 and
-# 356, 250 gives 290 and 369. (A loop that keeps the weights in the cache pays 1 ms, or 32 tokens; a server does not.)
-FORWARD_TOKENS = 250
-
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What one more micro-batch costs.
+    """What one more micro-batch costs: a split pays only where it saves more padding than this.
 
     Attributes:
-        tokens: as if it held that many more, padded.
-        items: as if it held that many more, each as long as its longest. Where the model runs once for every position
-            (generation), an almost empty run costs about as much as this many items do.
+        tokens: it costs as if it held that many padded tokens more. Measured on MiniLM and OpenVINO behind TorchServe
+            on two cores, with 16 and 64 clients: 32 gives 248 and 330 texts/s, 100 gives 285 and 356, 250 gives 290
+            and 369. (A loop that keeps the weights in the cache pays 1 ms, or 32 tokens; a server does not.)
+        items: it costs as if it held that many items more, each as long as its longest. Where the model runs once for
+            every position (generation), an almost empty run costs about as much as this many items do.
     """
 
-    tokens: int = FORWARD_TOKENS
+    tokens: int = 250
     items: int = 0
 
 
@@ -35,8 +32,8 @@ class Cost:
     """What one item asks of a micro-batch.
 
     Attributes:
-        length: size along the padded axis, in tokens; 1 where nothing is padded.
-        group: items batch together only when their groups are equal (options of the forward pass).
+        length: its size along the padded axis, in tokens; 1 where nothing is padded.
+        group: the options that hold for a whole micro-batch; items share one only when their groups are equal.
     """
 
     length: int = 1
@@ -50,14 +47,14 @@ def micro_batches(
 
     Args:
         costs: one per item.
-        max_items: most items of a micro-batch, at least 1.
-        max_tokens: most padded tokens of a micro-batch, items times the longest; None for no limit. An item that is
-            longer on its own still gets a micro-batch of its own.
+        max_items: the most items of a micro-batch, at least 1.
+        max_tokens: the most padded tokens of a micro-batch, its items times its longest; None for no limit. An item
+            that is longer on its own still gets a micro-batch of its own.
         overhead: what one more micro-batch costs.
 
     Returns:
-        Lists of indices into `costs`, each index exactly once. Within a group shorter items come first, equal ones
-        in their order of arrival.
+        Lists of indices into `costs`, which hold each index exactly once. Within a group shorter items come first, and
+        equal ones stand in their order of arrival.
     """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for index, cost in enumerate(costs):
@@ -75,14 +72,14 @@ def micro_batches(
 
 
 def _cuts(lengths: Sequence[int], max_items: int, max_tokens: int | None, overhead: Overhead) -> list[int]:
-    """Where to cut ascending lengths so that all forward passes together cost least.
+    """Cut ascending lengths where all micro-batches together cost least, and return the end of each.
 
     A micro-batch costs its overhead plus its padded tokens, its number of items times the last length. The cheapest
     way to end at each position follows from the cheapest ways to end before it (dynamic programming over at most
     `max_items` predecessors).
     """
     if lengths[0] == lengths[-1]:
-        # Nothing to save: as many as fit, each time.
+        # There is no padding to save: each micro-batch takes as many as fit.
         size = max_items if max_tokens is None else max(1, min(max_items, max_tokens // lengths[0]))
         return [*range(size, len(lengths), size), len(lengths)]
     best: list[float] = [0.0]

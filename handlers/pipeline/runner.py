@@ -1,11 +1,11 @@
-"""What is done to the slots of a batch, whoever decides when. The hooks of a task, called safely.
+"""Take the slots of a batch through the hooks of a task, safely, whoever decides when.
 
     decode, prepare, price      a payload becomes a priced item, or the ItemError of its own mistake
     run                         collate -> forward; what fails is halved and tried again, down to the item at fault
-    split, answer               outputs become results, results a Reply
+    split, answer               outputs become results, results become a Reply
 
-Every step leaves its outcome in the slots and never raises for an item: a hook that fails is that item's 500, and the
-log says where.
+Every step leaves its outcome in the slots and never raises for an item: where a hook fails, that item is answered with
+500 and the log says where.
 """
 
 import logging
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Task(Protocol):
-    """The hooks; see handlers.base.BatchHandler for what each must do."""
+    """The hooks of a task; handlers.base.BatchHandler says what each must do."""
 
     def decode(self, payload: Payload) -> Any: ...
     def prepare(self, items: Sequence[Any]) -> Sequence[Any]: ...
@@ -46,14 +46,14 @@ class Task(Protocol):
 
 
 class Steps:
-    """The hooks of one task, and where they count what they do."""
+    """Calls the hooks of one task, and records what they did and how long they took."""
 
     def __init__(self, task: Task, recorder: Recorder) -> None:
         self._task = task
         self._recorder = recorder
 
     def decode(self, slot: Slot) -> None:
-        """A payload to a decoded item. The only place that catches InvalidInput; any thread may call it."""
+        """Decode the payload in a slot. This is the only place that catches InvalidInput; any thread may call it."""
         started = time.perf_counter()
         if not slot.is_failed:
             try:
@@ -66,21 +66,28 @@ class Steps:
         slot.decode_s = slot.decoded_at - started
 
     def prepare(self, slots: Sequence[Slot]) -> None:
-        """What all items have done to them together."""
+        """Prepare the items that are still good, all in one call of the hook."""
         attempt([slot for slot in slots if not slot.is_failed], self._prepare, self._give_up)
 
     def price(self, slots: Sequence[Slot]) -> list[tuple[Slot, Cost]]:
-        """The slots that are still good, and what each asks of a pass."""
+        """Find the slots that are still good, and what each of their items asks of a micro-batch."""
         return [(slot, cost) for slot in slots if (cost := self._cost(slot)) is not None]
 
     def run(self, slots: list[Slot]) -> list[Forward]:
-        """A micro-batch through the model: one pass, or several where one failed, and fewer slots than given."""
+        """Run a micro-batch, halving it where it fails.
+
+        Args:
+            slots: those of the micro-batch, all good.
+
+        Returns:
+            What ran: the whole micro-batch, or parts of it where it failed, without the slots that failed alone.
+        """
         forwards: list[Forward] = []
         attempt(slots, lambda some: forwards.append(self._forward(some)), self._give_up)
         return forwards
 
     def split(self, forward: Forward) -> None:
-        """Outputs to one result per slot."""
+        """Replace the items in the slots of a micro-batch by the results that its outputs hold."""
         items = [slot.outcome for slot in forward.slots]
         try:
             results = list(zip(forward.slots, self._task.split(forward.outputs, items), strict=True))
@@ -92,7 +99,12 @@ class Steps:
             slot.outcome = result
 
     def answer(self, request: Request, slots: Sequence[Slot]) -> Reply:
-        """One row's answer, Server-Timing among its headers; counts what it says."""
+        """Write the answer to a request, with the header Server-Timing, and count its results and errors.
+
+        Args:
+            request: what was asked, with the form of its answer.
+            slots: one per payload of the request, in order.
+        """
         started = time.perf_counter()
         reply = self._pack(request, slots)
         encode_s = time.perf_counter() - started
@@ -102,8 +114,8 @@ class Steps:
         return reply.with_headers({"Server-Timing": server_timing(slots, encode_s)})
 
     def _pack(self, request: Request, slots: Sequence[Slot]) -> Reply:
-        # Results that cannot be written (not a number, a type that JSON lacks) are a bug of the model or the task, and
-        # become errors; a form that cannot write even these is a bug of ours.
+        # Results that cannot be written (not a number, a type that JSON lacks) are a bug of the model or the task and
+        # become errors; where the form cannot write even these, the bug is ours.
         for _ in ("results", "errors"):
             try:
                 return request.form.pack([slot.outcome for slot in slots])
@@ -122,7 +134,7 @@ class Steps:
             slot.decode_s += ended - started
 
     def _cost(self, slot: Slot) -> Cost | None:
-        """What the item asks of a pass; None where it has failed, be it here."""
+        """What the item asks of a micro-batch; None where it has failed, be it here."""
         if slot.is_failed:
             return None
         try:
@@ -145,7 +157,7 @@ class Steps:
         return Forward(slots, outputs, seconds)
 
     def _give_up(self, slot: Slot, error: Exception) -> None:
-        """An item that fails by itself: too large for the engine, or a bug, whose place the log names."""
+        """Give up an item that failed alone: it is too large for the engine, or met a bug, which the log places."""
         if isinstance(error, OutOfMemory):
             slot.outcome = OUT_OF_MEMORY
         else:
@@ -163,7 +175,16 @@ class Steps:
 
 
 def respond(context: Any, index: int, reply: Reply) -> bytes:
-    """Set one row's status and headers in TorchServe's context; its body."""
+    """Set the status and headers of one row's answer in TorchServe's context.
+
+    Args:
+        context: TorchServe's.
+        index: of the row in its batch.
+        reply: the row's answer.
+
+    Returns:
+        The answer's body.
+    """
     context.set_response_status(reply.status, HTTPStatus(reply.status).phrase, index)
     context.set_response_content_type(index, reply.content_type)
     for name, value in reply.headers.items():

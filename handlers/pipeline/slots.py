@@ -1,4 +1,9 @@
-"""The items of a batch on their way: a slot each, and what the headers say of them. Pure."""
+"""Keep the state of the items of a batch: a slot for each, and what the headers say of them. Pure.
+
+payload -> Slot -> decoded item -> result, or the ItemError that takes its place
+slots   -> attempt: a step on all of them, or on halves where it fails
+slots   -> server_timing: the header of their request's answer
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +20,11 @@ class Slot:
 
     Attributes:
         outcome: the payload, then the decoded item, then its result; or the ItemError that took their place.
-        decoded_at: when decoding ended, on `time.perf_counter`.
-        decode_s: seconds that decoding took.
-        wait_s: seconds between being decoded and the start of its forward pass.
-        forward_s: seconds of its forward pass.
-        batch_size: items of its forward pass; 0 when there was none.
+        decoded_at: when decoding ended, in seconds of `time.perf_counter`.
+        decode_s: how many seconds decoding took.
+        wait_s: how many seconds passed between being decoded and the start of its micro-batch.
+        forward_s: how many seconds its micro-batch took.
+        batch_size: how many items its micro-batch had; 0 when there was none.
     """
 
     outcome: Any
@@ -37,7 +42,13 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """One pass through the model: the slots of its items, its outputs, the seconds it took."""
+    """A micro-batch that went through the model.
+
+    Attributes:
+        slots: those of its items, in order.
+        outputs: what the engine gave, arrays of shape (B, ...).
+        seconds: how long `collate` and `forward` took.
+    """
 
     slots: list[Slot]
     outputs: Outputs
@@ -46,13 +57,13 @@ class Forward:
 
 @dataclass(slots=True)
 class Batch:
-    """One batch on its way.
+    """A batch that TorchServe formed, on its way.
 
     Attributes:
         requests: one per row.
         slots: one per item, in the order of the requests' payloads.
-        plan: micro-batches of slots, all decoded.
-        forwards: what the engine made of them.
+        plan: the micro-batches, as lists of slots whose items are decoded.
+        forwards: the micro-batches that ran, with what the engine made of them.
     """
 
     requests: list[Request]
@@ -62,12 +73,12 @@ class Batch:
 
 
 def attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Callable[[Slot, Exception], None]) -> None:
-    """Run a step on slots together; where it fails, on halves of them, down to the slots that fail alone.
+    """Run a step on slots together; where it fails, run it on halves of them, down to the slots that fail alone.
 
     Args:
-        slots: any number; none is nothing to do.
-        step: raises before it has changed any slot.
-        give_up: told of each slot that failed by itself, and why.
+        slots: any number of slots; with none, nothing is done.
+        step: called with the slots or a part of them; where it raises, it must not have changed any.
+        give_up: called with each slot that failed by itself, and with the error.
     """
     if not slots:
         return
@@ -83,7 +94,7 @@ def attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Call
 
 
 def server_timing(slots: Sequence[Slot], encode_s: float) -> str:
-    """The Server-Timing header (W3C): durations in milliseconds, of the row's slowest item."""
+    """Write the Server-Timing header (W3C): the durations of the request's slowest item, in milliseconds."""
     parts = {
         "decode": max(slot.decode_s for slot in slots),
         "wait": max(slot.wait_s for slot in slots),

@@ -1,12 +1,13 @@
-"""What a model does before its first request, so that none pays for a first time.
+"""Run a model before its first request, so that no request pays for a first time.
 
-measure   passes at the sizes that matter: prepares the engine, and says what they take
-meet      passes at every size that is likely, within a time: an engine prepares itself for each shape it meets
+measure   runs micro-batches of the sizes that matter: it prepares the engine for them, and says how long they take
+meet      runs micro-batches of every likely size, for some seconds: an engine prepares itself for each shape it meets
 """
 
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -14,12 +15,33 @@ from handlers.errors import ItemError
 from handlers.pipeline.runner import Task
 from handlers.protocol.requests import Payload
 
-# OpenVINO takes 4 to 6 ms more for a shape it has not met, and MiniLM meets some two hundred of them on each lane.
-MEETING_S = 3.0
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What warm-up may cost.
+
+    Attributes:
+        timed_runs: how many times `measure` runs a micro-batch after the first time; the quickest counts. Two are
+            enough to leave out one that something else on the machine disturbed.
+        meeting_s: the seconds after which `meet` starts nothing more. OpenVINO takes 4 to 6 ms more for a shape it has
+            not met, and MiniLM meets some two hundred of them on each stream: that is 1.2 s beside the runs themselves.
+    """
+
+    timed_runs: int = 2
+    meeting_s: float = 3.0
+
+
+TUNING = Tuning()
 
 
 class Allowed(NamedTuple):
-    """A task on its engine or on a stream of it, and what its micro-batches may hold there."""
+    """A task on its engine or on a stream of it, and what its micro-batches may hold there.
+
+    Attributes:
+        task: the hooks, with that engine.
+        max_items: the most items of a micro-batch.
+        max_tokens: the most padded tokens of a micro-batch.
+    """
 
     task: Task
     max_items: int
@@ -27,53 +49,54 @@ class Allowed(NamedTuple):
 
 
 def run(task: Task, items: Sequence[Any]) -> None:
-    """A pass of these, from collate to split."""
+    """Run one micro-batch of these items, from `collate` to `split`."""
     task.split(task.forward(task.collate(items), items), items)
 
 
 def decoded(task: Task, payloads: Iterable[Payload]) -> list[Any]:
-    """Items of the payloads that the model takes."""
+    """Decode and prepare payloads; those that the model does not take are left out."""
     prepared = task.prepare([task.decode(payload) for payload in payloads])
     return [item for item in prepared if not isinstance(item, ItemError)]
 
 
 def measure(task: Task, sample: Payload, sizes: Iterable[int]) -> list[tuple[int, float]]:
-    """Run micro-batches of one sample, repeated.
+    """Run micro-batches that repeat one sample, and time them.
 
     Args:
-        task: on the engine that is measured.
+        task: the hooks, with the engine that is measured.
         sample: what a client might send.
-        sizes: items of each micro-batch.
+        sizes: how many items each micro-batch has.
 
     Returns:
-        (padded tokens, seconds) of each size, smallest first.
+        (padded tokens, seconds) for each size, smallest first.
     """
     (item,) = decoded(task, [sample])
     tokens = task.cost(item).length
     seeds = []
     for size in sorted(set(sizes)):
+        # The first micro-batch of a size prepares the engine for it; those after it show what it takes.
+        run(task, [item] * size)
         seconds = []
-        # The first pass of a size prepares the engine for it; the quicker of the next two shows what it takes.
-        for _ in range(3):
+        for _ in range(TUNING.timed_runs):
             started = time.perf_counter()
             run(task, [item] * size)
             seconds.append(time.perf_counter() - started)
-        seeds.append((size * tokens, min(seconds[1:])))
+        seeds.append((size * tokens, min(seconds)))
     return seeds
 
 
-def meet(streams: Sequence[Allowed], samples: Iterable[Payload], seconds: float = MEETING_S) -> None:
-    """Run passes of every sample, of one, two and more of it, as many as fit; all streams at once, small ones first.
+def meet(streams: Sequence[Allowed], samples: Iterable[Payload], seconds: float = TUNING.meeting_s) -> None:
+    """Run micro-batches of every sample: of one, of two and so on, as many as fit; all streams at once.
 
     Args:
         streams: at least one.
-        samples: one of each length.
-        seconds: after which no more passes start.
+        samples: one of each length that the engine prepares itself for.
+        seconds: how long to go on; then no more micro-batches start.
     """
     items = decoded(streams[0].task, samples)
     ends_s = time.perf_counter() + seconds
 
-    def passes(stream: Allowed) -> None:
+    def run_all(stream: Allowed) -> None:
         for size in count(1):
             tokens = stream.max_tokens // size
             fitting = [item for item in items if stream.task.cost(item).length <= tokens]
@@ -85,4 +108,4 @@ def meet(streams: Sequence[Allowed], samples: Iterable[Payload], seconds: float 
                 run(stream.task, [item] * size)
 
     with ThreadPoolExecutor(len(streams)) as pool:
-        list(pool.map(passes, streams))
+        list(pool.map(run_all, streams))

@@ -21,14 +21,14 @@ from handlers.protocol import tensors
 from handlers.protocol.output_tensors import Documents, OutputTensors, scattered
 from handlers.protocol.responses import Reply, encode, encode_padded
 
-# Bytes of the JSON document, where binary tensors follow it; of requests and answers alike.
+# This header says how many bytes the JSON document has, where binary tensors follow it, in requests and answers alike.
 LENGTH_HEADER = "Inference-Header-Content-Length"
 BINARY_TYPE = "application/octet-stream"
 
-# The errors of an answer's items: there when any item failed, or when asked for.
+# The output with the errors of the items; an answer has it when any item failed, or when the client asks for it.
 ERROR = "error"
 
-# Parameters of the protocol itself, and of Triton's own scheduling; all others are options of the task.
+# These parameters are the protocol's own or Triton's scheduling's; all others are options of the task.
 PROTOCOL_PARAMETERS = frozenset(
     {"binary_data_output", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
 )
@@ -37,7 +37,13 @@ TRITON_PREFIX = "triton_"
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What an answer says of the model, and what outputs there are."""
+    """What an answer says of the model.
+
+    Attributes:
+        name: the name under which it is registered.
+        version: its version; None leaves it out of answers.
+        outputs: how its results become tensors.
+    """
 
     name: str = ""
     version: str | None = None
@@ -49,10 +55,10 @@ class Inference:
     """The form of an answer; see `handlers.protocol.responses.Form`.
 
     Attributes:
-        model: whose outputs are asked for.
-        id: of the request, to be echoed; None where it has none.
-        wanted: names of the outputs, in the client's order, and whether each is binary; empty for all of them.
-        is_binary: of outputs that the client does not name.
+        model: the model whose outputs are asked for.
+        id: the request's id, which the answer repeats; None where it has none.
+        wanted: the names of the outputs, in the client's order, and whether each is binary; empty for all of them.
+        is_binary: whether outputs that the client does not name are binary.
     """
 
     model: Model = field(default_factory=Model)
@@ -61,7 +67,7 @@ class Inference:
     is_binary: bool = False
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        """One row for every item, nothing where it failed; {"error": ...} where all failed."""
+        """See `Form`. Every item has its row, with nothing in it where it failed; if all failed, {"error": ...}."""
         first, *_ = results
         is_good = np.array([not isinstance(result, ItemError) for result in results])
         if not is_good.any():
@@ -103,9 +109,9 @@ class Inquiry:
     """One request, read.
 
     Attributes:
-        tensors: inputs and options of each item, by name, in the client's order; at least one.
-        parameters: options of all items.
-        form: of the answer.
+        tensors: the inputs and options of each item, by name, in the client's order; at least one.
+        parameters: the options of all items.
+        form: how the answer is written.
     """
 
     tensors: Mapping[str, NDArray[Any]]
@@ -117,14 +123,14 @@ def split(body: bytes | bytearray | str, header: str) -> tuple[memoryview, memor
     """Take the binary tensors off a body.
 
     Args:
-        body: as it was sent.
+        body: the request's body, as it was sent.
         header: the value of LENGTH_HEADER.
 
     Returns:
         The JSON document and the bytes behind it.
 
     Raises:
-        MalformedTensor: the header's value is no length within the body.
+        MalformedTensor: the header's value is not a length within the body.
     """
     view = memoryview(body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body)
     is_number = header.isascii() and header.isdigit() and len(header) < 20
@@ -142,12 +148,12 @@ def read(document: Any, binary: memoryview, model: Model) -> Inquiry:
     """Read one request.
 
     Args:
-        document: JSON, parsed.
+        document: the parsed JSON.
         binary: the bytes behind it.
-        model: that is asked.
+        model: the model that is asked.
 
     Raises:
-        UnknownShape: a part of the document is not what the protocol says, or an output is asked for that there is not.
+        UnknownShape: a part of the document is not what the protocol says, or names an output that there is not.
         MalformedTensor: a tensor's data, datatype and shape do not agree.
     """
     if not is_inference(document) or not document["inputs"]:
@@ -167,7 +173,7 @@ def read(document: Any, binary: memoryview, model: Model) -> Inquiry:
 
 
 def _tensors(inputs: Sequence[Any], binary: memoryview) -> dict[str, NDArray[Any]]:
-    """Input tensors by name; binary ones follow each other in the same order."""
+    """Read the input tensors, by name; binary ones follow each other in the same order."""
     arrays: dict[str, NDArray[Any]] = {}
     for index, tensor in enumerate(inputs):
         try:
@@ -189,7 +195,7 @@ def _tensors(inputs: Sequence[Any], binary: memoryview) -> dict[str, NDArray[Any
 
 
 def _binary_size(parameters: Mapping[str, Any], binary: memoryview) -> int | None:
-    """How many of the remaining bytes are the tensor's; None where it stands in the document."""
+    """Say how many of the remaining bytes are the tensor's; None where it stands in the document."""
     if any(name.startswith("shared_memory") for name in parameters):
         raise UnknownShape("shared memory is not supported.")
     if "binary_data_size" not in parameters:
@@ -204,7 +210,7 @@ def _binary_size(parameters: Mapping[str, Any], binary: memoryview) -> int | Non
 
 
 def _wanted(outputs: Any, names: Sequence[str], is_binary: bool) -> dict[str, bool]:
-    """Outputs that the client names, in its order, and whether each is binary."""
+    """Read which outputs the client names, in its order, and whether each is binary."""
     if outputs is None:
         return {}
     if not isinstance(outputs, list):
@@ -248,5 +254,5 @@ def _content(array: NDArray[Any], binary_size: int | None) -> dict[str, Any]:
 
 
 def _errors(results: Sequence[Any]) -> NDArray[Any]:
-    """Of each item as JSON, "" of good ones: (B,)."""
+    """Write each item's error as JSON, and "" for good items: (B,) objects."""
     return np.array([encode(r.to_json()) if isinstance(r, ItemError) else b"" for r in results], object)

@@ -1,7 +1,7 @@
-"""Results of a task -> output tensors, one row an item. Pure.
+"""Turn results of a task into output tensors, one row for each item. Pure.
 
     embeddings                       -> Vectors   -> FP32 (B, D)
-    ranked labels, answers           -> Ranked    -> one tensor (B, k) for each of their fields, shorter lists padded
+    ranked labels, answers           -> Ranked    -> one tensor (B, k) for each of their fields; shorter lists padded
     records with one text each       -> Texts     -> BYTES (B,)
     anything else                    -> Documents -> BYTES (B,), each item's JSON
 
@@ -20,22 +20,22 @@ from handlers.protocol.responses import encode
 Arrays = Mapping[str, NDArray[Any]]
 Record = Mapping[str, Any]
 
-# What stands where there is nothing, by `dtype.kind`.
+# These values stand where there is nothing, by `dtype.kind`.
 _NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "O": ""}
 
 
 class OutputTensors(Protocol):
-    """How a task's results become tensors."""
+    """The way in which a task's results become tensors."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the tensors, in the order of an answer."""
+        """The names of the tensors, in the order of an answer."""
 
     def arrays(self, results: Sequence[Any]) -> Arrays:
-        """Tensors by name, each (B, ...) FP32, INT64 or objects.
+        """Make the tensors, by name; each is (B, ...), FP32, INT64 or objects.
 
         Args:
-            results: B >= 1 of the task's results, without errors.
+            results: B of the task's results, at least one, without errors.
 
         Raises:
             ValueError: a result holds what is no number.
@@ -44,7 +44,7 @@ class OutputTensors(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Each item's result as JSON."""
+    """Writes each item's result as JSON."""
 
     name: str = "result"
 
@@ -54,13 +54,13 @@ class Documents:
         return (self.name,)
 
     def arrays(self, results: Sequence[Any]) -> Arrays:
-        """BYTES (B,)."""
+        """See `OutputTensors`; BYTES (B,)."""
         return {self.name: np.array([encode(result) for result in results], object)}
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """The one field of each result."""
+    """Takes the one field of each result."""
 
     name: str
 
@@ -70,13 +70,13 @@ class Texts:
         return (self.name,)
 
     def arrays(self, results: Sequence[Record]) -> Arrays:
-        """BYTES (B,)."""
+        """See `OutputTensors`; BYTES (B,)."""
         return {self.name: np.array([result[self.name] for result in results], object)}
 
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Results that are arrays of one shape."""
+    """Stacks results that are arrays of one shape."""
 
     name: str
 
@@ -86,7 +86,7 @@ class Vectors:
         return (self.name,)
 
     def arrays(self, results: Sequence[NDArray[np.float32]]) -> Arrays:
-        """FP32 (B, D)."""
+        """See `OutputTensors`; FP32 (B, D)."""
         return {self.name: _finite(np.stack(results).astype(np.float32, copy=False))}
 
 
@@ -96,11 +96,11 @@ def _as_they_are(result: Sequence[Record]) -> Sequence[Record]:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Results that are records, best first: a column each, as wide as the longest result.
+    """Makes a tensor of each field of results that are records, best first, as wide as the longest result.
 
     Attributes:
-        dtypes: of the fields, by name.
-        records: the records of one result.
+        dtypes: the dtype of each field, by name.
+        records: finds the records of one result.
     """
 
     dtypes: Mapping[str, Any]
@@ -112,7 +112,7 @@ class Ranked:
         return tuple(self.dtypes)
 
     def arrays(self, results: Sequence[Any]) -> Arrays:
-        """(B, k) each; "", NaN and -1 where a result has fewer than k records."""
+        """See `OutputTensors`; (B, k) each, with "", NaN or -1 where a result has fewer than k records."""
         rows = [self.records(result) for result in results]
         columns = max(map(len, rows))
         return {name: self._column(name, np.dtype(dtype), rows, columns) for name, dtype in self.dtypes.items()}
@@ -128,24 +128,24 @@ LABELS = {"label": object, "score": np.float32}
 
 
 def from_mapping(result: Mapping[str, float]) -> Sequence[Record]:
-    """{label: score, ...}, likeliest first, as records."""
+    """Make records of {label: score, ...}, likeliest first."""
     return [{"label": label, "score": score} for label, score in result.items()]
 
 
 def one_or_many(result: Record | Sequence[Record]) -> Sequence[Record]:
-    """A result that is one record, or several, as several."""
+    """Make a list of a result that is one record or several."""
     return [result] if isinstance(result, Mapping) else result
 
 
 def scattered(array: NDArray[Any], is_good: NDArray[np.bool_]) -> NDArray[Any]:
-    """Rows of good items in their places, nothing in the others'.
+    """Put the rows of good items in their places, and nothing in the others'.
 
     Args:
         array: (G, ...), a row for each good item.
-        is_good: (B,), G of them true.
+        is_good: (B,), true for G items.
 
     Returns:
-        (B, ...)
+        (B, ...) of the same dtype.
     """
     if is_good.all():
         return array

@@ -1,4 +1,4 @@
-"""TorchServe rows -> items. Pure: no sockets, no context.
+"""Take TorchServe's rows apart into items. Pure: no sockets, no context.
 
     row (dict from TorchServe), its headers -> unpack -> Request: one payload per item, and the form of the answer
     one result per item -> Request.form.pack -> Reply (status, body and headers of that row; protocol.responses)
@@ -46,8 +46,8 @@ class Payload:
     """One item as its client sent it.
 
     Attributes:
-        value: the raw body or what a tensor holds for this item, or the input fields of a JSON object.
-        options: everything that is not input, unchecked.
+        value: the raw body, what a tensor holds for this item, or the input fields of a JSON object.
+        options: everything that is not input; it is not checked yet.
     """
 
     value: Value
@@ -60,7 +60,7 @@ class Request:
 
     Attributes:
         payloads: one per item, in the client's order; an ItemError where the item's shape is wrong.
-        form: of the answer.
+        form: how the answer is written.
     """
 
     payloads: tuple[Payload | ItemError, ...]
@@ -72,12 +72,12 @@ class Shape:
     """What a task accepts.
 
     Attributes:
-        inputs: names of the fields of a JSON object that are its value.
-        max_instances: most items of one request.
-        max_body_bytes: most bytes of one body.
-        options: names of the options of an item.
-        item_dimensions: of one item in a tensor of numbers; a tensor of so many holds one item.
-        model: what answers in the Open Inference Protocol say of it.
+        inputs: the names of the fields of a JSON object that are its value.
+        max_instances: the most items of one request.
+        max_body_bytes: the most bytes of one body.
+        options: the names of the options of an item.
+        item_dimensions: how many dimensions one item has in a tensor of numbers; a tensor of so many holds one item.
+        model: what answers in the Open Inference Protocol say of the model.
     """
 
     inputs: frozenset[str]
@@ -92,12 +92,12 @@ def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> 
     """Take one row apart.
 
     Args:
-        row: field name -> value: bytes, or already decoded JSON or text (`decode_input_request=true`).
-        headers: as TorchServe has them: the request's, and field name -> {"content-type": as sent}.
+        row: field name -> value; values are bytes, or JSON or text that is decoded (`decode_input_request=true`).
+        headers: the request's, and field name -> {"content-type": as sent}, as TorchServe has them.
         shape: what the task accepts.
 
     Returns:
-        The request. A row that is wrong as a whole is one ItemError.
+        The request. A row that is wrong as a whole becomes one ItemError.
     """
     length = _header(headers, open_inference.LENGTH_HEADER)
     try:
@@ -120,13 +120,13 @@ def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> 
 
 
 def _header(headers: Mapping[str, Any], name: str) -> str | None:
-    """Of the request, under any case: clients have theirs, and TorchServe's depends on the path."""
+    """Find a header of the request under any case: clients have theirs, and TorchServe's depends on the path."""
     values = (headers[key] for key in headers if key.lower() == name.lower())
     return next((value for value in values if isinstance(value, str)), None)
 
 
 def _content_type(headers: Mapping[str, Any], name: str) -> str:
-    """Of one field, without its parameters; "" where its client named none."""
+    """Find the media type of one field, without its parameters; "" where its client named none."""
     header = headers.get(name)
     content_type = header["content-type"] if isinstance(header, Mapping) else ""
     return str(content_type.partition(";")[0].strip().lower())
@@ -147,7 +147,7 @@ def _from_body(
 
 
 def _input_field(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The field that carries the input, and the others as options."""
+    """Name the field that carries the input, and take the others as options."""
     if BODY in row or DATA in row:
         name = BODY if BODY in row else DATA
     elif len(row) == 1:
@@ -162,7 +162,7 @@ def _input_field(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _form_value(value: Any) -> Any:
-    """A form knows only text: `top_k=3` means the number."""
+    """Read a value of a form, which knows only text: `top_k=3` means the number."""
     try:
         return json.loads(value)
     except (ValueError, TypeError):
@@ -173,7 +173,7 @@ def _parse_json(body: bytes | bytearray | memoryview | str) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        # It says what was expected and where, and quotes nothing.
+        # The error says what was expected and where, and quotes nothing.
         raise MalformedJson(f"The body is not valid JSON: {error}") from None
 
 
@@ -222,7 +222,7 @@ def _from_inference(document: Any, binary: memoryview, options: Mapping[str, Any
 def _tensor_items(
     tensors: Mapping[str, NDArray[Any]], shared: Mapping[str, Any], shape: Shape
 ) -> tuple[Payload | ItemError, ...]:
-    """Row i of every tensor makes item i."""
+    """Make item i of row i of every tensor."""
     inputs = _tensor_inputs(tensors, shape)
     columns = {
         name: _column(name, array, shape.item_dimensions if name in inputs and array.dtype.kind != "O" else 0)
@@ -242,7 +242,7 @@ def _tensor_items(
 
 
 def _tensor_inputs(names: Iterable[str], shape: Shape) -> Mapping[str, str]:
-    """Name of a tensor -> the input that it is; where a task has one input, clients call it what they like."""
+    """Map names of tensors to the inputs they are; where a task has one input, clients call it what they like."""
     named = {name: name for name in names if name in shape.inputs}
     if named:
         return named
@@ -256,7 +256,7 @@ def _tensor_inputs(names: Iterable[str], shape: Shape) -> Mapping[str, str]:
 
 
 def _column(name: str, array: NDArray[Any], dimensions: int) -> NDArray[Any]:
-    """An array whose rows are items of so many dimensions; of none, (B,)."""
+    """Shape an array so that its rows are items of so many dimensions: (B, ...), or (B,) where they have none."""
     if array.ndim == dimensions:
         return array[np.newaxis]
     if dimensions == 0 and array.size == len(array):
@@ -274,7 +274,7 @@ def _row(columns: Mapping[str, Sequence[Any]], index: int) -> dict[str, Any]:
 def _tensor_item(
     values: Mapping[str, Any], own: Mapping[str, Any], shared: Mapping[str, Any], shape: Shape
 ) -> Payload | ItemError:
-    """Text of JSON means what the field of a JSON object does; bytes and pixels are what a raw body is."""
+    """Make one item: text from JSON means what the field of a JSON object does, bytes and pixels what a raw body is."""
     try:
         options = {**shared, **{name: _option(name, value) for name, value in own.items()}}
     except InvalidInput as error:

@@ -1,4 +1,4 @@
-"""Results -> one row's answer, in the form of its request. Pure.
+"""Write results as one row's answer, in the form of its request. Pure.
 
 one item                  -> OneItem   -> the result, or the error
 {"instances": [...]}      -> Instances -> {"predictions": [...]}, errors in their places
@@ -21,9 +21,10 @@ class Reply:
     """One row's answer.
 
     Attributes:
-        status: HTTP's.
-        body: as `content_type` says.
-        headers: further ones.
+        status: the HTTP status code.
+        body: the bytes of the answer.
+        content_type: the body's media type.
+        headers: further headers of the answer.
     """
 
     status: int
@@ -32,27 +33,27 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def with_headers(self, headers: Mapping[str, str]) -> "Reply":
-        """The same with more headers."""
+        """Copy the answer and add headers; one that is there already is replaced."""
         return replace(self, headers={**self.headers, **headers})
 
 
 class Form(Protocol):
-    """How the answer to a request is written."""
+    """The form in which the answer to a request is written."""
 
     def pack(self, results: Sequence[Any]) -> Reply:
         """Put one row's answer together.
 
         Args:
-            results: one per payload of the request, in order: an ItemError, or a value that JSON can hold.
+            results: one per payload of the request, in order; each is an ItemError or a value that JSON can hold.
 
         Raises:
-            ValueError, TypeError: a result that cannot be written, such as NaN.
+            ValueError, TypeError: a result cannot be written, such as NaN.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class OneItem:
-    """The result itself, or the error with its status."""
+    """The answer is the result itself, or the error with its status."""
 
     def pack(self, results: Sequence[Any]) -> Reply:
         """See `Form`."""
@@ -64,39 +65,39 @@ class OneItem:
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """{"predictions": [...]}, errors standing in their places as {"error": {...}}."""
+    """The answer is {"predictions": [...]}, where errors stand in their places as {"error": {...}}."""
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        """See `Form`; 200 when at least one item has a result, otherwise the status of the first error."""
+        """See `Form`. The status is 200 when at least one item has a result, otherwise that of the first error."""
         predictions = [{"error": r.to_json()} if isinstance(r, ItemError) else r for r in results]
         return Reply(status_of(results), encode({"predictions": predictions}))
 
 
 def status_of(results: Sequence[Any]) -> int:
-    """200 when at least one item has a result, otherwise the status of the first error."""
+    """Choose the status of a row: 200 when at least one item has a result, otherwise that of the first error."""
     first, *_ = results
     is_failed = all(isinstance(result, ItemError) for result in results)
     return first.code if is_failed else 200
 
 
 def encode(value: Any) -> bytes:
-    """Compact UTF-8 JSON, arrays included; TorchServe itself would indent it.
+    """Write a value as compact UTF-8 JSON, arrays included; TorchServe itself would indent it.
 
     Raises:
-        ValueError: a number that JSON does not have, such as NaN.
-        TypeError: something that JSON does not have.
+        ValueError: it holds a number that JSON does not have, such as NaN.
+        TypeError: it holds something else that JSON does not have.
     """
     body = encode_padded(value)
     if b"null" in body:
-        # Where orjson found no number it wrote null; the slower encoder tells that from what is null or says so.
+        # orjson writes null for what is no number; the slower encoder raises there, and takes what is truly null.
         json.dumps(value, allow_nan=False, default=np.ndarray.tolist)
     return body
 
 
 def encode_padded(value: Any) -> bytes:
-    """The same for arrays that NaN pads: it is written as null.
+    """Write a value as `encode` does, but take arrays that are padded with NaN, which is written as null.
 
     Raises:
-        TypeError: something that JSON does not have.
+        TypeError: it holds something that JSON does not have.
     """
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

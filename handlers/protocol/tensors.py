@@ -1,12 +1,12 @@
-"""Tensors as the Open Inference Protocol writes them <-> numpy arrays. Pure.
+"""Read tensors as the Open Inference Protocol writes them into numpy arrays, and write them. Pure.
 
     "shape" -> read_shape -> how many elements there must be
     "data", flat or nested JSON    -> from_json   -> array -> to_json   -> flat JSON
     bytes behind the JSON document -> from_binary -> array -> to_binary -> bytes
 
-Binary tensors are little-endian and row-major. BYTES are arrays of dtype object: bytes where they came as binary, str
-where they came as JSON; each is written as its length in four bytes and itself. Nothing is allocated before the sizes
-that a client names are found to agree with what it sent.
+Binary tensors are little-endian and row-major. BYTES are arrays of dtype object, whose elements are bytes where they
+came as binary and str where they came as JSON; each is written as its length in four bytes and itself. Nothing is
+allocated before the sizes that a client names are found to agree with what it sent.
 """
 
 import math
@@ -38,20 +38,20 @@ DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-# What JSON may hold for each kind of number, as `dtype.kind` has them.
+# JSON may hold these types for each kind of number, as `dtype.kind` names the kinds.
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
 
-# No model has more; numpy itself ends at 64.
+# No model has tensors of more dimensions; numpy itself ends at 64.
 MAX_DIMENSIONS = 16
 
 _LENGTH = struct.Struct("<I")
 
 
 def read_dtype(datatype: Any) -> np.dtype[Any]:
-    """The dtype of a datatype's name.
+    """Find the dtype of a datatype's name.
 
     Raises:
-        MalformedTensor: none of DTYPES; BF16 is among the others.
+        MalformedTensor: it is none of DTYPES, such as BF16.
     """
     if not isinstance(datatype, str) or datatype not in DTYPES:
         raise MalformedTensor(f'"datatype" must be one of {", ".join(DTYPES)}.')
@@ -59,10 +59,10 @@ def read_dtype(datatype: Any) -> np.dtype[Any]:
 
 
 def read_shape(shape: Any) -> tuple[int, ...]:
-    """A shape of any size; nothing is allocated for it.
+    """Read a shape of any size; nothing is allocated for it.
 
     Raises:
-        MalformedTensor: not a list of at most MAX_DIMENSIONS whole numbers, none negative.
+        MalformedTensor: it is not a list of at most MAX_DIMENSIONS whole numbers, none negative.
     """
     is_shape = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
     if not is_shape or len(shape) > MAX_DIMENSIONS:
@@ -74,9 +74,12 @@ def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) 
     """Read a binary tensor.
 
     Args:
-        dtype: of `read_dtype`.
-        shape: of `read_shape`.
-        data: exactly the tensor's bytes; numbers stay where they are.
+        dtype: what `read_dtype` found.
+        shape: what `read_shape` found.
+        data: exactly the tensor's bytes; arrays of numbers use them where they are.
+
+    Returns:
+        An array of that dtype and shape.
 
     Raises:
         MalformedTensor: the bytes do not make up the shape.
@@ -92,7 +95,7 @@ def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) 
 
 
 def _elements(data: memoryview, count: int) -> list[bytes]:
-    """The elements of BYTES, each behind its length."""
+    """Read the elements of BYTES, each behind its length."""
     elements: list[bytes] = []
     start = 0
     while start < len(data):
@@ -114,14 +117,22 @@ def _elements(data: memoryview, count: int) -> list[bytes]:
 
 
 def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArray[Any]:
-    """Read a tensor's "data": a flat list, row by row, or lists nested as the shape is.
+    """Read a tensor's "data".
+
+    Args:
+        dtype: what `read_dtype` found.
+        shape: what `read_shape` found.
+        data: a flat list, row by row, or lists nested as the shape is.
+
+    Returns:
+        An array of that dtype and shape.
 
     Raises:
-        MalformedTensor: not such a list, other elements than the datatype's, or not as many as the shape has.
+        MalformedTensor: it is no such list, or its elements are not the datatype's, or not as many as the shape has.
     """
     if not isinstance(data, list):
         raise MalformedTensor('"data" must be a list; a binary tensor has parameters.binary_data_size instead.')
-    # As objects: left to itself numpy gives every element the room of the longest string among them.
+    # They stay objects: left to itself, numpy gives every element the room of the longest string among them.
     objects = np.array(data, object)
     if not set(map(type, objects.ravel().tolist())) <= _JSON_TYPES[dtype.kind]:
         raise MalformedTensor(f'"data" must be a flat list of {_NAMES[dtype]}, or nested as the shape is.')
@@ -137,7 +148,7 @@ def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArra
 
 
 def datatype_of(array: NDArray[Any]) -> str:
-    """The name of an array's datatype."""
+    """Name an array's datatype."""
     return _NAMES[array.dtype.newbyteorder("<")]
 
 
@@ -149,7 +160,7 @@ def to_binary(array: NDArray[Any]) -> bytes:
 
 
 def to_json(array: NDArray[Any]) -> Sequence[Any] | NDArray[Any]:
-    """Write a tensor's "data", flat, for an encoder that takes arrays; bytes that are no UTF-8 are replaced."""
+    """Write a tensor's "data", flat, for an encoder that takes arrays; bytes that are not UTF-8 are replaced."""
     if array.dtype.kind == "O":
         return [element if isinstance(element, str) else element.decode(errors="replace") for element in array.ravel()]
     return np.ascontiguousarray(array).ravel()
@@ -160,7 +171,7 @@ def _encoded(element: str | bytes) -> bytes:
 
 
 def _objects(elements: Sequence[Any]) -> NDArray[Any]:
-    """One dimension, whatever the elements are."""
+    """Make an array of one dimension, whatever the elements are."""
     array = np.empty(len(elements), object)
     array[:] = elements
     return array

@@ -1,4 +1,4 @@
-"""One file, one class, one task: the entry of an archive, where each file stands at the root under its own name.
+"""Each file holds one class, which is one task and the entry of an archive: there it stands at the root, by its name.
 
 A task may import everything of handlers but another task.
 """

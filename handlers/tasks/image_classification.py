@@ -1,4 +1,4 @@
-"""Image classification with any torchvision classifier: an image in, label -> probability out."""
+"""Image classification with any torchvision classifier turns an image into probabilities of labels."""
 
 import base64
 import json
@@ -16,6 +16,7 @@ from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import CorruptInput, InvalidConfig, UnknownShape
+from handlers.probabilities import softmax
 from handlers.protocol.output_tensors import LABELS, Ranked, from_mapping
 from handlers.protocol.requests import Payload, Value
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
@@ -54,11 +55,11 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
         return TorchEngine(module, self.device, ["pixels"], ["logits"], config.threads)
 
     def sample(self) -> Payload:
-        """A grey JPEG."""
+        """See `BatchHandler.sample`; a grey JPEG."""
         return Payload(grey_jpeg(self.config.resize_size))
 
     def decode(self, payload: Payload) -> Picture:
-        """Bytes, {"b64": ...} or pixels, to the model's square; option `top_k`."""
+        """Cut the model's square out of bytes, {"b64": ...} or pixels, and read the option `top_k`."""
         options = parse_options(ImageClassificationOptions, payload.options)
         return Picture(self._square(payload.value), options.top_k or self.config.top_k)
 
@@ -74,14 +75,12 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
                 raise UnknownShape('An image comes as bytes, as {"b64": ...} or as a tensor, not as text.')
 
     def collate(self, items: Sequence[Picture]) -> Arrays:
-        """pixels: (B, S, S, 3) uint8."""
+        """Stack the items: `pixels`, (B, S, S, 3) uint8."""
         return {"pixels": np.stack([item.pixels for item in items])}
 
     def split(self, outputs: Outputs, items: Sequence[Picture]) -> Sequence[Any]:
-        """logits (B, classes) -> per item {label: probability}, the `top_k` likeliest, likeliest first."""
-        logits = outputs["logits"]
-        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+        """Turn `logits`, (B, classes), into {label: probability} per item: its `top_k` likeliest, likeliest first."""
+        probabilities = softmax(outputs["logits"])
         order = np.argsort(-probabilities, axis=1, kind="stable")
         return [
             {self.labels[index]: float(row[index]) for index in ranks[: item.top_k]}

@@ -1,6 +1,6 @@
-"""Language identification with a fastText model: a text in, labels with their scores out."""
+"""Language identification with a fastText model turns a text into labels with their scores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from handlers.errors import InvalidConfig
 from handlers.protocol.output_tensors import LABELS, Ranked
 from handlers.protocol.requests import Payload
 from handlers.text.config import LanguageIdConfig, LanguageIdOptions
-from handlers.text.inputs import Text, read_text
+from handlers.text.inputs import Text, text_of
 
 PREFIX = "__label__"
 
@@ -35,26 +35,25 @@ class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]])
         return FastTextEngine(found[0])
 
     def sample(self) -> Payload:
-        """A sentence."""
+        """See `BatchHandler.sample`; a sentence."""
         return Payload("Bonjour tout le monde.")
 
     def decode(self, payload: Payload) -> Text[LanguageIdOptions]:
-        """Text, or {"text": ...}, on one line; options `top_k`, `threshold` and `label_prefix`."""
+        """Check a text, or {"text": ...}, put it on one line, and read its options."""
         options = parse_options(LanguageIdOptions, payload.options)
-        value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
-        text = read_text(value, "text", self.config.max_characters)
+        text = text_of(payload, self.config.max_characters)
         # fastText takes a line break for the end of the text, and any white space for the same separator.
         return Text(" ".join(text.split()), options)
 
     def collate(self, items: Sequence[Text[LanguageIdOptions]]) -> Arrays:
-        """texts (B,) of str; top_k (B,) int."""
+        """Stack the items: `texts`, (B,) str, and `top_k`, (B,) int."""
         return {
             "texts": np.array([item.text for item in items], object),
             "top_k": np.array([item.options.top_k or self.config.top_k for item in items]),
         }
 
     def split(self, outputs: Outputs, items: Sequence[Text[LanguageIdOptions]]) -> Sequence[Any]:
-        """Per item [{"label", "score"}, ...], likeliest first."""
+        """Turn labels and scores, (B,) each, into [{"label", "score"}, ...] per item, likeliest first."""
         rows = zip(outputs["labels"], outputs["scores"], items, strict=True)
         return [self._predictions(labels, scores, item.options) for labels, scores, item in rows]
 

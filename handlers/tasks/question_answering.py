@@ -1,4 +1,4 @@
-"""Extractive question answering: a question and a context in, the part of the context that answers it out."""
+"""Extractive question answering finds the part of a context that answers a question."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,18 +12,15 @@ from handlers.errors import EmptyInput, InvalidConfig, InvalidInput, ItemError, 
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import Ranked, one_or_many
 from handlers.protocol.requests import Payload
-from handlers.text.answer_spans import Passage, characters, context_tokens, cut, likeliest_spans
+from handlers.text.answer_spans import TUNING, Passage, characters, context_tokens, cut, likeliest_spans
 from handlers.text.config import QuestionAnsweringConfig, QuestionAnsweringOptions
 from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import read_text
 
-# What transformers' question-answering pipeline takes where nobody says: tokens of a window, and of its overlap.
-WINDOW_TOKENS, SHARED_TOKENS = 384, 128
-
 
 class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
-    """See `TextHandler`. A long context goes through the model in windows, all of them in one forward pass."""
+    """See `TextHandler`. A long context goes through the model in windows, all of them in one micro-batch."""
 
     config_class = QuestionAnsweringConfig
     inputs = frozenset({"question", "context"})
@@ -37,23 +34,23 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
         engine = super().load()
         self.null_id = self.tokenizer.cls_token_id
         if self.config.max_length is None:
-            self.max_length = min(self.max_length, WINDOW_TOKENS)
+            self.max_length = min(self.max_length, TUNING.window_tokens)
         stride = self.config.doc_stride
-        self.doc_stride = min(self.max_length // 2, SHARED_TOKENS) if stride is None else stride
+        self.doc_stride = min(self.max_length // 2, TUNING.shared_tokens) if stride is None else stride
         if self.doc_stride >= self.max_length:
             raise InvalidConfig(f"doc_stride: {self.doc_stride} is not less than max_length {self.max_length}")
         return engine
 
     def sample(self) -> Payload:
-        """A question and a sentence."""
+        """See `BatchHandler.sample`; a question and a sentence."""
         return Payload({"question": "What comes next?", "context": "What went before decides what comes next."})
 
     def samples(self) -> Iterable[Payload]:
-        """The same one."""
+        """See `BatchHandler.samples`; the one sample."""
         return (self.sample(),)
 
     def decode(self, payload: Payload) -> Passage:
-        """{"question": ..., "context": ...}, checked; either may stand beside "instances", for all of them."""
+        """Check {"question": ..., "context": ...}; either may stand beside "instances", where it holds for all."""
         if not isinstance(payload.value, Mapping):
             raise UnknownShape('A question comes as {"question": ..., "context": ...}.')
         fields = {**payload.options, **payload.value}
@@ -85,7 +82,7 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
         return replace(item, encoding=encoding, windows=windows[:limit])
 
     def _check(self, encoding: Any, context: range) -> None:
-        """That there is a context, and room for it beside the question."""
+        """Check that there is a context, and room for it beside the question."""
         if not context:
             raise EmptyInput("context: nothing that the tokenizer knows.")
         others = len(encoding.ids) - len(context)
@@ -95,20 +92,20 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
             raise TextTooLong(f"question: {question} tokens; {limit} leave room for windows of so long a context.")
 
     def cost(self, item: Passage) -> Cost:
-        """The padded tokens of all its windows."""
+        """See `BatchHandler.cost`; the item's length is the padded tokens of all its windows."""
         return Cost(len(item.windows) * self.padded_length(max(len(window.ids) for window in item.windows)))
 
     def collate(self, items: Sequence[Passage]) -> Arrays:
-        """See `stack`: a row per window."""
+        """See `stack`; each window is a row."""
         return self.stack([window for item in items for window in item.windows])
 
     def split(self, outputs: Outputs, items: Sequence[Passage]) -> Sequence[Any]:
-        """start_logits and end_logits (windows, T) -> per item {"answer", "score", "start", "end"}, or a list."""
+        """Turn `start_logits` and `end_logits`, (windows, T), into {"answer", "score", "start", "end"} or a list."""
         rows = zip(outputs["start_logits"], outputs["end_logits"], strict=True)
         return [self._answers(item, list(islice(rows, len(item.windows)))) for item in items]
 
     def _answers(self, item: Passage, rows: Sequence[tuple[Any, Any]]) -> Any:
-        """Windows see a context's tokens twice, and spans widen to the same words: an answer has its best score."""
+        """Rank an item's answers. Windows overlap, and spans widen to the same words: an answer has its best score."""
         options, encoding = item.options, item.encoding
         origin = item.windows[0].first
         scores: dict[tuple[int, int], float] = {}
@@ -119,8 +116,7 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
                 window,
                 has_null=window.ids[0] == self.null_id,
                 max_tokens=options.max_answer_tokens,
-                # More than asked for: some turn out to be the same words.
-                count=2 * options.top_k + 10,
+                count=TUNING.spans_per_answer * options.top_k + TUNING.spare_spans,
             )
             for span in spans:
                 place = characters(

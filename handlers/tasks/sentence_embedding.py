@@ -1,4 +1,4 @@
-"""Sentence embedding: a text in, a vector out, pooled and normalised as the model's own files say."""
+"""Sentence embedding turns a text into a vector, which is pooled and normalised as the model's own files say."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,5 +20,5 @@ class SentenceEmbeddingHandler(TextHandler[TextConfig, Text[NoOptions]]):
     output_tensors = Vectors("embedding")
 
     def split(self, outputs: Outputs, items: Sequence[Text[NoOptions]]) -> Sequence[Any]:  # noqa: ARG002
-        """embeddings (B, D) float32 -> per item its row, written as [float, ...]."""
+        """Give each item its row of `embeddings`, (B, D) float32, which is written as [float, ...]."""
         return list(outputs["embeddings"])

@@ -1,4 +1,4 @@
-"""Text classification: a text in, labels with scores out, likeliest first."""
+"""Text classification turns a text into labels with scores, likeliest first."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handlers.engines import Engine, Outputs
+from handlers.probabilities import sigmoid, softmax
 from handlers.protocol.output_tensors import LABELS, Ranked
 from handlers.text.config import TextClassificationConfig, TextClassificationOptions
 from handlers.text.encoders import Head
@@ -32,7 +33,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
         return engine
 
     def split(self, outputs: Outputs, items: Sequence[Text[TextClassificationOptions]]) -> Sequence[Any]:
-        """logits (B, labels) -> per item [{"label", "score"}, ...], the `top_k` likeliest, likeliest first."""
+        """Turn `logits`, (B, labels), into [{"label", "score"}, ...] per item, its `top_k` likeliest in order."""
         scores = _scores(outputs["logits"], self.function)
         order = np.argsort(-scores, axis=1, kind="stable")
         return [
@@ -42,7 +43,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
 
 
 def _function(problem_type: str | None, labels: int) -> Any:
-    """What transformers' pipeline applies: one label alone is a probability, unless the model says it is a value."""
+    """Choose what transformers' pipeline applies; one label alone is a probability, unless the model says otherwise."""
     if problem_type == "regression":
         return "none"
     return "sigmoid" if problem_type == "multi_label_classification" or labels == 1 else "softmax"
@@ -50,9 +51,5 @@ def _function(problem_type: str | None, labels: int) -> Any:
 
 def _scores(logits: NDArray[np.float32], function: str) -> NDArray[np.float32]:
     if function == "sigmoid":
-        # 1 / (1 + exp(-x)), which overflows for no x.
-        return np.exp(-np.logaddexp(0, -logits))
-    if function == "softmax":
-        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
-    return logits
+        return sigmoid(logits)
+    return softmax(logits) if function == "softmax" else logits

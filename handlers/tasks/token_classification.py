@@ -1,4 +1,4 @@
-"""Token classification: a text in, its entities out, with their places in the text."""
+"""Token classification turns a text into its entities, with their places in the text."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handlers.engines import Engine, Outputs
+from handlers.probabilities import softmax
 from handlers.text.config import TokenClassificationConfig, TokenClassificationOptions
 from handlers.text.encoders import Head
 from handlers.text.entities import Token, find_entities
@@ -33,10 +34,8 @@ class TokenClassificationHandler(TextHandler[TokenClassificationConfig, Text[Tok
         return engine
 
     def split(self, outputs: Outputs, items: Sequence[Text[TokenClassificationOptions]]) -> Sequence[Any]:
-        """logits (B, T, labels) -> per item a list of its entities, in the order of the text."""
-        logits = outputs["logits"]
-        exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        scores = exponentials / exponentials.sum(axis=-1, keepdims=True)
+        """Turn `logits`, (B, T, labels), into a list of entities per item, in the order of its text."""
+        scores = softmax(outputs["logits"])
         return [self._entities(item, rows) for item, rows in zip(items, scores, strict=True)]
 
     def _entities(self, item: Text[TokenClassificationOptions], scores: NDArray[np.float32]) -> list[dict[str, Any]]:
@@ -49,7 +48,7 @@ class TokenClassificationHandler(TextHandler[TokenClassificationConfig, Text[Tok
         )
 
     def _tokens(self, item: Text[TokenClassificationOptions], scores: NDArray[np.float32]) -> Iterator[Token]:
-        """The text's tokens without special ones and padding."""
+        """Yield the text's tokens, without special ones and padding."""
         encoding = item.encoding
         rows = zip(encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True)
         for index, (token_id, word, (start, end), is_special) in enumerate(rows):

@@ -1,28 +1,20 @@
-"""Translation with any transformers model from text to text: Marian, M2M100, NLLB, SeamlessM4T, T5."""
+"""Translation takes any transformers model from text to text: Marian, M2M100, NLLB, SeamlessM4T, T5."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
-
-import numpy as np
 
 from handlers.base import BatchHandler
 from handlers.config import parse_options
 from handlers.engines import Arrays, Outputs
-from handlers.engines.seq2seq import (
-    STEP_ITEMS,
-    Generator,
-    load_model,
-    load_tokenizer,
-    new_token_limits,
-)
-from handlers.errors import InvalidConfig, ItemError, TextTooLong, UnknownOption
+from handlers.engines.seq2seq import Generator, load_model, load_tokenizer, new_token_limits, step_items
+from handlers.errors import InvalidConfig, ItemError, UnknownOption
 from handlers.pipeline.micro_batches import Cost, Overhead
 from handlers.protocol.output_tensors import Texts
 from handlers.protocol.requests import Payload
 from handlers.text.encoders import source_limit
-from handlers.text.inputs import Text, padded, read_text
+from handlers.text.inputs import Text, right_padded, text_of, tokenised
 from handlers.text.languages import Target, read_languages
 from handlers.text.translation_config import TranslationConfig, TranslationOptions
 
@@ -30,7 +22,11 @@ Sentence = Text[TranslationOptions]
 
 
 class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
-    """Serves what the archive holds: tokenizer, configuration and model.safetensors of a Hugging Face checkpoint."""
+    """Serves what the archive holds: tokenizer, configuration and model.safetensors of a Hugging Face checkpoint.
+
+    text -> decode -> checked text -> prepare: one call of the tokenizer for each source language
+         -> collate, forward: one generate() for items of the same options and languages -> split: its text
+    """
 
     config_class = TranslationConfig
     options_class = TranslationOptions
@@ -62,21 +58,20 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
             getattr(model.config, "max_position_embeddings", None),
             config.max_new_tokens_limit,
         )
-        self.overhead = Overhead(items=STEP_ITEMS.get(self.device.type, 0))
+        self.overhead = Overhead(items=step_items(self.device))
         return Generator(model, self.device, config.threads)
 
     def sample(self) -> Payload:
-        """A sentence, in the model's first languages where the configuration names none."""
+        """See `BatchHandler.sample`; a sentence, in the model's first languages where the configuration names none."""
         config, languages = self.config, self.languages
         source, target = min(languages.sources, default=None), min(languages.targets, default=None)
         options = {"src_lang": config.src_lang or source, "tgt_lang": config.tgt_lang or target}
         return Payload("What went before decides what comes next.", options)
 
     def decode(self, payload: Payload) -> Sentence:
-        """Text, or {"text": ...}, checked; its options complete, so that equal ones make a group."""
+        """Check a text, or {"text": ...}, and complete its options, so that equal ones make a group."""
         sent = parse_options(TranslationOptions, payload.options)
-        value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
-        text = read_text(value, "text", self.config.max_characters)
+        text = text_of(payload, self.config.max_characters)
         beams = sent.num_beams or self.config.num_beams
         is_greedy = beams == 1
         options = replace(
@@ -96,7 +91,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
         return Text(text, options)
 
     def prepare(self, items: Sequence[Sentence]) -> Sequence[Sentence | ItemError]:
-        """Tokenise in one call for each source language; what is too long is refused, or cut where that is set."""
+        """Tokenise in one call for each source language; what is too long is refused, or cut if so set."""
         sources: dict[str | None, list[int]] = defaultdict(list)
         for index, item in enumerate(items):
             sources[item.options.src_lang].append(index)
@@ -110,40 +105,34 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
                 max_length=self.max_length if self.config.truncation else None,
             )
             for index, ids in zip(indices, encodings["input_ids"], strict=True):
-                outcomes[index] = self._encoded(items[index], ids)
+                outcomes[index] = tokenised(items[index], ids, self.max_length)
         return outcomes
 
     def _target(self, item: Sentence) -> Target:
         return self.languages.targets.get(item.options.tgt_lang or "", Target())
 
-    def _encoded(self, item: Sentence, ids: list[int]) -> Sentence | ItemError:
-        if len(ids) > self.max_length:
-            return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {self.max_length}."))
-        return item.encoded(ids)
-
     def cost(self, item: Sentence) -> Cost:
-        """Its tokens, once for every beam; what shares a generate() has the same options and languages."""
+        """See `BatchHandler.cost`; tokens count once for every beam, and equal options and languages make a group."""
         return Cost(self._length(len(item.ids)) * (item.options.num_beams or 1), item.options)
 
     def _length(self, tokens: int) -> int:
         return self.max_length if self.config.padding == "max_length" else tokens
 
     def collate(self, items: Sequence[Sentence]) -> Arrays:
-        """input_ids, attention_mask: (B, T) int64, right-padded."""
-        lengths = np.array([len(item.ids) for item in items])
-        length = self._length(int(lengths.max()))
-        input_ids = padded([item.ids for item in items], length, self.tokenizer.pad_token_id)
-        return {"input_ids": input_ids, "attention_mask": (np.arange(length) < lengths[:, None]).astype(np.int64)}
+        """Pad the items to the longest: `input_ids` and `attention_mask`, (B, T) int64, right-padded."""
+        length = self._length(max(len(item.ids) for item in items))
+        input_ids, attention_mask = right_padded([item.ids for item in items], length, self.tokenizer.pad_token_id)
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
 
     def forward(self, inputs: Arrays, items: Sequence[Sentence]) -> Outputs:
-        """One generate() for all: (B, U) token ids."""
+        """Run one generate() for all items: `sequences`, (B, U) int64."""
         first, *_ = items
         options = {name: value for name, value in asdict(first.options).items() if value is not None}
         arguments = {name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")}
         return self.engine.run(inputs, {**arguments, **self._target(first).arguments})
 
     def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:  # noqa: ARG002
-        """sequences (B, U) -> per item {"translation_text": ...}."""
+        """Turn `sequences`, (B, U), into {"translation_text": ...} per item."""
         texts = self.tokenizer.batch_decode(
             outputs["sequences"], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )

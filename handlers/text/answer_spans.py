@@ -1,4 +1,4 @@
-"""A question and its context as overlapping windows; what the model says of the windows -> answers. Pure.
+"""Cut a question's context into overlapping windows, and find answers in what the model says of them. Pure.
 
 encoding of question and context -> cut -> windows that the model can hold
 logits of a window -> likeliest_spans -> spans of its context's tokens -> characters of the context
@@ -11,8 +11,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.probabilities import softmax
 from handlers.text.config import QuestionAnsweringOptions
 from handlers.text.inputs import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How a context is cut and how many spans are looked at, where nobody says.
+
+    Attributes:
+        window_tokens: the tokens of a window, those of the question and special ones included; transformers'
+            question-answering pipeline has the same.
+        shared_tokens: the tokens of the context that neighbouring windows share; that pipeline's doc_stride.
+        spans_per_answer: how many spans of each window are looked at for every answer that is asked for, since some
+            turn out to be the same words as another.
+        spare_spans: how many spans of each window are looked at beyond these.
+    """
+
+    window_tokens: int = 384
+    shared_tokens: int = 128
+    spans_per_answer: int = 2
+    spare_spans: int = 10
+
+
+TUNING = Tuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +43,9 @@ class Window:
     """The question and a part of the context: a row of a micro-batch.
 
     Attributes:
-        ids, type_ids: as the model takes them, special tokens included.
-        offset: of its first token of the context, among all the context's.
-        first: index of that token in `ids`.
+        ids, type_ids: its tokens and their segments as the model takes them, special tokens included.
+        offset: the index of its first token of the context among all tokens of the context.
+        first: the index of that token in `ids`.
         tokens: how many tokens of the context it has.
     """
 
@@ -35,11 +58,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Passage(Text[QuestionAnsweringOptions]):
-    """One item: `text` is the context.
+    """One item, whose `text` is the context.
 
     Attributes:
-        question: what is asked of it.
-        windows: empty until the batch is tokenised.
+        question: what is asked about the context.
+        windows: the parts of the context; none until the batch is tokenised.
     """
 
     question: str = ""
@@ -48,7 +71,12 @@ class Passage(Text[QuestionAnsweringOptions]):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of a context, both ends included, and how likely the answer starts at the one and ends at the other."""
+    """Tokens of a context that may be the answer.
+
+    Attributes:
+        score: the probability that the answer starts at `first`, times the one that it ends at `last`.
+        first, last: the indices of its first and last token among the context's.
+    """
 
     score: float
     first: int
@@ -56,19 +84,23 @@ class Span:
 
 
 def context_tokens(encoding: Any) -> range:
-    """Where the tokens of the context lie in an encoding; special tokens stand around them."""
+    """Find the tokens of the context in an encoding, where special tokens stand around them."""
     indices = [index for index, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
     return range(indices[0], indices[-1] + 1) if indices else range(0)
 
 
 def cut(encoding: Any, context: range, max_length: int, stride: int) -> list[Window]:
-    """Cut a context into windows, as few as reach its end; one where it fits.
+    """Cut a context into windows, as few as reach its end.
 
     Args:
-        encoding: of question and context.
-        context: of `context_tokens`, not empty.
-        max_length: most tokens of a window; where one is not enough, room for more than `stride` of the context.
-        stride: tokens of the context that neighbouring windows share.
+        encoding: the tokenizer's, of question and context.
+        context: what `context_tokens` found, not empty.
+        max_length: the most tokens of a window; where one window is not enough, it must leave room for more than
+            `stride` tokens of the context.
+        stride: how many tokens of the context neighbouring windows share.
+
+    Returns:
+        The windows, in the order of the context; a single one where the context fits.
     """
     ids, type_ids = encoding.ids, encoding.type_ids
     room = max_length - (len(ids) - len(context))
@@ -97,14 +129,17 @@ def likeliest_spans(
     max_tokens: int,
     count: int,
 ) -> Iterator[Span]:
-    """The likeliest spans of one window, likeliest first.
+    """Find the likeliest spans of one window.
 
     Args:
-        start_logits, end_logits: (T,), padded or not.
-        window: what the logits are of.
-        has_null: the first token, the model's place for "no answer", takes its share of the probability.
-        max_tokens: most tokens of a span.
-        count: most spans.
+        start_logits, end_logits: (T,) float32, with padding or without.
+        window: what the logits belong to.
+        has_null: whether the first token, as the model's place for "no answer", takes its share of the probability.
+        max_tokens: the most tokens of a span.
+        count: the most spans.
+
+    Returns:
+        The spans, likeliest first.
     """
     starts = _probabilities(start_logits, window, has_null)
     ends = _probabilities(end_logits, window, has_null)
@@ -121,16 +156,23 @@ def likeliest_spans(
 
 
 def _probabilities(logits: NDArray[np.float32], window: Window, has_null: bool) -> NDArray[np.float64]:
-    """Of each token of the window's context; nothing else but the null token may be an answer."""
+    """Share the probability among the tokens of the window's context; only the null token may have a part of it."""
     null = logits[: int(has_null)]
-    allowed = np.concatenate([null, logits[window.first : window.first + window.tokens]]).astype(np.float64)
-    exponentials = np.exp(allowed - allowed.max())
-    probabilities: NDArray[np.float64] = exponentials / exponentials.sum()
-    return probabilities[len(null) :]
+    allowed = np.concatenate([null, logits[window.first : window.first + window.tokens]])
+    return softmax(allowed.astype(np.float64))[len(null) :]
 
 
 def characters(encoding: Any, first: int, last: int, *, align_to_words: bool) -> tuple[int, int]:
-    """Characters of the context that tokens `first` to `last` of the encoding stand for, end not included."""
+    """Find the characters of the context that some of its tokens stand for.
+
+    Args:
+        encoding: the tokenizer's, of question and context.
+        first, last: the indices of the first and the last token in the encoding.
+        align_to_words: whether to widen them to whole words.
+
+    Returns:
+        The index of the first character, and the one behind the last.
+    """
     (start, _), (_, end) = (_place(encoding, token, align_to_words) for token in (first, last))
     return start, end
 

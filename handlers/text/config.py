@@ -7,7 +7,7 @@ from pydantic.dataclasses import dataclass
 
 from handlers.config import SETTINGS, Answers, Count, HandlerConfig, Labels, Share
 
-# How token-classification groups tokens, under the names of transformers' pipeline.
+# Token classification groups tokens in these ways, which have the names of transformers' pipeline.
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 
 
@@ -16,12 +16,13 @@ class TextConfig(HandlerConfig):
     """Settings that every task on a transformer has.
 
     Attributes:
-        max_tokens: most padded tokens of one forward pass, items times the longest.
-        max_length: most tokens of one text, special ones included; None for what the model's own files say.
-        max_characters: most characters of one text, refused before it is tokenised.
-        truncation: cut a text that is too long, instead of refusing it.
-        padding: `longest` of the micro-batch, rounded up to one of few sizes, or always `max_length`.
-        trust_remote_code: run Python that the model's folder brings.
+        max_tokens: the most padded tokens of one micro-batch, its items times its longest.
+        max_length: the most tokens of one text, special ones included; None for what the model's own files say.
+        max_characters: the most characters of one text; a longer one is refused before it is tokenised.
+        truncation: whether to cut a text that is too long, instead of refusing it.
+        padding: `longest` pads to the longest text of the micro-batch, rounded up to one of few lengths; `max_length`
+            always pads to `max_length`.
+        trust_remote_code: whether to run Python that the model's folder brings.
     """
 
     max_tokens: Count | None = 8192
@@ -39,8 +40,8 @@ class LanguageIdConfig(HandlerConfig):
     """Settings of language identification.
 
     Attributes:
-        top_k, threshold, label_prefix: of LanguageIdOptions, where the request does not say.
-        max_characters: most characters of one text.
+        top_k, threshold, label_prefix: the options of that name, where the request does not say.
+        max_characters: the most characters of one text.
     """
 
     top_k: Count = 1
@@ -54,11 +55,11 @@ class LanguageIdConfig(HandlerConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class LanguageIdOptions:
-    """Options of one text; None for the configuration's.
+    """Options of one text; None stands for the configuration's setting of that name.
 
     Attributes:
-        top_k: most labels of its answer.
-        threshold: least score of a label.
+        top_k: the most labels of its answer.
+        threshold: the least score of a label, 0..1.
         label_prefix: whether labels are as fastText has them, "__label__en", or bare, "en".
     """
 
@@ -72,8 +73,9 @@ class TextClassificationConfig(TextConfig):
     """Settings of text classification.
 
     Attributes:
-        top_k: labels of an answer, where the request does not say; None for all.
-        function_to_apply: what makes scores of logits; `auto` for what the model's own configuration says.
+        top_k: the most labels of an answer, where the request does not say; None for all.
+        function_to_apply: the function that makes scores of logits; `auto` for the one that the model's own
+            configuration implies.
     """
 
     top_k: Count | None = 1
@@ -92,8 +94,8 @@ class TokenClassificationConfig(TextConfig):
     """Settings of token classification.
 
     Attributes:
-        aggregation: how tokens become entities, where the request does not say.
-        ignore_labels: labels that no answer has.
+        aggregation: how tokens become entities, where the request does not say; see handlers.text.entities.
+        ignore_labels: labels that are left out of every answer.
     """
 
     aggregation: Aggregation = "simple"
@@ -112,10 +114,11 @@ class QuestionAnsweringConfig(TextConfig):
     """Settings of question answering; the defaults are those of transformers' pipeline of that name.
 
     Attributes:
-        max_length: most tokens of a question and a window of its context; None for 384, or the model's limit if less.
-        doc_stride: tokens that neighbouring windows share; None for 128, or half of `max_length` if that is less.
-        max_windows: most windows of one context; `truncation: true` leaves out what comes after them.
-        top_k, max_answer_tokens, align_to_words: of QuestionAnsweringOptions, where the request does not say.
+        max_length: the most tokens of a question and a window of its context together; None for 384, or the model's
+            limit if that is less.
+        doc_stride: how many tokens neighbouring windows share; None for 128, or half of `max_length` if that is less.
+        max_windows: the most windows of one context; `truncation: true` leaves out what comes after them.
+        top_k, max_answer_tokens, align_to_words: the options of that name, where the request does not say.
     """
 
     doc_stride: Annotated[int, Field(ge=0)] | None = None
@@ -130,9 +133,10 @@ class QuestionAnsweringOptions:
     """Options of one question.
 
     Attributes:
-        top_k: most answers; more than one come as a list.
-        max_answer_tokens: most tokens of an answer.
-        align_to_words: widen an answer to whole words, as the tokenizer sees them; wrong for languages without spaces.
+        top_k: the most answers; where it is more than 1, they come as a list.
+        max_answer_tokens: the most tokens of an answer.
+        align_to_words: whether to widen an answer to whole words, as the tokenizer sees them; this is wrong for
+            languages without spaces.
     """
 
     top_k: Answers

@@ -1,4 +1,4 @@
-"""Hugging Face encoders as modules with named inputs and outputs: exported for OpenVINO or run by PyTorch as they are.
+"""Make modules with named inputs and outputs of Hugging Face encoders: exported for OpenVINO, or run by PyTorch.
 
 folder (config.json, model.safetensors, ...) -> load_encoder -> Encoder: (B, T) ids -> the task's outputs
 """
@@ -15,7 +15,7 @@ import transformers
 
 from handlers.errors import InvalidConfig
 
-# Silent: the tokenizers warn of a text's length, and quote what they were given in some of their errors.
+# transformers is kept silent: its tokenizers warn of a text's length, and some of their errors quote the text.
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
@@ -38,11 +38,11 @@ class Head:
 
 
 class Encoder(torch.nn.Module):
-    """A model behind the names that the handlers use; always called with keyword arguments.
+    """A model behind the names that the handlers use; it is always called with keyword arguments.
 
     Attributes:
         input_names: those of INPUT_NAMES that the model takes and its tokenizer gives.
-        output_names: of the tensors of `forward`, in their order.
+        output_names: the names of the tensors that `forward` returns, in their order.
     """
 
     def __init__(self, model: torch.nn.Module, input_names: tuple[str, ...], output_names: tuple[str, ...]) -> None:
@@ -67,19 +67,27 @@ class Encoder(torch.nn.Module):
         return self.outputs(result, attention_mask)
 
     def outputs(self, result: Any, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG002
-        """Pick the task's outputs from the model's result."""
+        """Pick the task's outputs from the model's result.
+
+        Args:
+            result: the model's, by name.
+            attention_mask: (B, T) int64.
+
+        Returns:
+            One tensor per output name, (B, ...).
+        """
         return tuple(result[name] for name in self.output_names)
 
 
 class SentenceEncoder(Encoder):
-    """One vector per text: pooled and normalised inside the graph, so that (B, D) leaves it and not (B, T, D)."""
+    """Gives one vector per text, pooled and normalised inside the graph: (B, D) leaves it instead of (B, T, D)."""
 
     def __init__(self, pooling: "Pooling", *arguments: Any) -> None:
         super().__init__(*arguments)
         self.pooling = pooling
 
     def outputs(self, result: Any, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """(B, T, D) hidden states -> (B, D), in fp32."""
+        """See `Encoder.outputs`; hidden states (B, T, D) become vectors (B, D), in fp32."""
         vectors = self.pooling.pool(result["last_hidden_state"].float(), attention_mask)
         if self.pooling.is_normalized:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
@@ -100,7 +108,7 @@ def _last_token(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return states.gather(1, last).squeeze(1)
 
 
-# Keys of sentence-transformers' 1_Pooling/config.json.
+# sentence-transformers' 1_Pooling/config.json has these keys.
 POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "pooling_mode_mean_tokens": _mean,
     "pooling_mode_cls_token": _cls,
@@ -110,11 +118,11 @@ POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """How token states become one vector.
+    """The way in which token states become one vector.
 
     Attributes:
-        pool: (B, T, D) states and (B, T) mask -> (B, D).
-        is_normalized: to unit length.
+        pool: makes vectors (B, D) of states (B, T, D) and a mask (B, T).
+        is_normalized: whether the vector is scaled to unit length.
     """
 
     pool: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -122,10 +130,13 @@ class Pooling:
 
     @classmethod
     def read(cls, folder: Path) -> "Pooling":
-        """What the model's own files say, as sentence-transformers writes them; without any, the mean, unnormalised.
+        """Read the model's own files, as sentence-transformers writes them; without any, the mean is taken as it is.
+
+        Args:
+            folder: the model's.
 
         Raises:
-            InvalidConfig: they ask for a pooling that is not supported.
+            InvalidConfig: the files ask for a pooling that is not supported.
         """
         modules_path = folder / "modules.json"
         if not modules_path.is_file():
@@ -174,10 +185,13 @@ def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -
 
 
 def token_limit(folder: Path) -> int | None:
-    """Most tokens that the model's own files allow; None where they do not say.
+    """Find the most tokens that the model's own files allow; None where they do not say.
 
-    sentence-transformers' max_seq_length comes first, then the tokenizer's model_max_length, then the size of the
-    position table; RoBERTa's table is longer than it can use by its padding index and one.
+    sentence-transformers' max_seq_length comes first; then the lesser of the tokenizer's model_max_length and the size
+    of the position table. RoBERTa's table is longer than it can use by its padding index and one.
+
+    Args:
+        folder: config.json, and the other two files where the model has them.
     """
     sentence_config = folder / "sentence_bert_config.json"
     if sentence_config.is_file():
@@ -197,7 +211,11 @@ def token_limit(folder: Path) -> int | None:
 
 
 def source_limit(folder: Path, max_length: int | None) -> int:
-    """Most tokens of a text: the configuration's `max_length`, or the model's own limit.
+    """Find the most tokens of a text: the configuration's `max_length`, or the model's own limit.
+
+    Args:
+        folder: see `token_limit`.
+        max_length: the configuration's; None for the model's own limit.
 
     Raises:
         InvalidConfig: neither is known, or the configuration's is more than the model's.
@@ -210,4 +228,5 @@ def source_limit(folder: Path, max_length: int | None) -> int:
     return max_length or limit or 0
 
 
+# Models whose position table is longer than they can use, as `model_type` names them.
 ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer"})

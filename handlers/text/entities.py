@@ -1,7 +1,7 @@
-"""Scored tokens -> entities, as transformers' TokenClassificationPipeline groups them. Pure.
+"""Group scored tokens into entities, as transformers' TokenClassificationPipeline does. Pure.
 
-tokens of a text -> find_entities -> none: a label per token
-                                     simple: neighbours of one label joined
+tokens of a text -> find_entities -> none: every token has its label
+                                     simple: neighbours of one label are joined
                                      first, average, max: tokens of a word agree on a label, then neighbours are joined
 """
 
@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 
 from handlers.text.config import Aggregation
 
-# Tokens of some words -> those words as text, as the tokenizer's decoder joins them.
+# It joins the tokens of some words to those words as text, as the tokenizer's decoder does.
 Join = Callable[[list[str]], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token, no special one, or one word.
+    """One token, but no special one, or one word.
 
     Attributes:
         word: the token as the vocabulary has it, or the text that it stands for.
-        scores: probability of each label.
+        scores: (labels,) float, the probability of each label.
         index: its position among the text's tokens, special ones included.
-        start, end: its characters in the text, start included and end not.
+        start, end: the indices of its first character in the text, and of the one behind its last.
         is_subword: whether it continues the word of the token before it.
     """
 
@@ -58,11 +58,11 @@ def find_entities(
     """Label tokens and group them.
 
     Args:
-        tokens: of one text, in its order.
-        labels: by index of `scores`; "B-X" begins an entity X, "I-X" or "X" continues it.
-        aggregation: of this module's first lines.
-        join: the tokenizer's.
-        ignored: labels, or names of groups, to leave out.
+        tokens: those of one text, in its order.
+        labels: the labels, by index of `scores`; "B-X" begins an entity X, "I-X" or "X" continues it.
+        aggregation: how tokens are grouped; the module's first lines say what each way does.
+        join: how the tokenizer joins tokens to text.
+        ignored: the labels, or names of groups, to leave out.
 
     Returns:
         {"entity", "score", "index", "word", "start", "end"} per token, or {"entity_group", "score", "word", "start",
@@ -89,7 +89,7 @@ def find_entities(
 
 
 def _runs(items: Iterable[Any], continues: Callable[[Any, Any], bool]) -> list[list[Any]]:
-    """Neighbours, as long as each continues the one before it."""
+    """Group neighbours for as long as each continues the one before it."""
     runs: list[list[Any]] = []
     for item in items:
         if runs and continues(runs[-1][-1], item):
@@ -100,7 +100,7 @@ def _runs(items: Iterable[Any], continues: Callable[[Any, Any], bool]) -> list[l
 
 
 def _word(tokens: list[Token], aggregation: Aggregation, join: Join) -> Token:
-    """A word's tokens as one: with the scores of its first, of its surest, or their mean."""
+    """Make one token of a word's, with the scores of its first, of its surest, or their mean."""
     if aggregation == "first":
         scores = tokens[0].scores
     elif aggregation == "max":
@@ -124,7 +124,7 @@ def _entity_name(label: str) -> str:
 
 
 def _group_name(run: list[Labelled]) -> str:
-    """What follows the first hyphen, whatever stands before it."""
+    """A group is named by what follows the first hyphen, whatever stands before it."""
     return run[0].label.split("-", 1)[-1]
 
 

@@ -1,11 +1,13 @@
-"""What the tasks on a transformers encoder share: text in, one tokeniser call a batch, padded micro-batches."""
+"""Serve what the tasks on a transformers encoder share.
+
+payload -> decode -> checked text -> prepare: one call of the tokenizer for all items -> collate: padded micro-batches
+"""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
-import numpy as np
 import transformers
 
 from handlers.base import BatchHandler
@@ -13,17 +15,17 @@ from handlers.config import parse_options
 from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.torch import TorchEngine, dtype_for
-from handlers.errors import InvalidConfig, ItemError, TextTooLong
+from handlers.errors import InvalidConfig, ItemError
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextConfig
 from handlers.text.encoders import Head, load_encoder, source_limit
-from handlers.text.inputs import Text, Tokens, padded, read_text, rounded_length
+from handlers.text.inputs import Text, Tokens, padded, right_padded, rounded_length, text_of, tokenised
 
 Config = TypeVar("Config", bound=TextConfig)
 Item = TypeVar("Item", bound=Text[Any])
 
-# What tokenizers put around a text, at most.
+# Tokens that a tokenizer puts around a text: BERT's and RoBERTa's put 2, and one more is to spare.
 ADDED_TOKENS = 3
 
 
@@ -31,8 +33,8 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     """Serves what the archive of an encoder holds: tokenizer and configuration, model.xml, model.safetensors or both.
 
     Class attributes of a task:
-        head: what it makes of the encoder.
-        options_class: options of one item, of handlers.config.
+        head: what the task makes of the encoder.
+        options_class: the options of one item, a dataclass of handlers.text.config.
         needs_places: whether an answer is a place in the text, which only a fast tokenizer knows.
     """
 
@@ -64,23 +66,25 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return TorchEngine(encoder, self.device, encoder.input_names, encoder.output_names, config.threads)
 
     def sample(self) -> Payload:
-        """A sentence."""
+        """See `BatchHandler.sample`; a sentence."""
         return Payload("What went before decides what comes next.")
 
     def samples(self) -> Iterable[Payload]:
-        """Words enough for each padded length."""
+        """See `BatchHandler.samples`; texts with as many words as each padded length needs."""
         lengths = {rounded_length(length, self.max_length) for length in range(1, self.max_length + 1)}
-        # Fewer words than tokens: tokenizers add a few of their own.
+        # There are fewer words than tokens, since tokenizers add a few of their own.
         return [Payload("a " * max(1, length - ADDED_TOKENS)) for length in sorted(lengths)]
 
     def decode(self, payload: Payload) -> Item:
-        """Text, or {"text": ...}, checked; options of the task."""
+        """Check a text, or {"text": ...}, and the options of the task."""
         options = self.options(payload.options)
-        value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
-        return cast(Item, Text(read_text(value, "text", self.config.max_characters), options))
+        return cast(Item, Text(text_of(payload, self.config.max_characters), options))
 
     def options(self, sent: Mapping[str, Any]) -> Any:
-        """Options of one item: what it leaves out is the configuration's setting of the same name.
+        """Read the options of one item; those that it leaves out are the configuration's settings of the same name.
+
+        Args:
+            sent: what the client sent beside its input.
 
         Raises:
             UnknownOption: lists every problem.
@@ -90,7 +94,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return parse_options(self.options_class, {**defaults, **sent})
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
-        """Tokenise all items in one call; what is too long is refused, or cut where the configuration says so."""
+        """Tokenise all items in one call; one that is too long is refused, or cut where the configuration says so."""
         encodings = self.tokenizer(
             [item.text for item in items],
             truncation=self.config.truncation,
@@ -100,34 +104,35 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         )
         places = encodings.encodings if self.needs_places else [None] * len(items)
         rows = zip(items, encodings["input_ids"], encodings["token_type_ids"], places, strict=True)
-        return [self._encoded(item, ids, type_ids, encoding) for item, ids, type_ids, encoding in rows]
-
-    def _encoded(self, item: Item, ids: list[int], type_ids: list[int], encoding: Any) -> Item | ItemError:
-        if len(ids) > self.max_length:
-            return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {self.max_length}."))
-        return item.encoded(ids, type_ids, encoding)
+        return [tokenised(item, ids, self.max_length, type_ids, place) for item, ids, type_ids, place in rows]
 
     def cost(self, item: Item) -> Cost:
-        """Its padded length."""
+        """See `BatchHandler.cost`; the item's length is its padded length in tokens."""
         return Cost(self.padded_length(len(item.ids)))
 
     def padded_length(self, tokens: int) -> int:
-        """What that many tokens are padded to."""
+        """The length in tokens that so many tokens are padded to."""
         return self.max_length if self.config.padding == "max_length" else rounded_length(tokens, self.max_length)
 
     def collate(self, items: Sequence[Item]) -> Arrays:
-        """See `stack`: a row per item."""
+        """See `stack`; each item is a row."""
         return self.stack(items)
 
     def stack(self, rows: Sequence[Tokens]) -> Arrays:
-        """input_ids, attention_mask, and token_type_ids where the model has them: (B, T) int64, right-padded."""
+        """Pad rows to the longest of them.
+
+        Args:
+            rows: those of a micro-batch, at least one.
+
+        Returns:
+            `input_ids`, `attention_mask`, and `token_type_ids` where the model has them: (B, T) int64, right-padded.
+        """
         length = self.padded_length(max(len(row.ids) for row in rows))
         pad_id = self.tokenizer.pad_token_id
-        input_ids = padded([row.ids for row in rows], length, 0 if pad_id is None else pad_id)
-        lengths = np.array([len(row.ids) for row in rows])
+        input_ids, attention_mask = right_padded([row.ids for row in rows], length, 0 if pad_id is None else pad_id)
         arrays = {
             "input_ids": input_ids,
-            "attention_mask": (np.arange(length) < lengths[:, None]).astype(np.int64),
+            "attention_mask": attention_mask,
             "token_type_ids": padded([row.type_ids for row in rows], length, 0),
         }
         return {name: arrays[name] for name in self.engine.input_names}

@@ -1,24 +1,40 @@
-"""Text of a request -> checked text -> token ids, padded. Pure.
+"""Turn the text of a request into checked text, and token ids into padded arrays. Pure.
 
-payload -> read_text -> str          one place for UTF-8, null characters, emptiness and length
-lists of ids -> padded -> array      right-padded to one length
+payload      -> text_of -> read_text   -> str: the one place for UTF-8, null characters, emptiness and characters
+token ids    -> tokenised              -> the item with its tokens, or the error of a text that has too many
+lists of ids -> padded -> right_padded -> arrays of one length, and the mask of what is no padding
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import EmptyInput, InvalidText, TextTooLong, UnknownShape
+from handlers.errors import EmptyInput, InvalidText, ItemError, TextTooLong, UnknownShape
+from handlers.protocol.requests import Payload
 
 Options = TypeVar("Options")
 
-# Lengths that micro-batches are padded to: an engine prepares kernels for every shape it meets, so there are few; the
-# steps grow with the length, so that padding stays below an eighth beyond the first ones.
-STEPS = ((64, 8), (128, 16), (256, 32), (1024, 64))
-LAST_STEP = 128
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The lengths that micro-batches are padded to, in tokens.
+
+    An engine prepares kernels for every shape it meets (OpenVINO takes 4 to 6 ms for one), so the lengths are few: 20
+    up to 512 tokens. Their distances grow with them, so that long texts are padded by less than a quarter.
+
+    Attributes:
+        steps: (most tokens, multiple), ascending: up to so many tokens, a length is rounded up to that multiple.
+        last_step: the multiple that all longer lengths are rounded up to.
+    """
+
+    steps: tuple[tuple[int, int], ...] = ((64, 8), (128, 16), (256, 32), (1024, 64))
+    last_step: int = 128
+
+
+TUNING = Tuning()
 
 
 class Tokens(Protocol):
@@ -26,11 +42,11 @@ class Tokens(Protocol):
 
     @property
     def ids(self) -> Sequence[int]:
-        """Special ones included."""
+        """The token ids, special ones included."""
 
     @property
     def type_ids(self) -> Sequence[int]:
-        """As many as ids."""
+        """The segment of each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +54,10 @@ class Text(Generic[Options]):
     """One item of a text task.
 
     Attributes:
-        text: as the client sent it, checked.
-        options: its own.
-        ids: token ids, special ones included; empty until the batch is tokenised.
-        type_ids: segment of each token, where the model has segments.
+        text: the text as the client sent it, checked.
+        options: the options of this item.
+        ids: its token ids, special ones included; none until the batch is tokenised.
+        type_ids: the segment of each token, where the model has segments.
         encoding: the tokenizer's record of its tokens, a tokenizers.Encoding, where answers are places in the text.
     """
 
@@ -51,9 +67,25 @@ class Text(Generic[Options]):
     type_ids: Sequence[int] = field(default=())
     encoding: Any = None
 
-    def encoded(self, ids: Sequence[int], type_ids: Sequence[int] = (), encoding: Any = None) -> Self:
-        """The same item with its tokens."""
-        return replace(self, ids=ids, type_ids=type_ids, encoding=encoding)
+
+Item = TypeVar("Item", bound=Text[Any])
+
+
+def text_of(payload: Payload, max_characters: int) -> str:
+    """Read the text of an item that has one: the raw body, or the field `text` of a JSON object.
+
+    Args:
+        payload: the item as its client sent it.
+        max_characters: a text with more characters is refused.
+
+    Returns:
+        The text as it was sent, checked; see `read_text`.
+
+    Raises:
+        InvalidInput: one of the errors of `read_text`.
+    """
+    value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
+    return read_text(value, "text", max_characters)
 
 
 def read_text(value: Any, name: str, max_characters: int) -> str:
@@ -61,17 +93,17 @@ def read_text(value: Any, name: str, max_characters: int) -> str:
 
     Args:
         value: the raw body, or one field of a JSON object.
-        name: of the field, for the message.
-        max_characters: more than this is refused.
+        name: the name of the field, for the message.
+        max_characters: a text with more characters is refused.
 
     Returns:
         The text as it was sent, white space at its ends included: offsets of an answer count from its start.
 
     Raises:
-        UnknownShape: no text at all.
-        InvalidText: not UTF-8, a lone surrogate, or a null character.
-        EmptyInput: nothing but white space.
-        TextTooLong: more than `max_characters`.
+        UnknownShape: it is no text at all.
+        InvalidText: it is not UTF-8, or has a lone surrogate or a null character.
+        EmptyInput: it has nothing but white space.
+        TextTooLong: it has more than `max_characters`.
     """
     if isinstance(value, bytes | bytearray):
         try:
@@ -93,19 +125,39 @@ def read_text(value: Any, name: str, max_characters: int) -> str:
     return value
 
 
+def tokenised(
+    item: Item, ids: Sequence[int], max_length: int, type_ids: Sequence[int] = (), encoding: Any = None
+) -> Item | ItemError:
+    """Give an item its tokens.
+
+    Args:
+        item: a checked text.
+        ids: its token ids, special ones included.
+        max_length: the most tokens that the model takes.
+        type_ids: the segment of each token, where the model has segments.
+        encoding: the tokenizer's record of its tokens, where answers are places in the text.
+
+    Returns:
+        The same item with its tokens, or the ItemError of TextTooLong where there are more than `max_length`.
+    """
+    if len(ids) > max_length:
+        return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {max_length}."))
+    return replace(item, ids=ids, type_ids=type_ids, encoding=encoding)
+
+
 def rounded_length(length: int, limit: int) -> int:
-    """The least of the few padded lengths that holds `length` tokens, but no more than the model's `limit`."""
-    step = next((step for bound, step in STEPS if length <= bound), LAST_STEP)
+    """Find the least of the few padded lengths that holds `length` tokens, but no more than the model's `limit`."""
+    step = next((step for bound, step in TUNING.steps if length <= bound), TUNING.last_step)
     return max(length, min(limit, -(-length // step) * step))
 
 
 def padded(rows: Sequence[Sequence[int]], length: int, value: int) -> NDArray[np.int64]:
-    """Right-pad.
+    """Right-pad rows of numbers to one length.
 
     Args:
-        rows: B sequences of at most `length`.
-        length: of every row of the result.
-        value: to pad with.
+        rows: B sequences of at most `length` numbers.
+        length: the length of every row of the result.
+        value: the number to pad with.
 
     Returns:
         (B, length) int64.
@@ -114,3 +166,20 @@ def padded(rows: Sequence[Sequence[int]], length: int, value: int) -> NDArray[np
     for row, ids in zip(array, rows, strict=True):
         row[: len(ids)] = ids
     return array
+
+
+def right_padded(
+    rows: Sequence[Sequence[int]], length: int, pad_id: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Right-pad the token ids of a micro-batch, and mask the padding.
+
+    Args:
+        rows: B sequences of at most `length` token ids.
+        length: the length of every row of the result.
+        pad_id: the token to pad with.
+
+    Returns:
+        input_ids and attention_mask, (B, length) int64 each; the mask is 1 at tokens and 0 at padding.
+    """
+    lengths = np.array([len(row) for row in rows])
+    return padded(rows, length, pad_id), (np.arange(length) < lengths[:, None]).astype(np.int64)

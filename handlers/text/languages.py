@@ -1,4 +1,4 @@
-"""How each family of translation models is told its languages. Pure.
+"""Tell each family of translation models its languages, in its own way. Pure.
 
 tokenizer + generation config -> read_languages -> Languages: codes, and what to do for each
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from handlers.errors import UnknownOption
 
-# fra_Latn (NLLB), fr_XX (mBART).
+# Codes look like fra_Latn (NLLB) or fr_XX (mBART).
 CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}")
 
 
@@ -25,8 +25,8 @@ class Target:
     """What makes a model answer in one language.
 
     Attributes:
-        prefix: stands before the text.
-        arguments: of generate().
+        prefix: what stands before the text.
+        arguments: further arguments of generate().
     """
 
     prefix: str = ""
@@ -38,25 +38,29 @@ class Languages:
     """The languages of one model, under its own codes.
 
     Attributes:
-        sources: those that its tokenizer takes as `src_lang`; empty where there is no choice.
-        targets: code -> what makes it the answer's; empty where there is no choice.
+        sources: the codes that its tokenizer takes as `src_lang`; empty where there is no choice.
+        targets: code -> what makes it the language of the answer; empty where there is no choice.
     """
 
     sources: frozenset[str] = frozenset()
     targets: Mapping[str, Target] = field(default_factory=dict)
 
     def check(self, src_lang: str | None, tgt_lang: str | None, text: str) -> None:
-        """Whether a text can be translated so.
+        """Check whether a text can be translated from one language to another.
+
+        Args:
+            src_lang, tgt_lang: the codes of the languages; None where nobody says.
+            text: what is to be translated.
 
         Raises:
-            UnknownOption: names the languages there are.
+            UnknownOption: it cannot; the message names the languages that there are.
         """
         _check("src_lang", src_lang, self.sources)
         if tgt_lang is not None or not self.is_named_by(text):
             _check("tgt_lang", tgt_lang, self.targets.keys())
 
     def is_named_by(self, text: str) -> bool:
-        """Whether a text brings its target's prefix along, as callers of Marian may be used to."""
+        """Say whether a text brings its target's prefix along, as callers of Marian may be used to."""
         return any(target.prefix and text.startswith(target.prefix.strip()) for target in self.targets.values())
 
 
@@ -71,10 +75,10 @@ def _check(name: str, code: str | None, codes: Any) -> None:
 
 
 def read_languages(tokenizer: Any, generation: Any) -> Languages:
-    """What the model's own files say.
+    """Read from the model's own files which languages it has, and how it is told them.
 
     Args:
-        tokenizer: of transformers.
+        tokenizer: the model's, of transformers.
         generation: the model's GenerationConfig.
     """
     prefixes = getattr(tokenizer, "supported_language_codes", None)

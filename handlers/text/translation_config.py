@@ -14,14 +14,14 @@ class TranslationConfig(TextConfig):
     """Settings of translation.
 
     Attributes:
-        engine: torch, which `auto` takes on every device; OpenVINO is refused.
-        max_tokens: most padded source tokens of one generate(), those of every beam counted.
-        src_lang, tgt_lang: codes of the model's languages, where the request does not say.
-        max_new_tokens: most tokens of a translation, where the request does not say; None for what the model's own
+        engine: `torch`, which `auto` takes on every device; `openvino` is refused.
+        max_tokens: the most padded source tokens of one generate(), counted once for every beam.
+        src_lang, tgt_lang: the languages, as the model's own codes, where the request does not say.
+        max_new_tokens: the most tokens of a translation, where the request does not say; None for what the model's own
             files say.
-        max_new_tokens_limit: most that a request may ask for.
-        num_beams: of the search, where the request does not say; 1 is greedy.
-        num_beams_limit: most that a request may ask for.
+        max_new_tokens_limit: the most `max_new_tokens` that a request may ask for.
+        num_beams: how many beams the search has, where the request does not say; 1 is greedy.
+        num_beams_limit: the most beams that a request may ask for.
     """
 
     src_lang: str | None = None
@@ -44,16 +44,16 @@ class TranslationConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TranslationOptions:
-    """Options of one text, under transformers' names; None for the configuration's, or the model's own.
+    """Options of one text, under transformers' names; None stands for the configuration's setting or the model's own.
 
     Attributes:
-        src_lang, tgt_lang: codes of the model's languages.
-        max_new_tokens: most tokens of the translation.
-        num_beams: of the search; 1 is greedy.
-        length_penalty: of a search with beams: more than 0 favours long translations.
-        early_stopping: of a search with beams: end it with as many translations as beams.
-        no_repeat_ngram_size: n-grams of that many tokens occur once; 0 for no limit.
-        repetition_penalty: more than 1 makes tokens that occurred less likely.
+        src_lang, tgt_lang: the languages, as the model's own codes.
+        max_new_tokens: the most tokens of the translation.
+        num_beams: how many beams the search has; 1 is greedy.
+        length_penalty: favours long translations where it is more than 0; it matters to a search with beams only.
+        early_stopping: whether to end the search with as many translations as beams; it matters to beams only.
+        no_repeat_ngram_size: how many tokens an n-gram has that may occur only once; 0 for no limit.
+        repetition_penalty: makes tokens that occurred less likely where it is more than 1.
     """
 
     src_lang: str | None = None

@@ -5,7 +5,7 @@ from pydantic.dataclasses import dataclass
 
 from handlers.config import SETTINGS, Channels, Count, HandlerConfig, Side
 
-# Statistics of the ImageNet training set, per channel, as torchvision's ImageClassification transform has them.
+# These are the statistics of the ImageNet training set, per channel, as torchvision's ImageClassification has them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -15,13 +15,13 @@ class ImageClassificationConfig(HandlerConfig):
     """Settings of image classification. The defaults of the geometry are torchvision's IMAGENET1K_V1.
 
     Attributes:
-        arch: name of a torchvision classifier, as `torchvision.models.get_model` takes it.
-        resize_size: the shorter side is resized to this, in pixels.
-        crop_size: then the centre square of this side is taken, in pixels.
-        mean, std: per channel, of values in 0..1.
-        top_k: labels of an answer, where the request does not say.
-        max_pixels: most pixels of an image, refused from its header before it is decoded.
-        scaled_decode: let libjpeg decode large JPEGs at 1/2, 1/4 or 1/8, never below twice `resize_size`.
+        arch: the name of a torchvision classifier, as `torchvision.models.get_model` takes it.
+        resize_size: the length that the shorter side is resized to, in pixels.
+        crop_size: the side of the centre square that is then taken, in pixels.
+        mean, std: the statistics that pixels are normalised by, per channel, for values in 0..1.
+        top_k: the most labels of an answer, where the request does not say.
+        max_pixels: the most pixels of an image; a larger one is refused by its header, before it is decoded.
+        scaled_decode: whether libjpeg may decode large JPEGs at 1/2, 1/4 or 1/8, never below twice `resize_size`.
     """
 
     arch: str
@@ -47,7 +47,7 @@ class ImageClassificationOptions:
     """Options of one image.
 
     Attributes:
-        top_k: labels of its answer; None for the configuration's.
+        top_k: the most labels of its answer; None for the configuration's.
     """
 
     top_k: Count | None = None

@@ -1,4 +1,4 @@
-"""Bytes of an image, or its pixels -> the square of pixels that a classifier sees.
+"""Turn the bytes of an image, or its pixels, into the square of pixels that a classifier sees.
 
     bytes -> header (format, size, orientation) -> limits -> scaled decode -> RGB -> upright -> resize and crop in one
     pixels                                      -> limits                            ->         resize and crop in one
@@ -21,30 +21,31 @@ from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, UnknownShap
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
-# Our limit is read from the header before anything is decoded; Pillow's own would come second, as a warning.
+# Our limit is held against the header before anything is decoded; Pillow's own would come second, as a warning.
 Image.MAX_IMAGE_PIXELS = None
 
 # Pillow warns of odd metadata; a server's log has no use for what is odd about one client's file.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-# A scaled decode leaves the shorter side at least this many times `resize_size`. At 1 the blur of the DCT's own scaling
-# moves logits by 5% and more top answers than bf16 does; at 2 by 2%, about bf16's share, and a 12-megapixel JPEG still
-# decodes in an eighth of the time (measured on trained ResNet-18 and MobileNetV2, 120 crops).
+# A scaled decode leaves the shorter side at least this many times as long as `resize_size`. At 1 the blur of the DCT's
+# own scaling moves logits by 5% and more top answers than bf16 does; at 2 it moves them by 2%, about as much as bf16
+# does, and a 12-megapixel JPEG still decodes in an eighth of the time (measured on trained ResNet-18 and MobileNetV2,
+# 120 crops).
 SCALED_DECODE_MARGIN = 2
 
-# Modes in which Pillow holds 16-bit samples; `convert` would clip them at 255 instead of scaling.
+# Pillow holds 16-bit samples in these modes; `convert` would clip them at 255 instead of scaling.
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """From an image of any size to the model's square.
+    """The way from an image of any size to the model's square.
 
     Attributes:
-        resize_size: the shorter side is resized to this, in pixels.
-        crop_size: side of the centre square, in pixels, at most `resize_size`.
-        max_pixels: more than this is refused from the header.
-        scaled_decode: let libjpeg decode large JPEGs at 1/2, 1/4 or 1/8, where that leaves pixels enough.
+        resize_size: the length that the shorter side is resized to, in pixels.
+        crop_size: the side of the centre square, in pixels, at most `resize_size`.
+        max_pixels: the most pixels of an image; a larger one is refused by its header.
+        scaled_decode: whether libjpeg may decode large JPEGs at 1/2, 1/4 or 1/8, where that leaves pixels enough.
     """
 
     resize_size: int
@@ -59,7 +60,7 @@ class Picture:
 
     Attributes:
         pixels: (S, S, 3) uint8, RGB.
-        top_k: labels its client wants.
+        top_k: how many labels its client wants.
     """
 
     pixels: NDArray[np.uint8]
@@ -78,10 +79,10 @@ def decode_image(body: bytes | bytearray, geometry: Geometry) -> NDArray[np.uint
         (crop_size, crop_size, 3) uint8, RGB, upright.
 
     Raises:
-        EmptyInput: no bytes.
-        UnsupportedMedia: none of the formats.
-        ImageTooLarge: more than `max_pixels`.
-        CorruptInput: truncated or broken.
+        EmptyInput: there are no bytes.
+        UnsupportedMedia: the bytes are of none of the formats.
+        ImageTooLarge: the image has more than `max_pixels`.
+        CorruptInput: the bytes are truncated or broken.
     """
     if not body:
         raise EmptyInput("The image is empty.")
@@ -97,7 +98,7 @@ def decode_image(body: bytes | bytearray, geometry: Geometry) -> NDArray[np.uint
             enough = SCALED_DECODE_MARGIN * geometry.resize_size
             image.draft(None, (enough, enough))
         return np.asarray(_square(_upright(_to_rgb(image)), geometry))
-    except Exception:  # as above, of broken data
+    except Exception:  # likewise its decoders, for broken data
         raise CorruptInput(f"The {image.format or 'image'} data is truncated or broken.") from None
 
 
@@ -112,8 +113,8 @@ def cut_square(pixels: NDArray[Any], geometry: Geometry) -> NDArray[np.uint8]:
         (crop_size, crop_size, 3) uint8, RGB.
 
     Raises:
-        UnknownShape: other pixels, or none.
-        ImageTooLarge: more than `max_pixels`.
+        UnknownShape: the pixels are of another shape or dtype, or there are none.
+        ImageTooLarge: the image has more than `max_pixels`.
     """
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
         raise UnknownShape("Pixels come as UINT8 [B, H, W, 3], RGB; other images as BYTES [B], files as they are.")
@@ -128,7 +129,7 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Load the first frame as RGB; keeps `info`, where the orientation stands."""
+    """Load the first frame as RGB, and keep `info`, where the orientation stands."""
     if image.mode == "RGB":
         image.load()
         return image
@@ -172,7 +173,7 @@ def _square(image: Image.Image, geometry: Geometry) -> Image.Image:
 
 
 def grey_jpeg(side: int) -> bytes:
-    """A square of one colour as a JPEG."""
+    """Write a grey square of so many pixels a side as a JPEG."""
     with io.BytesIO() as body:
         Image.new("RGB", (side, side), "grey").save(body, "JPEG")
         return body.getvalue()

@@ -157,19 +157,19 @@ def test_openvino_outputs_survive_the_next_run(graph: Path, pixels: NDArray[np.u
 
 def test_openvino_divided_gives_the_results_of_the_whole_side_by_side(graph: Path, pixels: NDArray[np.uint8]) -> None:
     whole = OpenVinoEngine(graph, precision="fp32", threads=2)
-    parts = whole.divide(2)
-    assert len(parts) == 2
-    assert all((part.description, part.input_names) == (whole.description, whole.input_names) for part in parts)
+    streams = whole.divide(2)
+    assert len(streams) == 2
+    assert all((stream.description, stream.input_names) == (whole.description, whole.input_names) for stream in streams)
     with ThreadPoolExecutor(2) as pool:
         for size in BATCH_SIZES:
             logits = whole.run({"pixels": pixels[:size]})["logits"]
-            inputs = [{"pixels": pixels[:size]}] * len(parts)
-            for outputs in pool.map(lambda part, arrays: part.run(arrays), parts, inputs):
+            inputs = [{"pixels": pixels[:size]}] * len(streams)
+            for outputs in pool.map(lambda stream, arrays: stream.run(arrays), streams, inputs):
                 np.testing.assert_allclose(outputs["logits"], logits, rtol=1e-4, atol=1e-4 * np.abs(logits).max())
 
 
-@pytest.mark.parametrize(("threads", "parts", "divided"), [(1, 2, 0), (2, 1, 0), (2, 8, 2)])
-def test_openvino_has_no_more_parts_than_threads_and_none_that_is_the_whole(
-    graph: Path, threads: int, parts: int, divided: int
+@pytest.mark.parametrize(("threads", "streams", "divided"), [(1, 2, 0), (2, 1, 0), (2, 8, 2)])
+def test_openvino_has_no_more_streams_than_threads_and_none_that_is_the_whole(
+    graph: Path, threads: int, streams: int, divided: int
 ) -> None:
-    assert len(OpenVinoEngine(graph, precision="fp32", threads=threads).divide(parts)) == divided
+    assert len(OpenVinoEngine(graph, precision="fp32", threads=threads).divide(streams)) == divided

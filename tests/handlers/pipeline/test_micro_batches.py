@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.pipeline.micro_batches import FORWARD_TOKENS, Cost, Overhead, micro_batches
+from handlers.pipeline.micro_batches import Cost, Overhead, micro_batches
 
 costs = st.lists(st.builds(Cost, length=st.integers(1, 300), group=st.sampled_from([None, "fr", "de"])), max_size=80)
 
@@ -29,14 +29,14 @@ def test_plan_mixed_lengths_sorts_within_groups_and_keeps_arrival_order_among_eq
 
 def test_plan_tokens_budget_counts_padding() -> None:
     # 3 x 10 = 30 padded tokens fit, a fourth would not; 35 alone is over the budget and goes alone. Of the ways to cut
-    # that take three forward passes, 8 + 30 + 35 padded tokens is the cheapest.
+    # that take three micro-batches, 8 + 30 + 35 padded tokens is the cheapest.
     assert micro_batches([Cost(10), Cost(8), Cost(10), Cost(10), Cost(35)], 8, 30) == [[1], [0, 2, 3], [4]]
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(1, 4))
 def test_plan_any_lengths_costs_no_more_than_the_best_of_all_partitions(lengths: list[int], max_items: int) -> None:
     def price(batches: list[list[int]]) -> int:
-        return sum(FORWARD_TOKENS + len(batch) * max(lengths[index] for index in batch) for batch in batches)
+        return sum(Overhead().tokens + len(batch) * max(lengths[index] for index in batch) for batch in batches)
 
     def partitions(indices: list[int]) -> Iterator[list[list[int]]]:
         if not indices:

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.errors import InvalidInput
-from handlers.text.inputs import LAST_STEP, padded, read_text, rounded_length
+from handlers.errors import InvalidInput, ItemError, TextTooLong, UnknownShape
+from handlers.protocol.requests import Payload
+from handlers.text.inputs import TUNING, Text, padded, read_text, right_padded, rounded_length, text_of, tokenised
 
 
 @pytest.mark.parametrize("text", ["plain", " with ends ", "한국어 문장", "👩‍👩‍👧 emoji", "עברית", "line\nbreak", "1"])
@@ -35,12 +36,36 @@ def test_read_text_bad_value_has_its_own_error(value: Any, code: int, type_: str
     assert (raised.value.code, type(raised.value).__name__, str(raised.value)) == (code, type_, message)
 
 
+@pytest.mark.parametrize("value", ["a text", b"a text", {"text": "a text"}])
+def test_text_of_body_or_field_is_the_text(value: Any) -> None:
+    assert text_of(Payload(value), 6) == "a text"
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [("a text", TextTooLong), ({"text": "a text"}, TextTooLong), ({"text": 7}, UnknownShape)]
+)
+def test_text_of_bad_body_or_field_has_the_errors_of_read_text(value: Any, error: type[InvalidInput]) -> None:
+    with pytest.raises(error):
+        text_of(Payload(value), 5)
+
+
+def test_tokenised_text_that_fits_has_its_tokens() -> None:
+    item = Text("a text", None)
+    assert tokenised(item, [7, 8], 2, [0, 1], "record") == Text("a text", None, [7, 8], [0, 1], "record")
+
+
+def test_tokenised_text_that_is_too_long_is_its_own_error() -> None:
+    assert tokenised(Text("a text", None), [7, 8, 9], 2) == ItemError(
+        413, "TextTooLong", "text: 3 tokens; max_length is 2."
+    )
+
+
 @given(st.integers(1, 4096), st.integers(1, 4096))
 def test_rounded_length_any_holds_the_tokens_with_little_padding(length: int, limit: int) -> None:
     rounded = rounded_length(length, limit)
     assert rounded >= length
     assert rounded <= max(limit, length)
-    assert rounded - length < max(8, length / 4, LAST_STEP if length > 1024 else 0)
+    assert rounded - length < max(8, length / 4, TUNING.last_step if length > 1024 else 0)
 
 
 def test_rounded_length_takes_few_values() -> None:
@@ -49,3 +74,10 @@ def test_rounded_length_takes_few_values() -> None:
 
 def test_padded_rows_fill_from_the_left() -> None:
     assert np.array_equal(padded([[1, 2], [3]], 3, 9), [[1, 2, 9], [3, 9, 9]])
+
+
+def test_right_padded_rows_are_masked_where_they_are_padding() -> None:
+    input_ids, attention_mask = right_padded([[1, 2], [3]], 3, 9)
+    assert np.array_equal(input_ids, [[1, 2, 9], [3, 9, 9]])
+    assert np.array_equal(attention_mask, [[1, 1, 0], [1, 0, 0]])
+    assert input_ids.dtype == attention_mask.dtype == np.int64
