@@ -187,3 +187,9 @@ def test_continuous_integration_runs_what_decides() -> None:
 def _project(path: str) -> dict[str, Any]:
     loaded: dict[str, Any] = tomllib.loads((ROOT / path).read_text(encoding="utf-8"))["project"]
     return loaded
+
+
+def test_readme_shows_the_custom_task_whole() -> None:
+    assert (ROOT / "examples" / "custom-task" / "colour_names.py").read_text(encoding="utf-8") in blocks(
+        "README.md", "python"
+    )

@@ -69,7 +69,7 @@ def test_readme_shell_blocks_run_as_written(
     copy: Path, ports: Ports, environment: dict[str, str], tmp_path: Path
 ) -> None:
     commands = [block for page in RUN_PAGES for block in blocks(page)]
-    assert len(commands) == 12
+    assert len(commands) == 13
     own = {INFERENCE: ports.inference, MANAGEMENT: ports.management, METRICS: ports.metrics}
     outputs = []
     # Blocks share their reader's shell, from the README on: its activated environment and its variables.
@@ -108,7 +108,9 @@ def test_readme_shell_blocks_run_as_written(
         shell += "".join(f"{line}\n" for line in text.splitlines() if re.match(r"(source |\w+=)", line))
 
     # README.md, docs/adaptive.md, docs/operations.md.
-    served, stopped, by_hand, requests, texts, clients, added, helped, adaptive, metrics, loaded, ended = outputs
+    served, stopped, by_hand, requests, texts, clients, added, custom, helped, adaptive, metrics, loaded, ended = (
+        outputs
+    )
     assert '"Egyptian cat": 0.' in served
     assert "TorchServe: stopped" in stopped
     assert "registered with 1 initial workers" in by_hand
@@ -120,6 +122,8 @@ def test_readme_shell_blocks_run_as_written(
     assert "2 answered, 0 failed" in clients
     assert "version 1.0 is unregistered" in clients
     assert '{"espresso":0.9' in added
+    assert custom.count('["navy"]') == 1
+    assert '{"predictions":[["chocolate","brown"],["navy","indigo"]]}' in custom
     assert "serve" in helped
     assert re.search(r"\[-?0\.\d+,-?0\.\d+,", adaptive)
     assert 'handler_batch_size_count{ModelName="resnet-152"' in metrics
