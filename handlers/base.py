@@ -32,8 +32,8 @@ from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Divisible, Engine, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, ItemError
 from handlers.metrics import Recorder, Reporter, Sample
-from handlers.pipeline.micro_batches import FORWARD_PASS, Cost, Overhead, micro_batches
-from handlers.pipeline.runner import Steps, respond
+from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead, micro_batches
+from handlers.pipeline.runner import Runner, respond
 from handlers.pipeline.slots import Batch, Slot
 from handlers.pipeline.warm_up import Allowed, measure, meet
 from handlers.protocol import requests
@@ -80,7 +80,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     engine: Engine
     model_dir: Path
     # What one more forward pass costs; `load` may know better.
-    overhead: Overhead = FORWARD_PASS
+    overhead: Overhead = OVERHEAD
 
     # -- what a task overrides -----------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         self.model_dir = Path(properties["model_dir"])
         self._recorder = Recorder()
         self._reporter = Reporter(self._recorder, partial(_emit, context.metrics, context.model_name))
-        self.steps = Steps(self, self._recorder)
+        self.runner = Runner(self, self._recorder)
         window = properties.get("batch_size") or 1
         try:
             settings = context.model_yaml_config or {}
@@ -211,7 +211,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         if parts:
             meet([Allowed(self, 1, limits.max_tokens)], self.samples())
         self._adaptive = AdaptiveWorker(
-            [Steps(task, self._recorder) for task in tasks],
+            [Runner(task, self._recorder) for task in tasks],
             scheduler,
             Exchanges(window, enough_s=PASS_SHARE * policy.max_latency_s),
             self._recorder,
@@ -254,28 +254,28 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         requests = [self.unpack(row, sent) for row, sent in zip(data, headers, strict=True)]
         slots = [Slot(payload) for request in requests for payload in request.payloads]
         if self.decodes_in_threads and self._pool is not None and len(slots) > 1:
-            list(self._pool.map(self.steps.decode, slots))
+            list(self._pool.map(self.runner.decode, slots))
         else:
             for slot in slots:
-                self.steps.decode(slot)
-        self.steps.prepare(slots)
-        priced = self.steps.price(slots)
+                self.runner.decode(slot)
+        self.runner.prepare(slots)
+        priced = self.runner.price(slots)
         costs = [cost for _, cost in priced]
         indices = micro_batches(costs, self.config.max_items, self.config.max_tokens, self.overhead)
         return Batch(requests, slots, [[priced[i][0] for i in micro_batch] for micro_batch in indices])
 
     def inference(self, batch: Batch) -> None:
-        """Every micro-batch through the model; fills `batch.forwards`."""
+        """Every micro-batch through the model; fills `batch.finished`."""
         for micro_batch in batch.plan:
-            batch.forwards += self.steps.run(micro_batch)
+            batch.finished += self.runner.run(micro_batch)
 
     def postprocess(self, batch: Batch) -> list[Reply]:
         """Results to replies: split, pack, and what the headers and metrics say of it."""
-        for forward in batch.forwards:
-            self.steps.split(forward)
+        for micro_batch in batch.finished:
+            self.runner.split(micro_batch)
         remaining = iter(batch.slots)
         return [
-            self.steps.answer(request, list(islice(remaining, len(request.payloads)))) for request in batch.requests
+            self.runner.answer(request, list(islice(remaining, len(request.payloads)))) for request in batch.requests
         ]
 
 

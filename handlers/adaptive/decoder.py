@@ -8,7 +8,7 @@ from handlers.adaptive.fail_fast import Guard
 from handlers.adaptive.in_flight import Place
 from handlers.adaptive.length_estimate import size_of
 from handlers.pipeline.micro_batches import Cost
-from handlers.pipeline.runner import Steps
+from handlers.pipeline.runner import Runner
 from handlers.protocol.requests import Payload
 
 # Payloads of more bytes are decoded by a thread of their own; smaller texts take microseconds together.
@@ -34,16 +34,16 @@ class Decoded(NamedTuple):
 class Decoder:
     """Decodes for one worker."""
 
-    def __init__(self, steps: Steps, guard: Guard, *, threads: int, is_threaded: bool) -> None:
+    def __init__(self, runner: Runner, guard: Guard, *, threads: int, is_threaded: bool) -> None:
         """Make the threads.
 
         Args:
-            steps: of the task.
+            runner: of the task.
             guard: over the threads.
             threads: that there should be.
             is_threaded: whether each item is worth a thread, however small.
         """
-        self._steps = steps
+        self._runner = runner
         self._guard = guard
         self._is_threaded = is_threaded
         self._pool = ThreadPoolExecutor(max(LEAST_THREADS, threads), "decode")
@@ -73,9 +73,9 @@ class Decoder:
         slots = [place.slot for place in places]
         sizes = [_bytes(place) for place in places]
         for slot in slots:
-            self._steps.decode(slot)
-        self._steps.prepare(slots)
-        costs = {id(slot): cost for slot, cost in self._steps.price(slots)}
+            self._runner.decode(slot)
+        self._runner.prepare(slots)
+        costs = {id(slot): cost for slot, cost in self._runner.price(slots)}
         return [Decoded(place, size, costs.get(id(place.slot))) for place, size in zip(places, sizes, strict=True)]
 
 

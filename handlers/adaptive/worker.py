@@ -40,8 +40,8 @@ from handlers.metrics import (
     REFUSALS,
     Recorder,
 )
-from handlers.pipeline.runner import Steps
-from handlers.pipeline.slots import Forward, Slot
+from handlers.pipeline.runner import Runner
+from handlers.pipeline.slots import FinishedMicroBatch, Slot
 from handlers.protocol.requests import Request
 from handlers.protocol.responses import Reply
 from handlers.scheduling.batch_selection import Ticket
@@ -58,7 +58,7 @@ class AdaptiveWorker:
 
     def __init__(
         self,
-        steps: Sequence[Steps],
+        runners: Sequence[Runner],
         scheduler: Scheduler[Place],
         exchanges: Exchanges,
         recorder: Recorder,
@@ -73,7 +73,7 @@ class AdaptiveWorker:
         """Start the engine's threads.
 
         Args:
-            steps: of the task, on its whole engine, then on each of its lanes where there are several.
+            runners: of the task, on its whole engine, then on each of its lanes where there are several.
             scheduler: seeded with what warm-up took.
             exchanges: of the registration's window.
             recorder: counts.
@@ -84,7 +84,7 @@ class AdaptiveWorker:
             wake: told of every exchange, for the metrics.
             guard: over the threads; one that ends the process where it is None.
         """
-        self._steps, *lanes = steps
+        self._runner, *lanes = runners
         self._scheduler = scheduler
         self._exchanges = exchanges
         self._recorder = recorder
@@ -92,17 +92,17 @@ class AdaptiveWorker:
         self._overload_status = overload_status
         self._wake = wake
         self._guard = guard or Guard()
-        self._decoder = Decoder(self._steps, self._guard, threads=decode_threads, is_threaded=decodes_in_threads)
+        self._decoder = Decoder(self._runner, self._guard, threads=decode_threads, is_threaded=decodes_in_threads)
         self._lengths = Lengths()
         self._flights: dict[str, Flight] = {}
         self._by_ticket: dict[Ticket, Flight] = {}
-        self._forwards: list[Forward] = []
+        self._finished: list[FinishedMicroBatch] = []
         self._lock = threading.Lock()
         self._answer_may_be_due = threading.Condition(self._lock)
         # When the frontend's thread looks again; minus infinity while it is about to.
         self._answer_due_s = -inf
         self._pass_may_be_due = threading.Condition(self._lock)
-        for lane in lanes or steps:
+        for lane in lanes or runners:
             threading.Thread(target=self._guard.run, args=(self._run_lane, lane), name="engine", daemon=True).start()
 
     # -- the frontend's thread -----------------------------------------------------------------------------------
@@ -172,14 +172,14 @@ class AdaptiveWorker:
         """Wait until an answer is due; whatever is complete then, by id."""
         with self._lock:
             self._await_answers()
-            forwards, self._forwards = self._forwards, []
+            finished, self._finished = self._finished, []
             complete = {id_: flight for id_, flight in self._flights.items() if flight.is_complete}
             for id_, flight in complete.items():
                 del self._flights[id_]
                 if flight.ticket is not None:
                     del self._by_ticket[flight.ticket]
-        for forward in forwards:
-            self._steps.split(forward)
+        for micro_batch in finished:
+            self._runner.split(micro_batch)
         return {id_: self._reply(flight) for id_, flight in complete.items()}
 
     def _await_answers(self) -> None:
@@ -190,7 +190,7 @@ class AdaptiveWorker:
                 # Nobody else comes meanwhile: no other thread needs to be woken for this one.
                 self._lock.release()
                 try:
-                    self._run(running, self._steps)
+                    self._run(running, self._runner)
                 finally:
                     self._lock.acquire()
                 continue
@@ -203,7 +203,7 @@ class AdaptiveWorker:
         self._exchanges.goes(now_s, situation)
 
     def _reply(self, flight: Flight) -> Reply:
-        reply = self._steps.answer(flight.request, flight.slots)
+        reply = self._runner.answer(flight.request, flight.slots)
         total_ms = 1000 * (time.perf_counter() - flight.came_s)
         reply = reply.with_headers({"Server-Timing": f"total;dur={total_ms:.2f}, {reply.headers['Server-Timing']}"})
         if flight.ticket is not None:
@@ -272,26 +272,26 @@ class AdaptiveWorker:
 
     # -- the engine's threads ------------------------------------------------------------------------------------
 
-    def _run_lane(self, lane: Steps) -> None:
+    def _run_lane(self, lane: Runner) -> None:
         while True:
             running = self._next_pass()
-            self._run(running, self._steps if running.is_wide else lane)
+            self._run(running, self._runner if running.is_wide else lane)
 
-    def _run(self, running: Running[Place], steps: Steps) -> None:
+    def _run(self, running: Running[Place], runner: Runner) -> None:
         chosen = running.chosen
         slots = [entry.key.slot for entry in chosen.entries]
         started_s = time.perf_counter()
-        forwards = steps.run(slots)
+        finished = runner.run(slots)
         seconds = time.perf_counter() - started_s
         self._recorder.add(ENGINE_BUSY, seconds if running.is_wide else seconds / self._scheduler.lanes.count)
         if chosen.predicted_s > 0:
             self._recorder.observe(PREDICTION_RATIO, seconds / chosen.predicted_s)
         with self._lock:
             # A pass that was halved took longer than such a pass takes.
-            is_whole = len(forwards) == 1 and len(forwards[0].slots) == len(slots)
+            is_whole = len(finished) == 1 and len(finished[0].slots) == len(slots)
             self._scheduler.finish(running, seconds, is_telling=is_whole)
             self._exchanges.pass_ended()
-            self._forwards += forwards
+            self._finished += finished
             for entry in chosen.entries:
                 entry.key.flight.unfinished -= 1
             self._wake_engine()

@@ -15,7 +15,7 @@ from itertools import takewhile
 from math import inf
 from typing import Generic, TypeVar
 
-from handlers.pipeline.micro_batches import FORWARD_PASS, Cost, Overhead, micro_batches
+from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead, micro_batches
 from handlers.scheduling.latency_model import LatencyModel, Line
 
 Key = TypeVar("Key")
@@ -96,7 +96,7 @@ class Limits:
 
     max_items: int
     max_tokens: int
-    overhead: Overhead = FORWARD_PASS
+    overhead: Overhead = OVERHEAD
 
     def shared(self, tokens: float, line: Line, busy_s: Sequence[float]) -> "Limits":
         """Of a pass that leaves the other lanes theirs, and is one of several: see `WAVES`.

@@ -60,7 +60,7 @@ class GatedHandler(DoublingHandler):
     def forgets(self) -> bool:
         """Whether the worker keeps nothing of any request."""
         worker = self.worker
-        return not (worker._flights or worker._by_ticket or worker._forwards or worker._scheduler.waiting.items)
+        return not (worker._flights or worker._by_ticket or worker._finished or worker._scheduler.waiting.items)
 
 
 class ThreadedHandler(GatedHandler):

@@ -401,17 +401,17 @@ class BuggyScheduler(Scheduler[Any]):
         raise Bug
 
 
-class BuggySteps:
-    """Fails on a decoding thread, otherwise a handler's steps."""
+class BuggyRunner:
+    """Fails on a decoding thread, otherwise a handler's runner."""
 
-    def __init__(self, steps: Any) -> None:
-        self._steps = steps
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
 
     def price(self, slots: Any) -> Any:
         raise Bug
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._steps, name)
+        return getattr(self._runner, name)
 
 
 @pytest.mark.parametrize(("where", "thread"), [("engine", "engine"), ("decoding", "decode_0")])
@@ -422,7 +422,7 @@ def test_adaptive_bug_on_a_thread_of_its_own_ends_the_worker(
     is_dead = threading.Event()
     kind = BuggyScheduler if where == "engine" else Scheduler
     handler._adaptive = AdaptiveWorker(
-        [handler.steps if where == "engine" else BuggySteps(handler.steps)],  # type: ignore[list-item]
+        [handler.runner if where == "engine" else BuggyRunner(handler.runner)],  # type: ignore[list-item]
         kind(Policy(max_latency_s=1, max_items=8), Lanes(LatencyModel())),
         Exchanges(8, 0.1),
         Recorder(),
