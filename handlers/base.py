@@ -30,8 +30,8 @@ from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Engine, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, ItemError
 from handlers.metrics import Recorder, Reporter, Sample
-from handlers.pipeline.micro_batches import FORWARD_PASS, Cost, Overhead, micro_batches
-from handlers.pipeline.runner import Steps, respond
+from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead, micro_batches
+from handlers.pipeline.runner import Runner, respond
 from handlers.pipeline.slots import Batch, Slot
 from handlers.pipeline.warm_up import measure
 from handlers.protocol import requests
@@ -188,7 +188,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         self.model_dir = Path(properties["model_dir"])
         self._recorder = Recorder()
         self._reporter = Reporter(self._recorder, partial(_emit, context.metrics, context.model_name))
-        self.steps = Steps(self, self._recorder)
+        self.runner = Runner(self, self._recorder)
         window = properties.get("batch_size") or 1
         try:
             settings = context.model_yaml_config or {}
@@ -271,12 +271,12 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         unpacked = [self.unpack(row, sent) for row, sent in zip(data, headers, strict=True)]
         slots = [Slot(payload) for request in unpacked for payload in request.payloads]
         if self.decodes_in_threads and self._pool is not None and len(slots) > 1:
-            list(self._pool.map(self.steps.decode, slots))
+            list(self._pool.map(self.runner.decode, slots))
         else:
             for slot in slots:
-                self.steps.decode(slot)
-        self.steps.prepare(slots)
-        priced = self.steps.price(slots)
+                self.runner.decode(slot)
+        self.runner.prepare(slots)
+        priced = self.runner.price(slots)
         costs = [cost for _, cost in priced]
         indices = micro_batches(costs, self.config.max_items, self.config.max_tokens, self.overhead)
         return Batch(unpacked, slots, [[priced[i][0] for i in micro_batch] for micro_batch in indices])
@@ -284,7 +284,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     def inference(self, batch: Batch) -> None:
         """Put every micro-batch through the model; fill `batch.forwards`."""
         for micro_batch in batch.plan:
-            batch.forwards += self.steps.run(micro_batch)
+            batch.finished += self.runner.run(micro_batch)
 
     def postprocess(self, batch: Batch) -> list[Reply]:
         """Make replies of results: split, pack, and say of it what headers and metrics do."""
@@ -292,7 +292,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             self.steps.split(forward)
         remaining = iter(batch.slots)
         return [
-            self.steps.answer(request, list(islice(remaining, len(request.payloads)))) for request in batch.requests
+            self.runner.answer(request, list(islice(remaining, len(request.payloads)))) for request in batch.requests
         ]
 
 

@@ -45,7 +45,7 @@ class _Undecoded(NamedTuple):
 class Decoder:
     """Decodes for one worker."""
 
-    def __init__(self, steps: Steps, guard: Guard, *, threads: int, is_threaded: bool) -> None:
+    def __init__(self, runner: Runner, guard: Guard, *, threads: int, is_threaded: bool) -> None:
         """Make the threads.
 
         Args:
@@ -54,7 +54,7 @@ class Decoder:
             threads: how many there should be.
             is_threaded: whether each item is worth a thread, however small.
         """
-        self._steps = steps
+        self._runner = runner
         self._guard = guard
         self._is_threaded = is_threaded
         self._pool = ThreadPoolExecutor(max(LEAST_THREADS, threads), "decode")

@@ -252,7 +252,7 @@ class AdaptiveWorker:
     def _run(self, running: RunningBatch, steps: Steps) -> None:
         slots = [item.slot for item in running.items]
         started_s = time.perf_counter()
-        forwards = steps.run(slots)
+        finished = runner.run(slots)
         seconds = time.perf_counter() - started_s
         self._recorder.add(ENGINE_BUSY, seconds if running.is_wide else seconds / self._scheduler.stream_count)
         if running.micro_batch.predicted_s > 0:

@@ -24,7 +24,8 @@ class Overhead:
     items: int = 0
 
 
-FORWARD_PASS = Overhead()
+# The overhead of a model that runs once for a micro-batch.
+OVERHEAD = Overhead()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Cost:
 
 
 def micro_batches(
-    costs: Sequence[Cost], max_items: int, max_tokens: int | None = None, overhead: Overhead = FORWARD_PASS
+    costs: Sequence[Cost], max_items: int, max_tokens: int | None = None, overhead: Overhead = OVERHEAD
 ) -> list[list[int]]:
     """Partition items into micro-batches.
 

@@ -27,7 +27,7 @@ from handlers.metrics import (
     Recorder,
 )
 from handlers.pipeline.micro_batches import Cost
-from handlers.pipeline.slots import Forward, Slot, attempt, server_timing
+from handlers.pipeline.slots import FinishedMicroBatch, Slot, attempt, server_timing
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import OneItem, Reply
 
@@ -45,7 +45,7 @@ class Task(Protocol):
     def split(self, outputs: Outputs, items: Sequence[Any]) -> Sequence[Any]: ...
 
 
-class Steps:
+class Runner:
     """Calls the hooks of one task, and records what they did and how long they took."""
 
     def __init__(self, task: Task, recorder: Recorder) -> None:
@@ -73,7 +73,7 @@ class Steps:
         """Find the slots that are still good, and what each of their items asks of a micro-batch."""
         return [(slot, cost) for slot in slots if (cost := self._cost(slot)) is not None]
 
-    def run(self, slots: list[Slot]) -> list[Forward]:
+    def run(self, slots: list[Slot]) -> list[FinishedMicroBatch]:
         """Run a micro-batch, halving it where it fails.
 
         Args:
@@ -82,18 +82,18 @@ class Steps:
         Returns:
             What ran: the whole micro-batch, or parts of it where it failed, without the slots that failed alone.
         """
-        forwards: list[Forward] = []
-        attempt(slots, lambda some: forwards.append(self._forward(some)), self._give_up)
-        return forwards
+        finished: list[FinishedMicroBatch] = []
+        attempt(slots, lambda some: finished.append(self._run(some)), self._give_up)
+        return finished
 
-    def split(self, forward: Forward) -> None:
+    def split(self, micro_batch: FinishedMicroBatch) -> None:
         """Replace the items in the slots of a micro-batch by the results that its outputs hold."""
-        items = [slot.outcome for slot in forward.slots]
+        items = [slot.outcome for slot in micro_batch.slots]
         try:
-            results = list(zip(forward.slots, self._task.split(forward.outputs, items), strict=True))
+            results = list(zip(micro_batch.slots, self._task.split(micro_batch.outputs, items), strict=True))
         except Exception as error:
             results = []
-            for slot in forward.slots:
+            for slot in micro_batch.slots:
                 self._give_up(slot, error)
         for slot, result in results:
             slot.outcome = result
@@ -143,7 +143,7 @@ class Steps:
             self._give_up(slot, error)
             return None
 
-    def _forward(self, slots: list[Slot]) -> Forward:
+    def _run(self, slots: list[Slot]) -> FinishedMicroBatch:
         items = [slot.outcome for slot in slots]
         started = time.perf_counter()
         outputs = self._task.forward(self._task.collate(items), items)
@@ -154,7 +154,7 @@ class Steps:
             slot.batch_size = len(slots)
         self._recorder.observe(BATCH_SIZE, len(slots))
         self._recorder.observe(FORWARD, seconds)
-        return Forward(slots, outputs, seconds)
+        return FinishedMicroBatch(slots, outputs, seconds)
 
     def _give_up(self, slot: Slot, error: Exception) -> None:
         """Give up an item that failed alone: it is too large for the engine, or met a bug, which the log places."""

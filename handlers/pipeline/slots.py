@@ -41,7 +41,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class FinishedMicroBatch:
     """A micro-batch that went through the model.
 
     Attributes:
@@ -63,13 +63,13 @@ class Batch:
         requests: one per row.
         slots: one per item, in the order of the requests' payloads.
         plan: the micro-batches, as lists of slots whose items are decoded.
-        forwards: the micro-batches that ran, with what the engine made of them.
+        finished: the micro-batches that ran, with what the engine made of them.
     """
 
     requests: list[Request]
     slots: list[Slot]
     plan: list[list[Slot]]
-    forwards: list[Forward] = field(default_factory=list)
+    finished: list[FinishedMicroBatch] = field(default_factory=list)
 
 
 def attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Callable[[Slot, Exception], None]) -> None:

@@ -76,7 +76,7 @@ class Limits:
 
     max_items: int
     max_tokens: int
-    overhead: Overhead = FORWARD_PASS
+    overhead: Overhead = OVERHEAD
 
     def shared(self, tokens: float, line: Line, busy_s: Sequence[float]) -> "Limits":
         """Leave the other streams their part of the work, and make a micro-batch one of several: see `Tuning.waves`.

@@ -7,7 +7,7 @@ from typing import Any
 
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig
-from handlers.pipeline.micro_batches import FORWARD_PASS, Overhead
+from handlers.pipeline.micro_batches import OVERHEAD, Overhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Policy:
     queue_timeout_s: float = inf
     is_late_rejected: bool = True
     max_queue_items: int = 512
-    overhead: Overhead = FORWARD_PASS
+    overhead: Overhead = OVERHEAD
 
     @classmethod
     def of(cls, config: HandlerConfig, overhead: Overhead) -> "Policy":

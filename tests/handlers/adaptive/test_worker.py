@@ -402,17 +402,17 @@ class BuggyScheduler(Scheduler):
         raise Bug
 
 
-class BuggySteps:
-    """Fails on a decoding thread, otherwise a handler's steps."""
+class BuggyRunner:
+    """Fails on a decoding thread, otherwise a handler's runner."""
 
-    def __init__(self, steps: Any) -> None:
-        self._steps = steps
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
 
     def price(self, slots: Any) -> Any:
         raise Bug
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._steps, name)
+        return getattr(self._runner, name)
 
 
 @pytest.mark.parametrize(("where", "thread"), [("engine", "engine"), ("decoding", "decode_0")])
