@@ -124,7 +124,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     # Answers everything in adaptive mode, once `initialize` is done.
     worker: AdaptiveWorker
     # What one more micro-batch costs; `load` may know better.
-    overhead: Overhead = FORWARD_PASS
+    overhead: Overhead = OVERHEAD
 
     # -- what a task overrides -----------------------------------------------------------------------------------
 
@@ -282,14 +282,14 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         return Batch(unpacked, slots, [[priced[i][0] for i in micro_batch] for micro_batch in indices])
 
     def inference(self, batch: Batch) -> None:
-        """Put every micro-batch through the model; fill `batch.forwards`."""
+        """Put every micro-batch through the model; fill `batch.finished`."""
         for micro_batch in batch.plan:
             batch.finished += self.runner.run(micro_batch)
 
     def postprocess(self, batch: Batch) -> list[Reply]:
         """Make replies of results: split, pack, and say of it what headers and metrics do."""
-        for forward in batch.forwards:
-            self.steps.split(forward)
+        for micro_batch in batch.finished:
+            self.runner.split(micro_batch)
         remaining = iter(batch.slots)
         return [
             self.runner.answer(request, list(islice(remaining, len(request.payloads)))) for request in batch.requests

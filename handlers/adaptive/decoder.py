@@ -8,7 +8,7 @@ from handlers.adaptive.fail_fast import Guard
 from handlers.adaptive.in_flight import InFlightRequest
 from handlers.adaptive.length_estimate import size_of
 from handlers.pipeline.micro_batches import Cost
-from handlers.pipeline.runner import Steps
+from handlers.pipeline.runner import Runner
 from handlers.pipeline.slots import Slot
 from handlers.protocol.requests import Payload
 
@@ -49,7 +49,7 @@ class Decoder:
         """Make the threads.
 
         Args:
-            steps: the hooks of the task.
+            runner: the hooks of the task.
             guard: watches over the threads.
             threads: how many there should be.
             is_threaded: whether each item is worth a thread, however small.
@@ -87,9 +87,9 @@ class Decoder:
     def _decode(self, items: list[_Undecoded]) -> list[Decoded]:
         slots = [item.slot for item in items]
         for slot in slots:
-            self._steps.decode(slot)
-        self._steps.prepare(slots)
-        costs = {id(slot): cost for slot, cost in self._steps.price(slots)}
+            self._runner.decode(slot)
+        self._runner.prepare(slots)
+        costs = {id(slot): cost for slot, cost in self._runner.price(slots)}
         return [Decoded(item.request, item.slot, item.size, costs.get(id(item.slot))) for item in items]
 
 

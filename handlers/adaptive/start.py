@@ -18,7 +18,7 @@ from handlers.engines import Divisible, Engine, available_threads
 from handlers.metrics import Recorder
 from handlers.pipeline import runner
 from handlers.pipeline.micro_batches import Overhead
-from handlers.pipeline.runner import Steps
+from handlers.pipeline.runner import Runner
 from handlers.pipeline.warm_up import Allowed, measure, meet
 from handlers.protocol.requests import Payload, Request
 from handlers.scheduling.latency_model import LatencyModel
@@ -78,11 +78,11 @@ def start(task: Task, window: int, settings: Mapping[str, Any], metrics: Metrics
     parts = task.engine.divide(config.scheduling.streams) if isinstance(task.engine, Divisible) else ()
     on_streams = [on_engine(task, part) for part in parts] or [task]
     scheduler = warm_scheduler(task, on_streams, policy, window)
-    whole = Steps(task, metrics.recorder)
+    whole = Runner(task, metrics.recorder)
     guard = Guard()
     return AdaptiveWorker(
         whole,
-        [Steps(each, metrics.recorder) for each in on_streams] if parts else [whole],
+        [Runner(each, metrics.recorder) for each in on_streams] if parts else [whole],
         scheduler,
         arrivals=Arrivals(task.unpack, scheduler, metrics.recorder, overload_status=config.scheduling.overload_status),
         decoder=Decoder(

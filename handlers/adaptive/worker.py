@@ -40,8 +40,8 @@ from handlers.metrics import (
     REFUSALS,
     Recorder,
 )
-from handlers.pipeline.runner import Steps
-from handlers.pipeline.slots import Forward
+from handlers.pipeline.runner import Runner
+from handlers.pipeline.slots import FinishedMicroBatch
 from handlers.protocol.responses import Reply
 from handlers.scheduling.scheduler import Scheduler
 from handlers.scheduling.streams import RunningBatch
@@ -69,7 +69,7 @@ class Due(NamedTuple):
     """An answer that is to go: the requests that it answers, and the micro-batches that ran since the last one."""
 
     complete: list[InFlightRequest]
-    forwards: list[Forward]
+    finished: list[FinishedMicroBatch]
 
 
 class AdaptiveWorker:
@@ -77,8 +77,8 @@ class AdaptiveWorker:
 
     def __init__(
         self,
-        whole: Steps,
-        streams: Sequence[Steps],
+        whole: Runner,
+        streams: Sequence[Runner],
         scheduler: Scheduler,
         *,
         arrivals: Arrivals,
@@ -110,7 +110,7 @@ class AdaptiveWorker:
         self._wake = wake
         self._guard = guard
         self._in_flight = InFlight()
-        self._forwards: list[Forward] = []
+        self._finished: list[FinishedMicroBatch] = []
         self._lock = threading.Lock()
         self._answer_may_be_due = threading.Condition(self._lock)
         # When the frontend's thread looks again; minus infinity while it is about to.
@@ -124,7 +124,7 @@ class AdaptiveWorker:
         """How much there is to do, now."""
         with self._lock:
             scheduler = self._scheduler
-            return State(len(self._in_flight), scheduler.waiting_items, scheduler.running_batches, len(self._forwards))
+            return State(len(self._in_flight), scheduler.waiting_items, scheduler.running_batches, len(self._finished))
 
     # -- the frontend's thread ---------------------------------------------------------------------------------------
 
@@ -165,8 +165,8 @@ class AdaptiveWorker:
         """Wait until an answer is due, and work meanwhile where nobody else needs to; replies by id."""
         while isinstance(due := self._next_due(), RunningBatch):
             self._run(due, self._whole)
-        for forward in due.forwards:
-            self._whole.split(forward)
+        for micro_batch in due.finished:
+            self._whole.split(micro_batch)
         return {request.id: self._reply(request) for request in due.complete}
 
     def _next_due(self) -> Due | RunningBatch:
@@ -186,8 +186,8 @@ class AdaptiveWorker:
                 self._answer_may_be_due.wait(None if self._answer_due_s == inf else self._answer_due_s - now_s)
             self._answer_due_s = -inf
             self._timing.goes(now_s, situation)
-            forwards, self._forwards = self._forwards, []
-            return Due(self._in_flight.take_complete(), forwards)
+            finished, self._finished = self._finished, []
+            return Due(self._in_flight.take_complete(), finished)
 
     def _reply(self, request: InFlightRequest) -> Reply:
         reply = self._whole.answer(request.request, request.slots)
@@ -244,12 +244,12 @@ class AdaptiveWorker:
 
     # -- the engine's threads ----------------------------------------------------------------------------------------
 
-    def _run_stream(self, stream: Steps) -> None:
+    def _run_stream(self, stream: Runner) -> None:
         while True:
             running = self._next_batch()
             self._run(running, self._whole if running.is_wide else stream)
 
-    def _run(self, running: RunningBatch, steps: Steps) -> None:
+    def _run(self, running: RunningBatch, runner: Runner) -> None:
         slots = [item.slot for item in running.items]
         started_s = time.perf_counter()
         finished = runner.run(slots)
@@ -259,10 +259,10 @@ class AdaptiveWorker:
             self._recorder.observe(PREDICTION_RATIO, seconds / running.micro_batch.predicted_s)
         with self._lock:
             # A micro-batch that was halved took longer than such a one takes.
-            is_whole = len(forwards) == 1 and len(forwards[0].slots) == len(slots)
+            is_whole = len(finished) == 1 and len(finished[0].slots) == len(slots)
             self._scheduler.finish(running, seconds, is_telling=is_whole)
             self._timing.micro_batch_ended()
-            self._forwards += forwards
+            self._finished += finished
             self._wake_engine()
             self._wake_frontend()
 

@@ -15,7 +15,7 @@ from heapq import heapify, heapreplace
 from itertools import takewhile
 from math import inf
 
-from handlers.pipeline.micro_batches import FORWARD_PASS, Overhead, micro_batches
+from handlers.pipeline.micro_batches import OVERHEAD, Overhead, micro_batches
 from handlers.scheduling.latency_model import LatencyModel, Line
 from handlers.scheduling.request_queue import QueuedItem, Rank
 

@@ -423,15 +423,15 @@ def test_adaptive_bug_on_a_thread_of_its_own_ends_the_worker(
     is_dead = threading.Event()
     guard = Guard(die=is_dead.set)
     kind = BuggyScheduler if where == "engine" else Scheduler
-    steps = handler.steps if where == "engine" else BuggySteps(handler.steps)
+    runner = handler.runner if where == "engine" else BuggyRunner(handler.runner)
     scheduler = kind(Policy(max_latency_s=1, max_items=8), Streams(LatencyModel()))
     recorder = Recorder()
     handler.worker = AdaptiveWorker(
-        handler.steps,
-        [handler.steps],
+        handler.runner,
+        [handler.runner],
         scheduler,
         arrivals=Arrivals(handler.unpack, scheduler, recorder, overload_status=503),
-        decoder=Decoder(steps, guard, threads=1, is_threaded=True),  # type: ignore[arg-type]
+        decoder=Decoder(runner, guard, threads=1, is_threaded=True),  # type: ignore[arg-type]
         timing=ResponseTiming(8, 0.1),
         recorder=recorder,
         wake=lambda: None,
