@@ -1,4 +1,4 @@
-"""Logits to probabilities. Pure numpy.
+"""Turn logits into probabilities. Pure numpy.
 
 logits (..., classes) -> softmax -> probabilities that sum to 1 along an axis
 logits (...)          -> sigmoid -> a probability by itself for each

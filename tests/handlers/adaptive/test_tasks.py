@@ -16,7 +16,7 @@ from tests import tiny_models, tiny_seq2seq
 from tests.handlers.adaptive.frontend import Frontend
 from tests.handlers.adaptive.gated import SCHEDULING
 from tests.handlers.serving import context, serve
-from tests.handlers.tasks import test_translation
+from tests.handlers.tasks import translating
 
 FP32 = {"precision": "fp32", "threads": 1}
 # Types are named: the frontend hands over bytes, and what is JSON is told by its first character.
@@ -35,7 +35,7 @@ class Case(NamedTuple):
 def translation_archive(folder: Path) -> Path:
     (folder / "checkpoint").mkdir()
     checkpoint = tiny_seq2seq.marian(folder / "checkpoint")
-    return test_translation.staged("tiny", checkpoint, folder, test_translation.SETTINGS)
+    return translating.staged("tiny", checkpoint, folder, translating.SETTINGS)
 
 
 CASES = {
@@ -60,8 +60,8 @@ CASES = {
     "translation": Case(
         TranslationHandler,
         translation_archive,
-        test_translation.SETTINGS,
-        [*({"text": text} for text in test_translation.TEXTS), {"text": "Nobody.", "num_beams": 2}],
+        translating.SETTINGS,
+        [*({"text": text} for text in translating.TEXTS), {"text": "Nobody.", "num_beams": 2}],
     ),
 }
 

@@ -1,5 +1,6 @@
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,9 @@ from hypothesis import strategies as st
 
 from handlers.errors import ItemError
 from handlers.protocol.open_inference import Inference, Model
-from handlers.protocol.output_tensors import (
-    LABELS,
-    Documents,
-    OutputTensors,
-    Ranked,
-    Texts,
-    Vectors,
-    from_mapping,
-    one_or_many,
-)
+from handlers.protocol.output_tensors import LABELS, Ranked
 from handlers.protocol.requests import Payload, Request, Shape, unpack
-from handlers.protocol.responses import Form, Reply
+from tests.handlers.protocol.test_output_tensors import read
 from tests.handlers.protocol.test_tensors import JSON
 from tests.handlers.serving import DoublingHandler, serve, started
 
@@ -37,7 +29,6 @@ QUESTION = Shape(frozenset({"question", "context"}), 3, 1000, options=frozenset(
 IMAGE = Shape(frozenset({"b64"}), 3, 1000, options=frozenset({"top_k"}), item_dimensions=3)
 
 KOREAN = np.array(["기준금리를 동결했다.".encode(), "비가 온다.".encode()], object)
-BROKEN = ItemError(422, "CorruptInput", "Broken.")
 
 
 def tensor(name: str, array: Any, *, is_binary: bool = True) -> triton.InferInput:
@@ -64,12 +55,6 @@ def failed(request: Request) -> ItemError:
     reply = request.form.pack([error])
     assert (reply.status, json.loads(reply.body)) == (error.code, {"error": error.message})
     return error
-
-
-def read(reply: Reply) -> triton.InferResult:
-    length = reply.headers.get("Inference-Header-Content-Length")
-    assert reply.content_type == ("application/json" if length is None else "application/octet-stream")
-    return triton.InferenceServerClient.parse_response_body(reply.body, header_length=length and int(length))
 
 
 @pytest.mark.parametrize("is_binary", [True, False])
@@ -230,63 +215,9 @@ def test_unpack_any_document_never_raises(inputs: Any, more: dict[str, Any], tai
 
 @given(st.text(min_size=8, alphabet=st.characters(min_codepoint=0x4E00, max_codepoint=0x9FFF)))
 def test_errors_never_quote_what_a_tensor_holds(secret: str) -> None:
+    shape = replace(TEXT, max_body_bytes=2**20)  # no secret is so long that its length alone is the error
     for wrong in ({"shape": [2]}, {"datatype": "INT64"}, {"datatype": secret}, {"shape": secret}):
-        assert secret not in failed(document(TEXT, inputs=[{**GOOD, "data": [secret], **wrong}])).message
-
-
-def form(outputs: OutputTensors, **more: Any) -> Form:
-    return Inference(Model("model", "2.0", outputs), "seven", **more)
-
-
-@pytest.mark.parametrize("is_binary", [True, False])
-def test_vectors_become_one_tensor_with_nan_where_an_item_failed(is_binary: bool) -> None:
-    vectors = [np.array([0.1, -2], np.float32), BROKEN, np.array([3, 4], np.float32)]
-    reply = form(Vectors("embedding"), is_binary=is_binary).pack(vectors)
-    result = read(reply)
-    assert reply.status == 200
-    expected = np.array([[0.1, -2], [np.nan, np.nan], [3, 4]], np.float32)
-    np.testing.assert_array_equal(result.as_numpy("embedding"), expected, strict=True)
-    error = result.as_numpy("error")[1]
-    assert json.loads(error) == BROKEN.to_json()
-    assert [len(text) for text in result.as_numpy("error")] == [0, len(error), 0]
-    response = result.get_response()
-    assert (response["id"], response["model_name"], response["model_version"]) == ("seven", "model", "2.0")
-
-
-@pytest.mark.parametrize("is_binary", [True, False])
-@pytest.mark.parametrize(
-    ("outputs", "results", "expected"),
-    [
-        (
-            Ranked(LABELS),
-            [[{"label": "좋다", "score": 0.5}, {"label": "b", "score": 0.25}], [{"label": "c", "score": 1.0}], []],
-            {"label": [["좋다", "b"], ["c", ""], ["", ""]], "score": [[0.5, 0.25], [1, np.nan], [np.nan, np.nan]]},
-        ),
-        (Ranked(LABELS), [[], []], {"label": [[], []], "score": [[], []]}),
-        (Ranked(LABELS, from_mapping), [{"cat": 0.75}], {"label": [["cat"]], "score": [[0.75]]}),
-        (
-            Ranked({"answer": object, "start": np.int64}, one_or_many),
-            [{"answer": "a", "start": 3}, [{"answer": "b", "start": 5}, {"answer": "c", "start": 0}]],
-            {"answer": [["a", ""], ["b", "c"]], "start": [[3, -1], [5, 0]]},
-        ),
-        (
-            Texts("translation_text"),
-            [{"translation_text": "één"}, {"translation_text": ""}],
-            {"translation_text": ["één", ""]},
-        ),
-        (Documents(), [{"a": [1, None]}, "é"], {"result": ['{"a":[1,null]}', '"é"']}),
-    ],
-)
-def test_results_become_tensors_that_tritonclient_reads(
-    outputs: OutputTensors, results: list[Any], expected: dict[str, Any], is_binary: bool
-) -> None:
-    result = read(form(outputs, is_binary=is_binary).pack(results))
-    assert [output["name"] for output in result.get_response()["outputs"]] == list(outputs.names) == list(expected)
-    for name, values in expected.items():
-        array = result.as_numpy(name)
-        if array.dtype == object and is_binary:
-            array = np.vectorize(bytes.decode, otypes=[object])(array)
-        np.testing.assert_array_equal(array, np.array(values, array.dtype), strict=True)
+        assert secret not in failed(document(shape, inputs=[{**GOOD, "data": [secret], **wrong}])).message
 
 
 def test_wanted_outputs_come_in_their_order_each_as_it_was_asked_for() -> None:
@@ -307,24 +238,6 @@ def test_wanted_outputs_come_in_their_order_each_as_it_was_asked_for() -> None:
             {"name": "error", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 4}},
         ],
     }
-
-
-def test_all_items_failed_is_the_first_error_in_tritons_form() -> None:
-    reply = form(Documents()).pack([BROKEN, ItemError(400, "EmptyInput", "Empty.")])
-    assert (reply.status, json.loads(reply.body)) == (422, {"error": "Broken."})
-
-
-@pytest.mark.parametrize(
-    ("outputs", "result"),
-    [
-        (Vectors("embedding"), np.array([np.nan], np.float32)),
-        (Ranked(LABELS), [{"label": "a", "score": float("inf")}]),
-        (Documents(), float("nan")),
-    ],
-)
-def test_model_that_computes_no_numbers_raises(outputs: OutputTensors, result: Any) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        form(outputs).pack([result])
 
 
 def test_malformed_inference_among_good_rows_fails_alone(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""Archives of tiny translation models, what their handler answers, and the oracle that it is held against."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from deploy import translation
+from deploy.models import Model
+from deploy.sources import source
+from handlers.engines.seq2seq import load_tokenizer
+from handlers.tasks.translation import TranslationHandler
+from tests.handlers.serving import serve
+from tests.tiny_seq2seq import SENTENCES
+
+# fp32, so that a batch and a text alone give the same tokens; short, so that random weights are no burden.
+SETTINGS: dict[str, Any] = {"precision": "fp32", "max_new_tokens": 8, "threads": 1, "max_new_tokens_limit": 12}
+TEXTS = [*SENTENCES, "Nobody.", "The sea is rough.", "Old Marta reads.", "A great storm, a lost roof and a bell."]
+
+
+def staged(name: str, checkpoint: Path, folder: Path, settings: dict[str, Any], engine: Any = "auto") -> Path:
+    """What archive.sh puts into an archive."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "model-config.yaml").write_text(json.dumps({"handler": settings}))
+    model = Model(name=name, handler="translation", version="1.0", folder=folder / name)
+    stage = folder / "stage"
+    stage.mkdir()
+    translation.stage(model, source(model, str(checkpoint)), engine, stage)
+    return stage
+
+
+class Oracle:
+    """One generate() a text, in fp32, as transformers' own documentation has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = load_tokenizer(folder)
+        self.model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def __call__(self, text: str, src_lang: str | None = None, **arguments: Any) -> str:
+        if src_lang is not None:
+            self.tokenizer.src_lang = src_lang
+        inputs = self.tokenizer(text, return_tensors="pt")
+        inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        arguments = {"num_beams": 1, "max_new_tokens": 8, "max_length": None, **arguments}
+        (ids,) = self.model.generate(**inputs, **arguments)
+        answer: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return answer
+
+
+def encoded(rows: list[Any]) -> list[bytes]:
+    """Bodies: JSON of dicts, the bytes of texts."""
+    bodies = [json.dumps(row) if isinstance(row, dict) else row for row in rows]
+    return [body if isinstance(body, bytes) else body.encode() for body in bodies]
+
+
+def translations(handler: TranslationHandler, rows: list[Any]) -> list[str]:
+    answers = serve(handler, encoded(rows))
+    assert [answer.status for answer in answers] == [200] * len(rows), answers
+    assert all(answer.body.keys() == {"translation_text"} for answer in answers)
+    return [answer.body["translation_text"] for answer in answers]
+
+
+def calls(handler: TranslationHandler, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the generate() calls to come."""
+    sizes: list[int] = []
+    generate = handler.engine.model.generate
+
+    def counted(**arguments: Any) -> Any:
+        sizes.append(len(arguments["input_ids"]))
+        return generate(**arguments)
+
+    monkeypatch.setattr(handler.engine.model, "generate", counted)
+    return sizes
