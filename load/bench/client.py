@@ -5,7 +5,7 @@
         texts
 
 The clients share the machine's cores with the server: the rows on processor time say what they take of them. All of
-`predict` counts, the start of its process and its last, emptier batches included.
+`predict` counts, the start of its process and its last, emptier batches included. Three rounds take about 10 minutes.
 """
 
 import re
@@ -27,15 +27,14 @@ from deploy.models import ROOT, model
 from deploy.sandbox import started
 from deploy.server import Server
 from load.bench.archives import OURS, Archives
-from load.bench.machine import wait_idle
 from load.bench.peers import BATCH_SIZE, CPU_ONLY, BenchError, Child, ServedModel
 from load.bench.photographs import photographs
 from load.bench.progress import aside, progress
-from load.bench.resnet import IDLE_PERCENT, IDLE_TIMEOUT_S
+from load.bench.rounds import Rounds, Series, measure_in_turn
 from load.bench.sentences import texts
 from load.bench.table import Bound, Row, ratios, render
 from load.bench.texts import BATCH_SIZE as TEXT_BATCH_SIZE
-from load.bench.texts import EMBEDDING, MAX_BATCH_DELAY_MS, Series
+from load.bench.texts import EMBEDDING, MAX_BATCH_DELAY_MS
 from torchserve_client import ChunkingClient, Client
 
 PHOTOGRAPHS, TEXTS, CONNECTIONS = 500, 10_000, 48
@@ -58,7 +57,7 @@ class Cost:
     cpu_ms: float
 
 
-def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
+def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
     """Measure, and say what came out; arguments and errors as of load.bench.resnet."""
     rates: Series = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
@@ -84,17 +83,17 @@ def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
                 order = {"way": "sorted", "batch_size": TEXT_BATCH_SIZE, "duration_s": duration_s}
                 return float(loop.ask(order)["throughput_per_s"])
 
-            measurements: dict[str, Callable[[], Cost | float]] = {
+            def rate_of(name: str, cost: Cost) -> float:
+                rates[f"{name} cpu"].append(cost.cpu_ms)
+                return cost.rate_per_s
+
+            figures: dict[str, Callable[[], float]] = {
                 "connections": lambda: _connections(resnet, work / "photographs", duration_s),
-                "predict": lambda: predict(server, work / "photographs", work / "answers.jsonl"),
+                "predict": lambda: rate_of("predict", predict(server, work / "photographs", work / "answers.jsonl")),
                 "loop": in_process,
-                "chunking": lambda: chunking(server),
+                "chunking": lambda: rate_of("chunking", chunking(server)),
             }
-            for index in range(rounds):
-                for name, measure in measurements.items():
-                    wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
-                    _keep(rates, name, measure())
-                    progress(f"round {index + 1}/{rounds}, client, {name}: {rates[name][-1]:.1f}/s")
+            measure_in_turn(rounds, "client", figures, rates)
     return "\n".join(
         [
             f"`torchserve-client predict` on {PHOTOGRAPHS} photographs, batch_size {BATCH_SIZE}, against {peer()};",
@@ -177,14 +176,6 @@ def _fill(folder: Path, bodies: Sequence[bytes]) -> None:
     folder.mkdir()
     for index, body in enumerate(islice(cycle(bodies), PHOTOGRAPHS)):
         (folder / f"{index:03}.jpg").write_bytes(body)
-
-
-def _keep(rates: Series, name: str, measured: Cost | float) -> None:
-    if isinstance(measured, Cost):
-        rates[name].append(measured.rate_per_s)
-        rates[f"{name} cpu"].append(measured.cpu_ms)
-    else:
-        rates[name].append(measured)
 
 
 def _children_cpu_s() -> float:

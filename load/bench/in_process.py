@@ -6,7 +6,6 @@ python -m load.bench.in_process FOLDER     one JSON object a line
     -> {"throughput_per_s": 80.1, "p50_s": 0.199}                   items per second; latency of a batch
 """
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from handlers.engines import available_threads
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.vision.config import ImageClassificationConfig
 from handlers.vision.images import Geometry, decode_image
+from load.bench.orders import answer_orders
 from load.bench.photographs import photographs
 
 WARM_UP_BATCHES = 2
@@ -72,11 +72,9 @@ class Loop:
 
 
 def main(folder: str) -> None:
-    """Answer every line of stdin, until it ends."""
+    """Load the archive in `folder`, then measure what is ordered."""
     loop = Loop(Path(folder), photographs())
-    print(json.dumps({"engine": loop.engine.description}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(loop.measure(**json.loads(line))), flush=True)
+    answer_orders(loop.engine.description, loop.measure)
 
 
 if __name__ == "__main__":

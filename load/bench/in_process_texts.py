@@ -11,7 +11,6 @@ Ways:
     sorted      our engine, all texts known beforehand and sorted: the best that any server could do
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from handlers.engines import available_threads
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.text.encoders import load_encoder, token_limit
 from handlers.text.inputs import padded, rounded_length
+from load.bench.orders import answer_orders
 from load.bench.sentences import texts
 
 PADDED_LENGTH = 256
@@ -117,11 +117,9 @@ class Loop:
 
 
 def main(folder: str) -> None:
-    """Answer every line of stdin, until it ends."""
+    """Load the archive in `folder`, then measure what is ordered."""
     loop = Loop(Path(folder))
-    print(json.dumps({"engine": loop.engine.description}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(loop.measure(**json.loads(line))), flush=True)
+    answer_orders(loop.engine.description, loop.measure)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ python -m load.bench.in_process_translation FOLDER     one JSON object a line
     -> {"throughput_per_s": 6.8, "answers": ["...", ...]}           texts per second; one answer per text
 """
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ import transformers
 
 from handlers.engines import available_threads
 from handlers.engines.torch import DTYPES
+from load.bench.orders import answer_orders
 from load.bench.translation import MAX_NEW_TOKENS, sentences
 
 
@@ -52,11 +52,9 @@ class OneByOne:
 
 
 def main(folder: str) -> None:
-    """Answer every line of stdin, until it ends."""
+    """Load the archive in `folder`, then measure what is ordered."""
     loop = OneByOne(Path(folder))
-    print(json.dumps({"engine": "transformers generate() cpu"}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(loop.measure(**json.loads(line))), flush=True)
+    answer_orders("transformers generate() cpu", loop.measure)
 
 
 if __name__ == "__main__":

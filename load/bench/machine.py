@@ -13,7 +13,21 @@ import psutil
 AMX_FLAGS = frozenset({"amx_bf16", "amx_tile"})
 BF16_FLAGS = AMX_FLAGS | {"avx512_bf16"}
 
-IDLE_CHECK_S = 0.5
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """When the machine counts as idle. Threads of PyTorch and of OpenVINO wait for each other, so whatever takes one
+    core for a moment stops them all."""
+
+    # Share of the time of all cores, in %, that others may take: a desktop or a container at rest takes 1 to 5.
+    idle_percent: float = 10.0
+    # Seconds after which a measurement begins all the same: longer than a worker of TorchServe needs to start.
+    idle_timeout_s: float = 15.0
+    # Seconds over which the load is averaged; psutil advises at least 0.1.
+    idle_check_s: float = 0.5
+
+
+TUNING = Tuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +83,18 @@ def memory_mb(pid: int) -> float:
     return float(getattr(memory, "pss", memory.rss)) / 1e6
 
 
-def wait_idle(percent: float, timeout_s: float) -> float:
+def wait_idle(percent: float = TUNING.idle_percent, timeout_s: float = TUNING.idle_timeout_s) -> float:
     """Wait until the machine is idle, but no longer than `timeout_s`.
 
     Args:
-        percent: of the time of all cores; less counts as idle.
-        timeout_s: then it returns all the same.
+        percent: share of the time of all cores, in %, that counts as idle, and less.
+        timeout_s: seconds after which it returns all the same.
 
     Returns:
         How busy the machine was last, in percent.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
-        busy_percent = psutil.cpu_percent(IDLE_CHECK_S)
+        busy_percent = psutil.cpu_percent(TUNING.idle_check_s)
         if busy_percent <= percent or time.monotonic() > deadline_s:
             return busy_percent

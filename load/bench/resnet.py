@@ -5,6 +5,7 @@
     new servers, one after the other: seconds to the first answer
 
 Every comparison is of values of the same round, taken within the same minute, on a machine that does nothing else.
+Three rounds take about 13 minutes.
 """
 
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from deploy.sandbox import started
 from load.bench.archives import OURS, STOCK, Archives
+from load.bench.machine import TUNING as IDLE
 from load.bench.machine import Processor, versions, wait_idle
 from load.bench.peers import (
     BATCH_SIZE,
@@ -29,6 +31,7 @@ from load.bench.peers import (
 )
 from load.bench.photographs import QUALITY, SIDE, photographs
 from load.bench.progress import aside, progress
+from load.bench.rounds import Rounds, Series
 from load.bench.table import Bound, Row, differences, ratios, render
 
 CLIENTS = (1, 16, 48)
@@ -38,12 +41,6 @@ TIMES_STOCK_WITH_AMX = Bound(7, is_minimum=True)
 TIMES_STOCK = Bound(2, is_minimum=True)
 OF_IN_PROCESS = Bound(0.92, is_minimum=True)
 OVER_IN_PROCESS_MS = Bound(8, is_minimum=False)
-
-# Before each measurement, while everything of ours is idle, the machine should be so too: threads of PyTorch and of
-# OpenVINO wait for each other, so whatever takes one core for a moment stops them all.
-IDLE_PERCENT, IDLE_TIMEOUT_S = 10, 15
-
-Series = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +76,16 @@ class Results:
         self.remarks.append(line)
 
 
-def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
+def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
     """Measure, and say what came out.
 
     Args:
         rounds: how often everything is measured.
-        duration_s: of one measurement.
-        is_markdown: the table's format.
+        duration_s: seconds that one measurement takes.
+        is_markdown: whether the table is GitHub's markdown rather than aligned text.
+
+    Returns:
+        A heading, the table, and a line for each measurement that is not to be trusted.
 
     Raises:
         BenchError, ServerError, ManagementError, ArchiverFailed: a peer could not be measured.
@@ -98,13 +98,13 @@ def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
             archives = Archives.prepare(Path(work))
         engine = _measure_load(archives, bodies, results, rounds, duration_s)
         _measure_start(archives, bodies, results, rounds)
-    processor = Processor.here()
+    processor, made = Processor.here(), len(results.p50_ms["ours"])
     return "\n".join(
         [
             f"ResNet-152 on {processor}; {versions('openvino', 'torch', 'torchserve')}; ours {engine}, "
             f"stock torch fp32; {'trained' if archives.is_trained else 'UNTRAINED (random)'} weights",
             f"batch_size {BATCH_SIZE}, max_batch_delay {MAX_BATCH_DELAY_MS} ms, 1 worker; JPEGs of {SIDE} x {SIDE}, "
-            f"quality {QUALITY}; interleaved rounds: {rounds}, of {duration_s:g} s each; median (min..max)",
+            f"quality {QUALITY}; interleaved rounds: {made}, of {duration_s:g} s each; median (min..max)",
             "",
             render(table(results, processor.has_amx), is_markdown=is_markdown),
             *results.remarks,
@@ -166,8 +166,10 @@ def table(results: Results, has_amx: bool) -> list[Row]:
     ]
 
 
-def _measure_load(archives: Archives, bodies: Sequence[bytes], results: Results, rounds: int, duration_s: float) -> str:
-    """Every round; returns what our engine calls itself."""
+def _measure_load(
+    archives: Archives, bodies: Sequence[bytes], results: Results, rounds: Rounds, duration_s: float
+) -> str:
+    """Measure every round; return what our engine calls itself."""
     progress("one TorchServe with both models, one process with the in-process loop")
     with (
         started(archives.model_store, extra=CPU_ONLY) as server,
@@ -177,13 +179,13 @@ def _measure_load(archives: Archives, bodies: Sequence[bytes], results: Results,
         for model in served.values():
             model.register()
         peers: list[tuple[str, Peer]] = [*served.items(), ("in-process", InProcess(in_process))]
-        for index in range(rounds):
+        for each in rounds:
             for clients in CLIENTS:
-                first = index % len(peers)
+                first = (each.number - 1) % len(peers)
                 for name, peer in [*peers[first:], *peers[:first]]:
-                    label = f"round {index + 1}/{rounds}, {clients} client{'s' if clients > 1 else ''}, {name}"
-                    busy_percent = wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
-                    if busy_percent > IDLE_PERCENT:
+                    label = f"{each}, {clients} client{'s' if clients > 1 else ''}, {name}"
+                    busy_percent = wait_idle()
+                    if busy_percent > IDLE.idle_percent:
                         results.remark(f"{label}: the machine was {busy_percent:.0f} % BUSY with something else")
                     results.add(label, name, clients, peer.measure(clients, duration_s))
             for name, model in served.items():
@@ -191,9 +193,9 @@ def _measure_load(archives: Archives, bodies: Sequence[bytes], results: Results,
         return in_process.engine
 
 
-def _measure_start(archives: Archives, bodies: Sequence[bytes], results: Results, rounds: int) -> None:
-    for index in range(rounds):
+def _measure_start(archives: Archives, bodies: Sequence[bytes], results: Results, rounds: Rounds) -> None:
+    for each in rounds:
         for name, model in (("stock", STOCK), ("ours", OURS)):
             seconds = seconds_to_first_answer(archives.model_store, model, bodies)
-            progress(f"round {index + 1}/{rounds}, start to first answer, {name}: {seconds:.1f} s")
+            progress(f"{each}, start to first answer, {name}: {seconds:.1f} s")
             results.first_answer_s[name].append(seconds)

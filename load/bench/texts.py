@@ -2,6 +2,8 @@
 
 archives -> one server with both models, one process with the loops
 for each round: the ways in process, ours with one text a request, ours with lists, language identification
+
+Three rounds take about 8 minutes.
 """
 
 import json
@@ -9,15 +11,15 @@ import tempfile
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from deploy.archive import Recipe
 from deploy.models import model
 from deploy.sandbox import started
-from load.bench.machine import wait_idle
 from load.bench.peers import CPU_ONLY, Child, ServedModel
 from load.bench.progress import aside, progress
-from load.bench.resnet import IDLE_PERCENT, IDLE_TIMEOUT_S
+from load.bench.rounds import Rounds, Series, measure_in_turn
 from load.bench.sentences import texts
 from load.bench.table import Bound, Row, ratios, render
 
@@ -34,10 +36,8 @@ TIMES_ARRIVAL = Bound(1.8, is_minimum=True)
 OF_SORTED = Bound(0.85, is_minimum=True)
 LANGUAGE_ID_PER_S = Bound(3000, is_minimum=True)
 
-Series = dict[str, list[float]]
 
-
-def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
+def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
     """Measure, and say what came out; arguments and errors as of load.bench.resnet."""
     rates: Series = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as work:
@@ -62,18 +62,13 @@ def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
                 order = {"way": way, "batch_size": BATCH_SIZE, "duration_s": duration_s}
                 return float(in_process.ask(order)["throughput_per_s"])
 
-            measurements: dict[str, Callable[[], float]] = {
-                **{way: lambda way=way: in_process_rate(way) for way in WAYS},  # type: ignore[misc]
+            figures: dict[str, Callable[[], float]] = {
+                **{way: partial(in_process_rate, way) for way in WAYS},
                 "single": lambda: embedding.measure(CLIENTS, duration_s).throughput_per_s,
                 "lists": lambda: lists.measure(LIST_CLIENTS, duration_s).throughput_per_s * LIST_LENGTH,
                 "language-id": lambda: language_id.measure(LIST_CLIENTS, duration_s).throughput_per_s * LIST_LENGTH,
             }
-            for index in range(rounds):
-                for name, measure in measurements.items():
-                    wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
-                    rate = measure()
-                    progress(f"round {index + 1}/{rounds}, texts, {name}: {rate:.0f} texts/s")
-                    rates[name].append(rate)
+            measure_in_turn(rounds, "texts", figures, rates)
             engine = in_process.engine
     return "\n".join(
         [

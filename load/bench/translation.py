@@ -3,24 +3,25 @@
     a Marian checkpoint -> two archives of it, registered with batch_size 32 and 1 -> 32 clients each, in turn
                         -> a process that calls transformers' generate() for each text
 
-The checkpoint is not part of this project: without one nothing is measured, and the output says so.
+The checkpoint is not part of this project: without one nothing is measured, and the output says so. Three rounds take
+about 5 minutes.
 """
 
 import json
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from deploy.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.sandbox import started
-from load.bench.machine import wait_idle
 from load.bench.peers import CPU_ONLY, Child, ServedModel
 from load.bench.progress import aside, progress
-from load.bench.resnet import IDLE_PERCENT, IDLE_TIMEOUT_S
+from load.bench.rounds import Rounds, Series, measure_in_turn
 from load.bench.table import Bound, Row, ratios, render
 
 # Where a Helsinki-NLP/opus-mt-en-fr lies: named by the variable, or beside the repository.
@@ -54,12 +55,12 @@ def sentences() -> list[str]:
     ]
 
 
-def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
+def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
     """Measure, and say what came out; arguments and errors as of load.bench.resnet."""
     if not CHECKPOINT.is_dir():
         return f"Translation: not measured, for lack of a checkpoint: MARIAN=FOLDER names one ({CHECKPOINT.name})"
     bodies = [json.dumps({"text": text}).encode() for text in sentences()]
-    rates: dict[str, list[float]] = defaultdict(list)
+    rates: Series = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as work:
         store = Path(work)
         progress("archives: translation, twice")
@@ -79,19 +80,20 @@ def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
             for each in served.values():
                 each.register()
             answers: dict[str, list[str]] = {}
-            for index in range(rounds):
-                for precision in ("bf16", "fp32"):
-                    wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
-                    measured = stock.ask({"precision": precision, "duration_s": duration_s})
-                    rates[precision].append(float(measured["throughput_per_s"]))
-                    answers[precision] = measured["answers"]
-                    rate = rates[precision][-1]
-                    progress(f"round {index + 1}/{rounds}, translation, stock {precision}: {rate:.1f} texts/s")
-                for way, each in served.items():
-                    wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
-                    rate = each.measure(CLIENTS, duration_s).throughput_per_s
-                    progress(f"round {index + 1}/{rounds}, translation, {way}: {rate:.1f} texts/s")
-                    rates[way].append(rate)
+
+            def stock_rate(precision: str) -> float:
+                measured = stock.ask({"precision": precision, "duration_s": duration_s})
+                answers[precision] = measured["answers"]
+                return float(measured["throughput_per_s"])
+
+            def served_rate(way: str) -> float:
+                return served[way].measure(CLIENTS, duration_s).throughput_per_s
+
+            figures: dict[str, Callable[[], float]] = {
+                **{precision: partial(stock_rate, precision) for precision in ("bf16", "fp32")},
+                **{way: partial(served_rate, way) for way in served},
+            }
+            measure_in_turn(rounds, "translation", figures, rates)
             everything = json.dumps({"instances": sentences()}).encode()
             batched = [p["translation_text"] for p in served["batched"].answer(everything)["predictions"]]
     same = {p: sum(a == b for a, b in zip(batched, answers[p], strict=True)) for p in answers}
@@ -107,7 +109,7 @@ def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
     )
 
 
-def table(rates: Mapping[str, list[float]]) -> list[Row]:
+def table(rates: Series) -> list[Row]:
     """Batched, against each way of one generate() a request."""
     ours = rates["batched"]
     return [
