@@ -16,8 +16,10 @@ BF16_FLAGS = AMX_FLAGS | {"avx512_bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """When the machine counts as idle. Threads of PyTorch and of OpenVINO wait for each other, so whatever takes one
-    core for a moment stops them all."""
+    """When the machine counts as idle.
+
+    Threads of PyTorch and of OpenVINO wait for each other, so whatever takes one core for a moment stops them all.
+    """
 
     # Share of the time of all cores, in %, that others may take: a desktop or a container at rest takes 1 to 5.
     idle_percent: float = 10.0
