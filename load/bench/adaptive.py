@@ -58,7 +58,7 @@ class Tuning:
     percent: float = 99.0
     # batch_size of the adaptive model, requests: the window from which its worker chooses.
     window: int = 64
-    # Clients that keep classic mode's largest batch of 32 full, another one waiting: twice 32.
+    # Clients that keep two of classic mode's largest batches of 32 full: one in the engine, one in the queue.
     clients: int = 64
     # Rate of the overload, in offline throughputs: no policy can answer more than half of it.
     overload: float = 2.0

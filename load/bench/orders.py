@@ -1,4 +1,4 @@
-"""What a loop without a server hears and says: the other end of `peers.Child`.
+"""Answers orders in a loop without a server: the other end of `peers.Child`.
 
 {"engine": ...} once it has loaded; then, for each line of JSON on stdin, a measurement as a line of JSON on stdout
 """

@@ -1,4 +1,4 @@
-"""ResNet-152: TorchServe's stock image_classifier, ours, and the in-process loop, on the same weights.
+"""Measures ResNet-152: TorchServe's stock image_classifier, ours, and the in-process loop, on the same weights.
 
     archives -> one server with both models, one process with the loop
     for each round, for each number of clients: stock, ours, in-process, in an order that rotates
@@ -19,9 +19,7 @@ from load.bench.archives import OURS, STOCK, Archives
 from load.bench.machine import TUNING as IDLE
 from load.bench.machine import Processor, versions, wait_idle
 from load.bench.peers import (
-    BATCH_SIZE,
     CPU_ONLY,
-    MAX_BATCH_DELAY_MS,
     Child,
     InProcess,
     Measured,
@@ -29,11 +27,14 @@ from load.bench.peers import (
     ServedModel,
     seconds_to_first_answer,
 )
-from load.bench.photographs import QUALITY, SIDE, photographs
+from load.bench.peers import TUNING as PEERS
+from load.bench.photographs import TUNING as PHOTOGRAPHS
+from load.bench.photographs import photographs
 from load.bench.progress import aside, progress
 from load.bench.rounds import Rounds, Series
 from load.bench.table import Bound, Row, differences, ratios, render
 
+# Numbers of clients: alone, as many as a batch holds, and three batches.
 CLIENTS = (1, 16, 48)
 
 # What this deployment is held to. Stock computes in fp32; AMX is what makes bf16 several times as fast.
@@ -49,9 +50,9 @@ class Results:
 
     Attributes:
         throughput_per_s: number of clients -> images per second.
-        p50_ms: of one client.
-        memory_mb: of a worker, after the round's load.
-        first_answer_s: from the start of a server.
+        p50_ms: median latency of one client.
+        memory_mb: a worker's memory after the round's load, in 10^6 bytes.
+        first_answer_s: seconds from the start of a server to its first answer.
         remarks: a line for each measurement that is not to be trusted: requests failed, or the machine was not idle.
     """
 
@@ -71,7 +72,7 @@ class Results:
             self.remark(f"{label}: FAILED requests, by status: {measured.failures}")
 
     def remark(self, line: str) -> None:
-        """Say now, and below the table, what is wrong with a measurement."""
+        """Print now, and keep for below the table, what is wrong with a measurement."""
         progress(line)
         self.remarks.append(line)
 
@@ -98,13 +99,14 @@ def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
             archives = Archives.prepare(Path(work))
         engine = _measure_load(archives, bodies, results, rounds, duration_s)
         _measure_start(archives, bodies, results, rounds)
-    processor, made = Processor.here(), len(results.p50_ms["ours"])
+    processor, made, side = Processor.here(), len(results.p50_ms["ours"]), PHOTOGRAPHS.side
     return "\n".join(
         [
             f"ResNet-152 on {processor}; {versions('openvino', 'torch', 'torchserve')}; ours {engine}, "
             f"stock torch fp32; {'trained' if archives.is_trained else 'UNTRAINED (random)'} weights",
-            f"batch_size {BATCH_SIZE}, max_batch_delay {MAX_BATCH_DELAY_MS} ms, 1 worker; JPEGs of {SIDE} x {SIDE}, "
-            f"quality {QUALITY}; interleaved rounds: {made}, of {duration_s:g} s each; median (min..max)",
+            f"batch_size {PEERS.batch_size}, max_batch_delay {PEERS.max_batch_delay_ms} ms, 1 worker; "
+            f"JPEGs of {side} x {side}, quality {PHOTOGRAPHS.quality}; "
+            f"interleaved rounds: {made}, of {duration_s:g} s each; median (min..max)",
             "",
             render(table(results, processor.has_amx), is_markdown=is_markdown),
             *results.remarks,
@@ -113,7 +115,7 @@ def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
 
 
 def table(results: Results, has_amx: bool) -> list[Row]:
-    """The rows of the results; what is wanted of them depends on the processor."""
+    """Make the rows of the results; the bounds depend on whether the processor has AMX."""
     rows = []
     for clients in (16, 48):
         rate = results.throughput_per_s[clients]

@@ -1,4 +1,4 @@
-"""The rounds of a benchmark: every figure anew in each, as many as the part's time allows.
+"""Makes the rounds of a benchmark: as many as the part's time allows, with every figure measured anew in each.
 
     Rounds -> Round 1, 2, ... -> measure_in_turn -> a value a round for each figure -> rows of load.bench.table
 
@@ -33,7 +33,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The rounds of one part; may be gone through more than once.
+    """The rounds of one part; a benchmark may go through them more than once.
 
     Attributes:
         most: number of rounds that are wanted; the first one is always made.
