@@ -1,4 +1,4 @@
-"""What to ask for, and a file of answers that is never lost and never asked for twice.
+"""Lists what to ask for, and keeps the answers in a file: none is lost, and none is asked for twice.
 
     folder of files | file of lines -> inputs, each with a name -> requests of one file or of several lines
     answers.jsonl: {"input": NAME, "answer": ...} or {"input": NAME, "error": {"code", "type", "message"}}

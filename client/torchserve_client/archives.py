@@ -1,4 +1,4 @@
-"""What an archive says of itself, and a copy of it under another version.
+"""Reads what an archive says of itself, and copies it under another version.
 
 TorchServe takes a model's name and version from the archive's manifest alone, and no version twice: whoever wants the
 same archive with other batch parameters beside the first needs a copy whose manifest says so.
@@ -27,7 +27,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What an archive says of itself.
+    """The description that an archive holds of itself.
 
     Attributes:
         name, version: what the model is registered as.

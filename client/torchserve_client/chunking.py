@@ -1,9 +1,9 @@
-"""An input of any length -> chunks that a model takes -> answers in order.
+"""Cuts an input of any length into chunks that a model takes, and joins their answers in order.
 
     inputs -> check -> strategy -> chunks with their ranges -> FuturesClient -> futures in order -> joined
 
 Inputs are a list, an array, or a dict of arrays that agree on axis 0. A strategy is any callable that takes inputs and
-yields smaller ones, in order and without a gap; ByCount and ByBytes are two. All but ChunkingClient is pure.
+yields smaller ones, in order and without a gap; ByCount and ByBytes are two. Everything but ChunkingClient is pure.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

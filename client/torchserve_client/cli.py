@@ -1,4 +1,4 @@
-"""The command line of `torchserve-client`: arguments in, an exit code out.
+"""Runs the command line of `torchserve-client`: arguments in, an exit code out.
 
 0  done      1  predictions failed, or the server refused      2  wrong usage, or no server      130  Ctrl-C
 """
@@ -26,7 +26,7 @@ DEFAULT_URL, DEFAULT_MANAGEMENT_URL = "http://127.0.0.1:8080", "http://127.0.0.1
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What a command does unless told otherwise."""
+    """The defaults of the commands' options."""
 
     # Seconds for workers to become ready: TorchServe's own default of startupTimeout.
     wait_s: float = 120.0

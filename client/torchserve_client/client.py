@@ -1,4 +1,4 @@
-"""Client: one prediction from its payload to its answer.
+"""A client makes one prediction, from its payload to its answer.
 
     payload + options -> payloads.body -> tries under one deadline -> answer, or one error of client.errors
 

@@ -1,4 +1,4 @@
-"""The commands of `torchserve-client`, once their arguments are parsed: each returns its exit code."""
+"""Runs the commands of `torchserve-client`, once their arguments are parsed; each returns its exit code."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How much `predict` asks for at a time, and how often it draws."""
+    """Says how much `predict` asks for at a time, and how often it draws."""
 
     # Batches in flight where each file is a request: one runs, one waits, one comes back.
     batches_in_flight: int = 3

@@ -1,4 +1,4 @@
-"""FuturesClient: many requests at once, each of which is a future.
+"""A FuturesClient makes many requests at once, each of which is a future.
 
     submit -> a place in flight (waited for, or refused) -> thread -> Client.predict -> Future
 

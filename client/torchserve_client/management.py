@@ -1,4 +1,4 @@
-"""TorchServe's management API: register, describe, scale, unregister, and the versions of a model.
+"""Calls TorchServe's management API: register, describe, scale, unregister, and the versions of a model.
 
 Its errors are those of torchserve_client.errors: ManagementError with the server's own words, Unreachable, NotReady.
 Nothing is tried again: of these calls only reading is safe to repeat.
@@ -15,7 +15,7 @@ from torchserve_client.transport import Incoming, Outgoing, PooledTransport, Tra
 
 __all__ = ["Management", "ManagementError", "NotReady", "Unreachable"]
 
-# Seconds between two looks at a server that is waited for: a look costs it a millisecond.
+# Seconds between two looks at a server that is waited for, chosen: short for a person, and no load for the server.
 POLL_S = 0.1
 
 

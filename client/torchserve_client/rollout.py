@@ -27,10 +27,10 @@ from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How long a rollout waits."""
+    """Says how long a rollout waits."""
 
-    # Seconds after the default has changed: from the look-up of a request's version to the queue takes one thread of
-    # TorchServe's microseconds.
+    # Seconds after the default has changed: a request whose version was looked up before needs microseconds of one
+    # thread of TorchServe's to get into the queue.
     moment_s: float = 1.0
     # Seconds for the old version's queue to empty: five times TorchServe's default of responseTimeout, 120 s.
     drain_timeout_s: float = 600.0

@@ -1,4 +1,4 @@
-"""`make bench`: this deployment against its peers, as one table of ratios.
+"""Runs `make bench`: this deployment against its peers, as one table of ratios.
 
     python -m load.bench                  every part
     python -m load.bench translation      one of them
@@ -39,7 +39,14 @@ INTERRUPTED, TERMINATED = 130, 143
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and print; 1 with one line when a peer cannot be measured."""
+    """Measure and print.
+
+    Args:
+        arguments: the command line.
+
+    Returns:
+        The exit code; 1, with one line on stderr, when a peer cannot be measured.
+    """
     parser = argparse.ArgumentParser(prog="python -m load.bench", description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; default: all")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of one measurement; default: 8")

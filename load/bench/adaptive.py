@@ -1,4 +1,4 @@
-"""Adaptive against classic mode: sentence embedding with mixed lengths, and ResNet-152, each a part of its own.
+"""Compares adaptive with classic mode: sentence embedding with mixed lengths, and ResNet-152, each a part of its own.
 
     classic, one client        -> p50 -> the target: 12 times that
     classic, each batch size   -> offline throughput, highest Poisson rate within the target -> the best is classic
@@ -50,7 +50,7 @@ from load.runs.search import Grid, highest, is_met
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What both modes are measured with."""
+    """Says what both modes are measured with."""
 
     # The target for the latency, in p50s of one client: what the deployment is held to.
     target_times: int = 12
@@ -82,7 +82,7 @@ class Tuning:
 
 TUNING = Tuning()
 
-# What this deployment is held to.
+# This deployment is held to these bounds.
 OF_OFFLINE = Bound(0.85, is_minimum=True)
 OVERLOAD_OF_OFFLINE = Bound(0.9, is_minimum=True)
 ONE_CLIENT = Bound(1.0, is_minimum=False)
@@ -91,7 +91,7 @@ SATURATED = Bound(0.97, is_minimum=True)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is compared.
+    """One comparison.
 
     Attributes:
         name: name of the classic archive; the adaptive one's ends in -adaptive.
@@ -174,7 +174,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the rounds are measured at.
+    """The conditions that the rounds are measured under.
 
     Attributes:
         target_ms: most that a latency may be, as a client sees it.

@@ -42,7 +42,7 @@ from torchserve_client import ChunkingClient, Client
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How much the client is asked for."""
+    """Says how much the client is asked for."""
 
     # Files of the folder: ten times what is in flight, so that the last, emptier batches hardly count.
     photographs: int = 500
@@ -54,7 +54,7 @@ class Tuning:
 
 TUNING = Tuning()
 
-# What this deployment is held to.
+# This deployment is held to these bounds.
 OF_CONNECTIONS = Bound(0.95, is_minimum=True)
 OF_LOOP = Bound(0.9, is_minimum=True)
 

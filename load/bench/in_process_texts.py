@@ -34,7 +34,7 @@ from load.bench.sentences import texts
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What the ways have in common."""
+    """Says what the ways have in common."""
 
     # Tokens that the common handler pads to, and that a model takes whose folder does not say: MiniLM's own limit.
     padded_length: int = 256

@@ -16,14 +16,14 @@ BF16_FLAGS = AMX_FLAGS | {"avx512_bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """When the machine counts as idle.
+    """Says when the machine counts as idle.
 
     Threads of PyTorch and of OpenVINO wait for each other, so whatever takes one core for a moment stops them all.
     """
 
-    # Share of the time of all cores, in %, that others may take: a desktop or a container at rest takes 1 to 5.
+    # Share of the time of all cores, in %, that others may take; chosen, more than a machine at rest takes.
     idle_percent: float = 10.0
-    # Seconds after which a measurement begins all the same: longer than a worker of TorchServe needs to start.
+    # Seconds after which a measurement begins all the same; chosen, longer than a worker of TorchServe needs to start.
     idle_timeout_s: float = 15.0
     # Seconds over which the load is averaged; psutil advises at least 0.1.
     idle_check_s: float = 0.5

@@ -29,7 +29,7 @@ CPU_ONLY = ("number_of_gpu=0",)
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What a model is registered with, unless a benchmark says otherwise."""
+    """Says what a model is registered with, unless a benchmark says otherwise."""
 
     # Requests of a batch, chosen: a third of the 48 clients that keep the queue full.
     batch_size: int = 16
@@ -204,7 +204,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """load/bench/in_process.py as a peer."""
+    """The loop of load/bench/in_process.py, as a peer."""
 
     child: Child
 

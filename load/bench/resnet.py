@@ -37,7 +37,7 @@ from load.bench.table import Bound, Row, differences, ratios, render
 # Numbers of clients: alone, as many as a batch holds, and three batches.
 CLIENTS = (1, 16, 48)
 
-# What this deployment is held to. Stock computes in fp32; AMX is what makes bf16 several times as fast.
+# This deployment is held to these bounds. Stock computes in fp32; AMX is what makes bf16 several times as fast.
 TIMES_STOCK_WITH_AMX = Bound(7, is_minimum=True)
 TIMES_STOCK = Bound(2, is_minimum=True)
 OF_IN_PROCESS = Bound(0.92, is_minimum=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How many texts there are, and how long."""
+    """Says how many texts there are, and how long they are."""
 
     # Texts: eight lists of 64, and sixteen batches of 32.
     count: int = 512

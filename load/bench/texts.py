@@ -30,7 +30,7 @@ WAYS = ("padded", "arrival", "sorted")
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What the models are registered with, and how they are asked."""
+    """Says what the models are registered with, and how they are asked."""
 
     # Requests of a batch: that of sentence-embedding among the examples.
     batch_size: int = 32
@@ -45,7 +45,7 @@ class Tuning:
 
 TUNING = Tuning()
 
-# What this deployment is held to.
+# This deployment is held to these bounds.
 TIMES_PADDED = Bound(10, is_minimum=True)
 TIMES_ARRIVAL = Bound(1.8, is_minimum=True)
 OF_SORTED = Bound(0.85, is_minimum=True)

@@ -30,7 +30,7 @@ CHECKPOINT = Path(os.environ.get("MARIAN", ROOT.parent / "shared" / "models" / "
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What the models are registered with, and how they are asked."""
+    """Says what the models are registered with, and how they are asked."""
 
     # Requests of a batch: that of translation among the examples; and clients, which fill one.
     batch_size: int = 32
@@ -43,7 +43,7 @@ class Tuning:
 
 TUNING = Tuning()
 BATCH_SIZES = {"batched": TUNING.batch_size, "one by one": 1}
-# What this deployment is held to.
+# This deployment is held to these bounds.
 TIMES_ONE_BY_ONE = Bound(6, is_minimum=True)
 
 CLAUSES = (

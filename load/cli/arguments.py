@@ -24,7 +24,7 @@ SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What is measured with unless an option says otherwise. What names no other source was chosen."""
+    """Says what is measured with unless an option says otherwise; a number without a source was chosen."""
 
     # Length of a step's window, and of the load before it opens, s.
     duration_s: float = 10.0

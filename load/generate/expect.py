@@ -19,7 +19,7 @@ from load.measure.exchange import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How answers are held against each other."""
+    """Says how answers are held against each other."""
 
     # Absolute difference of two numbers that are the same: the other items of a micro-batch move probabilities in bf16
     # by less.

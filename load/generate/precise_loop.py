@@ -1,4 +1,4 @@
-"""An event loop whose timers are good to a tenth of a millisecond, and a way to run on it without long pauses.
+"""Runs an event loop whose timers are good to a tenth of a millisecond, without long pauses.
 
 epoll counts its timeouts in whole milliseconds and asyncio rounds up, so a plain loop sends every request of a schedule
 half a millisecond late on average. select() counts in microseconds but takes few descriptors: here it waits for one,

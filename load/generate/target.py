@@ -20,7 +20,7 @@ Check = Callable[[int, bytes], Verdict]
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How bodies are written and read."""
+    """Says how bodies are written and read."""
 
     # Bytes from which on a body is written in pieces, as a file is: aiohttp warns of larger ones written in one go.
     large_body_bytes: int = 1 << 20

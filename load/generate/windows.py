@@ -18,7 +18,7 @@ from load.measure.recording import Recording
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """When numbers stand still. Unless said otherwise these are perf_analyzer's own defaults."""
+    """Says when numbers stand still. Unless said otherwise these are perf_analyzer's own defaults."""
 
     # Windows at the end that must agree.
     stable_windows: int = 3

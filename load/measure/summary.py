@@ -23,7 +23,7 @@ from load.measure.server_timing import Timings
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """When a run is not to be believed."""
+    """Says when a run is not to be believed."""
 
     # Processor time of the generator, in % of a core: at 100 % it is the generator that is measured. Its closed loop
     # gets there at 13,000/s (README, "What it costs").

@@ -25,7 +25,7 @@ REGISTERED = ("modelVersion", "batchSize", "maxBatchDelay", "minWorkers", "maxWo
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a first request is asked."""
+    """Says how a first request is asked."""
 
     # Seconds to wait for its answer: TorchServe's own default of responseTimeout.
     probe_timeout_s: float = 120.0

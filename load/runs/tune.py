@@ -30,7 +30,7 @@ from torchserve_client.management import ManagementError
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How candidates are measured and chosen."""
+    """Says how candidates are measured and chosen."""
 
     # max_batch_delay of every candidate, ms: the least that TorchServe takes (the rule above).
     max_batch_delay_ms: int = 1
@@ -84,7 +84,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to register a model with.
+    """The parameters to register a model with.
 
     Attributes:
         batch_size: most requests of a batch.
