@@ -5,15 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import tomllib
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from deploy.models import ROOT
+from tests.client.http_server import serving
 from torchserve_client.version import VERSION
 
 UV = ROOT / ".uv" / "bin" / "uv"
@@ -63,32 +61,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return made
 
 
-class Echo(BaseHTTPRequestHandler):
-    """Answers a prediction with its path and its text, as a model would with a label."""
-
-    def do_POST(self) -> None:
-        """Answer one request."""
-        text = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        answer = json.dumps({"path": self.path, "text": text}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep the test's output clean."""
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.01])
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
 def test_client_version_is_the_projects() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == VERSION
@@ -130,9 +102,11 @@ def test_installed_client_offers_every_name_it_exports(environment: Environment)
 
 
 @pytest.mark.environment
-def test_installed_client_predicts(environment: Environment, url: str) -> None:
-    program = (
-        "import json; from torchserve_client import Client\n"
-        f"with Client({url!r}, timeout_s=10) as client: print(json.dumps(client.predict('m', 'a text', version='2.0')))"
-    )
-    assert environment.evaluate(program) == {"path": "/predictions/m/2.0", "text": "a text"}
+def test_installed_client_predicts(environment: Environment) -> None:
+    with serving(lambda path, _content_type, body: {"path": path, "text": body.decode()}) as url:
+        program = (
+            "import json; from torchserve_client import Client\n"
+            f"with Client({url!r}, timeout_s=10) as client:\n"
+            "    print(json.dumps(client.predict('m', 'a text', version='2.0')))"
+        )
+        assert environment.evaluate(program) == {"path": "/predictions/m/2.0", "text": "a text"}
