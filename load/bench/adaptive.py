@@ -11,8 +11,8 @@ Both are the same weights and the same engine on one server; only the model-conf
 classic's with 64 clients that always wait, at the best of its batch sizes. Each figure is measured anew in every round,
 in one mode right after the other, because what a shared machine gives changes from minute to minute.
 
-On two cores the choice of the batch size takes 6 to 8 minutes, a round 4 (embedding, 400 texts/s) or 8 (ResNet-152, 36
-images/s): within their time the parts come to three rounds and to one. `--minutes 40` lets ResNet-152 have three too.
+On two cores the choice of the batch size takes some 7 minutes, a round 4 (embedding, 400 texts/s) or 9 (ResNet-152, 36
+images/s): within their time the parts come to two or three rounds and to one. `--minutes 40` lets both have three.
 """
 
 import json
