@@ -1,4 +1,4 @@
-"""Load on a server, and what became of it. Direction of imports, low to high:
+"""Puts load on a server and measures what becomes of it. Direction of imports, low to high:
 
 errors -> measure -> generate -> runs -> report -> cli, bench
 """

@@ -1,7 +1,7 @@
-"""`python -m load`: see `--help`, and README.md beside this file.
+"""Runs `python -m load`; `--help` and README.md beside this file say what it does.
 
-Progress goes to stderr, tables to stdout. Exit codes: 0 done (what is not valid says so), 2 not possible, 130 ended by
-Ctrl-C (what was measured is kept).
+Progress goes to stderr, tables to stdout. Exit codes: 0 it is done (a step that is not valid says so), 2 it is not
+possible, 130 Ctrl-C ended it (what was measured is kept).
 """
 
 import sys
@@ -14,7 +14,7 @@ IMPOSSIBLE, INTERRUPTED = 2, 130
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; what cannot be measured is one line."""
+    """Run one command and return its exit code; a measurement that cannot be made is one line on stderr."""
     options = parser().parse_args(arguments)
     try:
         return commands.COMMANDS[options.command](options)

@@ -1,9 +1,9 @@
-"""Why a measurement cannot be made; each is one line that says what to do.
+"""The reasons why a measurement cannot be made; each error's message is one line that says what to do.
 
 LoadError
-├── InputError       what is to be sent, or expected, cannot be read
+├── InputError       the inputs, or the expected answers, cannot be read
 ├── BadRange         a range of numbers makes no sense
-├── NotServed        no server, no model, or it answers with an error
+├── NotServed        there is no server, no model, or it answers with an error
 ├── NotPossible      no setting does what is wanted
 ├── BadRun           a file holds no stored run
 └── CannotWrite      a result cannot be kept
@@ -15,7 +15,7 @@ class LoadError(Exception):
 
 
 class InputError(LoadError):
-    """What was to be sent, or is expected, cannot be read."""
+    """The inputs, or the expected answers, cannot be read."""
 
 
 class BadRange(LoadError):
@@ -23,7 +23,7 @@ class BadRange(LoadError):
 
 
 class NotServed(LoadError):
-    """The model does not answer."""
+    """No server answers, it has no such model, or the model answers with an error."""
 
 
 class NotPossible(LoadError):

@@ -1,4 +1,4 @@
-"""What a caller of the server imports.
+"""The names that a caller of the server imports.
 
 Client            one prediction: bytes, a path, text, JSON, lists of them, arrays
 FuturesClient     many at once, each a concurrent.futures.Future
@@ -64,7 +64,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs numpy is imported when it is asked for: `torchserve-client` starts in half the time without."""
+    """Import what needs numpy when it is asked for: without it `torchserve-client` starts in half the time."""
     if name not in ("ByBytes", "ByCount", "ChunkingClient"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from torchserve_client import chunking  # noqa: PLC0415

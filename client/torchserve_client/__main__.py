@@ -1,4 +1,4 @@
-"""`torchserve-client`."""
+"""Run `torchserve-client` as `python -m torchserve_client`."""
 
 import sys
 

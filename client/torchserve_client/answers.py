@@ -1,4 +1,4 @@
-"""What to ask for, and a file of answers that is never lost and never asked for twice.
+"""Lists what to ask for, and keeps the answers in a file: none is lost, and none is asked for twice.
 
     folder of files | file of lines -> inputs, each with a name -> requests of one file or of several lines
     answers.jsonl: {"input": NAME, "answer": ...} or {"input": NAME, "error": {"code", "type", "message"}}
@@ -18,17 +18,17 @@ import orjson
 
 from torchserve_client.errors import ClientError, InvalidPayload
 
-# How every line begins: what does not is somebody else's file, and no half-written line of ours.
+# Every line begins so: a line that does not is of somebody else's file, and no half-written one of ours.
 START = b'{"input":'
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request to come.
+    """One request that is still to be sent.
 
     Attributes:
-        names: of its inputs: a file's path in its folder, or a line's number from 1 on.
-        payload: a path, or a list of lines.
+        names: its inputs' names: a file's path in its folder, or a line's number from 1 on.
+        payload: what is sent: a path, or a list of lines.
     """
 
     names: tuple[str, ...]
@@ -36,16 +36,19 @@ class Request:
 
 
 def requests(source: Path, answered: set[str], lines: int) -> list[Request]:
-    """What is still to be asked for, in order.
+    """List the requests that are still to be sent, in order.
 
     Args:
-        source: a folder, every file in it and below it one input, hidden ones left out; or a file of UTF-8 text, every
-            line one input, empty ones left out.
-        answered: names to leave out.
-        lines: most lines of one request.
+        source: a folder, in which every file at any depth is one input and hidden ones are left out; or a file of UTF-8
+            text, in which every line is one input and empty ones are left out.
+        answered: names of the inputs that are left out.
+        lines: most lines that one request holds.
+
+    Returns:
+        One request for each file of a folder, or for each `lines` lines of a file.
 
     Raises:
-        InvalidPayload: there is no such file or folder, nothing in it, or no text.
+        InvalidPayload: there is no such file or folder, it is empty, or the file is not UTF-8.
     """
     found = _files(source) if source.is_dir() else _lines(source)
     if not found:
@@ -78,7 +81,12 @@ class Answers:
     """A jsonl file of answers, appended to from several threads."""
 
     def __init__(self, path: Path, answered: set[str]) -> None:
-        """See `open`."""
+        """Append to a file; `open` checks what it holds first.
+
+        Args:
+            path: the jsonl file.
+            answered: names of the inputs that it has answers to.
+        """
         self.path = path
         self.answered = answered
         self._file = path.open("ab")
@@ -88,9 +96,12 @@ class Answers:
     def open(cls, path: Path) -> Self:
         """Start the file, or go on with it.
 
+        Args:
+            path: the jsonl file; it need not exist.
+
         Raises:
-            InvalidPayload: the file holds something else; it is left alone.
-            OSError: it cannot be written.
+            InvalidPayload: the file holds something else; it is left as it is.
+            OSError: the file cannot be written.
         """
         kept: list[bytes] = []
         answered: set[str] = set()
@@ -111,19 +122,24 @@ class Answers:
         return cls(path, answered)
 
     def write(self, names: Sequence[str], outcomes: Sequence[Any]) -> None:
-        """Keep the answers of one request: a value each, or a ClientError."""
+        """Write the outcomes of one request.
+
+        Args:
+            names: the inputs' names.
+            outcomes: for each input its answer, or the ClientError that it ended with.
+        """
         made = []
         for name, outcome in zip(names, outcomes, strict=True):
             is_error = isinstance(outcome, ClientError)
             value = {"error": outcome.to_json()} if is_error else {"answer": outcome}
             made.append(orjson.dumps({"input": name, **value}, option=orjson.OPT_APPEND_NEWLINE))
         with self._lock:
-            # With the system before the next one starts: a kill of this process cuts the last line at most.
+            # The system has it before the next one starts: a kill of this process cuts the last line at most.
             self._file.write(b"".join(made))
             self._file.flush()
 
     def close(self) -> None:
-        """All is written already."""
+        """Close the file; everything is written already."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -134,7 +150,7 @@ class Answers:
 
 
 def _answered(line: bytes) -> str | None:
-    """Name of the input that a line answers; "" where it holds an error, None where it is no line of ours."""
+    """Return the name of the input that a line answers; "" where it holds an error, None where it is not ours."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:

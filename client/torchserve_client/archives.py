@@ -1,4 +1,4 @@
-"""An archive's own word on what it is, and a copy of it under another version.
+"""Reads what an archive says of itself, and copies it under another version.
 
 TorchServe takes a model's name and version from the archive's manifest alone, and no version twice: whoever wants the
 same archive with other batch parameters beside the first needs a copy whose manifest says so.
@@ -21,16 +21,17 @@ from torchserve_client.errors import InvalidPayload
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 _SUFFIX = re.compile(r"-r(\d+)$")
+# Bytes that are copied at a time; a member of an archive may be larger than memory.
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What an archive says of itself.
+    """The description that an archive holds of itself.
 
     Attributes:
-        name, version: of the model, as it registers.
-        config: its model-config.yaml; empty where there is none.
+        name, version: what the model is registered as.
+        config: the parsed model-config.yaml; empty where there is none.
     """
 
     name: str
@@ -44,10 +45,13 @@ class Description:
 
 
 def describe(path: Path) -> Description:
-    """Read an archive: a .mar file, or a folder of `--archive-format no-archive`.
+    """Read what an archive says of itself.
+
+    Args:
+        path: a .mar file, or a folder of `--archive-format no-archive`.
 
     Raises:
-        InvalidPayload: it is none.
+        InvalidPayload: it is no archive, or cannot be read.
     """
     try:
         manifest = json.loads(_read(path, MANIFEST))["model"]
@@ -59,29 +63,38 @@ def describe(path: Path) -> Description:
 
 
 def original_version(version: str) -> str:
-    """The version of the archive that a copy was made of."""
+    """Return the version of the archive that a copy was made of."""
     return _SUFFIX.sub("", version)
 
 
 def next_version(version: str, taken: list[str]) -> str:
-    """The version for a copy: -r2, -r3, ... behind the original's, the first that is free."""
+    """Return the first free version for a copy: the original's with -r2, -r3, ... behind it.
+
+    Args:
+        version: the version that is copied, of an archive or of an earlier copy.
+        taken: versions that are not free.
+    """
     base = original_version(version)
     numbers = [int(match[1]) for each in [version, *taken] if (match := _SUFFIX.search(each))]
     return f"{base}-r{max(numbers, default=1) + 1}"
 
 
 def reversioned(path: Path, version: str) -> Path:
-    """Copy an archive under another version, beside the original; appears in one rename.
+    """Copy an archive under another version, beside the original; the copy appears in one rename.
+
+    Args:
+        path: the original, a .mar file or a folder.
+        version: what the copy's manifest says.
 
     Returns:
-        The copy: its name is the original's with the version in it.
+        The copy, whose name is the original's with the version in it.
 
     Raises:
         OSError: there is no room, or no permission.
     """
     stem = path.name.partition("@")[0].removesuffix(".mar")
     copy = path.with_name(f"{stem}@{version}{'.mar' if path.is_file() else ''}")
-    # Hidden, so that nothing serves half of it.
+    # The name is hidden, so that nothing serves half of an archive.
     partial = path.with_name(f".{copy.name}.{os.getpid()}")
     try:
         if path.is_file():
@@ -96,7 +109,7 @@ def reversioned(path: Path, version: str) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Delete an archive, file or folder; no error where it is gone."""
+    """Delete an archive, file or folder; one that is gone already is no error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,9 +1,9 @@
-"""An input of any length -> chunks that a model takes -> answers in order.
+"""Cuts an input of any length into chunks that a model takes, and joins their answers in order.
 
     inputs -> check -> strategy -> chunks with their ranges -> FuturesClient -> futures in order -> joined
 
 Inputs are a list, an array, or a dict of arrays that agree on axis 0. A strategy is any callable that takes inputs and
-yields smaller ones, in order and without a gap; ByCount and ByBytes are two. All but ChunkingClient is pure.
+yields smaller ones, in order and without a gap; ByCount and ByBytes are two. Everything but ChunkingClient is pure.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,17 +24,30 @@ from torchserve_client.futures import FuturesClient
 Inputs = Sequence[Any] | NDArray[Any] | Mapping[str, NDArray[Any]]
 Strategy = Callable[[Inputs], Iterable[Inputs]]
 
-# The least max_instances and max_body_bytes of this project's handlers, so that a default chunk is never refused for
-# its size; of the bytes a quarter is left to JSON's quotes and brackets.
-MAX_INSTANCES = 64
-MAX_BYTES = 3 * 2**18
 # The output tensor of this project's handlers that says which items failed: JSON, empty for those that did not.
 ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
+class Tuning:
+    """The size of a default chunk, which no handler of this project refuses."""
+
+    # Items: the smallest max_instances of this project's handlers.
+    max_instances: int = 64
+    # Bytes: three quarters of the smallest max_body_bytes, 1 MiB; the rest is for JSON's quotes and brackets.
+    max_bytes: int = 3 * 2**18
+
+
+TUNING = Tuning()
+
+
+@dataclass(frozen=True, slots=True)
 class ByCount:
-    """At most this many items a chunk."""
+    """Chunks of at most so many items.
+
+    Attributes:
+        items: most items of a chunk, at least 1.
+    """
 
     items: int
 
@@ -44,22 +57,22 @@ class ByCount:
             raise ValueError(f"a chunk of {self.items} items holds nothing")
 
     def __call__(self, inputs: Inputs) -> Iterator[Inputs]:
-        """Cut, without looking at the items."""
+        """Cut by position, without looking at the items."""
         count = length(inputs)
         return (part(inputs, start, min(start + self.items, count)) for start in range(0, count, self.items))
 
 
 @dataclass(frozen=True, slots=True)
 class ByBytes:
-    """At most this many bytes a chunk, as they are sent; an item that is larger goes alone.
+    """Chunks of at most so many bytes, as they are sent; an item that is larger goes alone.
 
     Attributes:
-        most_bytes: of the items of a chunk; JSON's brackets and names come on top.
-        items: most items of a chunk, however small.
+        most_bytes: most bytes that the items of a chunk take; JSON's brackets and names come on top.
+        items: most items of a chunk, however small they are.
     """
 
     most_bytes: int
-    items: int = MAX_INSTANCES
+    items: int = TUNING.max_instances
 
     def __post_init__(self) -> None:
         """Refuse a chunk of nothing."""
@@ -79,10 +92,10 @@ class ByBytes:
 
 
 def length(inputs: Inputs) -> int:
-    """How many items.
+    """Count the items of an input.
 
     Raises:
-        InvalidPayload: neither a list nor arrays that agree on their first dimension.
+        InvalidPayload: the input is neither a list nor arrays that agree on their first dimension.
     """
     if isinstance(inputs, np.ndarray):
         inputs = {"the array": inputs}
@@ -101,14 +114,14 @@ def length(inputs: Inputs) -> int:
 
 
 def part(inputs: Inputs, start: int, stop: int) -> Inputs:
-    """Items start..stop-1; arrays as views."""
+    """Take the items start..stop-1; of arrays, views."""
     if isinstance(inputs, Mapping):
         return {name: array[start:stop] for name, array in inputs.items()}
     return inputs[start:stop]
 
 
 def sizes(inputs: Inputs) -> list[int]:
-    """Bytes of each item, about as it is sent."""
+    """Estimate the bytes that each item takes as it is sent."""
     if isinstance(inputs, np.ndarray):
         inputs = {"": inputs}
     if isinstance(inputs, Mapping):
@@ -139,10 +152,10 @@ def _size(item: Any) -> int:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """What answers of successive chunks are together: lists one after the other, arrays along axis 0.
+    """Join the answers of successive chunks: lists one after the other, arrays along axis 0, dicts name by name.
 
     Raises:
-        ValueError: they are of different kinds, or of one that cannot be joined.
+        ValueError: the answers are of different kinds, or of one that cannot be joined.
     """
     if all(isinstance(each, list) for each in parts):
         return [item for each in parts for item in each]
@@ -154,7 +167,10 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def cut(inputs: Inputs, strategy: Strategy) -> dict[range, Inputs]:
-    """Every chunk by the range of its items.
+    """Cut an input into chunks.
+
+    Returns:
+        The range of the chunk's items -> the chunk, in order; empty chunks are left out.
 
     Raises:
         InvalidPayload: the inputs cannot be cut, or the strategy loses, repeats or invents items.
@@ -173,16 +189,16 @@ def cut(inputs: Inputs, strategy: Strategy) -> dict[range, Inputs]:
 
 
 class ChunkingClient:
-    """Inputs of any length to models that take few at a time."""
+    """Sends inputs of any length to models that take few items at a time."""
 
     def __init__(self, client: Client, strategy: Strategy | None = None, max_workers: int = 4) -> None:
         """Start nothing.
 
         Args:
-            client: that sends; an exception inside the `with` block closes it.
-            strategy: how inputs are cut; by the batch_size that the management API describes unless given, and then
+            client: sends the chunks; an exception inside the `with` block closes it.
+            strategy: cuts inputs into chunks; None cuts by the batch_size that the management API describes, for which
                 `client` needs a management_url.
-            max_workers: most chunks at the server.
+            max_workers: most chunks that are at the server at a time.
         """
         self._client = client
         self._strategy = strategy
@@ -191,24 +207,39 @@ class ChunkingClient:
         self._strategies: dict[str, Strategy] = {}
 
     def submit(self, model: str, inputs: Inputs, **options: Any) -> "list[Future[Any]]":
-        """The answers of the chunks, in order, as futures; options as of Client.predict.
+        """Ask for every chunk in the background.
+
+        Args:
+            model: the model's name.
+            inputs: a list, an array, or a dict of arrays that agree on axis 0.
+            options: the same as those of `Client.predict`.
+
+        Returns:
+            A future for each chunk's answer, in order.
 
         Raises:
-            InvalidPayload: before anything is sent.
-            ManagementError: the batch_size cannot be asked for.
+            InvalidPayload: the inputs cannot be cut; nothing was sent.
+            ManagementError: the management API does not say the batch_size.
         """
         return list(self._submit(model, inputs, options).values())
 
     def infer_chunks(self, model: str, inputs: Inputs, **options: Any) -> Iterator[Any]:
-        """The answers of the chunks, in order, as they come; errors of a chunk are raised in its turn."""
+        """Yield the answers of the chunks in order, each as soon as it is there; a chunk's error is raised in its turn.
+
+        Arguments and errors are those of `submit`.
+        """
         return (future.result() for future in self.submit(model, inputs, **options))
 
     def infer_batch(self, model: str, inputs: Inputs, **options: Any) -> Any:
-        """One answer for the whole input: a list as long as it, or arrays as long as it.
+        """Ask for all chunks and join their answers; arguments are those of `submit`.
+
+        Returns:
+            One answer for the whole input: a list, or arrays along axis 0, of as many items as the input.
 
         Raises:
-            InvalidPayload: before anything is sent.
-            ChunksFailed: with the items that failed, and the answers of the others.
+            InvalidPayload: the inputs cannot be cut; nothing was sent.
+            ManagementError: the management API does not say the batch_size.
+            ChunksFailed: some chunks failed; it holds their items, and the answers of the others.
         """
         futures = self._submit(model, inputs, options)
         results: dict[range, Any] = {}
@@ -229,10 +260,10 @@ class ChunkingClient:
         return {items: self._futures.submit(model, chunk, **options) for items, chunk in chunks.items()}
 
     def _described(self, model: str) -> Strategy:
-        """By the model's batch_size, asked for once."""
+        """Make a strategy of the model's batch_size, which is asked for once."""
         if model not in self._strategies:
             batch_size = int(self._client.management.describe(model)["batchSize"])
-            self._strategies[model] = ByBytes(MAX_BYTES, min(batch_size, MAX_INSTANCES))
+            self._strategies[model] = ByBytes(TUNING.max_bytes, min(batch_size, TUNING.max_instances))
         return self._strategies[model]
 
     def __enter__(self) -> Self:
@@ -245,14 +276,14 @@ class ChunkingClient:
 
 
 def _with_errors(results: Mapping[range, Any]) -> list[Any]:
-    """The answers; where one has the tensor `error`, which only chunks with failed items have, all have it."""
+    """Give all answers the tensor `error` where one has it; the server sends it for chunks with failed items only."""
     is_needed = any(isinstance(answer, Mapping) and ERROR in answer for answer in results.values())
     none = {items: np.full(len(items), b"", object) for items in results} if is_needed else {}
     return [{ERROR: none[items], **answer} if is_needed else answer for items, answer in results.items()]
 
 
 def _checked(answer: Any, items: range) -> Any:
-    """The answer, if it has as many items as were sent."""
+    """Return the answer if it has as many items as were sent; ValueError otherwise."""
     if isinstance(answer, list | np.ndarray | Mapping) and length(answer) == len(items):
         return answer
     raise ValueError(f"the answer to items {items.start}..{items.stop - 1} is not one of {len(items)} items")

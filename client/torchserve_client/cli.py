@@ -1,4 +1,4 @@
-"""`torchserve-client`: arguments in, an exit code out.
+"""Runs the command line of `torchserve-client`: arguments in, an exit code out.
 
 0  done      1  predictions failed, or the server refused      2  wrong usage, or no server      130  Ctrl-C
 """
@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,39 @@ from torchserve_client import commands
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, Unreachable
 from torchserve_client.management import Management
+from torchserve_client.rollout import TUNING as ROLLOUT
 from torchserve_client.version import VERSION
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
-# Environment variables that say where the server is, and what stands where they do not.
+# Environment variables that say where the server is, and the addresses where they are not set.
 URL, MANAGEMENT_URL = "TORCHSERVE_URL", "TORCHSERVE_MANAGEMENT_URL"
 DEFAULT_URL, DEFAULT_MANAGEMENT_URL = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
-WAIT_S, DRAIN_S, PREDICT_S = 120.0, 600.0, 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The defaults of the commands' options."""
+
+    # Seconds for workers to become ready: TorchServe's own default of startupTimeout.
+    wait_s: float = 120.0
+    # Seconds for a request with its retries: TorchServe's own default of responseTimeout.
+    predict_s: float = 120.0
+    # Lines of a request: the smallest max_instances of this project's handlers.
+    lines: int = 64
+
+
+DEFAULTS = Tuning()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command of `arguments`, or of the command line; one line on stderr when it fails."""
+    """Run one command; a command that fails says why in one line on stderr.
+
+    Args:
+        arguments: the command and its options; None takes those of the process.
+
+    Returns:
+        The exit code.
+    """
     options = parser().parse_args(arguments)
     try:
         keys = _keys(options.keys)
@@ -51,7 +74,7 @@ def _failed(words: str, code: int) -> int:
 
 
 def _keys(path: Path | None) -> dict[str, str]:
-    """Tokens by API, of TorchServe's key_file.json."""
+    """Read the tokens in TorchServe's key_file.json, by API."""
     if path is None:
         return {}
     try:
@@ -61,33 +84,35 @@ def _keys(path: Path | None) -> dict[str, str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every command with its arguments."""
+    """Make the parser of every command with its arguments."""
     root = argparse.ArgumentParser(prog="torchserve-client", description="Operate and use a TorchServe.")
     inference, management = os.environ.get(URL, DEFAULT_URL), os.environ.get(MANAGEMENT_URL, DEFAULT_MANAGEMENT_URL)
     root.add_argument("--version", action="version", version=f"torchserve-client {VERSION}")
-    root.add_argument("--server", default=inference, metavar="URL", help=f"inference; ${URL} or {DEFAULT_URL}")
-    words = f"management; ${MANAGEMENT_URL} or {DEFAULT_MANAGEMENT_URL}"
+    root.add_argument(
+        "--server", default=inference, metavar="URL", help=f"inference API; default: ${URL} or {DEFAULT_URL}"
+    )
+    words = f"management API; default: ${MANAGEMENT_URL} or {DEFAULT_MANAGEMENT_URL}"
     root.add_argument("--management", default=management, metavar="URL", help=words)
-    words = "TorchServe's key_file.json, where tokens are asked for"
+    words = "TorchServe's key_file.json, where the server asks for tokens"
     root.add_argument("--keys", type=Path, metavar="FILE", help=words)
     added = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     register = _command(added, "register", "register an archive of the model store")
     register.add_argument("--url", metavar="ARCHIVE", help="its file name; default: MODEL.mar")
     _batch_parameters(register, workers=1)
-    register.add_argument("--wait", action="store_true", help="until its workers are ready; say why one failed")
+    register.add_argument("--wait", action="store_true", help="wait until its workers are ready; say why one failed")
 
     scale = _command(added, "scale", "change the number of workers")
     scale.add_argument("workers", type=_count, metavar="WORKERS")
-    scale.add_argument("--wait", action="store_true", help="until they are ready")
-    scale.add_argument("--timeout", type=_seconds, default=WAIT_S, metavar="S", help="default: %(default)g")
+    scale.add_argument("--wait", action="store_true", help="wait until they are ready")
+    scale.add_argument("--timeout", type=_seconds, default=DEFAULTS.wait_s, metavar="S", help="default: %(default)g")
 
     describe = added.add_parser("describe", help="show a model, or all of them", description="Show a model, or all.")
     describe.add_argument("model", metavar="MODEL", nargs="?")
-    describe.add_argument("--json", action="store_true", help="as the management API has it")
+    describe.add_argument("--json", action="store_true", help="print it as the management API has it")
 
     ready = _command(added, "wait-ready", "wait until every worker is ready")
-    ready.add_argument("--timeout", type=_seconds, default=WAIT_S, metavar="S", help="default: %(default)g")
+    ready.add_argument("--timeout", type=_seconds, default=DEFAULTS.wait_s, metavar="S", help="default: %(default)g")
 
     _command(added, "unregister", "remove a model")
 
@@ -96,19 +121,27 @@ def parser() -> argparse.ArgumentParser:
     _batch_parameters(rollout, workers=None)
     rollout.add_argument("--model-store", type=Path, default=Path("model_store"), metavar="FOLDER", help="%(default)s")
     rollout.add_argument(
-        "--drain-timeout", type=_seconds, default=DRAIN_S, metavar="S", help="for its queue; default: %(default)g"
+        "--drain-timeout",
+        type=_seconds,
+        default=ROLLOUT.drain_timeout_s,
+        metavar="S",
+        help="for the old version's queue to empty; default: %(default)g",
     )
 
     predict = _command(added, "predict", "every file of a folder or line of a file; run it again to go on")
     predict.add_argument("path", type=Path, metavar="PATH", help="a folder of files, or a file of lines")
     predict.add_argument("--out", type=Path, required=True, metavar="JSONL", help="answers; started or continued")
     predict.add_argument(
-        "--chunk", type=_positive, default=64, metavar="N", help="lines a request; default: %(default)d"
+        "--chunk", type=_positive, default=DEFAULTS.lines, metavar="N", help="lines a request; default: %(default)d"
     )
     predict.add_argument("--in-flight", type=_positive, metavar="N", help="requests at once; default: by batch_size")
     predict.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="top_k=3")
     predict.add_argument(
-        "--timeout", type=_seconds, default=PREDICT_S, metavar="S", help="of a request with its retries; %(default)g"
+        "--timeout",
+        type=_seconds,
+        default=DEFAULTS.predict_s,
+        metavar="S",
+        help="of a request with its retries; %(default)g",
     )
     return root
 

@@ -1,4 +1,4 @@
-"""Client: one prediction, start to end.
+"""A client makes one prediction, from its payload to its answer.
 
     payload + options -> payloads.body -> tries under one deadline -> answer, or one error of client.errors
 
@@ -26,7 +26,7 @@ PREDICTIONS = "predictions"
 
 
 class Client:
-    """One server's predictions."""
+    """Asks one server for predictions."""
 
     def __init__(
         self,
@@ -42,15 +42,15 @@ class Client:
         sleep: Callable[[float], None] | None = None,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Address a server; sends nothing.
+        """Address a server; nothing is sent yet.
 
         Args:
-            url: of the inference API.
-            management_url: of the management API, for those who ask how a model is registered.
+            url: address of the inference API.
+            management_url: address of the management API, for those who ask how a model is registered.
             token, management_token: keys of each API, where token authorization is on.
-            timeout_s: of a call, tries and pauses together.
-            retry: what is tried again; the default policy unless given.
-            transport, clock, sleep, dice: for tests that use no sockets and no time.
+            timeout_s: deadline of a call in seconds, tries and pauses together.
+            retry: says what is tried again; None takes the default policy.
+            transport, clock, sleep, dice: stand-ins for tests that use no sockets and no time.
         """
         self._url = url.rstrip("/")
         self._timeout_s = timeout_s
@@ -79,19 +79,22 @@ class Client:
         """Ask for one answer.
 
         Args:
-            model: its name.
-            payload: see client.payloads: bytes, a path, text, a dict, a list of them, an array, a dict of arrays.
-            version: of the model; its default unless given.
-            timeout_s: of this call.
-            options: of the model: `top_k=3`.
+            model: the model's name.
+            payload: bytes, a path, text, a dict, a list of them, an array or a dict of arrays; the module payloads says
+                how each is sent.
+            version: the model's version; None asks its default version.
+            timeout_s: deadline of this call in seconds; None takes the client's.
+            options: what the model is told beside the input, as in `top_k=3`.
 
         Returns:
-            The JSON of the answer, parsed; bytes where it is none. Of a list, a list in its order, an ItemFailed in
-            the place of each item that failed (`raise_failed` raises the first). Of arrays, arrays by name.
+            The answer's JSON, parsed, or its bytes where it is no JSON. A list is answered by a list in its order, with
+            an ItemFailed in the place of each item that failed (`raise_failed` raises the first). Arrays are answered
+            by a dict of arrays by name.
 
         Raises:
-            InvalidPayload: nothing was sent.
-            Rejected, Unavailable, ServerFailed: with what the server said.
+            InvalidPayload: the payload cannot be sent; nothing was.
+            OSError: a path cannot be read.
+            Rejected, Unavailable, ServerFailed: the server answered with an error, whose words it holds.
             NoConnection, DeadlineExceeded, Closed: there was no answer.
         """
         path = "/".join(quote(part, safe="") for part in (model, version) if part is not None)
@@ -129,7 +132,7 @@ class Client:
 
 
 def error_of(incoming: Incoming) -> ClientError:
-    """What the server says went wrong: ours and TorchServe's {"code", "type", "message"}, or {"error": ...}."""
+    """Make the error of what the server says: {"code", "type", "message"}, or {"error": ...} with such a value."""
     parsed = _json(incoming.body)
     said: Any = parsed.get("error", parsed) if isinstance(parsed, dict) else None
     if isinstance(said, str):
@@ -144,7 +147,7 @@ def error_of(incoming: Incoming) -> ClientError:
 
 def _answer(incoming: Incoming, request: Body) -> Any:
     if request.is_tensors:
-        # See client.payloads: numpy comes with it.
+        # Imported here, like numpy in payloads, for those who send no arrays.
         from torchserve_client import protocol  # noqa: PLC0415
 
         length = incoming.headers.get(protocol.HEADER)
@@ -159,7 +162,7 @@ def _answer(incoming: Incoming, request: Body) -> Any:
 
 
 def _is_list(incoming: Incoming, request: Body) -> bool:
-    """Whether it answers each item, though all have failed."""
+    """Return whether an answer has a result for each item, though all of them may be errors."""
     parsed = _json(incoming.body) if request.is_list else None
     return isinstance(parsed, dict) and isinstance(parsed.get(PREDICTIONS), list)
 

@@ -1,8 +1,9 @@
-"""What each command of `torchserve-client` does, once its arguments are parsed."""
+"""Runs the commands of `torchserve-client`, once their arguments are parsed; each returns its exit code."""
 
 import argparse
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,23 @@ from torchserve_client.management import Management
 from torchserve_client.rollout import Rollout, Wanted
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
-# Files in flight: enough for three batches, one that runs, one that waits, one that comes back.
-BATCHES_IN_FLIGHT, LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 3, 8, 64
-# Lists of lines in flight, where one request fills a batch by itself.
-LISTS_IN_FLIGHT = 4
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Says how much `predict` asks for at a time, and how often it draws."""
+
+    # Batches in flight where each file is a request: one runs, one waits, one comes back.
+    batches_in_flight: int = 3
+    # Requests in flight: at least so many for models that batch little, at most so many connections to one server.
+    least_in_flight: int = 8
+    most_in_flight: int = 64
+    # Requests in flight where each is a list of lines, which fills a batch by itself.
+    lists_in_flight: int = 4
+    # Drawings per second: drawing costs the machine that predicts, and so many look smooth.
+    drawings_per_s: float = 5
+
+
+TUNING = Tuning()
 
 out = Console(highlight=False, markup=False, soft_wrap=True)
 aside = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -66,14 +80,14 @@ def scale(options: argparse.Namespace, management: Management) -> int:
 
 
 def wait_ready(options: argparse.Namespace, management: Management) -> int:
-    """Wait for every worker that is wanted."""
+    """Wait until every worker that is wanted is ready."""
     management.wait_ready(options.model, options.timeout)
     out.print(f"{options.model}: ready")
     return 0
 
 
 def unregister(options: argparse.Namespace, management: Management) -> int:
-    """Remove a model, every version of it; the default goes last, as TorchServe asks."""
+    """Remove every version of a model; the default goes last, as TorchServe asks."""
     default = management.describe(options.model)["modelVersion"]
     for version in sorted(management.versions(options.model), key=lambda version: version == default):
         management.unregister(options.model, version)
@@ -91,7 +105,7 @@ def describe(options: argparse.Namespace, management: Management) -> int:
         for version in management.versions(model)
     ]
     if options.json:
-        # Not through the console, which would colour it.
+        # The console would colour it.
         out.file.write(json.dumps(described, indent=2) + "\n")
         return 0
     out.print(_table(described) if described else "no model is registered")
@@ -130,20 +144,20 @@ def predict(options: argparse.Namespace, management: Management, client: Client)
 
 
 def _own_name(out: Path, folder: Path) -> set[str]:
-    """The answers' own name, where they lie in the folder that is asked about."""
+    """Return the name of the file of answers where it lies in the folder that is asked about, or nothing."""
     own, root = out.resolve(), folder.resolve()
     return {own.relative_to(root).as_posix()} if own.is_relative_to(root) else set()
 
 
 def _in_flight(management: Management, model: str, path: Path) -> int:
     if not path.is_dir():
-        return LISTS_IN_FLIGHT
+        return TUNING.lists_in_flight
     try:
         batch_size = int(management.describe(model)["batchSize"])
     except ManagementError:
         # Whoever may predict need not be let near the management API.
-        return 2 * LEAST_IN_FLIGHT
-    return min(max(BATCHES_IN_FLIGHT * batch_size, LEAST_IN_FLIGHT), MOST_IN_FLIGHT)
+        return 2 * TUNING.least_in_flight
+    return min(max(TUNING.batches_in_flight * batch_size, TUNING.least_in_flight), TUNING.most_in_flight)
 
 
 def _progress() -> Progress:
@@ -155,8 +169,7 @@ def _progress() -> Progress:
         TimeRemainingColumn(),
         TextColumn("[red]{task.fields[failed]}"),
         console=aside,
-        # Drawing costs the machine that predicts; five times a second is smooth enough.
-        refresh_per_second=5,
+        refresh_per_second=TUNING.drawings_per_s,
         transient=True,
         disable=not aside.is_terminal,
     )

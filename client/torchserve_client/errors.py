@@ -1,4 +1,4 @@
-"""Errors of the client. Each carries `status`, `type` and `message`.
+"""The errors that a caller of the client may meet. Each carries `status`, `type` and `message`.
 
     ClientError
     ├── InvalidPayload          0   cannot be sent as it is: raised before anything is
@@ -28,10 +28,10 @@ class ClientError(Exception):
     """A call did not give what was asked for.
 
     Attributes:
-        status: HTTP status; 0 where there was no answer.
+        status: HTTP status of the answer; 0 where there was none.
         type: short name of the reason.
         message: one line for a person.
-        retry_after: the answer's Retry-After header, where it had one.
+        retry_after: the answer's Retry-After header; empty where it had none.
     """
 
     retry_after: str = ""
@@ -43,16 +43,16 @@ class ClientError(Exception):
         self.type = type or self.__class__.__name__
 
     def to_json(self) -> dict[str, Any]:
-        """As the server writes errors: {"code", "type", "message"}."""
+        """Return the error as the server writes it: {"code", "type", "message"}."""
         return {"code": self.status, "type": self.type, "message": self.message}
 
 
 class InvalidPayload(ClientError, ValueError):
-    """It cannot be sent as it is."""
+    """The payload cannot be sent as it is."""
 
 
 class NoConnection(ClientError):
-    """Refused, or lost before the answer.
+    """The connection was refused, or lost before the answer.
 
     Attributes:
         was_sent: whether the server may have seen the request.
@@ -64,7 +64,7 @@ class NoConnection(ClientError):
 
 
 class DeadlineExceeded(ClientError, TimeoutError):
-    """No answer within the time of the whole call."""
+    """There was no answer within the deadline of the call."""
 
 
 class Closed(ClientError):
@@ -72,15 +72,15 @@ class Closed(ClientError):
 
 
 class QueueFull(ClientError):
-    """Too much in flight already."""
+    """So many requests are in flight that no other may start."""
 
 
 class Rejected(ClientError):
-    """The server will not have it."""
+    """The server will not have the request: sending it again is no use."""
 
 
 class Unavailable(ClientError):
-    """It is overloaded, its queue is full, or no worker is up; the request never ran."""
+    """The server is overloaded, its queue is full, or no worker is up; the request never ran."""
 
 
 class ServerFailed(ClientError):
@@ -95,8 +95,8 @@ class ChunksFailed(ClientError):
     """Some chunks of one input failed.
 
     Attributes:
-        errors: the failed chunks, each the range of its items -> why.
-        results: the others, each the range of its items -> its answer.
+        errors: the range of a failed chunk's items -> the error that it ended with.
+        results: the range of any other chunk's items -> its answer.
     """
 
     def __init__(self, errors: Mapping[range, Exception], results: Mapping[range, Any]) -> None:
@@ -113,11 +113,11 @@ class ChunksFailed(ClientError):
 
     @property
     def failed(self) -> list[int]:
-        """Indices of the items that have no answer."""
+        """The indices of the items that have no answer."""
         return [index for items in self.errors for index in items]
 
     def answers(self) -> list[Any]:
-        """For a list: every item's answer, its chunk's error in the place of those that have none."""
+        """List the answers to a list of inputs, with its chunk's error in the place of each that has none."""
         places: dict[int, Any] = {index: error for items, error in self.errors.items() for index in items}
         for items, result in self.results.items():
             places.update(zip(items, result, strict=True))
@@ -145,14 +145,20 @@ class RolloutFailed(ManagementError):
 
 
 def of_status(status: int, type: str, message: str) -> ClientError:
-    """The error of an answer that is none."""
+    """Make the error that an HTTP status of 400 or more stands for.
+
+    Args:
+        status: the HTTP status.
+        type: short name of the reason, as the server gives it.
+        message: the server's words.
+    """
     if status in (429, 503):
         return Unavailable(message, status, type)
     return (Rejected if 400 <= status < 500 else ServerFailed)(message, status, type)
 
 
 def raise_failed(answers: Sequence[Any] | Iterable[Any]) -> None:
-    """Raise the first ItemFailed among the answers of a list, where there is one."""
+    """Raise the first ItemFailed among the answers to a list; do nothing where there is none."""
     for answer in answers:
         if isinstance(answer, ItemFailed):
             raise answer

@@ -1,9 +1,10 @@
-"""FuturesClient: many requests at once, each a future.
+"""A FuturesClient makes many requests at once, each of which is a future.
 
     submit -> a place in flight (waited for, or refused) -> thread -> Client.predict -> Future
 
 Results come in any order; `concurrent.futures.as_completed` and `wait` work on what `submit` returns. An exception
-inside the `with` block, Ctrl-C among them, cancels what has not begun and cuts what has: no thread outlives the block.
+inside the `with` block, Ctrl-C among them, cancels the requests that have not begun and cuts those that have: no thread
+outlives the block.
 """
 
 import threading
@@ -16,15 +17,15 @@ from torchserve_client.errors import Closed, QueueFull
 
 
 class FuturesClient:
-    """A client's predictions in the background, a bounded number of them."""
+    """Asks a client for predictions in the background, a bounded number at a time."""
 
     def __init__(self, client: Client, max_workers: int = 8, max_queue_items: int = 64) -> None:
         """Start no thread yet.
 
         Args:
-            client: that sends; an exception inside the `with` block closes it.
-            max_workers: most requests at the server.
-            max_queue_items: most that wait here for one of those places.
+            client: sends the requests; an exception inside the `with` block closes it.
+            max_workers: most requests that are at the server at a time.
+            max_queue_items: most requests that wait here until one of those is answered.
 
         Raises:
             ValueError: a limit leaves no place.
@@ -39,7 +40,13 @@ class FuturesClient:
         self._in_flight: set[Future[Any]] = set()
 
     def submit(self, model: str, payload: Any, **options: Any) -> "Future[Any]":
-        """Ask in the background; arguments, results and errors as of Client.predict. Waits while all is full.
+        """Ask in the background; wait first while max_workers + max_queue_items requests are in flight.
+
+        Args:
+            model, payload, options: the same as those of `Client.predict`.
+
+        Returns:
+            A future with the result or the error of `Client.predict`.
 
         Raises:
             Closed: the block has been left.
@@ -49,6 +56,9 @@ class FuturesClient:
 
     def submit_nowait(self, model: str, payload: Any, **options: Any) -> "Future[Any]":
         """Ask in the background, like `submit`, but never wait.
+
+        Args:
+            model, payload, options: the same as those of `Client.predict`.
 
         Raises:
             QueueFull: max_workers + max_queue_items requests are in flight.
@@ -65,7 +75,7 @@ class FuturesClient:
             self._places.release()
             raise Closed("the futures client is closed") from error
         self._in_flight.add(future)
-        # Called when it is cancelled, too.
+        # A future that is cancelled calls this too.
         future.add_done_callback(self._done)
         return future
 
@@ -74,11 +84,11 @@ class FuturesClient:
         self._places.release()
 
     def close(self) -> None:
-        """Wait for everything that was submitted, and take no more. The client stays open."""
+        """Wait for everything that was submitted, and take no more; the client stays open."""
         self._executor.shutdown(wait=True)
 
     def abort(self) -> None:
-        """Cancel what has not begun, cut what has, close the client."""
+        """Cancel the requests that have not begun, cut those that have, and close the client."""
         in_flight = list(self._in_flight)
         self._executor.shutdown(wait=False, cancel_futures=True)
         self.client.close()

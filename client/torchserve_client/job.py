@@ -1,9 +1,9 @@
-"""Many inputs through a model, each answer written as it comes: what `torchserve-client predict` does.
+"""Sends many inputs to a model and writes each answer as it comes: the work of `torchserve-client predict`.
 
     requests -> FuturesClient, as many in flight as it has workers -> outcomes -> Answers, Tally
 
-What fails alone is written as an error, and the next run asks again. What would fail for all (no server, no such model)
-ends the run; what was answered until then stays.
+A failure of one request is written as an error, and the next run asks again. One that would befall all (no server, no
+such model) ends the run; the answers until then stay.
 """
 
 import queue
@@ -16,15 +16,15 @@ from torchserve_client.answers import Answers, Request
 from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, ServerFailed
 from torchserve_client.futures import FuturesClient
 
-# Requests that are ready beside those at the server, so that no worker waits for this thread.
+# Requests that stand ready beside those at the server, so that no worker waits for this thread: one, and one to spare.
 READY = 2
-# How TorchServe names a missing or wrong token, which it answers with 400.
+# TorchServe's name for a missing or wrong token, which it answers with 400.
 NO_TOKEN = "InvalidKeyException"  # noqa: S105
 
 
 @dataclass(slots=True)
 class Tally:
-    """Inputs by what became of them."""
+    """Counts inputs by what became of them."""
 
     answered: int = 0
     failed: int = 0
@@ -39,15 +39,18 @@ def run(
     options: Mapping[str, Any],
     advance: Callable[[Tally, int], None],
 ) -> Tally:
-    """Ask for everything.
+    """Send every request and write its outcome.
 
     Args:
-        client: whose `max_workers` requests are at the server at a time.
-        model: its name.
-        requests: to be sent, in this order.
-        answers: where outcomes are written, in the order in which they come.
-        options: of every request.
-        advance: told after each request of all so far, and of how many inputs it had.
+        client: sends; `max_workers` of its requests are at the server at a time.
+        model: the model's name.
+        requests: what is sent, in this order.
+        answers: the file to which outcomes are written, in the order in which they come.
+        options: what the model is told with every request.
+        advance: called after each request with the tally so far and the number of inputs that the request had.
+
+    Returns:
+        The tally of all inputs.
 
     Raises:
         NoConnection: the server went away and did not come back within the deadline of a request.
@@ -79,7 +82,7 @@ def run(
 
 
 def _outcomes(future: "Future[Any]", request: Request) -> list[Any]:
-    """One for each input of the request: a value or a ClientError."""
+    """Return the outcome of each input of a request: a value or a ClientError."""
     error = future.exception()
     count = len(request.names)
     if error is None:

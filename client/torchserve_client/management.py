@@ -1,7 +1,7 @@
-"""TorchServe's management API: register, describe, scale, unregister, and the versions of a model.
+"""Calls TorchServe's management API: register, describe, scale, unregister, and the versions of a model.
 
-Errors are of client.errors: ManagementError with the server's own words, Unreachable, NotReady. Nothing is tried again:
-of these calls only reading is safe to repeat.
+Its errors are those of torchserve_client.errors: ManagementError with the server's own words, Unreachable, NotReady.
+Nothing is tried again: of these calls only reading is safe to repeat.
 """
 
 import time
@@ -15,11 +15,12 @@ from torchserve_client.transport import Incoming, Outgoing, PooledTransport, Tra
 
 __all__ = ["Management", "ManagementError", "NotReady", "Unreachable"]
 
+# Seconds between two looks at a server that is waited for, chosen: short for a person, and no load for the server.
 POLL_S = 0.1
 
 
 class Management:
-    """One server's management API, over pooled connections."""
+    """Calls one server's management API, over pooled connections."""
 
     def __init__(
         self, url: str, *, token: str | None = None, timeout_s: float = 30.0, transport: Transport | None = None
@@ -27,10 +28,10 @@ class Management:
         """Address a server.
 
         Args:
-            url: of the management API, http://127.0.0.1:8081 by default of TorchServe.
+            url: address of the management API; TorchServe's own default is http://127.0.0.1:8081.
             token: management key, where token authorization is on.
-            timeout_s: of each call.
-            transport: for tests that use no sockets.
+            timeout_s: deadline of each call in seconds.
+            transport: carries the calls; a test brings one that uses no sockets.
         """
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
@@ -50,12 +51,13 @@ class Management:
 
         Args:
             url: the archive's file name.
-            initial_workers: how many.
-            batch_size, max_batch_delay_ms: None for what the archive's model-config.yaml says.
-            model_name: None for the archive's own.
+            initial_workers: number of workers to start.
+            batch_size: most requests of a batch; None takes what the archive's model-config.yaml says.
+            max_batch_delay_ms: most ms that a batch waits to be filled; None likewise.
+            model_name: name to register it under; None takes the archive's own.
 
         Raises:
-            ManagementError: no such archive, or the version is registered already (409).
+            ManagementError: there is no such archive, or the version is registered already (409).
         """
         parameters = {
             "url": url,
@@ -69,11 +71,15 @@ class Management:
         self._call("POST", "/models", **{name: value for name, value in parameters.items() if value is not None})
 
     def models(self) -> list[str]:
-        """Names of the registered models."""
+        """List the names of the registered models."""
         return [model["modelName"] for model in self._call("GET", "/models", limit=1000)["models"]]
 
     def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
-        """One version of a model, the default one unless named: batch parameters, workers, queue.
+        """Describe one version of a model as TorchServe does: batch parameters, workers, queue.
+
+        Args:
+            model: the model's name.
+            version: the version; None describes the default one.
 
         Raises:
             ManagementError: status 404 when it is not registered.
@@ -82,7 +88,7 @@ class Management:
         return described
 
     def versions(self, model: str) -> list[str]:
-        """The registered versions of a model.
+        """List the registered versions of a model.
 
         Raises:
             ManagementError: status 404 when it is not registered.
@@ -90,20 +96,25 @@ class Management:
         return [str(each["modelVersion"]) for each in self._call("GET", _path(model, "all"))]
 
     def set_default(self, model: str, version: str) -> None:
-        """From now on requests that name no version go to this one."""
+        """Send requests that name no version to this one from now on."""
         self._call("PUT", f"{_path(model, version)}/set-default")
 
     def is_ready(self, model: str, version: str | None = None) -> bool:
-        """Whether at least one worker is wanted and every wanted worker is READY."""
+        """Return whether at least one worker is wanted and every wanted worker is READY."""
         described = self.describe(model, version)
         ready: int = sum(worker["status"] == "READY" for worker in described["workers"])
         return ready >= max(1, int(described["minWorkers"]))
 
     def wait_ready(self, model: str, timeout_s: float, version: str | None = None) -> None:
-        """Return when `is_ready`.
+        """Wait until `is_ready`.
+
+        Args:
+            model: the model's name.
+            timeout_s: most seconds to wait.
+            version: the version; None waits for the default one.
 
         Raises:
-            NotReady: it was not within `timeout_s`.
+            NotReady: the model was not ready within `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         while not self.is_ready(model, version):
@@ -112,11 +123,11 @@ class Management:
             time.sleep(POLL_S)
 
     def scale(self, model: str, workers: int, version: str | None = None) -> None:
-        """Ask for this many workers; they start and stop in the background. Stopping ends what one is running."""
+        """Ask for this many workers, which start and stop in the background; a worker that stops drops its batch."""
         self._call("PUT", _path(model, version), min_worker=workers, max_worker=workers)
 
     def unregister(self, model: str, version: str | None = None) -> None:
-        """Remove a model, or a version other than the default, with all that waits for it: drain first.
+        """Remove a model, or a version other than the default, with every request that waits for it: drain it first.
 
         Raises:
             ManagementError: status 404 when it is not registered.
@@ -128,8 +139,16 @@ class Management:
 
         It stands in the queue behind everything that came before it, and a worker takes it when its last batch is out.
 
+        Args:
+            model: the model's name.
+            version: the version whose queue it goes through.
+            timeout_s: most seconds to wait.
+
         Returns:
-            Whether a worker answered, with whatever status, within the time.
+            Whether a worker answered, with whatever status, within `timeout_s`.
+
+        Raises:
+            Unreachable: nothing answers at the management address.
         """
         request = Outgoing("GET", f"{self.url}{_path(model, version)}?customized=true", headers=self._headers)
         try:

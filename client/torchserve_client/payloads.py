@@ -1,4 +1,4 @@
-"""What a caller has -> the body of a request. Pure, but that paths are read.
+"""Turns what a caller has into the body of a request. Pure, but that it reads paths.
 
 bytes, a path                  the body itself; with options, a form whose field `data` it is
 text                           the body itself; with options, {"text": ...}
@@ -20,7 +20,7 @@ from torchserve_client.errors import InvalidPayload
 
 # The form field that a TorchServe handler looks for.
 DATA = "data"
-# The tensor's name where an array comes without one; a handler with a single input takes it under any.
+# An array without a name gets this one; a handler with a single input takes it under any.
 INPUT = "input"
 
 OCTETS, TEXT, JSON = "application/octet-stream", "text/plain; charset=utf-8", "application/json"
@@ -31,8 +31,10 @@ class Body:
     """A body, and the headers that say how to read it.
 
     Attributes:
-        is_list: the answer is a list too, {"predictions": [...]}.
-        is_tensors: it is of the Open Inference Protocol, and so is the answer.
+        content: the bytes that are sent.
+        headers: the content type, and what else says how to read the body.
+        is_list: whether it is a list, which is answered by a list: {"predictions": [...]}.
+        is_tensors: whether it is of the Open Inference Protocol, and so is its answer.
     """
 
     content: bytes
@@ -44,8 +46,12 @@ class Body:
 def body(payload: Any, options: Mapping[str, Any]) -> Body:
     """Put a payload and its options together.
 
+    Args:
+        payload: any of the kinds above.
+        options: name -> value that JSON can hold; told to the model beside the input.
+
     Raises:
-        InvalidPayload: it cannot be sent.
+        InvalidPayload: the payload is of no kind that can be sent.
         OSError: a path cannot be read.
     """
     if is_array(payload):
@@ -62,7 +68,7 @@ def body(payload: Any, options: Mapping[str, Any]) -> Body:
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is numpy's, told without numpy."""
+    """Return whether a value is an array of numpy's, without importing numpy."""
     return hasattr(value, "__array_interface__") and hasattr(value, "ravel")
 
 
@@ -99,7 +105,7 @@ def _instance(payload: Any) -> Any:
 
 
 def _other(value: Any) -> str:
-    """Bytes and paths as values in JSON."""
+    """Write bytes and paths in JSON as base64."""
     return base64.b64encode(_bytes(value)).decode()
 
 

@@ -1,4 +1,4 @@
-"""Open Inference Protocol v2: tensors <-> bodies. Pure.
+"""Translates between tensors and bodies of the Open Inference Protocol v2. Pure.
 
     arrays by name -> encode -> Message (body, length of its JSON part)
     Message        -> decode -> Tensors (arrays by name, id, parameters)
@@ -42,11 +42,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A body.
+    """A body of the protocol.
 
     Attributes:
-        body: JSON, and behind it the binary tensors.
-        json_length: bytes of the JSON part; None where there is no other.
+        body: the JSON part, and behind it the binary tensors.
+        json_length: length of the JSON part in bytes; None where it is the whole body.
     """
 
     body: bytes
@@ -54,7 +54,7 @@ class Message:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What says how to read it."""
+        """The headers that say how to read the body."""
         if self.json_length is None:
             return {"Content-Type": "application/json"}
         return {"Content-Type": "application/octet-stream", HEADER: str(self.json_length)}
@@ -65,9 +65,9 @@ class Tensors:
     """A decoded message.
 
     Attributes:
-        arrays: name -> array; BYTES as objects of type bytes.
-        id: of the request, echoed.
-        parameters: of the message as a whole.
+        arrays: name -> array of the tensor's shape; elements of BYTES are objects of type bytes.
+        id: the request's id, which the answer repeats.
+        parameters: parameters of the message as a whole.
     """
 
     arrays: Mapping[str, Array]
@@ -83,17 +83,17 @@ def encode(
     parameters: Mapping[str, Any] | None = None,
     is_binary: bool = True,
 ) -> Message:
-    """A request.
+    """Write a request.
 
     Args:
-        arrays: input name -> array; text and bytes as arrays of objects (or of str, or bytes).
-        request_id: that the answer repeats.
-        outputs: names of the wanted outputs; none for all of them.
-        parameters: options of the model.
-        is_binary: tensors behind the JSON part, and answers likewise; otherwise in it.
+        arrays: input name -> array; text and bytes are arrays of objects (or of str, or of bytes).
+        request_id: an id that the answer repeats.
+        outputs: names of the wanted outputs; an empty sequence wants all of them.
+        parameters: options that the model is told.
+        is_binary: whether tensors of the request and of its answer stand behind the JSON part, rather than in it.
 
     Raises:
-        InvalidPayload: an array's type is not of the protocol.
+        InvalidPayload: the protocol has no such type, or JSON cannot hold the parameters.
     """
     inputs: list[dict[str, Any]] = []
     parts: list[bytes] = []
@@ -122,10 +122,10 @@ def encode(
 
 
 def decode(message: Message) -> Tensors:
-    """An answer.
+    """Read an answer.
 
     Raises:
-        ValueError: it is not of the protocol.
+        ValueError: the message is not of the protocol.
     """
     length = len(message.body) if message.json_length is None else message.json_length
     try:
@@ -148,14 +148,14 @@ def decode(message: Message) -> Tensors:
 
 
 def datatype(array: Array) -> str:
-    """The protocol's name of an array's type.
+    """Return the protocol's name of an array's type.
 
     Raises:
-        InvalidPayload: it has none.
+        InvalidPayload: the protocol has no such type.
     """
     if array.dtype.kind in "OSU":
         return "BYTES"
-    # Byte order is taken care of when it is written.
+    # The byte order is changed where the array is written.
     name = _NAMES.get(array.dtype.newbyteorder("="))
     if name is None:
         raise InvalidPayload(f"arrays of {array.dtype} cannot be sent; of {', '.join(DATATYPES.values())} or text can")
@@ -163,10 +163,10 @@ def datatype(array: Array) -> str:
 
 
 def elements(array: Array) -> list[bytes]:
-    """The elements of a BYTES array, in row-major order; text as UTF-8.
+    """List the elements of a BYTES array in row-major order; text becomes UTF-8.
 
     Raises:
-        InvalidPayload: one is neither text nor bytes.
+        InvalidPayload: an element is neither text nor bytes.
     """
     made = []
     for element in array.ravel(order="C").tolist():

@@ -1,4 +1,4 @@
-"""A model's next version takes over while clients keep sending: nothing refused, nothing lost.
+"""A model's next version takes over while clients keep sending: nothing is refused, nothing is lost.
 
     register the new version -> READY -> set-default -> drain the old one -> unregister it
         does not become READY: the new version is unregistered, the old one has never stopped
@@ -6,10 +6,10 @@
 TorchServe resolves a request's version when it arrives, so that from set-default on nothing new reaches the old version
 but what names it. Unregistering kills workers where they stand, hence the drain:
 
-    1. a moment, for requests whose version was resolved just before the default changed, to get into the queue
-    2. until nothing waits in the old version's queue
-    3. until its last batch is out: with one worker, until a request for metadata has come back through the queue, since
-       a worker takes it only when its batch is answered; with several, or with continuous batching, for
+    1. it waits a moment, for requests whose version was resolved just before the default changed, to get into the queue
+    2. it waits until nothing is left in the old version's queue
+    3. it waits until the last batch is out: with one worker, until a request for metadata has come back through the
+       queue, since a worker takes it only when its batch is answered; with several, or with continuous batching, for
        responseTimeout, within which TorchServe has answered or replaced a worker
 """
 
@@ -24,16 +24,30 @@ from torchserve_client.errors import ClientError, LoadFailed, ManagementError, N
 from torchserve_client.management import POLL_S, Management
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
-# Between a request's version being looked up and its place in the queue lie microseconds of one thread.
-MOMENT_S = 1.0
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Says how long a rollout waits."""
+
+    # Seconds after the default has changed: a request whose version was looked up before needs microseconds of one
+    # thread of TorchServe's to get into the queue.
+    moment_s: float = 1.0
+    # Seconds for the old version's queue to empty: five times TorchServe's default of responseTimeout, 120 s.
+    drain_timeout_s: float = 600.0
+
+
+TUNING = Tuning()
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How the new version is to be registered; None for what the old one has.
+    """How the new version is to be registered; None keeps what the old one has.
 
     Attributes:
-        archive: file name in the model store; None for a copy of the running archive under another version.
+        batch_size: most requests of a batch.
+        max_batch_delay_ms: most ms that a batch waits to be filled.
+        initial_workers: number of workers.
+        archive: file name in the model store; None takes a copy of the running archive under another version.
     """
 
     batch_size: int | None = None
@@ -44,32 +58,36 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One server, and where its files are.
+    """Replaces versions of the models of one server.
 
     Attributes:
-        management: of the server.
-        model_store: its folder, as this process sees it.
-        logs: its folder, likewise.
+        management: the server's management API.
+        model_store: folder of the server's archives, as this process sees it.
+        logs: folder of the server's logs, likewise.
         drain_timeout_s: most seconds for the old version's queue to empty.
-        say: told of each step, one line.
-        sleep: between looks.
+        say: called with one line for each step.
+        sleep: waits so many seconds; a test brings one that does not.
     """
 
     management: Management
     model_store: Path = Path("model_store")
     logs: Path = Path("logs")
-    drain_timeout_s: float = 600.0
+    drain_timeout_s: float = TUNING.drain_timeout_s
     say: Callable[[str], None] = lambda _: None
     sleep: Callable[[float], None] = time.sleep
 
     def run(self, model: str, wanted: Wanted) -> str:
         """Replace the default version of a model.
 
+        Args:
+            model: the model's name.
+            wanted: how the new version is to be registered.
+
         Returns:
             The version that serves now.
 
         Raises:
-            RolloutFailed: the new version did not come up, or the old one did not drain; says what serves.
+            RolloutFailed: the new version did not come up, or the old one did not drain; it says which of them serves.
             ManagementError, InvalidPayload: nothing was changed.
         """
         old = self.management.describe(model)
@@ -89,12 +107,12 @@ class Rollout:
         self.say(f"{model}: version {old['modelVersion']} is unregistered")
         replaced = self.model_store / str(old["modelUrl"])
         if "@" in replaced.name and replaced.name != archive.name:
-            # A copy that an earlier rollout made; the workers have archives unpacked elsewhere.
+            # An earlier rollout made this copy; the workers have their archives unpacked elsewhere.
             archives.remove(replaced)
         return version
 
     def _archive(self, model: str, old: dict[str, Any], wanted: Wanted) -> tuple[Path, archives.Description]:
-        """The archive to register, in the model store, under a version that is free."""
+        """Find or make the archive to register, in the model store, under a version that is free."""
         taken = self.management.versions(model)
         path = self.model_store / (wanted.archive or str(old["modelUrl"]))
         description = archives.describe(path)
@@ -131,7 +149,7 @@ class Rollout:
             self._unregister(model, version)
             raise RolloutFailed(f"{error.message}; version {old['modelVersion']} serves on") from error
         except BaseException:
-            # Ctrl-C, a server that went away: a half-started version must not stay behind.
+            # After Ctrl-C, or when the server went away, a half-started version must not stay behind.
             self._unregister(model, version)
             raise
         self.say(f"{model}: version {version} is ready")
@@ -143,9 +161,9 @@ class Rollout:
             self.say(f"{model}: version {version} could not be unregistered: {error.message}")
 
     def _drain(self, model: str, old: dict[str, Any]) -> None:
-        """Return when the old version has answered everything it was asked."""
+        """Wait until the old version has answered everything it was asked."""
         version = str(old["modelVersion"])
-        self.sleep(MOMENT_S)
+        self.sleep(TUNING.moment_s)
         deadline = time.monotonic() + self.drain_timeout_s
         while (pending := self._pending(model, version)) > 0:
             if time.monotonic() > deadline:
@@ -167,7 +185,7 @@ class Rollout:
         return int(self.management.describe(model, version)["jobQueueStatus"]["pendingRequests"])
 
     def _has_one_batch(self, model: str, version: str) -> bool:
-        """Whether the version runs one batch at a time: one worker, classic batching."""
+        """Return whether the version runs one batch at a time: one worker, classic batching."""
         old = self.management.describe(model, version)
         try:
             description = archives.describe(self.model_store / str(old["modelUrl"]))

@@ -1,4 +1,4 @@
-"""What carries a request: one method, so that tests bring a script instead of sockets.
+"""A transport carries a request by its one method, so that tests bring a script instead of sockets.
 
     Outgoing -> Transport.send -> Incoming, or NoConnection, or DeadlineExceeded
 
@@ -25,7 +25,14 @@ from torchserve_client.errors import Closed, DeadlineExceeded, InvalidPayload, N
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A request."""
+    """An HTTP request.
+
+    Attributes:
+        method: "GET", "POST", ...
+        url: the whole address, its query included.
+        body: the bytes that are sent.
+        headers: name -> value.
+    """
 
     method: str
     url: str
@@ -35,7 +42,14 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """An answer; its headers are looked up without regard to case."""
+    """An HTTP answer.
+
+    Attributes:
+        status: HTTP status.
+        body: the bytes that came.
+        headers: name -> value, looked up without regard to case.
+        reason: the status in words; empty where the server gives none.
+    """
 
     status: int
     body: bytes
@@ -47,37 +61,41 @@ class Transport(Protocol):
     """Carries requests, from several threads at once."""
 
     def send(self, request: Outgoing, timeout_s: float) -> Incoming:
-        """One try.
+        """Send a request once and wait for its answer.
+
+        Args:
+            request: what is sent.
+            timeout_s: most seconds to wait.
 
         Raises:
-            NoConnection: refused, or lost before the answer.
-            DeadlineExceeded: no answer within `timeout_s`.
+            NoConnection: the connection was refused, or lost before the answer.
+            DeadlineExceeded: there was no answer within `timeout_s`.
             Closed: `close` was called.
         """
 
     def close(self) -> None:
-        """Let everything go that is in flight, and send no more."""
+        """Let go of everything that is in flight, and send no more."""
 
 
 class PooledTransport:
-    """HTTP/1.1 over kept connections."""
+    """Sends over HTTP/1.1 on connections that it keeps."""
 
     def __init__(self, connections: int = 64) -> None:
         """Open nothing yet.
 
         Args:
-            connections: that are kept for the next request; more threads than that open others for the moment.
+            connections: number of connections that are kept; more threads than that open others for one request.
         """
         self._adapter = _TrackingAdapter(connections)
         self._session = requests.Session()
-        # A proxy or a .netrc of the caller's has no business between it and its own server.
+        # No proxy and no .netrc of the caller's comes between it and its own server.
         self._session.trust_env = False
         self._session.mount("http://", self._adapter)
         self._session.mount("https://", self._adapter)
         self._is_closed = False
 
     def send(self, request: Outgoing, timeout_s: float) -> Incoming:
-        """See `Transport.send`. `timeout_s` is of connecting and of each wait for bytes."""
+        """See `Transport.send`; `timeout_s` bounds connecting and each wait for bytes."""
         if self._is_closed:
             raise Closed("the client is closed")
         try:
@@ -105,7 +123,7 @@ class PooledTransport:
 def _reason(error: Exception, request: Outgoing, timeout_s: float) -> Exception:
     origin = "/".join(request.url.split("/", 3)[:3])
     if isinstance(error, ValueError):
-        # What requests calls an invalid URL, scheme or header.
+        # requests raises these for an invalid URL, scheme or header.
         return InvalidPayload(f"{origin or request.url}: cannot be asked: {error}")
     if isinstance(error, requests.ReadTimeout):
         return DeadlineExceeded(f"{origin}: no answer within {timeout_s:.3g} s")
@@ -118,11 +136,12 @@ def _reason(error: Exception, request: Outgoing, timeout_s: float) -> Exception:
 
 
 class _TrackingAdapter(HTTPAdapter):
-    """Knows the connections that are open, to cut them."""
+    """Remembers the connections that are open, so that it can cut them."""
 
     def __init__(self, connections: int) -> None:
         self._open: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
         self._lock = threading.Lock()
+        # One pool for each address: an inference and a management API, each perhaps under two names.
         super().__init__(pool_connections=4, pool_maxsize=connections)
 
     def init_poolmanager(self, *arguments: Any, **keywords: Any) -> None:
@@ -138,7 +157,7 @@ class _TrackingAdapter(HTTPAdapter):
             self._open.add(connection)
 
     def abort(self) -> None:
-        """Shut every connection down; whoever reads from one gets an error at once."""
+        """Shut every connection down; a thread that reads from one gets an error at once."""
         with self._lock:
             connections = list(self._open)
         for connection in connections:
@@ -149,7 +168,7 @@ class _TrackingAdapter(HTTPAdapter):
 
 
 def _tracking(pool: Any, connection: Any, opened: Any) -> Any:
-    """A pool class whose connections report themselves once connected."""
+    """Make a pool class whose connections report themselves once connected."""
 
     class Tracked(connection):  # type: ignore[misc]
         def connect(self) -> None:

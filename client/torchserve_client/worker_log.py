@@ -1,4 +1,4 @@
-"""Why a worker does not come up: over the management API it only ever is not READY, its log has the words.
+"""Finds out why a worker does not come up: the management API only ever says that it is not READY, its log says why.
 
 model_log.log -> lines of one model from now on -> the reason, once a worker has said one
 """
@@ -10,14 +10,15 @@ from pathlib import Path
 from torchserve_client.errors import LoadFailed
 from torchserve_client.management import POLL_S, Management
 
-# How our handlers begin the one line that says it (handlers/errors.py, LOAD_FAILED).
+# Our handlers begin the one line that gives the reason so (handlers/errors.py, LOAD_FAILED).
 LOAD_FAILED = "Cannot load"
 
+# TorchServe prints so when it finds a worker gone.
 DIED = "Backend worker process died"
 
 
 class WorkerLog:
-    """What the workers of one model print from now on."""
+    """Reads what the workers of one model print from now on."""
 
     _LINE = re.compile(
         r"^\S+ \[\w+ *\] W-\d+-(?P<model>.+)_(?P<version>[^_]*)-std(?:out|err) MODEL_LOG - (?P<message>.*)$"
@@ -28,8 +29,8 @@ class WorkerLog:
 
         Args:
             path: TorchServe's model_log.log; it need not exist yet.
-            model: whose workers.
-            version: of the model; any, unless given.
+            model: name of the model whose workers are meant.
+            version: version of the model; None means any.
         """
         self.path = path
         self._model = model
@@ -37,7 +38,7 @@ class WorkerLog:
         self._offset = path.stat().st_size if path.exists() else 0
 
     def reason(self) -> str | None:
-        """Why a worker could not load, once one has said so; None until then."""
+        """Return why a worker could not load, once one has said so; None until then."""
         if not self.path.exists():
             return None
         with self.path.open(encoding="utf-8", errors="replace") as log:
@@ -51,10 +52,16 @@ class WorkerLog:
 
 
 def load_error(messages: list[str]) -> str | None:
-    """The reason in what a worker printed: our handlers' one line, or the first exception of its last traceback.
+    """Find the reason in what a worker printed: our handlers' one line, or the first exception of its last traceback.
 
-    The first, because TorchServe answers a failed import by looking for a handler of its own, and a chain of
-    exceptions is printed with its cause first.
+    The first exception it is, because TorchServe answers a failed import by looking for a handler of its own, and a
+    chain of exceptions is printed with its cause first.
+
+    Args:
+        messages: the printed lines, in order.
+
+    Returns:
+        The reason in one line; None where no worker has failed.
     """
     for message in messages:
         if message.startswith(LOAD_FAILED):
@@ -71,10 +78,16 @@ def load_error(messages: list[str]) -> str | None:
 
 
 def wait_loaded(management: Management, model: str, log: WorkerLog, version: str | None = None) -> None:
-    """Return when the workers are ready; the time is the model's own startupTimeout.
+    """Wait until the workers are ready, as long as the model's own startupTimeout.
+
+    Args:
+        management: the server's management API.
+        model: the model's name.
+        log: what its workers print, from before it was registered on.
+        version: the version that is waited for; None means the default one.
 
     Raises:
-        LoadFailed: with the worker's own words, or where to look for them.
+        LoadFailed: a worker failed, or none was ready in time; it has the worker's words, or says where they are.
     """
     timeout_s = float(management.describe(model, version)["startupTimeout"])
     deadline = time.monotonic() + timeout_s

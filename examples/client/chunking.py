@@ -1,4 +1,6 @@
-"""A thousand sentences in one call, with ChunkingClient.     python -m examples.client.chunking [URL [MANAGEMENT]]
+"""Embeds a thousand sentences in one call, with ChunkingClient.
+
+    python -m examples.client.chunking [URL [MANAGEMENT]]
 
 They are sent in lists as long as the model's batch_size, several at a time, and joined in their order. The same call
 takes a dict of arrays, which it cuts along axis 0.

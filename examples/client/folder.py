@@ -1,4 +1,7 @@
-"""A folder of photographs, many in flight, with FuturesClient.     python -m examples.client.folder [URL [FOLDER]]"""
+"""Classifies a folder of photographs, many in flight, with FuturesClient.
+
+python -m examples.client.folder [URL [FOLDER]]
+"""
 
 import sys
 from concurrent.futures import as_completed

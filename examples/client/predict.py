@@ -1,4 +1,4 @@
-"""One photograph, then two at once, with Client.     python -m examples.client.predict [URL]"""
+"""Classifies one photograph, then two at once, with Client.     python -m examples.client.predict [URL]"""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,8 @@
-"""Two Korean sentences with Triton's own client, over the Open Inference Protocol.     python -m examples.client.triton
+"""Embeds two Korean sentences with Triton's own client, over the Open Inference Protocol.
 
-pip install tritonclient[http]; the model is the same one that answers on /predictions.
+    python -m examples.client.triton [ADDRESS]
+
+It needs `pip install tritonclient[http]`; the model is the same one that answers on /predictions.
 """
 
 import sys

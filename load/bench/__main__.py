@@ -1,49 +1,73 @@
-"""`make bench`: this deployment against its peers, as one table of ratios.
+"""Runs `make bench`: this deployment against its peers, as one table of ratios.
 
-Progress goes to stderr, the table to stdout. A number that falls short is reported, not an error.
+    python -m load.bench                  every part
+    python -m load.bench translation      one of them
+
+A part takes at most 20 minutes: it begins no round that would end after `--minutes`. Progress goes to stderr, the table
+to stdout. A number that falls short is reported, and is no error.
 """
 
 import argparse
 import signal
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 from deploy.archive import ArchiverFailed
 from deploy.server import ServerError
 from load.bench import adaptive, client, resnet, texts, translation
 from load.bench.peers import BenchError
+from load.bench.progress import progress
+from load.bench.rounds import Rounds
 from torchserve_client.management import ManagementError
 
-BENCHMARKS = {
+BENCHMARKS: dict[str, Callable[..., str]] = {
     "resnet": resnet.run,
     "texts": texts.run,
     "translation": translation.run,
     "client": client.run,
-    "adaptive": adaptive.run,
+    "adaptive-embedding": partial(adaptive.run, adaptive.EMBEDDING),
+    "adaptive-resnet": partial(adaptive.run, adaptive.RESNET),
 }
 
-# Of a shell, for a program that a signal ended.
+# Of the 20 minutes that a part may take, two are left for what follows the last round: servers that start and stop.
+MINUTES = 18.0
+# Exit codes of a shell for a program that a signal ended.
 INTERRUPTED, TERMINATED = 130, 143
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and print; 1 with one line when a peer cannot be measured."""
+    """Measure and print.
+
+    Args:
+        arguments: the command line.
+
+    Returns:
+        The exit code; 1, with one line on stderr, when a peer cannot be measured.
+    """
     parser = argparse.ArgumentParser(prog="python -m load.bench", description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; default: all")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of one measurement; default: 8")
-    parser.add_argument("--rounds", type=int, default=3, help="of everything, interleaved; default: 3")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; default: all")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of one measurement; default: 8")
+    parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured; default: 3")
+    words = f"no round of a part begins that would end later; default: {MINUTES:g}"
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=words)
     parser.add_argument("--markdown", action="store_true", help="print the table as GitHub's markdown")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(BENCHMARKS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(BENCHMARKS)}")
-    if options.seconds <= 0 or options.rounds < 1:
-        parser.error("--seconds must be more than 0, --rounds at least 1")
+    if options.seconds <= 0 or options.rounds < 1 or options.minutes <= 0:
+        parser.error("--seconds and --minutes must be more than 0, --rounds at least 1")
     # An end from outside unwinds like any other, so that what was started is stopped.
     signal.signal(signal.SIGTERM, _terminate)
     try:
         for name in options.names or BENCHMARKS:
-            print(BENCHMARKS[name](rounds=options.rounds, duration_s=options.seconds, is_markdown=options.markdown))
+            started_s = time.monotonic()
+            rounds = Rounds.within(options.rounds, options.minutes * 60)
+            print(BENCHMARKS[name](rounds=rounds, duration_s=options.seconds, is_markdown=options.markdown))
             print(flush=True)
+            progress(f"{name} took {(time.monotonic() - started_s) / 60:.1f} minutes")
     except KeyboardInterrupt:
         print("bench: interrupted; its servers are stopped", file=sys.stderr)
         return INTERRUPTED

@@ -1,15 +1,18 @@
-"""Adaptive against classic mode: ResNet-152, and sentence embedding with mixed lengths, one after the other.
+"""Compares adaptive with classic mode: sentence embedding with mixed lengths, and ResNet-152, each a part of its own.
 
     classic, one client        -> p50 -> the target: 12 times that
     classic, each batch size   -> offline throughput, highest Poisson rate within the target -> the best is classic
     for each round, both       -> that rate anew, one client, clients that saturate, Poisson at twice the offline
 
 A 99th percentile of a few hundred requests is decided by two or three of them, and a queue that starts empty needs a
-while to grow. So the rates of the rounds are measured for as long as PERCENTILE_REQUESTS take.
+while to grow. So the rates of the rounds are measured for as long as `percentile_requests` take, or for `most_s`.
 
 Both are the same weights and the same engine on one server; only the model-config.yaml differs. Offline throughput is
 classic's with 64 clients that always wait, at the best of its batch sizes. Each figure is measured anew in every round,
 in one mode right after the other, because what a shared machine gives changes from minute to minute.
+
+On two cores the choice of the batch size takes some 7 minutes, a round 4 (embedding, 400 texts/s) or 9 (ResNet-152, 36
+images/s): within their time the parts come to two or three rounds and to one. `--minutes 40` lets both have three.
 """
 
 import json
@@ -31,7 +34,7 @@ from load.bench.machine import wait_idle
 from load.bench.peers import CPU_ONLY
 from load.bench.photographs import photographs
 from load.bench.progress import aside, progress
-from load.bench.resnet import IDLE_PERCENT, IDLE_TIMEOUT_S
+from load.bench.rounds import Rounds
 from load.bench.table import Bound, Row, ratios, render
 from load.bench.texts import single_bodies
 from load.generate.attack import Attack, Load
@@ -44,20 +47,42 @@ from load.generate.windows import Duration
 from load.measure.summary import Summary
 from load.runs.search import Grid, highest, is_met
 
-TARGET_TIMES = 12
-PERCENT = 99.0
-WINDOW, CLIENTS, OVERLOAD = 64, 64, 2.0
-MAX_BATCH_DELAY_MS = 1
-SATURATING_SHARE = 0.6
-# Rates that are tried, as shares of the offline throughput.
-LOWEST_SHARE, HIGHEST_SHARE, SHARE_STEP = 0.3, 1.1, 0.05
-WARM_UP_S = 2.0
-# Requests that a percentile is taken of, and the longest measurement in seconds for it.
-PERCENTILE_REQUESTS, MOST_S = 1000, 40.0
-# That the worker meets, and Java's compiler, before anything is measured.
-SETTLING_CLIENTS = 16
 
-# What this deployment is held to.
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Says what both modes are measured with."""
+
+    # The target for the latency, in p50s of one client: what the deployment is held to.
+    target_times: int = 12
+    # Share of all requests, in %, that must be answered within the target: that of MLPerf's Server scenario.
+    percent: float = 99.0
+    # batch_size of the adaptive model, requests: the window from which its worker chooses.
+    window: int = 64
+    # Clients that keep two of classic mode's largest batches of 32 full: one in the engine, one in the queue.
+    clients: int = 64
+    # Rate of the overload, in offline throughputs: no policy can answer more than half of it.
+    overload: float = 2.0
+    # max_batch_delay, ms: the least that TorchServe takes, since a loaded queue fills batches by itself.
+    max_batch_delay_ms: int = 1
+    # Share of the offline throughput with which the saturating clients are counted: leaves room below the target.
+    saturating_share: float = 0.6
+    # Rates that are tried, in offline throughputs: lowest, highest and the step between them.
+    lowest_share: float = 0.3
+    highest_share: float = 1.1
+    share_step: float = 0.05
+    # Seconds under load before the window opens.
+    warm_up_s: float = 2.0
+    # Requests that a percentile of the rounds is taken of: ten lie beyond the 99th.
+    percentile_requests: int = 1000
+    # Longest measurement for that, s: 840 requests at the 28 a second that ResNet-152 holds on two cores.
+    most_s: float = 30.0
+    # Clients that the worker and Java's compiler meet before anything is measured.
+    settling_clients: int = 16
+
+
+TUNING = Tuning()
+
+# This deployment is held to these bounds.
 OF_OFFLINE = Bound(0.85, is_minimum=True)
 OVERLOAD_OF_OFFLINE = Bound(0.9, is_minimum=True)
 ONE_CLIENT = Bound(1.0, is_minimum=False)
@@ -66,14 +91,14 @@ SATURATED = Bound(0.97, is_minimum=True)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is compared.
+    """One comparison.
 
     Attributes:
-        name: of the classic archive; the adaptive one's ends in -adaptive.
-        batch_sizes: that classic mode is tried with.
+        name: name of the classic archive; the adaptive one's ends in -adaptive.
+        batch_sizes: batch sizes that classic mode is tried with.
         times_classic: bound for the ratio of the highest rates.
-        outside_ms: of the target, what TorchServe's frontend, HTTP and the client need at their 99th percentile and
-            the worker must not spend.
+        outside_ms: the part of the target that TorchServe's frontend, HTTP and the client need at their 99th
+            percentile, and that the worker must not spend.
     """
 
     name: str
@@ -87,16 +112,14 @@ class Case:
         return f"{self.name}-adaptive"
 
     def inputs(self) -> Inputs:
-        """What is sent: photographs, or texts of mixed lengths."""
+        """Make what is sent: photographs, or texts of mixed lengths."""
         if self.name == "resnet-152":
             return Inputs.of(photographs(), "image/jpeg")
         return Inputs.of(single_bodies(), "application/json")
 
 
-CASES = (
-    Case("sentence-embedding", (8, 16, 32), Bound(1.2, is_minimum=True), outside_ms=15),
-    Case("resnet-152", (4, 8, 16), Bound(1.0, is_minimum=True), outside_ms=25),
-)
+EMBEDDING = Case("sentence-embedding", (8, 16, 32), Bound(1.2, is_minimum=True), outside_ms=15)
+RESNET = Case("resnet-152", (4, 8, 16), Bound(1.0, is_minimum=True), outside_ms=25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +132,22 @@ class Contender:
     duration_s: float
 
     def run(self, load: Load, target_ms: float | None = None, least_s: float = 0.0) -> Summary:
-        """One measurement on a machine that does nothing else, longer where that is asked for, up to MOST_S."""
-        wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
+        """Measure once, on a machine that does nothing else; longer where that is asked for, up to `most_s`."""
+        wait_idle()
         target = Target(f"{self.server.settings.inference_url}/predictions/{self.name}")
-        duration = Duration(max(self.duration_s, min(MOST_S, least_s)))
-        return Attack(target, self.inputs, load, duration, WARM_UP_S, target_ms).run()
+        duration = Duration(max(self.duration_s, min(TUNING.most_s, least_s)))
+        return Attack(target, self.inputs, load, duration, TUNING.warm_up_s, target_ms).run()
 
     def highest_rate(self, offline_per_s: float, target_ms: float, requests: int = 0) -> float:
-        """The highest Poisson rate of which PERCENT of all requests are answered well and within the target.
+        """Find the highest Poisson rate at which `percent` of all requests are answered well and within the target.
 
         Args:
-            offline_per_s: throughput, which the rates that are tried are shares of.
-            target_ms: for the latency.
-            requests: that each rate is measured for, at least, as far as MOST_S allows.
+            offline_per_s: throughput in requests per second, of which the rates that are tried are shares.
+            target_ms: most that a latency may be.
+            requests: least number of requests that each rate is measured for, as far as `most_s` allows.
+
+        Returns:
+            Requests per second; 0 where not even the lowest rate held.
         """
 
         def measure(rate_per_s: float) -> Summary:
@@ -130,15 +156,16 @@ class Contender:
             progress(f"{self.name}: {rate_per_s:.1f}/s: {held:.1f}% within {target_ms:.0f} ms")
             return summary
 
-        grid = Grid(LOWEST_SHARE * offline_per_s, HIGHEST_SHARE * offline_per_s, SHARE_STEP * offline_per_s)
-        return highest(grid, measure, lambda summary: is_met(summary, PERCENT)).load or 0.0
+        shares = (TUNING.lowest_share, TUNING.highest_share, TUNING.share_step)
+        grid = Grid(*(share * offline_per_s for share in shares))
+        return highest(grid, measure, lambda summary: is_met(summary, TUNING.percent)).load or 0.0
 
     def register(self, batch_size: int) -> None:
-        """With this batch_size, which is the window of an adaptive worker, and let it settle."""
+        """Register it with this batch_size, which is the window of an adaptive worker, and let it settle."""
         self.server.register(
-            self.name, self.name, batch_size=batch_size, max_batch_delay_ms=MAX_BATCH_DELAY_MS, workers=1
+            self.name, self.name, batch_size=batch_size, max_batch_delay_ms=TUNING.max_batch_delay_ms, workers=1
         )
-        self.run(ClosedLoop(SETTLING_CLIENTS))
+        self.run(ClosedLoop(TUNING.settling_clients))
 
     def unregister(self) -> None:
         """Make room for another batch_size."""
@@ -147,12 +174,12 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the rounds are measured at.
+    """The conditions that the rounds are measured under.
 
     Attributes:
-        target_ms: for the latency as a client sees it.
-        batch_size: classic's best.
-        offline_per_s: throughput.
+        target_ms: most that a latency may be, as a client sees it.
+        batch_size: the best of classic mode.
+        offline_per_s: classic's throughput, in requests per second, when clients always wait.
     """
 
     target_ms: float
@@ -161,16 +188,13 @@ class Setting:
 
     @property
     def clients(self) -> int:
-        """Enough to saturate, and few enough to be answered within the target (Little's law), with room to spare."""
-        return min(CLIENTS, max(2, int(SATURATING_SHARE * self.offline_per_s * self.target_ms / 1000)))
+        """Number of clients: enough to saturate, and few enough to be answered within the target (Little's law)."""
+        in_target = self.offline_per_s * self.target_ms / 1000
+        return min(TUNING.clients, max(2, int(TUNING.saturating_share * in_target)))
 
 
-def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
-    """Measure, and say what came out; arguments and errors as of load.bench.resnet."""
-    return "\n\n".join(_compare(case, rounds, duration_s, is_markdown) for case in CASES)
-
-
-def _compare(case: Case, rounds: int, duration_s: float, is_markdown: bool) -> str:
+def run(case: Case, *, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
+    """Measure one case, and say what came out; the other arguments and the errors are those of load.bench.resnet."""
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as work:
         store = Path(work)
         progress(f"archives: {case.name}, {case.adaptive}")
@@ -184,9 +208,10 @@ def _compare(case: Case, rounds: int, duration_s: float, is_markdown: bool) -> s
             measured = _rounds(classic, adaptive, setting, rounds)
     return "\n".join(
         [
-            f"Adaptive against classic: {case.name}, p99 within {setting.target_ms:.0f} ms ({TARGET_TIMES} times one "
-            f"client's p50); stock is classic mode at its best batch_size for that, {setting.batch_size}, and delay "
-            f"{MAX_BATCH_DELAY_MS} ms; window {WINDOW}; offline {setting.offline_per_s:.1f}/s",
+            f"Adaptive against classic: {case.name}, p99 within {setting.target_ms:.0f} ms "
+            f"({TUNING.target_times} times one client's p50); stock is classic mode at its best batch_size for that, "
+            f"{setting.batch_size}, and delay "
+            f"{TUNING.max_batch_delay_ms} ms; window {TUNING.window}; offline {setting.offline_per_s:.1f}/s",
             "",
             render(table(case, setting, measured), is_markdown=is_markdown),
         ]
@@ -194,7 +219,7 @@ def _compare(case: Case, rounds: int, duration_s: float, is_markdown: bool) -> s
 
 
 def _build(name: str, store: Path) -> None:
-    """A folder in the model store, of published weights or, where they cannot be had, of random ones."""
+    """Build a folder in the model store, of published weights or, where they cannot be had, of random ones."""
     entry = model(name)
     try:
         Recipe(entry, archive_format="no-archive", export_path=store).build()
@@ -204,24 +229,30 @@ def _build(name: str, store: Path) -> None:
 
 def _tuned(case: Case, classic: Contender, adaptive: Contender, store: Path) -> Setting:
     classic.register(batch_size=1)
-    target_ms = TARGET_TIMES * classic.run(ClosedLoop(1)).latency_ms(50)
+    target_ms = TUNING.target_times * classic.run(ClosedLoop(1)).latency_ms(50)
     classic.unregister()
     offline_per_s, rates = 0.0, {}
     for batch_size in case.batch_sizes:
         classic.register(batch_size)
-        throughput_per_s = classic.run(ClosedLoop(CLIENTS)).throughput_per_s
+        throughput_per_s = classic.run(ClosedLoop(TUNING.clients)).throughput_per_s
         offline_per_s = max(offline_per_s, throughput_per_s)
         progress(f"{case.name}: batch_size {batch_size}: {throughput_per_s:.1f}/s offline; target {target_ms:.0f} ms")
         rates[batch_size] = classic.highest_rate(throughput_per_s, target_ms)
         classic.unregister()
     best = max(rates, key=lambda batch_size: rates[batch_size])
     classic.register(best)
-    _set_target(store / case.adaptive, target_ms - case.outside_ms)
-    adaptive.register(WINDOW)
+    set_target(store / case.adaptive, target_ms - case.outside_ms)
+    adaptive.register(TUNING.window)
     return Setting(target_ms, best, offline_per_s)
 
 
-def _set_target(archive: Path, max_latency_ms: float) -> None:
+def set_target(archive: Path, max_latency_ms: float) -> None:
+    """Write an adaptive archive's target.
+
+    Args:
+        archive: a folder with a model-config.yaml.
+        max_latency_ms: most that a request may take in the worker; kept to a tenth.
+    """
     path = archive / "model-config.yaml"
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
     config["handler"]["scheduling"]["max_latency_ms"] = round(max_latency_ms, 1)
@@ -231,21 +262,21 @@ def _set_target(archive: Path, max_latency_ms: float) -> None:
 Measured = dict[str, dict[str, list[float]]]
 
 
-def _rounds(classic: Contender, adaptive: Contender, setting: Setting, rounds: int) -> Measured:
+def _rounds(classic: Contender, adaptive: Contender, setting: Setting, rounds: Rounds) -> Measured:
     measured: Measured = defaultdict(lambda: defaultdict(list))
-    for number in range(1, rounds + 1):
-        for what, figure in _figures(setting, seed=number).items():
+    for each in rounds:
+        for what, figure in _figures(setting, seed=each.number).items():
             for mode, contender in (("classic", classic), ("adaptive", adaptive)):
                 value = figure(contender)
-                progress(f"round {number}/{rounds}, {what}, {mode}: {value:.1f}")
+                progress(f"{each}, {what}, {mode}: {value:.1f}")
                 measured[what][mode].append(value)
     return measured
 
 
 def _figures(setting: Setting, seed: int) -> dict[str, Callable[[Contender], float]]:
-    flood = OpenLoop(Poisson(OVERLOAD * setting.offline_per_s, seed))
+    flood = OpenLoop(Poisson(TUNING.overload * setting.offline_per_s, seed))
     return {
-        "rate": lambda each: each.highest_rate(setting.offline_per_s, setting.target_ms, PERCENTILE_REQUESTS),
+        "rate": lambda each: each.highest_rate(setting.offline_per_s, setting.target_ms, TUNING.percentile_requests),
         "one": lambda each: each.run(ClosedLoop(1)).latency_ms(50),
         "saturated": lambda each: each.run(ClosedLoop(setting.clients)).throughput_per_s,
         "overload": lambda each: each.run(flood, setting.target_ms).goodput_per_s,
@@ -253,7 +284,7 @@ def _figures(setting: Setting, seed: int) -> dict[str, Callable[[Contender], flo
 
 
 def table(case: Case, setting: Setting, measured: Measured) -> list[Row]:
-    """The rows; `stock` is classic, `ours` adaptive."""
+    """Make the rows; `stock` is classic mode, `ours` adaptive mode."""
 
     def both(what: str) -> tuple[list[float], list[float]]:
         return measured[what]["classic"], measured[what]["adaptive"]

@@ -1,4 +1,4 @@
-"""The archives that are compared: ours, and TorchServe's own image_classifier on the same weights.
+"""Prepares the archives that are compared: ours, and TorchServe's own image_classifier on the same weights.
 
 ours (found, or built) -> unpacked -> stock, both in one model store
 """
@@ -18,11 +18,11 @@ MEMBERS = ("model.pt", "model.xml", "model.bin", "index_to_name.json", "model-co
 
 @dataclass(frozen=True, slots=True)
 class Archives:
-    """What is compared, on disk.
+    """The archives on disk.
 
     Attributes:
-        model_store: holds OURS.mar and STOCK.mar.
-        unpacked: what ours serves, as files.
+        model_store: folder that holds OURS.mar and STOCK.mar.
+        unpacked: folder of the files that ours serves.
         is_trained: whether the weights mean anything.
     """
 
@@ -35,7 +35,7 @@ class Archives:
         """Find or build both.
 
         Args:
-            work: an empty folder; everything that is written is written there.
+            work: an empty folder, into which everything is written.
 
         Raises:
             ArchiverFailed: an archive could not be built.
@@ -52,7 +52,7 @@ class Archives:
 
 
 def _ours(export_path: Path) -> Archive:
-    """The archive of the model store, or one of our own where that is missing, stale or made of a user's weights."""
+    """Find the archive of the model store, or build one where that is missing, stale or made of a user's weights."""
     entry = model(OURS)
     found = Recipe(entry).find() or Recipe(entry, "random").find()
     if found is not None:
@@ -65,7 +65,7 @@ def _ours(export_path: Path) -> Archive:
 
 
 def _build_stock(unpacked: Path, model_store: Path, work: Path) -> None:
-    """As TorchServe's documentation has it: a state dict, a file with the model's class, the names of the classes."""
+    """Build it by TorchServe's documentation: a state dict, a file with the model's class, the names of the classes."""
     temporary = work / "archiver"
     temporary.mkdir()
     arguments = {

@@ -1,11 +1,12 @@
-"""client/ against what needs none: a folder of photographs and `hey`, many texts and the loop in process.
+"""Measures the client against what needs none: a folder of photographs and `hey`, many texts and the loop in process.
 
     archives -> one server with ResNet-152 and the embedding model, one process with the loop
     for each round: 48 connections, `torchserve-client predict` over a folder; the loop, ChunkingClient over 10,000
         texts
 
 The clients share the machine's cores with the server: the rows on processor time say what they take of them. All of
-`predict` counts, the start of its process and its last, emptier batches included.
+`predict` counts, the start of its process and its last, emptier batches included. Three rounds take some
+six minutes on two cores.
 """
 
 import re
@@ -27,39 +28,52 @@ from deploy.models import ROOT, model
 from deploy.sandbox import started
 from deploy.server import Server
 from load.bench.archives import OURS, Archives
-from load.bench.machine import wait_idle
-from load.bench.peers import BATCH_SIZE, CPU_ONLY, BenchError, Child, ServedModel
+from load.bench.peers import CPU_ONLY, BenchError, Child, ServedModel
+from load.bench.peers import TUNING as PEERS
 from load.bench.photographs import photographs
 from load.bench.progress import aside, progress
-from load.bench.resnet import IDLE_PERCENT, IDLE_TIMEOUT_S
+from load.bench.rounds import Rounds, Series, measure_in_turn
 from load.bench.sentences import texts
 from load.bench.table import Bound, Row, ratios, render
-from load.bench.texts import BATCH_SIZE as TEXT_BATCH_SIZE
-from load.bench.texts import EMBEDDING, MAX_BATCH_DELAY_MS, Series
+from load.bench.texts import EMBEDDING
+from load.bench.texts import TUNING as EMBEDDED
 from torchserve_client import ChunkingClient, Client
 
-PHOTOGRAPHS, TEXTS, CONNECTIONS = 500, 10_000, 48
 
-# What this deployment is held to.
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Says how much the client is asked for."""
+
+    # Files of the folder: ten times what is in flight, so that the last, emptier batches hardly count.
+    photographs: int = 500
+    # Texts of one call: 20 s at the 512 texts/s of the README.
+    texts: int = 10_000
+    # Connections of the peer: three batches, as `predict` keeps in flight.
+    connections: int = 48
+
+
+TUNING = Tuning()
+
+# This deployment is held to these bounds.
 OF_CONNECTIONS = Bound(0.95, is_minimum=True)
 OF_LOOP = Bound(0.9, is_minimum=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one way of asking came to.
+    """The speed of one way of asking, and its price.
 
     Attributes:
         rate_per_s: inputs answered per second.
-        cpu_ms: processor time of the client, per input.
+        cpu_ms: processor time that the client took for an input.
     """
 
     rate_per_s: float
     cpu_ms: float
 
 
-def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
-    """Measure, and say what came out; arguments and errors as of load.bench.resnet."""
+def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
+    """Measure, and say what came out; arguments and errors are those of load.bench.resnet."""
     rates: Series = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
         work = Path(folder)
@@ -76,29 +90,30 @@ def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
             Child.started("load.bench.in_process_texts", work / "embedding") as loop,
         ):
             resnet = ServedModel(server, OURS, bodies)
-            embedding = ServedModel(server, EMBEDDING, [b"{}"], TEXT_BATCH_SIZE, MAX_BATCH_DELAY_MS)
+            embedding = ServedModel(server, EMBEDDING, [b"{}"], EMBEDDED.batch_size, EMBEDDED.max_batch_delay_ms)
             resnet.register()
             embedding.register()
 
             def in_process() -> float:
-                order = {"way": "sorted", "batch_size": TEXT_BATCH_SIZE, "duration_s": duration_s}
+                order = {"way": "sorted", "batch_size": EMBEDDED.batch_size, "duration_s": duration_s}
                 return float(loop.ask(order)["throughput_per_s"])
 
-            measurements: dict[str, Callable[[], Cost | float]] = {
+            def rate_of(name: str, cost: Cost) -> float:
+                rates[f"{name} cpu"].append(cost.cpu_ms)
+                return cost.rate_per_s
+
+            figures: dict[str, Callable[[], float]] = {
                 "connections": lambda: _connections(resnet, work / "photographs", duration_s),
-                "predict": lambda: predict(server, work / "photographs", work / "answers.jsonl"),
+                "predict": lambda: rate_of("predict", predict(server, work / "photographs", work / "answers.jsonl")),
                 "loop": in_process,
-                "chunking": lambda: chunking(server),
+                "chunking": lambda: rate_of("chunking", chunking(server)),
             }
-            for index in range(rounds):
-                for name, measure in measurements.items():
-                    wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
-                    _keep(rates, name, measure())
-                    progress(f"round {index + 1}/{rounds}, client, {name}: {rates[name][-1]:.1f}/s")
+            measure_in_turn(rounds, "client", figures, rates)
     return "\n".join(
         [
-            f"`torchserve-client predict` on {PHOTOGRAPHS} photographs, batch_size {BATCH_SIZE}, against {peer()};",
-            f"{TEXTS} texts with ChunkingClient against the loop in process, sorted",
+            f"`torchserve-client predict` on {TUNING.photographs} photographs, batch_size {PEERS.batch_size}, "
+            f"against {peer()};",
+            f"{TUNING.texts} texts with ChunkingClient against the loop in process, sorted",
             "",
             render(table(rates), is_markdown=is_markdown),
         ]
@@ -106,12 +121,12 @@ def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
 
 
 def table(rates: Series) -> list[Row]:
-    """The rows; the peer of the first stands under `stock`, since it is no part of this project."""
+    """Make the rows; the peer of the first stands under `stock`, since it is no part of this project."""
     return [
-        Row(f"predict, a folder of {PHOTOGRAPHS}, images/s: ours / {peer()}", rates["connections"], rates["predict"],
-            [], ratios(rates["predict"], rates["connections"]), bound=OF_CONNECTIONS),
+        Row(f"predict, a folder of {TUNING.photographs}, images/s: ours / {peer()}", rates["connections"],
+            rates["predict"], [], ratios(rates["predict"], rates["connections"]), bound=OF_CONNECTIONS),
         Row("predict, processor time in ms an image", [], rates["predict cpu"], [], rates["predict cpu"], digits=2),
-        Row(f"ChunkingClient, {TEXTS} texts, texts/s: ours / in-process", [], rates["chunking"], rates["loop"],
+        Row(f"ChunkingClient, {TUNING.texts} texts, texts/s: ours / in-process", [], rates["chunking"], rates["loop"],
             ratios(rates["chunking"], rates["loop"]), bound=OF_LOOP),
         Row("ChunkingClient, processor time in ms a text", [], rates["chunking cpu"], [], rates["chunking cpu"],
             digits=3),
@@ -119,12 +134,21 @@ def table(rates: Series) -> list[Row]:
 
 
 def peer() -> str:
-    """What keeps the connections busy: hey where it is installed, or else our own closed loop."""
-    return f"hey -c {CONNECTIONS}" if shutil.which("hey") else f"closed loop of {CONNECTIONS}"
+    """Name what keeps the connections busy: hey where it is installed, or else our own closed loop."""
+    return f"hey -c {TUNING.connections}" if shutil.which("hey") else f"closed loop of {TUNING.connections}"
 
 
 def predict(server: Server, folder: Path, out: Path) -> Cost:
-    """`torchserve-client predict` over the folder, from its first instruction to its last."""
+    """Measure `torchserve-client predict` over a folder, from its first instruction to its last.
+
+    Args:
+        server: has ResNet-152.
+        folder: the photographs.
+        out: file of the answers, written anew.
+
+    Raises:
+        BenchError: a prediction failed.
+    """
     out.unlink(missing_ok=True)
     settings = server.settings
     command = [sys.executable, "-m", "torchserve_client", "--server", settings.inference_url, "--management"]
@@ -134,28 +158,32 @@ def predict(server: Server, folder: Path, out: Path) -> Cost:
     seconds = time.perf_counter() - started_s
     if finished.returncode != 0:
         raise BenchError(f"predict exited {finished.returncode}: {finished.stderr.strip() or finished.stdout.strip()}")
-    return Cost(PHOTOGRAPHS / seconds, (_children_cpu_s() - cpu_s) * 1e3 / PHOTOGRAPHS)
+    return Cost(TUNING.photographs / seconds, (_children_cpu_s() - cpu_s) * 1e3 / TUNING.photographs)
 
 
 def chunking(server: Server) -> Cost:
-    """ChunkingClient as it is by default, over TEXTS texts."""
-    inputs = list(islice(cycle(texts()), TEXTS))
+    """Measure ChunkingClient as it is by default, in one call.
+
+    Raises:
+        BenchError: a text was not answered.
+    """
+    inputs = list(islice(cycle(texts()), TUNING.texts))
     settings = server.settings
     with Client(settings.inference_url, settings.management_url) as client, ChunkingClient(client) as chunks:
         cpu_s, started_s = time.process_time(), time.perf_counter()
         answers = chunks.infer_batch(EMBEDDING, inputs)
         seconds = time.perf_counter() - started_s
         cpu_ms = (time.process_time() - cpu_s) * 1e3
-    if len(answers) != TEXTS or not all(isinstance(answer, list) for answer in answers):
+    if len(answers) != TUNING.texts or not all(isinstance(answer, list) for answer in answers):
         raise BenchError(f"{EMBEDDING}: not every text was answered")
-    return Cost(TEXTS / seconds, cpu_ms / TEXTS)
+    return Cost(TUNING.texts / seconds, cpu_ms / TUNING.texts)
 
 
 def hey_rate_per_s(report: str) -> float:
-    """Answers of status 200 per second, of what hey prints.
+    """Read the answers of status 200 per second in what hey prints.
 
     Raises:
-        BenchError: it says none.
+        BenchError: it prints none.
     """
     answered = re.search(r"^\s*\[200\]\s+(\d+) responses", report, re.MULTILINE)
     total = re.search(r"^\s*Total:\s+([\d.]+) secs", report, re.MULTILINE)
@@ -166,25 +194,17 @@ def hey_rate_per_s(report: str) -> float:
 
 def _connections(served: ServedModel, folder: Path, duration_s: float) -> float:
     if shutil.which("hey") is None:
-        return served.measure(CONNECTIONS, duration_s).throughput_per_s
+        return served.measure(TUNING.connections, duration_s).throughput_per_s
     photograph = min(folder.iterdir())
-    command = ["hey", "-z", f"{duration_s:g}s", "-c", str(CONNECTIONS), "-m", "POST", "-T", "image/jpeg"]
+    command = ["hey", "-z", f"{duration_s:g}s", "-c", str(TUNING.connections), "-m", "POST", "-T", "image/jpeg"]
     finished = subprocess.run([*command, "-D", str(photograph), served.url], capture_output=True, text=True, check=True)
     return hey_rate_per_s(finished.stdout)
 
 
 def _fill(folder: Path, bodies: Sequence[bytes]) -> None:
     folder.mkdir()
-    for index, body in enumerate(islice(cycle(bodies), PHOTOGRAPHS)):
+    for index, body in enumerate(islice(cycle(bodies), TUNING.photographs)):
         (folder / f"{index:03}.jpg").write_bytes(body)
-
-
-def _keep(rates: Series, name: str, measured: Cost | float) -> None:
-    if isinstance(measured, Cost):
-        rates[name].append(measured.rate_per_s)
-        rates[f"{name} cpu"].append(measured.cpu_ms)
-    else:
-        rates[name].append(measured)
 
 
 def _children_cpu_s() -> float:

@@ -1,12 +1,11 @@
-"""The loop without a server: decode + the same engine, same batch size, in a process that does nothing else.
+"""Runs the loop without a server: decode and the same engine, in a process that does nothing else.
 
 python -m load.bench.in_process FOLDER     one JSON object a line
     -> {"engine": "openvino cpu bf16"}                              loaded
     <- {"batch_size": 16, "duration_s": 8}                          on stdin, any number of times
-    -> {"throughput_per_s": 80.1, "p50_s": 0.199}                   items per second; latency of a batch
+    -> {"throughput_per_s": 80.1, "p50_s": 0.199}                   items per second; latency of a micro-batch
 """
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -24,8 +23,10 @@ from handlers.engines import available_threads
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.vision.config import ImageClassificationConfig
 from handlers.vision.images import Geometry, decode_image
+from load.bench.orders import answer_orders
 from load.bench.photographs import photographs
 
+# Micro-batches before the first that counts, chosen: the first one allocates.
 WARM_UP_BATCHES = 2
 
 
@@ -37,7 +38,7 @@ class Loop:
 
         Args:
             folder: an archive of image_classification, unpacked.
-            bodies: images; every batch takes the next ones.
+            bodies: images; every micro-batch takes the next ones.
         """
         settings = yaml.safe_load((folder / "model-config.yaml").read_text(encoding="utf-8"))
         config = parse(ImageClassificationConfig, settings.get("handler"))
@@ -48,7 +49,15 @@ class Loop:
         self._bodies = cycle(bodies)
 
     def measure(self, batch_size: int, duration_s: float) -> dict[str, float]:
-        """Run batch after batch: throughput in items per second, and the median latency of a batch."""
+        """Run one micro-batch after another.
+
+        Args:
+            batch_size: items of each.
+            duration_s: least length of the measurement.
+
+        Returns:
+            `throughput_per_s`: items per second; `p50_s`: median latency of a micro-batch.
+        """
         for _ in range(WARM_UP_BATCHES):
             self._run(batch_size)
         latencies_s = []
@@ -66,17 +75,15 @@ class Loop:
 
     def _run(self, batch_size: int) -> None:
         bodies = list(islice(self._bodies, batch_size))
-        # A batch of one gains nothing from another thread; the handler has it so too.
+        # A micro-batch of one gains nothing from another thread; the handler has it so too.
         decoded = self._pool.map(self._decode, bodies) if batch_size > 1 else map(self._decode, bodies)
         self.engine.run({"pixels": np.stack(list(decoded))})
 
 
 def main(folder: str) -> None:
-    """Answer every line of stdin, until it ends."""
+    """Load the archive in `folder`, then measure what is ordered."""
     loop = Loop(Path(folder), photographs())
-    print(json.dumps({"engine": loop.engine.description}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(loop.measure(**json.loads(line))), flush=True)
+    answer_orders(loop.engine.description, loop.measure)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-"""Sentence embedding without a server, in the ways that ours is compared with.
+"""Embeds sentences without a server, in the ways that ours is compared with.
 
 python -m load.bench.in_process_texts FOLDER     one JSON object a line
     -> {"engine": "openvino cpu bf16"}                                  loaded
     <- {"way": "sorted", "batch_size": 32, "duration_s": 8}             on stdin, any number of times
-    -> {"throughput_per_s": 610.2, "p50_s": 0.05}                       texts per second; median time of a batch
+    -> {"throughput_per_s": 610.2, "p50_s": 0.05}                       texts per second; median of a micro-batch
 
 Ways:
-    padded      TorchServe's common transformers handler: each text tokenised alone and padded to 256, torch in fp32
-    arrival     our engine, a batch tokenised in one call and padded to its longest, texts in their order of arrival
-    sorted      our engine, all texts known beforehand and sorted: the best that any server could do
+    padded      does as TorchServe's common transformers handler: tokenises each text alone, pads it to 256,
+                and runs torch in fp32
+    arrival     runs our engine on texts in their order of arrival, tokenised together and padded to the longest
+    sorted      runs our engine on texts that are all known beforehand and sorted: no server could do better
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
@@ -28,14 +29,25 @@ from handlers.engines.openvino import OpenVinoEngine
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.text.encoders import load_encoder, token_limit
 from handlers.text.inputs import padded, rounded_length
+from load.bench.orders import answer_orders
 from load.bench.sentences import texts
 
-PADDED_LENGTH = 256
-WARM_UP_S = 2.0
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Says what the ways have in common."""
+
+    # Tokens that the common handler pads to, and that a model takes whose folder does not say: MiniLM's own limit.
+    padded_length: int = 256
+    # Seconds before the first micro-batch that counts, chosen: the engine allocates anew for each new length.
+    warm_up_s: float = 2.0
+
+
+TUNING = Tuning()
 
 
 class Loop:
-    """One model, in three ways."""
+    """Runs one model in three ways."""
 
     def __init__(self, folder: Path) -> None:
         """Load both engines.
@@ -44,21 +56,30 @@ class Loop:
             folder: an archive of sentence_embedding, unpacked.
         """
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        self._limit = token_limit(folder) or PADDED_LENGTH
+        self._limit = token_limit(folder) or TUNING.padded_length
         self.engine = OpenVinoEngine(folder / "model.xml")
         torch.set_num_threads(available_threads(0))
         self._torch = load_encoder(SentenceEmbeddingHandler.head, folder)
         self._texts = texts()
 
     def measure(self, way: str, batch_size: int, duration_s: float) -> dict[str, float]:
-        """Run batch after batch: throughput in texts per second, and the median time of a batch."""
+        """Run one micro-batch after another.
+
+        Args:
+            way: "padded", "arrival" or "sorted".
+            batch_size: most texts of a micro-batch.
+            duration_s: least length of the measurement.
+
+        Returns:
+            `throughput_per_s`: texts per second; `p50_s`: median time of a micro-batch.
+        """
         ways: dict[str, Callable[[int], Iterator[int]]] = {
             "padded": self._padded,
             "arrival": self._arrival,
             "sorted": self._sorted,
         }
         batches = ways[way](batch_size)
-        self._run(batches, WARM_UP_S)
+        self._run(batches, TUNING.warm_up_s)
         sizes, times_s = self._run(batches, duration_s)
         return {"throughput_per_s": sum(sizes) / sum(times_s), "p50_s": median(times_s)}
 
@@ -77,7 +98,7 @@ class Loop:
         while True:
             encodings = [
                 self._tokenizer(
-                    text, padding="max_length", truncation=True, max_length=PADDED_LENGTH, return_tensors="pt"
+                    text, padding="max_length", truncation=True, max_length=TUNING.padded_length, return_tensors="pt"
                 )
                 for text in islice(endless, batch_size)
             ]
@@ -94,7 +115,7 @@ class Loop:
             yield batch_size
 
     def _sorted(self, batch_size: int) -> Iterator[int]:
-        """Tokenising everything is part of the first batch's time: it is work that must be done, however early."""
+        """Count the tokenising of everything in the first micro-batch's time: it must be done, however early."""
         while True:
             rows = sorted(self._tokens(self._texts), key=len)
             for start in range(0, len(rows), batch_size):
@@ -118,11 +139,9 @@ class Loop:
 
 
 def main(folder: str) -> None:
-    """Answer every line of stdin, until it ends."""
+    """Load the archive in `folder`, then measure what is ordered."""
     loop = Loop(Path(folder))
-    print(json.dumps({"engine": loop.engine.description}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(loop.measure(**json.loads(line))), flush=True)
+    answer_orders(loop.engine.description, loop.measure)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Translation without a server: transformers' own generate(), called for each text by itself.
+"""Translates without a server: transformers' own generate(), called for each text by itself.
 
 python -m load.bench.in_process_translation FOLDER     one JSON object a line
     -> {"engine": "transformers generate() cpu"}                    loaded
@@ -6,7 +6,6 @@ python -m load.bench.in_process_translation FOLDER     one JSON object a line
     -> {"throughput_per_s": 6.8, "answers": ["...", ...]}           texts per second; one answer per text
 """
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -16,14 +15,15 @@ import transformers
 
 from handlers.engines import available_threads
 from handlers.engines.torch import DTYPES
-from load.bench.translation import MAX_NEW_TOKENS, sentences
+from load.bench.orders import answer_orders
+from load.bench.translation import TUNING, sentences
 
 
 class OneByOne:
-    """What a handler that loops over its requests does."""
+    """Translates as a handler does that loops over its requests."""
 
     def __init__(self, folder: Path) -> None:
-        """Load the model, once for each precision."""
+        """Load the model from its folder, once for each precision."""
         torch.set_num_threads(available_threads(0))
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self._models = {
@@ -32,7 +32,15 @@ class OneByOne:
         }
 
     def measure(self, precision: str, duration_s: float) -> dict[str, object]:
-        """Translate all sentences, then again until the time is over."""
+        """Translate all sentences, then again until the time is over.
+
+        Args:
+            precision: "bf16" or "fp32".
+            duration_s: least length of the measurement.
+
+        Returns:
+            `throughput_per_s`: texts per second; `answers`: one for each sentence.
+        """
         answers: list[str] = []
         times_s: list[float] = []
         while len(answers) < len(sentences()) or sum(times_s) < duration_s:
@@ -46,17 +54,15 @@ class OneByOne:
         inputs = self._tokenizer(text, return_tensors="pt")
         with torch.inference_mode():
             ids = self._models[precision].generate(
-                **inputs, num_beams=1, do_sample=False, max_length=None, max_new_tokens=MAX_NEW_TOKENS
+                **inputs, num_beams=1, do_sample=False, max_length=None, max_new_tokens=TUNING.max_new_tokens
             )
         return str(self._tokenizer.decode(ids[0], skip_special_tokens=True))
 
 
 def main(folder: str) -> None:
-    """Answer every line of stdin, until it ends."""
+    """Load the archive in `folder`, then measure what is ordered."""
     loop = OneByOne(Path(folder))
-    print(json.dumps({"engine": "transformers generate() cpu"}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(loop.measure(**json.loads(line))), flush=True)
+    answer_orders("transformers generate() cpu", loop.measure)
 
 
 if __name__ == "__main__":

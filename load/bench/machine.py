@@ -1,4 +1,4 @@
-"""What the numbers were measured on."""
+"""Describes the machine that the numbers were measured on, and waits until it is idle."""
 
 import importlib.metadata
 import os
@@ -9,11 +9,27 @@ from pathlib import Path
 
 import psutil
 
-# Instructions for bf16 matrices, as /proc/cpuinfo names them; AMX is the faster by far.
+# Flags of /proc/cpuinfo for instructions on bf16 matrices; AMX is the faster by far.
 AMX_FLAGS = frozenset({"amx_bf16", "amx_tile"})
 BF16_FLAGS = AMX_FLAGS | {"avx512_bf16"}
 
-IDLE_CHECK_S = 0.5
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Says when the machine counts as idle.
+
+    Threads of PyTorch and of OpenVINO wait for each other, so whatever takes one core for a moment stops them all.
+    """
+
+    # Share of the time of all cores, in %, that others may take; chosen, more than a machine at rest takes.
+    idle_percent: float = 10.0
+    # Seconds after which a measurement begins all the same; chosen, longer than a worker of TorchServe needs to start.
+    idle_timeout_s: float = 15.0
+    # Seconds over which the load is averaged; psutil advises at least 0.1.
+    idle_check_s: float = 0.5
+
+
+TUNING = Tuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +37,9 @@ class Processor:
     """A processor.
 
     Attributes:
-        name: as it calls itself.
-        flags: those of BF16_FLAGS that it has.
-        cores: that this process may use.
+        name: the name that it gives itself.
+        flags: the flags of BF16_FLAGS that it has.
+        cores: number of cores that this process may use.
     """
 
     name: str
@@ -41,7 +57,7 @@ class Processor:
 
     @classmethod
     def parse(cls, cpuinfo: str, cores: int) -> "Processor":
-        """Read the first processor of a /proc/cpuinfo; other systems' names stand in where it says nothing."""
+        """Read the first processor of a /proc/cpuinfo; where it is empty, the system's own name of it stands in."""
         first = cpuinfo.partition("\n\n")[0]
         pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
         fields = {key.strip(): value.strip() for key, value in pairs}
@@ -50,37 +66,37 @@ class Processor:
 
     @classmethod
     def here(cls) -> "Processor":
-        """That of this machine."""
+        """Describe this machine's processor."""
         path = Path("/proc/cpuinfo")
         return cls.parse(path.read_text(encoding="utf-8") if path.exists() else "", len(os.sched_getaffinity(0)))
 
 
 def versions(*packages: str) -> str:
-    """Names and versions of installed packages."""
+    """Return names and versions of installed packages."""
     return ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
 
 
 def memory_mb(pid: int) -> float:
-    """A process's memory in 10^6 bytes: proportional (PSS), or resident (RSS) where the system counts no other.
+    """Return a process's memory in 10^6 bytes: proportional (PSS), or resident (RSS) where the system counts no other.
 
-    Proportional: a page that several processes share counts for each of them in part.
+    Of a page that several processes share, proportional memory counts a part for each of them.
     """
     memory = psutil.Process(pid).memory_full_info()
     return float(getattr(memory, "pss", memory.rss)) / 1e6
 
 
-def wait_idle(percent: float, timeout_s: float) -> float:
+def wait_idle(percent: float = TUNING.idle_percent, timeout_s: float = TUNING.idle_timeout_s) -> float:
     """Wait until the machine is idle, but no longer than `timeout_s`.
 
     Args:
-        percent: of the time of all cores; less counts as idle.
-        timeout_s: then it returns all the same.
+        percent: share of the time of all cores, in %, that counts as idle, and less.
+        timeout_s: seconds after which it returns all the same.
 
     Returns:
         How busy the machine was last, in percent.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
-        busy_percent = psutil.cpu_percent(IDLE_CHECK_S)
+        busy_percent = psutil.cpu_percent(TUNING.idle_check_s)
         if busy_percent <= percent or time.monotonic() > deadline_s:
             return busy_percent

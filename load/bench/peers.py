@@ -1,4 +1,4 @@
-"""What is measured side by side, each behind one method: a model on a TorchServe, and the loop without one."""
+"""The peers are measured side by side, each behind one method: a model on a TorchServe, and the loop without one."""
 
 import json
 import subprocess
@@ -23,10 +23,25 @@ from load.generate.target import Target
 from load.generate.windows import Duration
 from load.measure.exchange import OK
 
-BATCH_SIZE, MAX_BATCH_DELAY_MS, WORKERS = 16, 1, 1
 # OpenVINO is what is compared, on a machine with a GPU too.
 CPU_ONLY = ("number_of_gpu=0",)
-FIRST_ANSWER_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Says what a model is registered with, unless a benchmark says otherwise."""
+
+    # Requests of a batch, chosen: a third of the 48 clients that keep the queue full.
+    batch_size: int = 16
+    # Milliseconds that a batch waits: the least that TorchServe takes, since a loaded queue fills batches by itself.
+    max_batch_delay_ms: int = 1
+    # Workers: another one would share its cores with the first.
+    workers: int = 1
+    # Seconds to wait for a first answer: TorchServe's own default of responseTimeout.
+    first_answer_timeout_s: float = 120.0
+
+
+TUNING = Tuning()
 
 
 class BenchError(Exception):
@@ -38,9 +53,9 @@ class Measured:
     """One measurement.
 
     Attributes:
-        throughput_per_s: images.
-        p50_s: median latency; of a request, or of a batch where there are no requests.
-        failures: HTTP status -> count, of what was not answered 200.
+        throughput_per_s: inputs per second.
+        p50_s: median latency of a request, or of a micro-batch where there are no requests.
+        failures: HTTP status other than 200 -> number of requests that ended with it.
     """
 
     throughput_per_s: float
@@ -52,20 +67,37 @@ class Peer(Protocol):
     """Something that classifies photographs."""
 
     def measure(self, clients: int, duration_s: float) -> Measured:
-        """Keep this many requests going for a while."""
+        """Keep a number of requests going for a while.
+
+        Args:
+            clients: number of requests at a time.
+            duration_s: length of the measurement.
+
+        Raises:
+            BenchError: nothing was answered.
+        """
 
 
 class ServedModel:
-    """One model of a server."""
+    """One model of a server, as a peer."""
 
     def __init__(
         self,
         server: Server,
         name: str,
         bodies: Sequence[bytes],
-        batch_size: int = BATCH_SIZE,
-        max_batch_delay_ms: int = MAX_BATCH_DELAY_MS,
+        batch_size: int = TUNING.batch_size,
+        max_batch_delay_ms: int = TUNING.max_batch_delay_ms,
     ) -> None:
+        """Register nothing yet.
+
+        Args:
+            server: a server that has the model's archive in its store.
+            name: name of the archive, and of the model.
+            bodies: bodies of requests, JSON or JPEG, sent in turn.
+            batch_size: most requests of a batch.
+            max_batch_delay_ms: most ms that a batch waits to be filled.
+        """
         self._max_batch_delay_ms = max_batch_delay_ms
         self._server = server
         self._name = name
@@ -75,7 +107,7 @@ class ServedModel:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The address of its predictions."""
         return f"{self._server.settings.inference_url}/predictions/{self._name}"
 
     def register(self) -> None:
@@ -85,11 +117,11 @@ class ServedModel:
             f"{self._name}.mar",
             batch_size=self._batch_size,
             max_batch_delay_ms=self._max_batch_delay_ms,
-            workers=WORKERS,
+            workers=TUNING.workers,
         )
 
     def measure(self, clients: int, duration_s: float) -> Measured:
-        """See `Peer.measure`: a closed loop over HTTP."""
+        """See `Peer.measure`; the requests are a closed loop over HTTP."""
         inputs = Inputs.of(self._bodies, self._content_type)
         summary = Attack(Target(self.url), inputs, ClosedLoop(clients), Duration(duration_s)).run()
         if not summary.completed:
@@ -97,17 +129,24 @@ class ServedModel:
         return Measured(summary.throughput_per_s, summary.latency_ms(50) / 1e3, summary.failures)
 
     def worker_memory_mb(self) -> float:
-        """Memory of its worker process."""
+        """Return the memory of its worker process in 10^6 bytes."""
         (worker,) = self._server.management.describe(self._name)["workers"]
         return memory_mb(int(worker["pid"]))
 
     def answer(self, body: bytes | None = None) -> Any:
-        """Ask once, for this or the first of its bodies; the answer, parsed."""
+        """Ask once and return the answer, parsed.
+
+        Args:
+            body: what is sent; None sends the first of its bodies.
+
+        Raises:
+            BenchError: the answer's status is not 200.
+        """
         with requests.Session() as session:
             session.trust_env = False
             headers = {"Content-Type": self._content_type}
             response = session.post(
-                self.url, data=body or self._bodies[0], headers=headers, timeout=FIRST_ANSWER_TIMEOUT_S
+                self.url, data=body or self._bodies[0], headers=headers, timeout=TUNING.first_answer_timeout_s
             )
         if response.status_code != OK:
             raise BenchError(f"{self._name} answered {response.status_code}: {response.text}")
@@ -115,7 +154,7 @@ class ServedModel:
 
 
 class Child:
-    """A loop without a server, in a process of its own that answers a line of JSON with one."""
+    """A loop without a server, in a process that answers each line of JSON with another (load.bench.orders)."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         """Wait until it has loaded; `engine` is what its engine calls itself."""
@@ -125,11 +164,11 @@ class Child:
     @classmethod
     @contextmanager
     def started(cls, module: str, folder: Path) -> Iterator["Child"]:
-        """Start it, and end it on the way out.
+        """Start a process, and end it on the way out.
 
         Args:
-            module: that runs as a program.
-            folder: our archive, unpacked; its argument.
+            module: name of the module that is its program.
+            folder: its argument, our archive as files.
         """
         with subprocess.Popen(
             [sys.executable, "-m", module, str(folder)],
@@ -137,7 +176,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # Ctrl-C is for the benchmark, which ends it.
+            # Ctrl-C reaches the benchmark alone, which ends this process.
             start_new_session=True,
         ) as process:
             try:
@@ -146,7 +185,11 @@ class Child:
                 process.kill()
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        """One measurement."""
+        """Order one measurement, and wait for it.
+
+        Raises:
+            BenchError: the process has ended.
+        """
         self._orders.write(json.dumps(order) + "\n")
         self._orders.flush()
         return self._read()
@@ -161,18 +204,18 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """load/bench/in_process.py as a peer."""
+    """The loop of load/bench/in_process.py, as a peer."""
 
     child: Child
 
     def measure(self, clients: int, duration_s: float) -> Measured:
-        """See `Peer.measure`: as many images at once as a batch of that many clients could hold."""
-        answer = self.child.ask({"batch_size": min(clients, BATCH_SIZE), "duration_s": duration_s})
+        """See `Peer.measure`; a micro-batch has as many images as a batch of that many clients could hold."""
+        answer = self.child.ask({"batch_size": min(clients, TUNING.batch_size), "duration_s": duration_s})
         return Measured(**answer, failures={})
 
 
 def seconds_to_first_answer(model_store: Path, name: str, bodies: Sequence[bytes]) -> float:
-    """From `torchserve --start` over registration to the first answer, on a server that is new."""
+    """Measure the seconds from `torchserve --start` over registration to the first answer, on a new server."""
     started_s = time.monotonic()
     with started(model_store, extra=CPU_ONLY) as server:
         model = ServedModel(server, name, bodies)

@@ -1,13 +1,24 @@
-"""Photographs to send: square JPEGs made of those that come with scikit-image and scikit-learn."""
+"""Makes photographs to send: square JPEGs of those that come with scikit-image and scikit-learn."""
 
 import importlib.util
 import io
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageOps
 
-SIDE = 720
-QUALITY = 90
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The size of the JPEGs, chosen: that of a photograph on a web page, some 100 KB."""
+
+    # Pixels of a side.
+    side: int = 720
+    # Quality of 1..95, as Pillow counts.
+    quality: int = 90
+
+
+TUNING = Tuning()
 SOURCES = {
     "skimage": (
         "data/astronaut.png",
@@ -22,12 +33,12 @@ SOURCES = {
 
 
 def photographs() -> list[bytes]:
-    """Eight photographs, SIDE x SIDE pixels, as JPEG; the same bytes in every process."""
+    """Make eight square photographs as JPEG; the bytes are the same in every process."""
     return [_jpeg(_folder(package) / name) for package, names in SOURCES.items() for name in names]
 
 
 def _folder(package: str) -> Path:
-    # Found, not imported: only its data files are wanted.
+    # The package is found but not imported, since only its data files are wanted.
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"{package} is not installed; it holds the photographs", name=package)
@@ -36,5 +47,5 @@ def _folder(package: str) -> Path:
 
 def _jpeg(path: Path) -> bytes:
     with Image.open(path) as image, io.BytesIO() as body:
-        ImageOps.fit(image.convert("RGB"), (SIDE, SIDE)).save(body, "JPEG", quality=QUALITY)
+        ImageOps.fit(image.convert("RGB"), (TUNING.side, TUNING.side)).save(body, "JPEG", quality=TUNING.quality)
         return body.getvalue()

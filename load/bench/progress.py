@@ -1,4 +1,4 @@
-"""What a person sees while the numbers come in: lines on stderr, beside the table on stdout."""
+"""Shows a person how the numbers come in: lines on stderr, beside the table on stdout."""
 
 import contextlib
 import sys
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 
 def progress(line: str) -> None:
-    """Say one line."""
+    """Print one line."""
     print(f"bench: {line}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """What others print meanwhile goes to stderr too."""
+    """Send what others print meanwhile to stderr too."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

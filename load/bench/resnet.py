@@ -1,10 +1,11 @@
-"""ResNet-152: TorchServe's stock image_classifier, ours, and the in-process loop, on the same weights.
+"""Measures ResNet-152: TorchServe's stock image_classifier, ours, and the in-process loop, on the same weights.
 
     archives -> one server with both models, one process with the loop
     for each round, for each number of clients: stock, ours, in-process, in an order that rotates
     new servers, one after the other: seconds to the first answer
 
 Every comparison is of values of the same round, taken within the same minute, on a machine that does nothing else.
+Three rounds take about 13 minutes.
 """
 
 import tempfile
@@ -15,11 +16,10 @@ from pathlib import Path
 
 from deploy.sandbox import started
 from load.bench.archives import OURS, STOCK, Archives
+from load.bench.machine import TUNING as IDLE
 from load.bench.machine import Processor, versions, wait_idle
 from load.bench.peers import (
-    BATCH_SIZE,
     CPU_ONLY,
-    MAX_BATCH_DELAY_MS,
     Child,
     InProcess,
     Measured,
@@ -27,23 +27,21 @@ from load.bench.peers import (
     ServedModel,
     seconds_to_first_answer,
 )
-from load.bench.photographs import QUALITY, SIDE, photographs
+from load.bench.peers import TUNING as PEERS
+from load.bench.photographs import TUNING as PHOTOGRAPHS
+from load.bench.photographs import photographs
 from load.bench.progress import aside, progress
+from load.bench.rounds import Rounds, Series
 from load.bench.table import Bound, Row, differences, ratios, render
 
+# Numbers of clients: alone, as many as a batch holds, and three batches.
 CLIENTS = (1, 16, 48)
 
-# What this deployment is held to. Stock computes in fp32; AMX is what makes bf16 several times as fast.
+# This deployment is held to these bounds. Stock computes in fp32; AMX is what makes bf16 several times as fast.
 TIMES_STOCK_WITH_AMX = Bound(7, is_minimum=True)
 TIMES_STOCK = Bound(2, is_minimum=True)
 OF_IN_PROCESS = Bound(0.92, is_minimum=True)
 OVER_IN_PROCESS_MS = Bound(8, is_minimum=False)
-
-# Before each measurement, while everything of ours is idle, the machine should be so too: threads of PyTorch and of
-# OpenVINO wait for each other, so whatever takes one core for a moment stops them all.
-IDLE_PERCENT, IDLE_TIMEOUT_S = 10, 15
-
-Series = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +50,9 @@ class Results:
 
     Attributes:
         throughput_per_s: number of clients -> images per second.
-        p50_ms: of one client.
-        memory_mb: of a worker, after the round's load.
-        first_answer_s: from the start of a server.
+        p50_ms: median latency of one client.
+        memory_mb: a worker's memory after the round's load, in 10^6 bytes.
+        first_answer_s: seconds from the start of a server to its first answer.
         remarks: a line for each measurement that is not to be trusted: requests failed, or the machine was not idle.
     """
 
@@ -74,18 +72,21 @@ class Results:
             self.remark(f"{label}: FAILED requests, by status: {measured.failures}")
 
     def remark(self, line: str) -> None:
-        """Say now, and below the table, what is wrong with a measurement."""
+        """Print now, and keep for below the table, what is wrong with a measurement."""
         progress(line)
         self.remarks.append(line)
 
 
-def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
+def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
     """Measure, and say what came out.
 
     Args:
         rounds: how often everything is measured.
-        duration_s: of one measurement.
-        is_markdown: the table's format.
+        duration_s: seconds that one measurement takes.
+        is_markdown: whether the table is GitHub's markdown rather than aligned text.
+
+    Returns:
+        A heading, the table, and a line for each measurement that is not to be trusted.
 
     Raises:
         BenchError, ServerError, ManagementError, ArchiverFailed: a peer could not be measured.
@@ -98,13 +99,14 @@ def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
             archives = Archives.prepare(Path(work))
         engine = _measure_load(archives, bodies, results, rounds, duration_s)
         _measure_start(archives, bodies, results, rounds)
-    processor = Processor.here()
+    processor, made, side = Processor.here(), len(results.p50_ms["ours"]), PHOTOGRAPHS.side
     return "\n".join(
         [
             f"ResNet-152 on {processor}; {versions('openvino', 'torch', 'torchserve')}; ours {engine}, "
             f"stock torch fp32; {'trained' if archives.is_trained else 'UNTRAINED (random)'} weights",
-            f"batch_size {BATCH_SIZE}, max_batch_delay {MAX_BATCH_DELAY_MS} ms, 1 worker; JPEGs of {SIDE} x {SIDE}, "
-            f"quality {QUALITY}; interleaved rounds: {rounds}, of {duration_s:g} s each; median (min..max)",
+            f"batch_size {PEERS.batch_size}, max_batch_delay {PEERS.max_batch_delay_ms} ms, 1 worker; "
+            f"JPEGs of {side} x {side}, quality {PHOTOGRAPHS.quality}; "
+            f"interleaved rounds: {made}, of {duration_s:g} s each; median (min..max)",
             "",
             render(table(results, processor.has_amx), is_markdown=is_markdown),
             *results.remarks,
@@ -113,7 +115,7 @@ def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
 
 
 def table(results: Results, has_amx: bool) -> list[Row]:
-    """The rows of the results; what is wanted of them depends on the processor."""
+    """Make the rows of the results; the bounds depend on whether the processor has AMX."""
     rows = []
     for clients in (16, 48):
         rate = results.throughput_per_s[clients]
@@ -166,8 +168,10 @@ def table(results: Results, has_amx: bool) -> list[Row]:
     ]
 
 
-def _measure_load(archives: Archives, bodies: Sequence[bytes], results: Results, rounds: int, duration_s: float) -> str:
-    """Every round; returns what our engine calls itself."""
+def _measure_load(
+    archives: Archives, bodies: Sequence[bytes], results: Results, rounds: Rounds, duration_s: float
+) -> str:
+    """Measure every round; return what our engine calls itself."""
     progress("one TorchServe with both models, one process with the in-process loop")
     with (
         started(archives.model_store, extra=CPU_ONLY) as server,
@@ -177,13 +181,13 @@ def _measure_load(archives: Archives, bodies: Sequence[bytes], results: Results,
         for model in served.values():
             model.register()
         peers: list[tuple[str, Peer]] = [*served.items(), ("in-process", InProcess(in_process))]
-        for index in range(rounds):
+        for each in rounds:
             for clients in CLIENTS:
-                first = index % len(peers)
+                first = (each.number - 1) % len(peers)
                 for name, peer in [*peers[first:], *peers[:first]]:
-                    label = f"round {index + 1}/{rounds}, {clients} client{'s' if clients > 1 else ''}, {name}"
-                    busy_percent = wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
-                    if busy_percent > IDLE_PERCENT:
+                    label = f"{each}, {clients} client{'s' if clients > 1 else ''}, {name}"
+                    busy_percent = wait_idle()
+                    if busy_percent > IDLE.idle_percent:
                         results.remark(f"{label}: the machine was {busy_percent:.0f} % BUSY with something else")
                     results.add(label, name, clients, peer.measure(clients, duration_s))
             for name, model in served.items():
@@ -191,9 +195,9 @@ def _measure_load(archives: Archives, bodies: Sequence[bytes], results: Results,
         return in_process.engine
 
 
-def _measure_start(archives: Archives, bodies: Sequence[bytes], results: Results, rounds: int) -> None:
-    for index in range(rounds):
+def _measure_start(archives: Archives, bodies: Sequence[bytes], results: Results, rounds: Rounds) -> None:
+    for each in rounds:
         for name, model in (("stock", STOCK), ("ours", OURS)):
             seconds = seconds_to_first_answer(archives.model_store, model, bodies)
-            progress(f"round {index + 1}/{rounds}, start to first answer, {name}: {seconds:.1f} s")
+            progress(f"{each}, start to first answer, {name}: {seconds:.1f} s")
             results.first_answer_s[name].append(seconds)

@@ -1,16 +1,30 @@
-"""Texts of mixed length: lognormal, about 40 tokens in the mean, up to 256; the same in every process."""
+"""Makes texts of mixed length: lognormal, about 40 tokens in the mean, up to 256; the same in every process."""
 
 import math
 import random
+from dataclasses import dataclass
 
-COUNT = 512
-SEED = 0
-# Tokens of a text with its two special ones: mean exp(MU + SIGMA^2 / 2) = 40.
-SIGMA = 0.7
-MU = math.log(40) - SIGMA**2 / 2
-LONGEST = 250
 
-# Common words that MiniLM's and Marian's tokenizers have whole: a word is a token.
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Says how many texts there are, and how long they are."""
+
+    # Texts: eight lists of 64, and sixteen batches of 32.
+    count: int = 512
+    seed: int = 0
+    # Mean number of tokens of a text with its two special ones, chosen: one or two sentences.
+    mean_tokens: int = 40
+    # Standard deviation of the logarithm of that number, chosen: one text in a hundred has five times the median.
+    sigma: float = 0.7
+    # Most words of a text: with the special tokens fewer than the 256 tokens that the model takes.
+    longest: int = 250
+
+
+TUNING = Tuning()
+# A lognormal distribution has the mean exp(mu + sigma^2 / 2).
+MU = math.log(TUNING.mean_tokens) - TUNING.sigma**2 / 2
+
+# MiniLM's and Marian's tokenizers have these common words whole, so that a word is a token.
 WORDS = (
     "the a of to and in that it is was for on with as at by from this have not are but had they you his her she he we "
     "will one all would there their what so up out if about who get which go when make can like time no just him know "
@@ -21,8 +35,10 @@ WORDS = (
 
 
 def texts() -> list[str]:
-    """COUNT texts of words in no sensible order; an encoder takes as long for them."""
-    generator = random.Random(SEED)
-    lengths = (min(LONGEST, max(1, round(generator.lognormvariate(MU, SIGMA)) - 2)) for _ in range(COUNT))
+    """Make texts of words in no sensible order; an encoder takes as long for them as for others."""
+    generator = random.Random(TUNING.seed)
+    lengths = (
+        min(TUNING.longest, max(1, round(generator.lognormvariate(MU, TUNING.sigma)) - 2)) for _ in range(TUNING.count)
+    )
     words = WORDS.split()
     return [" ".join(generator.choices(words, k=length)) for length in lengths]

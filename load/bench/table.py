@@ -1,4 +1,4 @@
-"""The table of a benchmark: rows of repeated measurements, compared and held against what is wanted. Pure."""
+"""Makes the table of a benchmark: rows of repeated measurements, compared and held against what is wanted. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ COLUMNS = ("measured", "stock", "ours", "in-process", "compared", "wanted", "")
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a comparison should come to.
+    """The bound that a comparison is held to.
 
     Attributes:
-        limit: the last value that is good.
+        limit: last value that is good.
         is_minimum: whether more is better.
     """
 
@@ -21,7 +21,7 @@ class Bound:
     is_minimum: bool
 
     def is_met(self, value: float) -> bool:
-        """Whether the value is at least, or at most, the limit."""
+        """Return whether a value is at least, or at most, the limit."""
         holds: Callable[[float, float], bool] = ge if self.is_minimum else le
         return holds(value, self.limit)
 
@@ -31,14 +31,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison, by round.
+    """One comparison, round by round.
 
     Attributes:
-        what: quantity with its unit, and how it is compared: "images/s, ours / stock".
-        stock, ours, in_process: one value a round; empty where the comparison is of others.
-        compared: one ratio or difference a round, each of values of the same round.
-        digits: after the decimal point, of the values.
-        bound: for the median of `compared`; None where nothing is asked.
+        what: the quantity with its unit, and how it is compared: "images/s, ours / stock".
+        stock, ours, in_process: one value for each round; empty where the comparison leaves it out.
+        compared: one ratio or difference for each round, of values of that round.
+        digits: number of digits after the decimal point of the values.
+        bound: what the median of `compared` is held to; None where nothing is asked.
     """
 
     what: str
@@ -50,7 +50,7 @@ class Row:
     bound: Bound | None = None
 
     def cells(self) -> tuple[str, ...]:
-        """Its text, a cell for each of COLUMNS."""
+        """Write the row, a cell for each of COLUMNS."""
         values = (spread(series, self.digits) for series in (self.stock, self.ours, self.in_process))
         wanted = ("", "")
         if self.bound is not None:
@@ -59,17 +59,17 @@ class Row:
 
 
 def ratios(series: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Round by round, `series` over `base`."""
+    """Divide `series` by `base`, round by round."""
     return [value / other for value, other in zip(series, base, strict=True)]
 
 
 def differences(series: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Round by round, `series` less `base`."""
+    """Subtract `base` from `series`, round by round."""
     return [value - other for value, other in zip(series, base, strict=True)]
 
 
 def spread(series: Sequence[float], digits: int) -> str:
-    """Median (min..max); the median alone of one value, and nothing of none."""
+    """Write the median (min..max); of one value the median alone, and of none nothing."""
     if not series:
         return ""
     middle = f"{median(series):.{digits}f}"
@@ -77,7 +77,7 @@ def spread(series: Sequence[float], digits: int) -> str:
 
 
 def render(rows: Sequence[Row], *, is_markdown: bool = False) -> str:
-    """The table as text: aligned columns, or GitHub's markdown, which is aligned too."""
+    """Write the table as text: aligned columns, or GitHub's markdown, which is aligned too."""
     lines = [COLUMNS, *(row.cells() for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]

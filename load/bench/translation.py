@@ -1,35 +1,49 @@
-"""Translation: one generate() for a batch, against one generate() a request.
+"""Measures translation: one generate() for a micro-batch, against one generate() a request.
 
     a Marian checkpoint -> two archives of it, registered with batch_size 32 and 1 -> 32 clients each, in turn
                         -> a process that calls transformers' generate() for each text
 
-The checkpoint is not part of this project: without one nothing is measured, and the output says so.
+The checkpoint is not part of this project: without one nothing is measured, and the output says so. Three rounds take
+some four minutes on two cores with bf16 instructions.
 """
 
 import json
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from deploy.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.sandbox import started
-from load.bench.machine import wait_idle
 from load.bench.peers import CPU_ONLY, Child, ServedModel
 from load.bench.progress import aside, progress
-from load.bench.resnet import IDLE_PERCENT, IDLE_TIMEOUT_S
+from load.bench.rounds import Rounds, Series, measure_in_turn
 from load.bench.table import Bound, Row, ratios, render
 
-# Where a Helsinki-NLP/opus-mt-en-fr lies: named by the variable, or beside the repository.
+# A folder of Helsinki-NLP/opus-mt-en-fr: the one that the variable names, or one beside the repository.
 CHECKPOINT = Path(os.environ.get("MARIAN", ROOT.parent / "shared" / "models" / "opus-mt-en-fr"))
-BATCH_SIZES = {"batched": 32, "one by one": 1}
-CLIENTS = 32
-# Time enough for clients that were answered together to come back together.
-MAX_BATCH_DELAY_MS = 20
-MAX_NEW_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Says what the models are registered with, and how they are asked."""
+
+    # Requests of a batch: that of translation among the examples; and clients, which fill one.
+    batch_size: int = 32
+    clients: int = 32
+    # Milliseconds: time enough for clients that were answered together to come back together.
+    max_batch_delay_ms: int = 20
+    # Tokens of an answer: more than any of these texts needs.
+    max_new_tokens: int = 256
+
+
+TUNING = Tuning()
+BATCH_SIZES = {"batched": TUNING.batch_size, "one by one": 1}
+# This deployment is held to these bounds.
 TIMES_ONE_BY_ONE = Bound(6, is_minimum=True)
 
 CLAUSES = (
@@ -45,21 +59,21 @@ CLAUSES = (
 
 
 def sentences() -> list[str]:
-    """CLIENTS texts of one to six sentences, short ones more often."""
+    """Make a text for each client, of one to six sentences, short ones more often."""
     lengths = (1, 1, 2, 1, 3, 1, 2, 6)
-    starts = range(CLIENTS)
+    starts = range(TUNING.clients)
     return [
         " ".join(CLAUSES[(3 * start + index) % len(CLAUSES)] for index in range(lengths[start % len(lengths)]))
         for start in starts
     ]
 
 
-def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
-    """Measure, and say what came out; arguments and errors as of load.bench.resnet."""
+def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
+    """Measure, and say what came out; arguments and errors are those of load.bench.resnet."""
     if not CHECKPOINT.is_dir():
         return f"Translation: not measured, for lack of a checkpoint: MARIAN=FOLDER names one ({CHECKPOINT.name})"
     bodies = [json.dumps({"text": text}).encode() for text in sentences()]
-    rates: dict[str, list[float]] = defaultdict(list)
+    rates: Series = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as work:
         store = Path(work)
         progress("archives: translation, twice")
@@ -73,32 +87,34 @@ def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
             Child.started("load.bench.in_process_translation", CHECKPOINT) as stock,
         ):
             served = {
-                way: ServedModel(server, name, bodies, BATCH_SIZES[way], MAX_BATCH_DELAY_MS)
+                way: ServedModel(server, name, bodies, BATCH_SIZES[way], TUNING.max_batch_delay_ms)
                 for way, name in names.items()
             }
             for each in served.values():
                 each.register()
             answers: dict[str, list[str]] = {}
-            for index in range(rounds):
-                for precision in ("bf16", "fp32"):
-                    wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
-                    measured = stock.ask({"precision": precision, "duration_s": duration_s})
-                    rates[precision].append(float(measured["throughput_per_s"]))
-                    answers[precision] = measured["answers"]
-                    rate = rates[precision][-1]
-                    progress(f"round {index + 1}/{rounds}, translation, stock {precision}: {rate:.1f} texts/s")
-                for way, each in served.items():
-                    wait_idle(IDLE_PERCENT, IDLE_TIMEOUT_S)
-                    rate = each.measure(CLIENTS, duration_s).throughput_per_s
-                    progress(f"round {index + 1}/{rounds}, translation, {way}: {rate:.1f} texts/s")
-                    rates[way].append(rate)
+
+            def stock_rate(precision: str) -> float:
+                measured = stock.ask({"precision": precision, "duration_s": duration_s})
+                answers[precision] = measured["answers"]
+                return float(measured["throughput_per_s"])
+
+            def served_rate(way: str) -> float:
+                return served[way].measure(TUNING.clients, duration_s).throughput_per_s
+
+            figures: dict[str, Callable[[], float]] = {
+                **{precision: partial(stock_rate, precision) for precision in ("bf16", "fp32")},
+                **{way: partial(served_rate, way) for way in served},
+            }
+            measure_in_turn(rounds, "translation", figures, rates)
             everything = json.dumps({"instances": sentences()}).encode()
             batched = [p["translation_text"] for p in served["batched"].answer(everything)["predictions"]]
     same = {p: sum(a == b for a, b in zip(batched, answers[p], strict=True)) for p in answers}
     return "\n".join(
         [
-            f"Translation with {CHECKPOINT.name}: greedy, torch on CPU; {CLIENTS} clients, batch_size 32, "
-            f"max_batch_delay {MAX_BATCH_DELAY_MS} ms; stock: transformers' generate() for each text, in process",
+            f"Translation with {CHECKPOINT.name}: greedy, torch on CPU; {TUNING.clients} clients, "
+            f"batch_size {TUNING.batch_size}, max_batch_delay {TUNING.max_batch_delay_ms} ms; "
+            "stock: transformers' generate() for each text, in process",
             "",
             render(table(rates), is_markdown=is_markdown),
             f"answers of a batch equal to one generate() a text: {same['bf16']} of {len(batched)} in bf16, "
@@ -107,8 +123,8 @@ def run(*, rounds: int, duration_s: float, is_markdown: bool) -> str:
     )
 
 
-def table(rates: Mapping[str, list[float]]) -> list[Row]:
-    """Batched, against each way of one generate() a request."""
+def table(rates: Series) -> list[Row]:
+    """Make the rows: batched, against each way of one generate() a request."""
     ours = rates["batched"]
     return [
         Row("translation, texts/s: ours / stock, one by one, bf16", rates["bf16"], ours, [],

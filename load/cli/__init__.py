@@ -1,4 +1,4 @@
-"""The command line: arguments in, runs and reports out.
+"""Runs the command line: arguments in, runs and reports out.
 
 It may import everything of load but load.bench.
 """

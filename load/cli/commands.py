@@ -1,4 +1,4 @@
-"""What the commands do: options of the command line -> nouns of this folder -> output."""
+"""Runs the commands: options of the command line -> runs -> tables, files and an exit code."""
 
 import argparse
 import sys
@@ -9,11 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
+from load.cli.arguments import DEFAULTS
 from load.cli.progress import Progress
 from load.errors import BadRange, CannotWrite, InputError
 from load.generate import expect, inputs
 from load.generate.inputs import Inputs
+from load.generate.windows import TUNING as WINDOWS
 from load.generate.windows import Duration, Requests, Stability, Until
+from load.measure.summary import TUNING as VALIDITY
 from load.measure.summary import Summary
 from load.report import csv, page, table
 from load.runs import compare
@@ -25,13 +28,11 @@ from load.runs.session import Session, Subject
 from load.runs.tune import Tuner, advise
 
 DONE, INTERRUPTED = 0, 130
-DEFAULT_PERCENTILE = 99.0
-TUNE_WARM_UP_S, MAX_LAG_MS = 1.0, 10.0
 ALONE = "alone"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, store."""
+    """Measure models, print a table and store the runs."""
     if options.binary_search and options.latency_threshold is None:
         raise BadRange("--binary-search needs --latency-threshold MS: the latency that is to be kept")
     if len(options.model) > 1 and options.out is not None and options.out.suffix:
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             is_complete = session.measure_all(subjects, steps, options.repeats)
     except KeyboardInterrupt:
-        # Between two measurements.
+        # Ctrl-C came between two measurements.
         is_complete = False
     runs = [subject.run for subject in subjects]
     for each in runs:
@@ -57,13 +58,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Redraw."""
+    """Redraw stored runs."""
     _output([Run.read(path) for path in options.runs], options)
     return DONE
 
 
 def session_for(options: argparse.Namespace) -> Session:
-    """What all steps have in common."""
+    """Make the session that measures every step of a run."""
     return Session(
         inputs=Inputs(inputs.read(options.input, options.content_type), options.seed),
         until=_until(options),
@@ -75,7 +76,7 @@ def session_for(options: argparse.Namespace) -> Session:
 
 
 def served_for(options: argparse.Namespace, model: str, version: str | None = None) -> Served:
-    """A model where the command line says it is."""
+    """Address a model where the command line says it is."""
     return Served(
         model,
         version,
@@ -89,7 +90,20 @@ def served_for(options: argparse.Namespace, model: str, version: str | None = No
 
 
 def expected(options: argparse.Namespace, served: Served, items: Sequence[inputs.Input]) -> expect.Expected | None:
-    """Answers to hold the server to; None where --expect was not given."""
+    """Take the answers that the server is held to, as --expect says.
+
+    Args:
+        options: the command line.
+        served: the model, which is asked for each answer with `--expect alone`.
+        items: what is sent.
+
+    Returns:
+        The judge of answers; None where --expect was not given.
+
+    Raises:
+        InputError: the file of answers cannot be read, or has none for an input.
+        NotServed: the model does not answer.
+    """
     if options.expect is None:
         return None
     if options.expect == ALONE:
@@ -100,10 +114,11 @@ def expected(options: argparse.Namespace, served: Served, items: Sequence[inputs
 
 
 def steps_for(options: argparse.Namespace) -> list[Step]:
-    """The loads that the command line asks for.
+    """Make the loads that the command line asks for.
 
     Raises:
-        BadRange: there is none, or more than one kind.
+        BadRange: it asks for none, or for more than one kind.
+        InputError: a file of intervals cannot be read.
     """
     pace = pacer_for(options.request_distribution, options.seed or 0, options.burst_size)
     clients = numbers(options.concurrency) if options.concurrency else ()
@@ -125,7 +140,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _until(options: argparse.Namespace) -> Until:
-    """A duration, unless windows or a number of requests are asked for."""
+    """Make the rule for a step's end: a duration, unless windows or a number of requests are asked for."""
     windows = (
         options.stability_percentage,
         options.measurement_interval,
@@ -135,9 +150,9 @@ def _until(options: argparse.Namespace) -> Until:
     if any(each is not None for each in windows):
         percentage, interval_ms, request_count, max_trials = windows
         return Stability(
-            interval_s=(interval_ms or 5000) / 1e3,
-            percentage=percentage or 10.0,
-            max_trials=max_trials or 10,
+            interval_s=interval_ms / 1e3 if interval_ms else WINDOWS.interval_s,
+            percentage=percentage or WINDOWS.percentage,
+            max_trials=max_trials or WINDOWS.max_trials,
             percentile=options.percentile,
             request_count=request_count or 0,
         )
@@ -154,15 +169,15 @@ def _subject(session: Session, options: argparse.Namespace, model: str) -> Subje
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
+    """Turn an option into what JSON can hold."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def _search(session: Session, options: argparse.Namespace, subject: Subject) -> bool:
-    """Search one model's highest load and say it; False when Ctrl-C ended it."""
-    percentile = options.percentile or DEFAULT_PERCENTILE
+    """Search one model's highest load and print it; return False when Ctrl-C ended it."""
+    percentile = options.percentile or DEFAULTS.percentile
     pace = pacer_for(options.request_distribution, options.seed or 0, options.burst_size)
     if bool(options.concurrency) == bool(options.rate):
         raise BadRange("--binary-search needs --concurrency LOW:HIGH or --rate LOW:HIGH:STEP, one of them")
@@ -196,7 +211,7 @@ class _Interrupted(Exception):
 
 
 def compared(options: argparse.Namespace) -> int:
-    """Ratios of two runs."""
+    """Print the ratios of two stored runs."""
     base, other = Run.read(options.base), Run.read(options.other)
     rows = compare.compare(base, other)
     table.wide(Console()).print(compare.table(base, other, rows))
@@ -206,13 +221,13 @@ def compared(options: argparse.Namespace) -> int:
 
 
 def tune(options: argparse.Namespace) -> int:
-    """Say what to register a model with."""
+    """Print what to register a model with."""
     session = Session(
         inputs=Inputs(inputs.read(options.input, options.content_type), options.seed),
         until=Duration(options.duration),
-        warm_up_s=TUNE_WARM_UP_S,
+        warm_up_s=DEFAULTS.warm_up_s,
         latency_threshold_ms=options.latency_threshold_ms,
-        max_lag_ms=MAX_LAG_MS,
+        max_lag_ms=VALIDITY.max_lag_ms,
         display=Progress(Console(stderr=True)),
     )
     tuner = Tuner(session, served_for(options, options.model), options.archive, print)
@@ -249,7 +264,7 @@ def _output(runs: Sequence[Run], options: argparse.Namespace) -> None:
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
-    """Nobody wants to hear after an hour that there was nowhere to write.
+    """Make sure before an hour of measuring that its results can be written.
 
     Raises:
         CannotWrite: a file cannot be made where it is wanted.

@@ -1,4 +1,4 @@
-"""The line that lives while a step is measured, and the one that stays."""
+"""Shows a line that lives while a step is measured, and one that stays."""
 
 import asyncio
 import time
@@ -9,11 +9,12 @@ from load.measure.latencies import Latencies
 from load.measure.recording import Recording
 from load.runs.run_file import StepResult
 
+# Seconds between two states of the line: a person reads no faster, and the generator has its core to itself.
 REFRESH_S = 0.25
 
 
 class Progress:
-    """Lines on stderr: the table on stdout stays clean. Without a terminal only what stays is written."""
+    """Writes lines to stderr, so that the table on stdout stays clean; without a terminal only the line that stays."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -41,7 +42,7 @@ class Progress:
                 seen, since_s = seen + len(new), now_s
 
     def finished(self, title: str, result: StepResult) -> None:
-        """One line of what came out."""
+        """Write the line that stays: the result of a step."""
         latency = result.latency_ms
         percentiles = ", ".join(f"{name} {latency[name]:.1f}" for name in ("p50", "p99") if name in latency)
         mark = "" if result.is_valid else f"  NOT VALID: {result.invalid_reason}"

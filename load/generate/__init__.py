@@ -1,4 +1,4 @@
-"""What makes requests: closed and open loops, their schedules, what is sent and where to.
+"""Makes requests: closed and open loops, their schedules, what is sent and where to.
 
 It may import load.measure and what is below it.
 """

@@ -1,9 +1,9 @@
-"""One run: a load on a target, for as long as a rule says.
+"""An attack is one run: a load on a target, for as long as a rule says.
 
     load.drive    sends through a Sender, from the first request of the warm-up to the last answer
     Attack        opens the window when the load is warm, closes it when the rule passes  -> Recording -> Summary
 
-It runs on one event loop in the caller's process: whoever measures only waits meanwhile, so a process of its own would
+It runs on one event loop in the caller's process: the caller only waits meanwhile, so that a process of its own would
 cost the machine the same and a protocol more.
 """
 
@@ -22,9 +22,10 @@ from load.generate.windows import Until
 from load.measure.exchange import Exchange, together
 from load.measure.rates import Rate
 from load.measure.recording import Recording
+from load.measure.summary import TUNING as VALIDITY
 from load.measure.summary import Summary, summarise
 
-# What is still in flight when a run is ended early is given this long.
+# Seconds that requests in flight are given when a run is ended early: a person who pressed Ctrl-C waits no longer.
 STOP_GRACE_S = 2.0
 
 
@@ -42,11 +43,11 @@ class Sender:
 
         Args:
             sources: numbers of the inputs; several are sent at once and count as one exchange.
-            client: who sends, in a closed loop.
-            due_s: when it was to be sent; None for now.
+            client: number of the client that sends, in a closed loop.
+            due_s: when the query was to be sent, in seconds of `time.perf_counter`; None means now.
 
         Returns:
-            Its status.
+            The HTTP status, or NO_ANSWER.
         """
         self._recording.in_flight += 1
         try:
@@ -69,7 +70,7 @@ class Load(Protocol):
 
     @property
     def rate(self) -> Rate:
-        """How its throughput is counted."""
+        """The definition of its throughput."""
 
     async def drive(self, sender: Sender, recording: Recording) -> None:
         """Send until the recording is closed and every answer has come; say when the load is warm."""
@@ -77,16 +78,16 @@ class Load(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What to send, where, how, and how long.
+    """One run, before it is made: what is sent, where, how, and how long.
 
     Attributes:
-        target: where.
-        inputs: what.
-        load: how.
-        until: how long the window stays open.
-        warm_up_s: at least so long before it opens.
-        latency_threshold_ms: what goodput counts; None for every good answer.
-        max_lag_ms: see `summarise`: a run whose requests left later than this is invalid.
+        target: the address that requests are sent to.
+        inputs: what is sent.
+        load: says when requests are sent.
+        until: says how long the window stays open.
+        warm_up_s: least number of seconds under load before it opens.
+        latency_threshold_ms: most latency of an answer that goodput counts; None counts every good answer.
+        max_lag_ms: most lag at its p99 in a run that is valid, as `summarise` has it.
     """
 
     target: Target
@@ -95,14 +96,14 @@ class Attack:
     until: Until
     warm_up_s: float = 0.0
     latency_threshold_ms: float | None = None
-    max_lag_ms: float = 10.0
+    max_lag_ms: float = VALIDITY.max_lag_ms
 
     def run(self) -> Summary:
-        """Send until the window has closed and every answer has come."""
+        """Send until the window has closed and every answer has come, and sum up."""
         return self.summarise(precise_loop.run(self.generate(Recording())))
 
     def summarise(self, recording: Recording) -> Summary:
-        """What a recording of this attack amounts to."""
+        """Sum up a recording of this attack."""
         return summarise(recording, self.load.rate, self.latency_threshold_ms, self.max_lag_ms)
 
     async def generate(
@@ -112,7 +113,10 @@ class Attack:
 
         Args:
             recording: a new one; `recording.stop()` ends the run early.
-            beside: runs for as long; a live display, say.
+            beside: a coroutine that is run meanwhile and cancelled at the end, such as a live display.
+
+        Returns:
+            The recording, with a window that has closed.
         """
         async with self.target.session() as session:
             recording.started_s = time.perf_counter()
@@ -144,7 +148,7 @@ class Attack:
 
 
 async def _first(driver: "asyncio.Task[None]", *others: Coroutine[Any, Any, None]) -> None:
-    """Return when one of them has ended; what it raised is raised."""
+    """Wait until one of them has ended, and raise what it raised."""
     tasks = [asyncio.create_task(other) for other in others]
     try:
         done, _ = await asyncio.wait([driver, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -156,7 +160,7 @@ async def _first(driver: "asyncio.Task[None]", *others: Coroutine[Any, Any, None
 
 
 async def _finish(driver: "asyncio.Task[None]", recording: Recording) -> None:
-    """Wait for the last answers, or not for long where the run was ended early."""
+    """Wait for the last answers, but not for long where the run was ended early."""
     stopped = asyncio.create_task(recording.until_stopped())
     try:
         await asyncio.wait([driver, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""A closed loop: N clients, each sends its next request when its answer has come.
+"""A closed loop has N clients, each of which sends its next request when its answer has come.
 
-Load never stops between warm-up and window, so the window sees the batches of steady traffic. What is in flight when
-the window closes is waited for and counts.
+The load never stops between warm-up and window, so that the window sees the micro-batches of steady traffic. Requests
+that are in flight when the window closes are waited for, and count.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from load.measure.exchange import NO_ANSWER
 from load.measure.rates import Rate, of_cycles
 from load.measure.recording import Recording
 
-# A client that got no answer at all does not try again at once: a dead server is not worth a busy loop.
+# Seconds that a client waits when it got no answer at all: a dead server is not worth a busy loop.
 PAUSE_AFTER_NO_ANSWER_S = 0.1
 
 
@@ -22,9 +22,9 @@ class ClosedLoop:
     """Concurrent clients without pauses.
 
     Attributes:
-        clients: concurrent queries; each counts one at least, even where it takes longer than the window.
-        warm_up_requests: of each client, at least, before the window opens.
-        samples: requests of a query, sent at once; a query is answered when all of them are.
+        clients: number of clients; each counts one query at least, even where that takes longer than the window.
+        warm_up_requests: least number of queries that each client sends before the window opens.
+        samples: number of requests of a query, sent at once; a query is answered when all of them are.
     """
 
     clients: int
@@ -33,7 +33,7 @@ class ClosedLoop:
 
     @property
     def rate(self) -> Rate:
-        """How its throughput is counted."""
+        """The definition of its throughput."""
         return of_cycles
 
     async def drive(self, sender: Sender, recording: Recording) -> None:

@@ -1,13 +1,14 @@
-"""Answers under load, held against the expected ones. Pure.
+"""Holds answers under load against the expected ones. Pure, but that it reads a file.
 
     {input's name: answer} -> Expected -> verdict(number of the input, body) -> RIGHT | WRONG | SWAPPED
 
 An answer is right when it has everything that the expected one has, numbers within a tolerance: an expected answer may
-name two labels out of five. One that is wrong, and right for another input, was swapped.
+name two labels out of five. An answer that is wrong, and right for another input, was swapped.
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +16,47 @@ from load.errors import InputError
 from load.generate.inputs import Input
 from load.measure.exchange import Verdict
 
-# A batch of other images moves bf16 probabilities by less than this.
-TOLERANCE = 0.02
-# Answers seen before are not parsed again.
-REMEMBERED = 10_000
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Says how answers are held against each other."""
+
+    # Absolute difference of two numbers that are the same: the other items of a micro-batch move probabilities in bf16
+    # by less.
+    tolerance: float = 0.02
+    # Answers whose verdict is remembered, so that they are not parsed again: some MB, and most of what a run sees.
+    remembered: int = 10_000
+
+
+TUNING = Tuning()
 
 
 class Expected:
     """Judges answers; made for one list of inputs."""
 
-    def __init__(self, answers: Sequence[Any], tolerance: float = TOLERANCE) -> None:
-        """Know the right answers.
+    def __init__(self, answers: Sequence[Any], tolerance: float = TUNING.tolerance) -> None:
+        """Take the right answers.
 
         Args:
-            answers: by number of the input.
-            tolerance: absolute, of every number in them.
+            answers: the right answers, by number of the input.
+            tolerance: most that a number in an answer may differ from the right one, absolutely.
         """
         self._answers = answers
         self._tolerance = tolerance
         self._judged: dict[tuple[int, bytes], Verdict] = {}
 
     def verdict(self, source: int, body: bytes) -> Verdict:
-        """What to think of an answer to the input of that number."""
+        """Judge an answer.
+
+        Args:
+            source: number of the input that it answers.
+            body: the answer's bytes.
+        """
         key = (source, body)
         verdict = self._judged.get(key)
         if verdict is None:
             verdict = self._judge(source, parsed(body))
-            if len(self._judged) < REMEMBERED:
+            if len(self._judged) < TUNING.remembered:
                 self._judged[key] = verdict
         return verdict
 
@@ -53,7 +68,7 @@ class Expected:
 
 
 def parsed(body: bytes) -> Any:
-    """JSON, or text where it is none."""
+    """Parse an answer as JSON; return its text where it is none."""
     try:
         return json.loads(body)
     except ValueError:
@@ -61,9 +76,14 @@ def parsed(body: bytes) -> Any:
 
 
 def matches(expected: Any, answer: Any, tolerance: float) -> bool:
-    """Whether an answer has everything that is expected of it.
+    """Return whether an answer has everything that is expected of it.
 
     A number that is expected under a name and missing counts as 0: the last of five labels changes places easily.
+
+    Args:
+        expected: the expected answer, as JSON parses it.
+        answer: the answer, likewise.
+        tolerance: most that two numbers may differ, absolutely.
     """
     if isinstance(expected, dict):
         return isinstance(answer, dict) and all(
@@ -87,14 +107,17 @@ def _is_number(value: Any) -> bool:
 
 
 def read(path: Path, inputs: Sequence[Input]) -> list[Any]:
-    """Expected answers by number of the input.
+    """Read expected answers.
 
     Args:
-        path: {name of the input: answer, ...}; where there is one input, its answer alone will do.
+        path: a JSON file {name of the input: answer, ...}; where there is one input, its answer alone will do.
         inputs: what is sent.
 
+    Returns:
+        The expected answers by number of the input.
+
     Raises:
-        InputError: it cannot be read, or an input has no answer in it.
+        InputError: the file cannot be read, or an input has no answer in it.
     """
     try:
         answers = json.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""What is sent: bodies from files, folders and lists, in turn or mixed at random.
+"""Reads what is sent: bodies from files, folders and lists, in turn or mixed at random.
 
 photograph.jpg       one request, typed by its name
 texts.txt            one request a line, text/plain
@@ -36,12 +36,12 @@ PERF_ANALYZER_KEY = "TORCHSERVE_INPUT"
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One request's content.
+    """The content of one request.
 
     Attributes:
-        body: as it is sent.
-        content_type: its type.
-        name: the file's name; of a line, with its number: "texts.txt:3".
+        body: the bytes that are sent.
+        content_type: their media type.
+        name: the file's name, followed by the number of a line: "texts.txt:3".
     """
 
     body: bytes
@@ -55,7 +55,7 @@ class Inputs:
 
     Attributes:
         items: the inputs.
-        seed: of a random order; None sends them in turn.
+        seed: decides on a random order; None sends them in turn.
     """
 
     items: Sequence[Input]
@@ -63,13 +63,13 @@ class Inputs:
 
     @classmethod
     def of(cls, bodies: Iterable[bytes], content_type: str = ANY_TYPE) -> "Inputs":
-        """Bodies at hand, sent in turn."""
+        """Take bodies that are at hand, to be sent in turn."""
         return cls(tuple(Input(body, content_type, str(number)) for number, body in enumerate(bodies)))
 
     def order(self, client: int) -> Iterator[int]:
-        """Numbers of the inputs as this client sends them, without end; the same every time it is asked."""
+        """Yield the numbers of the inputs as this client sends them, without end; they are the same every time."""
         if self.seed is None:
-            # Every client begins with another one.
+            # Every client begins with another input.
             return ((client + sent) % len(self.items) for sent in count())
         chance = random.Random(f"{self.seed}/{client}")
         return (chance.randrange(len(self.items)) for _ in count())
@@ -80,10 +80,10 @@ def read(paths: Iterable[Path], content_type: str | None = None) -> tuple[Input,
 
     Args:
         paths: files and folders.
-        content_type: for all of them; None to go by their names.
+        content_type: media type of all inputs; None takes it from the files' names.
 
     Raises:
-        InputError: one of them cannot be read, or there is nothing to send.
+        InputError: a file cannot be read, or there is nothing to send.
     """
     items = [item for path in paths for item in _read(path)]
     if not items:
@@ -116,7 +116,7 @@ def _read(path: Path) -> Iterator[Input]:
 
 
 def _perf_analyzer(path: Path, body: bytes) -> list[Path] | None:
-    """The files that perf_analyzer's input names; None where this is not one."""
+    """Return the files that perf_analyzer's list of inputs names; None where the file is no such list."""
     try:
         parsed = json.loads(body)
     except ValueError as error:
@@ -136,7 +136,7 @@ def _perf_analyzer(path: Path, body: bytes) -> list[Path] | None:
 
 
 def _flat(values: list[Any]) -> Iterator[Any]:
-    """perf_analyzer groups entries into sequences by a further list."""
+    """Yield all entries; perf_analyzer groups them into sequences by a further list."""
     for value in values:
         if isinstance(value, list):
             yield from _flat(value)

@@ -1,4 +1,4 @@
-"""An open loop: requests leave by a schedule, whatever has become of those before.
+"""In an open loop requests leave by a schedule, whatever has become of those before.
 
 Latency counts from the scheduled time. A server that stalls for two seconds keeps everybody waiting who was due
 meanwhile, and here that shows; a closed loop would just send less (G. Tene calls that coordinated omission).
@@ -14,27 +14,36 @@ from load.generate.pacers import Pacer
 from load.measure.rates import Rate, of_window
 from load.measure.recording import Recording
 
-# Requests in flight at once: connections, and so descriptors, of this process and of the server.
-MAX_IN_FLIGHT = 1000
-# A generator that is behind reads answers too, this often.
-SENDS_WITHOUT_PAUSE = 32
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The limits of a generator that is behind."""
+
+    # Requests in flight at once: each takes a connection, and so a descriptor, of this process and of the server; most
+    # systems allow a process 1024.
+    max_in_flight: int = 1000
+    # Requests that are sent before answers are read again: 32 take some 4 ms (0.13 ms each, README, "What it costs").
+    sends_without_pause: int = 32
+
+
+TUNING = Tuning()
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests by schedule.
+    """Requests by a schedule.
 
     Attributes:
         pacer: the schedule.
-        max_in_flight: where this is reached, requests are sent late, and the run is marked invalid.
+        max_in_flight: most requests in flight; where it is reached, requests are sent late and the run is invalid.
     """
 
     pacer: Pacer
-    max_in_flight: int = MAX_IN_FLIGHT
+    max_in_flight: int = TUNING.max_in_flight
 
     @property
     def rate(self) -> Rate:
-        """How its throughput is counted."""
+        """The definition of its throughput."""
         return of_window
 
     async def drive(self, sender: Sender, recording: Recording) -> None:
@@ -52,11 +61,11 @@ class OpenLoop:
 
 
 class _Departures:
-    """The requests of one run, as they leave."""
+    """Lets the requests of one run leave."""
 
     def __init__(self, load: OpenLoop, sender: Sender, recording: Recording) -> None:
         self.under_way: set[asyncio.Task[int]] = set()
-        self._slots = asyncio.Semaphore(load.max_in_flight)
+        self._free = asyncio.Semaphore(load.max_in_flight)
         self._sources = sender.inputs.order(0)
         self._schedule = (recording.started_s + offset_s for offset_s in load.pacer.due_s())
         self._due_s = next(self._schedule)
@@ -68,15 +77,15 @@ class _Departures:
         """Send every request when it is due, without end."""
         for number in count():
             delay_s = self._due_s - time.perf_counter()
-            if delay_s > 0 or number % SENDS_WITHOUT_PAUSE == 0:
+            if delay_s > 0 or number % TUNING.sends_without_pause == 0:
                 await asyncio.sleep(max(0.0, delay_s))
-            if self._slots.locked():
+            if self._free.locked():
                 self._recording.throttled += 1
-            await self._slots.acquire()
+            await self._free.acquire()
             self._send()
 
     def send_overdue(self) -> None:
-        """Send what was due before the window closed and has not left yet, as far as the limit allows."""
+        """Send the requests that were due before the window closed and have not left, as far as the limit allows."""
         while self._due_s < self._recording.closes_s:
             if len(self.under_way) < self._load.max_in_flight:
                 self._send()
@@ -92,4 +101,4 @@ class _Departures:
 
     def _done(self, task: asyncio.Task[int]) -> None:
         self.under_way.discard(task)
-        self._slots.release()
+        self._free.release()

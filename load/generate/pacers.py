@@ -1,8 +1,8 @@
-"""When the requests of an open loop are due. Pure: a pacer yields seconds from the start, ascending, without end.
+"""Says when the requests of an open loop are due. Pure: a pacer yields seconds from the start, ascending, without end.
 
-    Constant   every 1 / rate seconds
+    Constant   a request every 1 / rate seconds
     Poisson    independent arrivals, as of many users who know nothing of each other
-    Bursts     several at once, then a pause
+    Bursts     several requests at once, then a pause
     Replay     gaps that were recorded, over and over
 
 Each says the rate it comes to and describes itself, for reports.
@@ -16,27 +16,27 @@ from typing import Protocol
 
 
 class Pacer(Protocol):
-    """A schedule."""
+    """A schedule of requests."""
 
     @property
     def rate_per_s(self) -> float:
         """Requests per second, in the long run."""
 
     def due_s(self) -> Iterator[float]:
-        """When each request is due; the same every time it is asked."""
+        """Yield when each request is due, in seconds from the start; the schedule is the same every time."""
 
     def __str__(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Evenly spaced requests."""
+    """Evenly spaced requests; `rate_per_s` is above 0."""
 
     rate_per_s: float
 
     def due_s(self) -> Iterator[float]:
         """See `Pacer.due_s`."""
-        # Divided, not added up: a sum of ten million gaps drifts.
+        # The number is divided, since a sum of ten million gaps drifts.
         return (number / self.rate_per_s for number in count())
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """`size` requests at once, so often that `rate_per_s` comes out on average."""
+    """Bursts of `size` requests, so often that `rate_per_s` comes out on average."""
 
     rate_per_s: float
     size: int
@@ -79,18 +79,18 @@ class Bursts:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Recorded gaps between requests; at least one of them is more than 0."""
+    """Recorded gaps between requests in seconds; at least one of them is more than 0."""
 
     gaps_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """ValueError where the gaps make no schedule."""
+        """Raise ValueError where the gaps make no schedule."""
         if min(self.gaps_s, default=-1) < 0 or sum(self.gaps_s) <= 0:
             raise ValueError("gaps between requests must not be negative, and not all be 0")
 
     @property
     def rate_per_s(self) -> float:
-        """Requests per second."""
+        """Requests per second, in the long run."""
         return len(self.gaps_s) / sum(self.gaps_s)
 
     def due_s(self) -> Iterator[float]:

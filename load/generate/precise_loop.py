@@ -1,4 +1,4 @@
-"""An event loop whose timers are good to a tenth of a millisecond, and a way to run on it without long pauses.
+"""Runs an event loop whose timers are good to a tenth of a millisecond, without long pauses.
 
 epoll counts its timeouts in whole milliseconds and asyncio rounds up, so a plain loop sends every request of a schedule
 half a millisecond late on average. select() counts in microseconds but takes few descriptors: here it waits for one,
@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from typing import TypeVar
 
 T = TypeVar("T")
+# Collections of the middle generation before a full one: so many never come.
 NEVER = 1 << 30
 
 if hasattr(selectors, "EpollSelector"):
@@ -21,7 +22,7 @@ if hasattr(selectors, "EpollSelector"):
         """epoll with timeouts in microseconds."""
 
         def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-            """As EpollSelector.select, and as late as `timeout` says, not later."""
+            """Select like EpollSelector, but return when `timeout` seconds are over and no later."""
             if timeout is not None and timeout > 0:
                 select.select([self], [], [], timeout)
                 timeout = 0
@@ -32,9 +33,9 @@ else:
 
 
 def run(coroutine: Coroutine[None, None, T]) -> T:
-    """As asyncio.run, on such a loop."""
+    """Run a coroutine like asyncio.run, on such a loop."""
     thresholds = gc.get_threshold()
-    # A full collection walks everything that was recorded, tens of milliseconds; the young ones do all that is needed.
+    # A full collection walks everything that was recorded, which takes tens of ms; those of the young are enough.
     gc.set_threshold(*thresholds[:2], NEVER)
     try:
         return _run(coroutine)

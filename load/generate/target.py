@@ -1,6 +1,6 @@
-"""Where requests go: one URL over kept-alive connections.
+"""A target is where requests go: one URL over kept-alive connections.
 
-input -> Target.send -> Exchange (timed, never raises for what the network or the server does)
+input -> Target.send -> Exchange (timed; nothing that the network or the server does raises)
 """
 
 import io
@@ -14,41 +14,52 @@ from yarl import URL
 from load.generate.inputs import Input
 from load.measure.exchange import NO_ANSWER, OK, Exchange, Verdict
 
-# (number of the input, body of its answer) -> what to think of it
+# (number of the input, body of its answer) -> the judgement of the answer
 Check = Callable[[int, bytes], Verdict]
 
-# aiohttp warns of larger bodies given as bytes: they are written in one go. As a file they are written in pieces.
-LARGE_BODY_BYTES = 1 << 20
-READ_BUFFER_BYTES = 1 << 18
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Says how bodies are written and read."""
+
+    # Bytes from which on a body is written in pieces, as a file is: aiohttp warns of larger ones written in one go.
+    large_body_bytes: int = 1 << 20
+    # Bytes that are read at a time: a list of 64 embeddings, 250 KB of JSON, comes in one piece.
+    read_buffer_bytes: int = 1 << 18
+    # Seconds until a request counts as unanswered: TorchServe's own default of responseTimeout.
+    timeout_s: float = 120.0
+
+
+TUNING = Tuning()
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One address.
+    """One address that predictions are asked of.
 
     Attributes:
-        url: of the prediction.
-        headers: of every request, beside the content type.
-        timeout_s: of a request, then it counts as unanswered.
-        check: judges the answers that came with 200, by number of the input; None to believe them.
+        url: the whole address of the prediction.
+        headers: name -> value, sent with every request beside the content type.
+        timeout_s: seconds until a request counts as unanswered.
+        check: judges the answers that came with 200, by number of the input; None believes them.
     """
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    timeout_s: float = 120.0
+    timeout_s: float = TUNING.timeout_s
     check: Check | None = None
 
     def session(self) -> aiohttp.ClientSession:
-        """A pool of as many connections as there are requests at once; to be closed by its user."""
+        """Open a pool of as many connections as there are requests at once; the caller closes it."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=self.timeout_s),
             headers=self.headers,
-            # What a request costs here, the server cannot use: nothing is kept, unpacked or guessed.
+            # The server cannot use the time that a request costs here: nothing is kept, unpacked or guessed.
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("Accept-Encoding", "User-Agent"),
-            read_bufsize=READ_BUFFER_BYTES,
+            read_bufsize=TUNING.read_buffer_bytes,
         )
 
     async def send(
@@ -63,13 +74,13 @@ class Target:
         """Send one request now and read its answer.
 
         Args:
-            session: of `self.session()`.
+            session: a pool that `self.session()` opened.
             source: number of the input.
             content: the input.
-            client: who sends it, in a closed loop.
-            due_s: when it was to be sent; None for now.
+            client: number of the client that sends it, in a closed loop.
+            due_s: when it was to be sent, in seconds of `time.perf_counter`; None means now.
         """
-        body = content.body if len(content.body) < LARGE_BODY_BYTES else io.BytesIO(content.body)
+        body = content.body if len(content.body) < TUNING.large_body_bytes else io.BytesIO(content.body)
         answer, error, timing, verdict = b"", None, None, None
         sent_s = time.perf_counter()
         try:

@@ -1,4 +1,4 @@
-"""How long to measure: for a while, for a number of requests, or until the numbers stand still.
+"""Says how long to measure: for a while, for a number of requests, or until the numbers stand still.
 
     window opens -> Until.passes -> window closes
 
@@ -15,21 +15,36 @@ from load.measure.exchange import Exchange
 from load.measure.latencies import Latencies
 from load.measure.recording import Recording
 
-# perf_analyzer's rule: the last three windows must agree.
-STABLE_WINDOWS = 3
-POLL_S = 0.01
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Says when numbers stand still. Unless said otherwise these are perf_analyzer's own defaults."""
+
+    # Windows at the end that must agree.
+    stable_windows: int = 3
+    # Length of a window, s.
+    interval_s: float = 5.0
+    # Most that a window may be off the mean of those at the end, in %.
+    percentage: float = 10.0
+    # Windows after which a measurement is given up.
+    max_trials: int = 10
+    # Seconds between two looks at how many answers came; chosen, so that a look costs no measurable time.
+    poll_s: float = 0.01
+
+
+TUNING = Tuning()
 
 
 class Until(Protocol):
     """A rule for the end of a measurement."""
 
     async def passes(self, recording: Recording) -> None:
-        """Return when it is over; may add to the recording's doubts, and put off its opening."""
+        """Wait until the measurement is over; may add to the recording's doubts, and put off its opening."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """So many seconds."""
+    """A measurement of so many seconds."""
 
     duration_s: float
 
@@ -40,7 +55,7 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """At least so many answers of requests that count."""
+    """A measurement that has at least so many answers of requests that count."""
 
     count: int
 
@@ -48,7 +63,7 @@ class Requests:
         """See `Until.passes`."""
         seen, counted = 0, 0
         while counted < self.count:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(TUNING.poll_s)
             new = recording.exchanges[seen:]
             seen += len(new)
             counted += sum(exchange.due_s >= recording.opens_s for exchange in new)
@@ -56,12 +71,12 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One piece of a measurement: the answers that came in it.
+    """One piece of a measurement, summed up.
 
     Attributes:
-        opens_s: its beginning.
-        rate_per_s: good answers per second.
-        latency_ms: what is to stand still: a percentile, or the mean.
+        opens_s: when it began, in seconds of the recording's clock.
+        rate_per_s: good answers per second that came in it.
+        latency_ms: the statistic of their latencies that is to stand still: a percentile, or the mean.
     """
 
     opens_s: float
@@ -70,13 +85,22 @@ class Window:
 
 
 def unstable(windows: Sequence[Window], percentage: float) -> str | None:
-    """What does not stand still yet, as a phrase; None when the last STABLE_WINDOWS agree.
+    """Say what does not stand still yet.
 
-    perf_analyzer's rule: throughput and latency of each of them lie within `percentage` of their own mean.
+    perf_analyzer's rule is that throughput and latency of each of the last windows lie within `percentage` of their
+    mean.
+
+    Args:
+        windows: all windows so far.
+        percentage: most that a window may be off the mean, in %.
+
+    Returns:
+        A phrase; None when the last windows agree.
     """
-    last = windows[-STABLE_WINDOWS:]
-    if len(last) < STABLE_WINDOWS:
-        return f"{len(last)} of {STABLE_WINDOWS} windows"
+    wanted = TUNING.stable_windows
+    last = windows[-wanted:]
+    if len(last) < wanted:
+        return f"{len(last)} of {wanted} windows"
     for name, values in (
         ("throughput", [window.rate_per_s for window in last]),
         ("latency", [window.latency_ms for window in last]),
@@ -85,25 +109,25 @@ def unstable(windows: Sequence[Window], percentage: float) -> str | None:
         worst = max(abs(value - mean) for value in values)
         if not mean or worst > mean * percentage / 100:
             spread = 100 * worst / mean if mean else 100
-            return f"{name} of the last {STABLE_WINDOWS} windows is off its mean by {spread:.0f} %"
+            return f"{name} of the last {wanted} windows is off its mean by {spread:.0f} %"
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class Stability:
-    """Until the last three windows agree; the measurement is those three.
+    """A measurement that lasts until its last three windows agree, and is those three.
 
     Attributes:
         interval_s: length of a window.
-        percentage: how far a window may be off the mean of the three.
-        max_trials: windows before it is given up.
-        percentile: of the latency that must stand still; None for the mean.
-        request_count: a window lasts on until it has this many answers.
+        percentage: most that a window may be off the mean of the three, in %.
+        max_trials: number of windows after which it is given up.
+        percentile: percentile of the latency that must stand still; None means its mean.
+        request_count: least number of answers of a window, which lasts on until it has them.
     """
 
-    interval_s: float = 5.0
-    percentage: float = 10.0
-    max_trials: int = 10
+    interval_s: float = TUNING.interval_s
+    percentage: float = TUNING.percentage
+    max_trials: int = TUNING.max_trials
     percentile: float | None = None
     request_count: int = 0
 
@@ -115,13 +139,13 @@ class Stability:
                 recording.doubts.append(f"not stable after {len(windows)} windows: {reason}")
                 break
             windows.append(await self._window(recording))
-        recording.opens_s = windows[-STABLE_WINDOWS:][0].opens_s
+        recording.opens_s = windows[-TUNING.stable_windows :][0].opens_s
 
     async def _window(self, recording: Recording) -> Window:
         seen, opens_s = len(recording.exchanges), time.perf_counter()
         await asyncio.sleep(self.interval_s)
         while len(recording.exchanges) - seen < self.request_count:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(TUNING.poll_s)
         return self._seen(recording.exchanges[seen:], opens_s, time.perf_counter())
 
     def _seen(self, exchanges: Sequence[Exchange], opens_s: float, closes_s: float) -> Window:

@@ -1,4 +1,4 @@
-"""What is recorded of requests and answers, and what the numbers amount to.
+"""Records requests and their answers, and sums them up.
 
 It may import load.errors.
 """

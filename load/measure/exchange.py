@@ -1,4 +1,4 @@
-"""One request and what came back."""
+"""An exchange: one request and what came back for it, over HTTP with the server's frontend."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +9,7 @@ NO_ANSWER = 0
 
 
 class Verdict(StrEnum):
-    """What became of an answer that was held against the expected one."""
+    """The judgement of an answer that was held against the expected one."""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -19,19 +19,19 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request and what came back; times are on one monotonic clock.
+    """One request and what came back for it; times are in seconds of one monotonic clock.
 
     Attributes:
-        due_s: when it was to be sent: by the schedule of an open loop, or when a closed-loop client was free.
-        sent_s: when it was sent.
-        answered_s: when its last byte was read, or it was given up.
+        due_s: when the request was to be sent: by the schedule of an open loop, or when a closed-loop client was free.
+        sent_s: when the request was sent.
+        answered_s: when the answer's last byte was read, or the request was given up.
         status: HTTP status, or NO_ANSWER.
-        client: of a closed loop, by number; 0 in an open loop.
+        client: number of the client of a closed loop; 0 in an open loop.
         source: number of the input that was sent.
-        sent_bytes, received_bytes: of the bodies.
-        error: why there was no answer, as a type's name; None where there was one.
-        server_timing: the header of that name, as it came.
-        verdict: None where answers are not checked.
+        sent_bytes, received_bytes: lengths of the bodies.
+        error: name of the exception where there was no answer; None where there was one.
+        server_timing: the answer's Server-Timing header as it came; None where it has none.
+        verdict: the judgement of the answer; None where answers are not checked.
     """
 
     due_s: float
@@ -48,25 +48,25 @@ class Exchange:
 
     @property
     def is_good(self) -> bool:
-        """Whether it was answered 200 and, where that was checked, rightly."""
+        """Whether the answer has status 200 and, where answers are checked, is right."""
         return self.status == OK and self.verdict in (None, Verdict.RIGHT)
 
     @property
     def latency_s(self) -> float:
-        """From the moment it was due: a request that waited to be sent has waited."""
+        """Seconds since the request was due: a request that waited to be sent has waited."""
         return self.answered_s - self.due_s
 
     @property
     def lag_s(self) -> float:
-        """How late the generator sent it."""
+        """Seconds by which the generator sent the request late."""
         return self.sent_s - self.due_s
 
 
 def together(exchanges: list[Exchange]) -> Exchange:
-    """Several requests sent at once, as one: answered when the last was, and good if all were.
+    """Count requests that were sent at once as one: answered when the last was, and good if all were.
 
     Args:
-        exchanges: at least one; of one client and one moment.
+        exchanges: at least one; all of one client, sent at one moment.
     """
     last = max(exchanges, key=lambda exchange: exchange.answered_s)
     worst = next((exchange for exchange in exchanges if not exchange.is_good), last)

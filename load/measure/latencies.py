@@ -1,27 +1,47 @@
-"""Latencies in a high dynamic range histogram: microseconds, three significant digits, any number of them."""
+"""Keeps any number of latencies in a high dynamic range histogram: microseconds, three significant digits."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import count
 
 from hdrh.histogram import HdrHistogram
 
-LOWEST_US, HIGHEST_US, DIGITS = 1, 24 * 3600 * 10**6, 3
-# Of the drawn distribution; and the percentile that stands for the smallest value.
-TICKS, TINY = 20, 1e-9
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The histogram's range and precision, and how finely its distribution is drawn."""
+
+    # Smallest and largest latency, in microseconds: nothing over HTTP is quicker, and no run lasts longer than a day.
+    lowest_us: int = 1
+    highest_us: int = 24 * 3600 * 10**6
+    # Significant digits: 0.1 %, which is less than two runs of anything differ by.
+    digits: int = 3
+    # Points of the drawn distribution for each nine: a curve of them looks smooth.
+    points_per_nine: int = 20
+    # Percentile that stands for the smallest value; the histogram has none at 0.
+    smallest_percent: float = 1e-9
+
+
+TUNING = Tuning()
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}
-# What a report says of a latency, in its order.
+# The statistics that a report gives of a latency, in its order.
 STATISTICS = ("min", "mean", *PERCENTILES, "max")
 
 
 class Latencies:
-    """Percentiles are right to 0.1 %, and of at least one value."""
+    """Latencies whose percentiles are right to 0.1 %."""
 
     def __init__(self, values_s: Iterable[float] = ()) -> None:
-        """Take in values; below a microsecond counts as one, above a day as a day."""
-        self._histogram = HdrHistogram(LOWEST_US, HIGHEST_US, DIGITS)
+        """Take in values.
+
+        Args:
+            values_s: seconds; less than a microsecond counts as one, more than a day as a day.
+        """
+        lowest_us, highest_us = TUNING.lowest_us, TUNING.highest_us
+        self._histogram = HdrHistogram(lowest_us, highest_us, TUNING.digits)
         for value_s in values_s:
-            self._histogram.record_value(min(max(round(value_s * 1e6), LOWEST_US), HIGHEST_US))
+            self._histogram.record_value(min(max(round(value_s * 1e6), lowest_us), highest_us))
 
     @property
     def count(self) -> int:
@@ -34,7 +54,7 @@ class Latencies:
         return float(self._histogram.get_mean_value()) / 1e3
 
     def percentile_ms(self, percent: float) -> float:
-        """The value that at least `percent` of the values do not exceed.
+        """Return the value in ms that at least `percent` of the values do not exceed.
 
         Raises:
             ValueError: there are no values, or percent is not in 0 < percent <= 100.
@@ -44,7 +64,7 @@ class Latencies:
         return float(self._histogram.get_value_at_percentile(percent)) / 1e3
 
     def statistics_ms(self) -> dict[str, float]:
-        """Each of STATISTICS; empty without values."""
+        """Return each of STATISTICS in ms; empty without values."""
         if not self.count:
             return {}
         return {
@@ -55,10 +75,10 @@ class Latencies:
         }
 
     def distribution(self) -> Iterator[tuple[float, float]]:
-        """The curve (percentile, ms), denser towards 100: TICKS points to every nine, as far as there are values."""
+        """Yield the curve (percentile, ms), with as many points for each nine, as far as there are values."""
         beyond = 1.0
         for tick in count():
-            yield 100 * (1 - beyond), self.percentile_ms(max(100 * (1 - beyond), TINY))
-            beyond = 10 ** -((tick + 1) / TICKS)
+            yield 100 * (1 - beyond), self.percentile_ms(max(100 * (1 - beyond), TUNING.smallest_percent))
+            beyond = 10 ** -((tick + 1) / TUNING.points_per_nine)
             if beyond * self.count < 1:
                 return

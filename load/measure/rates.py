@@ -1,10 +1,10 @@
-"""What throughput means. Pure; one definition for each kind of load.
+"""Defines throughput, once for each kind of load. Pure.
 
-of_cycles   closed loop: the sum over the clients of their own rate, good answers over the time from the client's first
-            send to its last answer. A client sends when its answer has come, so that time is whole cycles and nothing
-            is cut off at either end, although a batching server answers in bursts.
-of_window   open loop: good answers that came within the window, over its length, whenever they were asked for: what
-            the server did, not what it was offered.
+of_cycles   in a closed loop it is the sum over the clients of their own rate: good answers over the time from the
+            client's first send to its last answer. A client sends when its answer has come, so that this time is whole
+            cycles and nothing is cut off at either end, although a batching server answers in bursts.
+of_window   in an open loop it is the good answers that came within the window, over its length, whenever they were
+            asked for: it counts what the server did, not what it was offered.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ Rate = Callable[[Sequence[Exchange], float, float, Callable[[Exchange], bool]], 
 def of_cycles(
     exchanges: Sequence[Exchange], opens_s: float, _closes_s: float, counts: Callable[[Exchange], bool]
 ) -> float:
-    """See above; a client's last request may be answered, or even begin, after the window has closed."""
+    """Return answers per second as defined above; a client's last request may end, or begin, after the window."""
     own: defaultdict[int, list[Exchange]] = defaultdict(list)
     for exchange in exchanges:
         if exchange.due_s >= opens_s:
@@ -33,5 +33,5 @@ def of_cycles(
 def of_window(
     exchanges: Sequence[Exchange], opens_s: float, closes_s: float, counts: Callable[[Exchange], bool]
 ) -> float:
-    """See above."""
+    """Return answers per second as defined above."""
     return sum(opens_s <= each.answered_s < closes_s and counts(each) for each in exchanges) / (closes_s - opens_s)

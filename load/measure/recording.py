@@ -1,4 +1,4 @@
-"""What a run has seen so far: the one thing that changes while it lasts."""
+"""The recording of a run: the one thing that changes while it lasts."""
 
 import asyncio
 import time
@@ -10,17 +10,17 @@ from load.measure.exchange import Exchange
 
 @dataclass(slots=True)
 class Recording:
-    """Raw results of a run, warm-up included. Requests count when they were due after `opens_s`.
+    """Raw results of a run, warm-up included; requests count that were due after `opens_s`.
 
     Attributes:
-        exchanges: in the order of their answers.
-        started_s: when the first request could be sent.
-        opens_s, closes_s: the window of measurement; infinite until then.
+        exchanges: everything that was sent, in the order of the answers.
+        started_s: when the first request could be sent, in seconds of the clock that the exchanges are timed by.
+        opens_s, closes_s: beginning and end of the window, on that clock; infinite until it opens and closes.
         in_flight: requests sent and not answered yet.
         throttled: requests that were sent late because the limit of requests in flight was reached.
         unsent: requests that were due within the window and never sent.
         doubts: reasons why the numbers are not to be believed, beside those that `summarise` finds.
-        cpu_s: processor time of this process within the window.
+        cpu_s: processor time in seconds that this process used within the window.
     """
 
     exchanges: list[Exchange] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Recording:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was ended early."""
+        """Whether the run was ended early."""
         return self._stopped.is_set()
 
     def stop(self) -> None:
@@ -60,18 +60,18 @@ class Recording:
         self._warm.set()
 
     async def until_warm(self) -> None:
-        """Return when it is."""
+        """Wait until the load is at its height."""
         await self._warm.wait()
 
     def close(self) -> None:
-        """No further request is wanted."""
+        """Say that no further request is wanted, and close the window now."""
         self.closes_s = time.perf_counter()
         self._closed.set()
 
     async def until_closed(self) -> None:
-        """Return when no further request is wanted."""
+        """Wait until no further request is wanted."""
         await self._closed.wait()
 
     async def until_stopped(self) -> None:
-        """Return when the run was ended early."""
+        """Wait until the run is ended early."""
         await self._stopped.wait()

@@ -1,4 +1,4 @@
-"""What a server's own counters say of a run: the difference of two scrapes of its metrics port. Pure but for `scrape`.
+"""Reads what a server's own counters say of a run: the difference of two scrapes. Pure but for `scrape`.
 
 GET /metrics -> parse -> Counters, before and after -> Counters.since -> ServerStatistics
 """
@@ -14,6 +14,7 @@ SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)\{(.*)\}\s+(\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 # TorchServe's own series and the handlers' name the model differently.
 MODEL_LABELS = ("ModelName", "model_name")
+# Seconds to wait for the metrics port: five times the second that a handler's counters are old anyway.
 SCRAPE_TIMEOUT_S = 5.0
 
 REQUESTS, QUEUE_US = "ts_inference_requests_total", "ts_queue_latency_microseconds"
@@ -23,7 +24,11 @@ STAGES = ("decode", "wait", "forward", "encode")
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """One model's counters, summed over workers and versions: (name, label `le` or "") -> value."""
+    """One model's counters, summed over workers and versions.
+
+    Attributes:
+        values: (name, label `le` or "") -> value.
+    """
 
     values: Mapping[tuple[str, str], float]
 
@@ -42,15 +47,15 @@ class Counters:
         return cls(dict(values))
 
     def since(self, before: "Counters") -> "Counters":
-        """What was added."""
+        """Return what was added since an earlier scrape."""
         return Counters({key: value - before.values.get(key, 0.0) for key, value in self.values.items()})
 
     def get(self, name: str) -> float:
-        """One counter; 0 where there is none."""
+        """Return one counter; 0 where there is none."""
         return self.values.get((name, ""), 0.0)
 
     def buckets(self, name: str) -> dict[str, int]:
-        """A histogram's own counts, by upper bound, those without any left out."""
+        """Return the counts of a histogram by upper bound, without the empty buckets."""
         bounds = [(float(le), le) for key, le in self.values if key == f"{name}_bucket"]
         counts, below = {}, 0.0
         for _, le in sorted(bounds):
@@ -63,18 +68,19 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatistics:
-    """What the server counted during a run, warm-up included.
+    """The server's own counts of a run, warm-up included.
 
     Attributes:
-        queue_ms: mean time of a request in TorchServe's queue; None where it does not say.
-        stages_ms: mean time of decoding an item, of its wait for the engine, of a forward pass, of encoding an answer.
-        forward_passes: by number of items, at most (buckets as the handler has them).
-        mean_batch_size: items of a forward pass; None where the handler does not say.
+        queue_ms: mean ms of a request in TorchServe's queue; None where the server does not say.
+        stages_ms: mean ms of decoding an item, of its wait for the engine, of a micro-batch in the engine (`forward`),
+            and of encoding an answer.
+        micro_batches: most items of a bucket, as the handler has it -> number of micro-batches in it.
+        mean_batch_size: mean number of items of a micro-batch; None where the handler does not say.
     """
 
     queue_ms: float | None
     stages_ms: dict[str, float]
-    forward_passes: dict[str, int]
+    micro_batches: dict[str, int]
     mean_batch_size: float | None
 
     @classmethod
@@ -88,13 +94,13 @@ class ServerStatistics:
         return cls(
             queue_ms=mean(QUEUE_US, REQUESTS, 1e-3),
             stages_ms={name: value for name, value in stages.items() if value is not None},
-            forward_passes=added.buckets(BATCH_SIZE),
+            micro_batches=added.buckets(BATCH_SIZE),
             mean_batch_size=mean(f"{BATCH_SIZE}_sum", f"{BATCH_SIZE}_count", 1),
         )
 
 
 def scrape(metrics_url: str, model: str) -> Counters | None:
-    """The counters now; None where nothing answers."""
+    """Read a model's counters; None where nothing answers at the address."""
     with requests.Session() as session:
         session.trust_env = False
         try:

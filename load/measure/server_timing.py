@@ -1,4 +1,4 @@
-"""The Server-Timing header of an answer (W3C): where the server's time went, and how many items shared the batch. Pure.
+"""Reads an answer's Server-Timing (W3C): where the server's time went, and the size of the micro-batch. Pure.
 
 decode;dur=1.61, wait;dur=2.40, forward;dur=178.20, encode;dur=0.04, batch;desc="8"
 """
@@ -13,9 +13,14 @@ ENTRY = re.compile(r'\s*([\w-]+)\s*(?:;\s*dur=([\d.]+))?(?:;\s*desc="?([^",;]*)"
 BATCH = "batch"
 
 
+# Headers whose parse is remembered: one or two MB.
 @lru_cache(maxsize=4096)
 def parse(header: str) -> tuple[dict[str, float], int | None]:
-    """Durations in milliseconds by name, and the batch's size where it is named; what is not understood is left out."""
+    """Read one header; entries that are not understood are left out.
+
+    Returns:
+        Durations in ms by name; items of the micro-batch, or None where the header does not say.
+    """
     durations_ms: dict[str, float] = {}
     batch = None
     for part in header.split(","):
@@ -32,11 +37,11 @@ def parse(header: str) -> tuple[dict[str, float], int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """What the headers of many answers come to.
+    """The headers of many answers, summed up.
 
     Attributes:
-        mean_ms: name -> mean over the answers that have it.
-        requests_by_batch_size: how many answers were in a batch of so many items.
+        mean_ms: name of a duration -> mean in ms over the answers that have it.
+        requests_by_batch_size: items of a micro-batch -> number of answers that were in one of that size.
     """
 
     mean_ms: dict[str, float]
@@ -44,13 +49,13 @@ class Timings:
 
     @property
     def mean_batch_size(self) -> float | None:
-        """Of the batches, not of the requests: each batch of n answered n of them. None where no answer names one."""
+        """Mean over the micro-batches, not the requests: one of n items answered n; None where no answer names one."""
         batches = sum(count / size for size, count in self.requests_by_batch_size.items() if size)
         return sum(self.requests_by_batch_size.values()) / batches if batches else None
 
     @classmethod
     def of(cls, headers: Iterable[str | None]) -> "Timings":
-        """Sum up."""
+        """Sum up the headers of all answers; None stands for an answer without one."""
         durations: defaultdict[str, list[float]] = defaultdict(list)
         sizes: Counter[int] = Counter()
         for header in headers:

@@ -1,13 +1,13 @@
-"""What a run's raw results amount to. Pure.
+"""Sums up a run's raw results. Pure.
 
     Recording -> summarise -> Summary
 
-Counted are the requests that were due within the window. Definitions:
-    good         answered 200 and, where answers are checked, rightly. Others never enter a latency.
-    latency      ms from the moment a request was due (open loop: by its schedule) to the last byte of its answer.
-    throughput   good answers per second; see load/measure/rates.py for each kind of load.
-    goodput      the same of good answers within the latency threshold; without one, the throughput.
-    lag          ms between the moment a request was due and the moment it was sent: the generator's own fault.
+Only requests that were due within the window count. Definitions:
+    good         an answer that has status 200 and, where answers are checked, is right; no other enters a latency
+    latency      the ms from the moment a request was due (open loop: by its schedule) to the last byte of its answer
+    throughput   the good answers per second; load/measure/rates.py counts them for each kind of load
+    goodput      the same of good answers within the latency threshold; without a threshold, the throughput
+    lag          the ms from the moment a request was due to the moment it was sent: the generator's own fault
 """
 
 from collections import Counter
@@ -20,32 +20,43 @@ from load.measure.rates import Rate
 from load.measure.recording import Recording
 from load.measure.server_timing import Timings
 
-# A generator that needs more of its core than this is what was measured.
-MAX_CPU_PERCENT = 90.0
-# Of the latency's p99: what the generator adds to it must not be what it shows.
-MAX_LAG_SHARE = 0.1
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Says when a run is not to be believed."""
+
+    # Processor time of the generator, in % of a core: at 100 % it is the generator that is measured. Its closed loop
+    # gets there at 13,000/s (README, "What it costs").
+    max_cpu_percent: float = 90.0
+    # Lag's p99, as a share of the latency's p99: what the generator adds to the latency must not be what it shows.
+    max_lag_share: float = 0.1
+    # Lag's p99 that is always allowed, in ms: 25 times that of a machine at rest (0.4 ms, README, "What it costs").
+    max_lag_ms: float = 10.0
+
+
+TUNING = Tuning()
 INTERRUPTED = "ended early"
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run, summed up; the terms are those above.
+    """One run, summed up in the terms above.
 
     Attributes:
-        completed: good answers.
-        in_time: those within the latency threshold.
-        unsent: requests that were due and never sent.
+        completed: number of good answers.
+        in_time: number of good answers within the latency threshold.
+        unsent: number of requests that were due and never sent.
         throughput_per_s, goodput_per_s: as defined above.
-        latencies: of the good answers.
-        lag: of all that was sent.
-        statuses: how many requests ended with each status, NO_ANSWER among them.
-        errors: how often a request had no answer, by reason.
-        verdicts: how many answers were right, wrong and another request's; empty where they are not checked.
-        sent_bytes, received_bytes: of the bodies.
-        timings: what the server said of its time.
-        window_s: how long was measured.
-        cpu_percent: of one core, this process's own use within the window.
-        invalid_reasons: why the numbers are not to be believed; empty when they are.
+        latencies: latencies of the good answers.
+        lag: lags of all requests that were sent.
+        statuses: status -> number of requests that ended with it; NO_ANSWER is one of them.
+        errors: reason -> number of requests that had no answer for it.
+        verdicts: verdict -> number of answers; empty where answers are not checked.
+        sent_bytes, received_bytes: sums of the bodies' lengths.
+        timings: what the answers' headers say of the server's time.
+        window_s: length of the window.
+        cpu_percent: processor time that this process used within the window, in % of one core.
+        invalid_reasons: reasons why the numbers are not to be believed; empty when they are.
     """
 
     completed: int
@@ -72,34 +83,41 @@ class Summary:
 
     @property
     def requests(self) -> int:
-        """How many were due, whatever became of them."""
+        """Number of requests that were due, whatever became of them."""
         return sum(self.statuses.values()) + self.unsent
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether it was ended early."""
+        """Whether the run was ended early."""
         return INTERRUPTED in self.invalid_reasons
 
     @property
     def failures(self) -> dict[int, int]:
-        """Statuses other than 200, and how often."""
+        """Statuses other than 200 -> number of requests that ended with them."""
         return {status: count for status, count in sorted(self.statuses.items()) if status != OK}
 
     def latency_ms(self, percent: float) -> float:
-        """A percentile of the latencies; ValueError where nothing completed."""
+        """Return a percentile of the latencies in ms.
+
+        Raises:
+            ValueError: there is no good answer.
+        """
         return self.latencies.percentile_ms(percent)
 
 
 def summarise(
-    recording: Recording, rate: Rate, latency_threshold_ms: float | None = None, max_lag_ms: float = 10.0
+    recording: Recording,
+    rate: Rate,
+    latency_threshold_ms: float | None = None,
+    max_lag_ms: float = TUNING.max_lag_ms,
 ) -> Summary:
     """Sum up a run that is over.
 
     Args:
-        recording: the run, closed.
-        rate: how throughput is counted.
-        latency_threshold_ms: of goodput.
-        max_lag_ms: the run is invalid if the lag's p99 exceeds it, and MAX_LAG_SHARE of the latency's.
+        recording: what was recorded, with a window that has closed.
+        rate: the definition of throughput for this kind of load.
+        latency_threshold_ms: most latency of an answer that goodput counts; None counts every good answer.
+        max_lag_ms: the run is invalid if the lag's p99 exceeds this, and a tenth of the latency's p99.
     """
     opens_s, closes_s = recording.opens_s, recording.closes_s
     counted = [exchange for exchange in recording.exchanges if exchange.due_s >= opens_s]
@@ -135,7 +153,7 @@ def summarise(
 def _doubts(
     recording: Recording, latencies: Latencies, lag: Latencies, max_lag_ms: float, cpu_percent: float
 ) -> Iterator[str]:
-    """Every reason not to believe the numbers, with by how much."""
+    """Yield every reason not to believe the numbers, and by how much."""
     yield from recording.doubts
     if recording.is_stopped:
         yield INTERRUPTED
@@ -145,11 +163,11 @@ def _doubts(
         yield f"{recording.throttled} requests waited because the limit of requests in flight was reached"
     if recording.unsent:
         yield f"{recording.unsent} requests that were due were never sent"
-    allowed_ms = max(max_lag_ms, MAX_LAG_SHARE * latencies.percentile_ms(99) if latencies.count else 0.0)
+    allowed_ms = max(max_lag_ms, TUNING.max_lag_share * latencies.percentile_ms(99) if latencies.count else 0.0)
     if lag.count and (late_ms := lag.percentile_ms(99)) > allowed_ms:
         yield (
             f"the generator fell behind: one request in a hundred was sent {late_ms:.1f} ms late or more, "
             f"{allowed_ms:.1f} ms are allowed"
         )
-    if cpu_percent > MAX_CPU_PERCENT:
+    if cpu_percent > TUNING.max_cpu_percent:
         yield f"the generator used {cpu_percent:.0f} % of its core: it may be what was measured, not the server"

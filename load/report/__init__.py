@@ -1,4 +1,4 @@
-"""Stored runs as a table, as CSV and as a page.
+"""Shows stored runs as a table, as CSV and as a page.
 
 It may import load.runs and what is below it.
 """

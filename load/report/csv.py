@@ -1,4 +1,4 @@
-"""Stored runs as CSV with perf_analyzer's columns, so that what reads its files reads these.
+"""Writes stored runs as CSV with perf_analyzer's columns, so that programs that read its files read these.
 
 Latencies are in microseconds, as there. `Client Send` and `Client Recv` are empty: on kept connections to a server that
 reads as it is sent to, they are part of the network's share. `Label`, `Avg latency` and `Valid` follow its own columns.
@@ -22,7 +22,7 @@ PERCENTILES = ("p50", "p90", "p95", "p99")
 
 
 def render(runs: Sequence[Run]) -> str:
-    """A header, and a row for each step."""
+    """Return the file's text: a header, and a row for each step."""
     rows = [_row(run, step) for run in runs for step in run.steps]
     kinds = [name for name in LOADS.values() if any(name in row for row in rows)]
     columns = [

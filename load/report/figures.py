@@ -1,4 +1,4 @@
-"""Stored runs as plotly figures. Pure.
+"""Draws stored runs as plotly figures. Pure.
 
 runs -> throughput against latency | latency distribution | batch sizes | server time
 """
@@ -8,17 +8,17 @@ from collections.abc import Iterator, Sequence
 import plotly.graph_objects as go
 
 from load.measure.latencies import Latencies
+from load.report.terms import STAGES
 from load.runs.run_file import Run, StepResult
 
-# Okabe and Ito's colours, told apart by everybody.
+# Okabe and Ito's colours, which everybody can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 PERCENTILE_TICKS = (50, 90, 99, 99.9, 99.99, 99.999)
-STAGES = ("queue", "decode", "wait", "forward", "encode")
 
 
 def throughput_latency(runs: Sequence[Run]) -> go.Figure:
-    """A curve for each configuration: p50 and p99 over throughput, a point for each load."""
+    """Draw a curve for each configuration: p50 and p99 over throughput, with a point for each load."""
     figure = go.Figure()
     for colour, (label, steps) in zip(_colours(), _curves(runs), strict=False):
         for percentile, dash in (("p99", "solid"), ("p50", "dot")):
@@ -30,7 +30,7 @@ def throughput_latency(runs: Sequence[Run]) -> go.Figure:
                 name=f"{label}, {percentile}",
                 mode="lines+markers",
                 line={"color": colour, "dash": dash},
-                # What is not valid is drawn hollow.
+                # Points of steps that are not valid are hollow.
                 marker={"symbol": ["circle" if step.is_valid else "circle-open" for step in points], "size": 9},
                 hovertemplate="%{text}<br>%{x:.1f}/s, %{y:.1f} ms",
             )
@@ -40,7 +40,7 @@ def throughput_latency(runs: Sequence[Run]) -> go.Figure:
 
 
 def latency_distribution(runs: Sequence[Run]) -> go.Figure:
-    """Latency over percentile, the tail stretched: every nine takes as much room as the one before."""
+    """Draw latency over percentile; the tail is stretched, so that every nine takes as much room as the one before."""
     figure = go.Figure()
     for colour, (name, step) in zip(_colours(), _steps(runs), strict=False):
         latencies = Latencies(each.latency_s for each in step.counted if each.is_good)
@@ -63,7 +63,7 @@ def latency_distribution(runs: Sequence[Run]) -> go.Figure:
 
 
 def batch_sizes(runs: Sequence[Run]) -> go.Figure:
-    """The share of requests in batches of each size; by the counters where answers do not say."""
+    """Draw the share of requests in micro-batches of each size; by the counters where answers do not say."""
     figure = go.Figure()
     for colour, (name, step) in zip(_colours(), _steps(runs), strict=False):
         counts = step.requests_by_batch_size or step.forward_passes
@@ -74,15 +74,15 @@ def batch_sizes(runs: Sequence[Run]) -> go.Figure:
                 y=[100 * count / total for count in counts.values()],
                 name=name,
                 marker={"color": colour},
-                hovertemplate="batches of %{x}: %{y:.1f} %",
+                hovertemplate="micro-batches of %{x}: %{y:.1f} %",
             )
     sizes = {size for _, step in _steps(runs) for size in (step.requests_by_batch_size or step.forward_passes)}
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=sorted(sizes, key=float))
-    return _styled(figure, "Items of the batch", "Share of the requests, %")
+    return _styled(figure, "Items of the micro-batch", "Share of the requests, %")
 
 
 def server_time(runs: Sequence[Run]) -> go.Figure:
-    """Where the server's time went, and what is left for the network and for waiting, a bar for each load."""
+    """Draw a bar for each load that shows where the server's time went."""
     figure = go.Figure()
     named = list(_steps(runs))
     for colour, stage in zip(_colours(), STAGES, strict=False):

@@ -1,4 +1,4 @@
-"""Stored runs as one self-contained page: headline numbers, figures that need no network, the table, its terms."""
+"""Writes stored runs as one self-contained page: headline numbers, figures without network, the table, its terms."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -33,10 +33,10 @@ TEXTS = ("run", "load", "quantity", "status")
 
 
 def render(runs: Sequence[Run]) -> str:
-    """The page.
+    """Return the page as HTML.
 
     Args:
-        runs: at least one; the first is what the others are held against.
+        runs: at least one; the others are held against the first.
     """
     title = " and ".join(dict.fromkeys(run.label for run in runs))
     sections = [
@@ -55,7 +55,7 @@ def render(runs: Sequence[Run]) -> str:
         f"<dl>{''.join(f'<dt>{escape(term)}</dt><dd>{escape(text)}</dd>' for term, text in TERMS.items())}</dl>",
     ]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-    # Once for all figures, and in the page itself.
+    # The page itself holds the script, once for all figures.
     script = f"<script>{get_plotlyjs()}</script>"
     body = "\n".join(sections)
     return (
@@ -67,9 +67,9 @@ THROUGHPUT_LATENCY = (
     "One curve for each configuration and percentile, one point for each load. Hollow points are not valid. Where a "
     "curve turns upwards the server is full: more load buys waiting, not answers."
 )
-DISTRIBUTION = "Latency that so many of the answers did not exceed. The tail is stretched: each nine has the same room."
-BATCHES = "How many items shared a request's forward pass. Few large batches are what makes a server fast."
-SERVER = "Means. What the latency has beyond this is the network, the protocol and the generator's own wait."
+DISTRIBUTION = "So many of the answers did not exceed this latency. The tail is stretched: each nine has the same room."
+BATCHES = "So many items shared a request's micro-batch. Few large micro-batches are what makes a server fast."
+SERVER = "These are means. The rest of the latency is the network, the protocol and the generator's own wait."
 
 
 def _about(run: Run) -> str:
@@ -79,7 +79,7 @@ def _about(run: Run) -> str:
 
 
 def _cards(run: Run, is_one_of_many: bool) -> Iterator[str]:
-    """The numbers that one looks for first, of the steps that are valid."""
+    """Yield the numbers that one looks for first, of the steps that are valid."""
     steps = [step for step in run.steps if step.is_valid]
     label = f"{run.label}: " if is_one_of_many else ""
     if not steps:
@@ -101,7 +101,7 @@ def _card(value: str, what: str) -> str:
 
 
 def _figure(title: str, about: str, figure: go.Figure) -> Iterator[str]:
-    """A heading, a sentence and the figure; nothing where there is nothing to draw."""
+    """Yield a heading, a sentence and the figure, or nothing where there is nothing to draw."""
     if not figure.data:
         return
     yield f"<h2>{escape(title)}</h2><p>{escape(about)}</p>"
@@ -113,7 +113,7 @@ def _before_after(runs: Sequence[Run]) -> Iterator[str]:
         rows = compare(runs[0], other)
         if rows:
             yield f"<h2>{escape(other.label)} against {escape(runs[0].label)}</h2>"
-            yield "<p>Ratio of the same load on both; the interval is of its repeats, where there are some.</p>"
+            yield "<p>Each ratio compares the same load on both; repeats give it an interval.</p>"
             lines = "".join(map(_ratio_row, rows))
             yield f'<div class="wide"><table>{_ratio_head(runs[0], other)}{lines}</table></div>'
 
@@ -146,6 +146,6 @@ def _class(name: str) -> str:
 
 
 def _row(cells: Sequence[str], tag: str) -> str:
-    """The first two are text."""
+    """Write a row whose first two cells are text."""
     classes = [' class="text"'] * 2 + [""] * (len(cells) - 2)
     return "<tr>" + "".join(f"<{tag}{k}>{escape(c)}</{tag}>" for c, k in zip(cells, classes, strict=True)) + "</tr>"

@@ -1,4 +1,4 @@
-"""Stored runs as a table on a terminal."""
+"""Prints stored runs as a table on a terminal."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,21 +7,27 @@ from rich.table import Table
 from rich.text import Text
 
 from load.measure.exchange import Verdict
-from load.report.terms import TERMS
+from load.measure.latencies import STATISTICS
+from load.report.terms import STAGES, TERMS
 from load.runs.run_file import Run, StepResult
 
-PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9")
-FILE_WIDTH = 1000
 TEXTS = ("run", "load", "status")
-STAGES = ("queue", "decode", "wait", "forward", "encode")
 HEADS = ("run", "load")
+# Characters of a line into a file, which no table fills.
+FILE_WIDTH = 1000
+# Characters between two columns.
 GAP = 2
 
 
 def show(runs: Sequence[Run], console: Console, *, has_legend: bool = False) -> None:
-    """Print a table of every step, what is wrong with them, and what its columns mean.
+    """Print a table of every step, and what is wrong with them.
 
     Where the terminal is too narrow, the columns go on in a further table below.
+
+    Args:
+        runs: what is shown.
+        console: where it is printed.
+        has_legend: whether the definitions of all terms follow.
     """
     console = wide(console)
     for columns in _parts(runs, console.width):
@@ -35,12 +41,12 @@ def show(runs: Sequence[Run], console: Console, *, has_legend: bool = False) -> 
 
 
 def wide(console: Console) -> Console:
-    """The same console; into a file, with lines as long as they must be."""
+    """Return the console itself, or, where it prints into a file, one with lines as long as they must be."""
     return console if console.is_terminal else Console(file=console.file, width=FILE_WIDTH)
 
 
 def _parts(runs: Sequence[Run], width: int) -> list[list[str]]:
-    """The columns, as many in a table as fit; each table begins with those that say which step it is."""
+    """Cut the columns into tables that fit; each begins with the columns that say which step it is."""
     columns = columns_of(runs)
     texts = [{"run": run.label, **cells_of(step)} for run in runs for step in run.steps]
     widths = {name: GAP + max(len(name), *(len(cells[name]) for cells in texts)) for name in columns}
@@ -65,14 +71,14 @@ def _table(runs: Sequence[Run], columns: Sequence[str]) -> Table:
 
 
 def cells_of(step: StepResult) -> dict[str, str]:
-    """Every column of one step, as text; empty where it was not measured."""
+    """Return every column of a step: name -> text, which is empty where it was not measured."""
     latency = step.latency_ms
     return {
         "load": step.name + ("" if step.repeat == 1 else f" #{step.repeat}"),
         "1/s": f"{step.throughput_per_s:.1f}",
         "goodput 1/s": "" if step.latency_threshold_ms is None else f"{step.goodput_per_s:.1f}",
         "in time %": "" if step.latency_threshold_ms is None else f"{step.in_time_percent:.2f}",
-        **{f"{name} ms": _ms(latency.get(name)) for name in ("min", "mean", *PERCENTILES, "max")},
+        **{f"{name} ms": _ms(latency.get(name)) for name in STATISTICS},
         "status": ", ".join(_statuses(step)),
         "batch": "" if step.mean_batch_size is None else f"{step.mean_batch_size:.1f}",
         **{name: _ms(step.server_ms.get(name)) for name in STAGES},
@@ -82,7 +88,7 @@ def cells_of(step: StepResult) -> dict[str, str]:
 
 
 def columns_of(runs: Sequence[Run]) -> list[str]:
-    """Names of the columns that say something, in order."""
+    """Return the names of the columns that hold something, in order."""
     every = [{"run": run.label if len(runs) > 1 else "", **cells_of(step)} for run in runs for step in run.steps]
     names = list(dict.fromkeys(name for cells in every for name in cells))
     return [name for name in names if any(cells[name] for cells in every)]
@@ -94,7 +100,7 @@ def _statuses(step: StepResult) -> Iterable[str]:
 
 
 def remarks_of(run: Run) -> Iterable[str]:
-    """What is wrong with a run, a line each."""
+    """Yield what is wrong with a run, a line each."""
     for step in run.steps:
         if step.invalid_reason:
             yield f"NOT VALID: {run.label}, {step.name}: {step.invalid_reason}"
@@ -107,7 +113,7 @@ def remarks_of(run: Run) -> Iterable[str]:
 
 
 def _ms(value: float | None) -> str:
-    """Three digits that mean something, as many as the histogram has."""
+    """Write ms with three significant digits, as many as the histogram has."""
     if value is None:
         return ""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

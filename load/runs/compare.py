@@ -1,10 +1,10 @@
-"""Two stored runs, as ratios with confidence intervals. Pure.
+"""Compares two stored runs by ratios with confidence intervals. Pure.
 
     A, B -> steps of the same load, paired by repeat -> ratio of each pair -> geometric mean and its 95 % interval
 
 The interval is Student's t over the logarithms of the ratios: repeats are few, and ratios multiply. It says how sure
 the difference is on that machine and day, if the repeats were taken in turn: what drifts, drifts for both. Two runs
-that were not measured in turn are compared too, and said not to be.
+that were not measured in turn are compared too, with a remark that says so.
 """
 
 import math
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from load.runs.run_file import Run, StepResult
 
-# Student's t, 97.5 %, for 1, 2, ... degrees of freedom (any table of it); beyond, the normal distribution's is near.
+# Quantiles of Student's t at 97.5 % for 1, 2, ... degrees of freedom, from any table of it, and one for all beyond.
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 T_975_BEYOND = 2.12
 QUANTITIES = ("throughput 1/s", "goodput 1/s", "p50 ms", "p99 ms")
@@ -25,12 +25,12 @@ QUANTITIES = ("throughput 1/s", "goodput 1/s", "p50 ms", "p99 ms")
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """B over A.
+    """A ratio B over A.
 
     Attributes:
         mean: geometric mean of the repeats' ratios.
-        low, high: 95 % confidence interval; the mean itself where there is one repeat, which has none.
-        repeats: how many pairs.
+        low, high: bounds of the 95 % confidence interval; both are the mean where there is one repeat, which has none.
+        repeats: number of pairs.
     """
 
     mean: float
@@ -40,7 +40,12 @@ class Ratio:
 
     @classmethod
     def of(cls, base: Sequence[float], other: Sequence[float]) -> "Ratio":
-        """Compare repeats, pair by pair; all values are above 0."""
+        """Compare repeats pair by pair.
+
+        Args:
+            base: A's values, all above 0.
+            other: B's values of the same repeats, all above 0.
+        """
         logs = [math.log(b / a) for a, b in zip(base, other, strict=True)]
         mean, half = fmean(logs), 0.0
         if len(logs) > 1:
@@ -51,7 +56,7 @@ class Ratio:
 
     @property
     def is_different(self) -> bool:
-        """Whether the interval leaves out 1."""
+        """Whether the interval leaves 1 out."""
         return self.repeats > 1 and not self.low <= 1 <= self.high
 
 
@@ -60,9 +65,9 @@ class Comparison:
     """One quantity of one load.
 
     Attributes:
-        load: the steps' name.
-        quantity: of QUANTITIES.
-        base, other: mean of A's and of B's repeats.
+        load: name of the steps.
+        quantity: one of QUANTITIES.
+        base, other: means of A's and of B's repeats, in the quantity's unit.
         ratio: B over A.
     """
 
@@ -74,7 +79,7 @@ class Comparison:
 
 
 def compare(base: Run, other: Run) -> list[Comparison]:
-    """Every quantity of every load that both runs have; steps that are not valid are left out."""
+    """Compare every quantity of every load that both runs have; steps that are not valid are left out."""
     rows = []
     for load in dict.fromkeys(step.name for step in base.steps):
         pairs = _pairs(base, other, load)
@@ -88,7 +93,7 @@ def compare(base: Run, other: Run) -> list[Comparison]:
 
 
 def is_interleaved(base: Run, other: Run) -> bool:
-    """Whether the runs were measured in turn: in every repeat both, before any of the next repeat."""
+    """Return whether the runs were measured in turn: each repeat of both before any of the next repeat."""
     repeats: dict[int, list[str]] = {}
     for step in [*base.steps, *other.steps]:
         repeats.setdefault(step.repeat, []).append(step.started_at)
@@ -97,7 +102,7 @@ def is_interleaved(base: Run, other: Run) -> bool:
 
 
 def table(base: Run, other: Run, rows: Sequence[Comparison]) -> Table:
-    """The comparison, for a terminal."""
+    """Draw the comparison for a terminal."""
     drawn = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     for name in ("load", "quantity", f"A: {base.label}", f"B: {other.label}", "B / A", "95 % interval", "repeats", ""):
         drawn.add_column(name, justify="left" if name in ("load", "quantity", "") else "right", no_wrap=True)
@@ -118,7 +123,7 @@ def table(base: Run, other: Run, rows: Sequence[Comparison]) -> Table:
 
 
 def remarks(base: Run, other: Run, rows: Sequence[Comparison]) -> list[str]:
-    """What the reader of a comparison must know."""
+    """List what the reader of a comparison must know, a line each."""
     said = []
     if not rows:
         said.append("the runs have no valid load in common: nothing to compare")
@@ -141,7 +146,7 @@ def _pairs(base: Run, other: Run, load: str) -> list[tuple[StepResult, StepResul
 
 
 def _value(step: StepResult, quantity: str) -> float:
-    """0 where it was not measured."""
+    """Return one quantity of a step; 0 where it was not measured."""
     if quantity == "throughput 1/s":
         return step.throughput_per_s
     if quantity == "goodput 1/s":

@@ -1,9 +1,9 @@
-"""A run as it is stored: run.json, the one thing that tables, pages and comparisons are made of.
+"""A stored run, run.json, is the one thing that tables, pages and comparisons are made of.
 
     Summary, ServerStatistics, Recording -> StepResult -> Run -> save / read
 
-Every step carries its raw exchanges, so that a report can be made anew later, and differently. README.md of this folder
-documents the fields; a name's ending is its unit.
+Every step carries its raw exchanges, so that a report can be made anew later, and differently. README.md of load/
+documents the fields; a name ends in its unit.
 """
 
 import gzip
@@ -25,11 +25,13 @@ from load.runs.scenarios import Step
 
 SCHEMA = "load-run/1"
 COMPRESSED = ".gz"
+# zlib's own default, a compromise of time and size; Python's gzip would take 9, the slowest.
+GZIP_LEVEL = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Exchanges:
-    """Raw exchanges by column, in the order of their answers; times in s from the opening of the window."""
+    """Raw exchanges by column, in the order of their answers; times are in seconds from the opening of the window."""
 
     due_s: list[float]
     sent_s: list[float]
@@ -45,7 +47,12 @@ class Exchanges:
 
     @classmethod
     def of(cls, exchanges: Sequence[Exchange], opens_s: float) -> "Exchanges":
-        """Turn rows into columns; times are kept to the microsecond."""
+        """Turn rows into columns; times are kept to the microsecond.
+
+        Args:
+            exchanges: the rows.
+            opens_s: when the window opened, on the exchanges' clock.
+        """
         rows = [
             (
                 round(each.due_s - opens_s, 6),
@@ -72,7 +79,7 @@ class Exchanges:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One measured load."""
+    """One measured load; README.md of load/ says what each field holds."""
 
     name: str
     kind: str
@@ -112,9 +119,19 @@ class StepResult:
         started_at: str,
         latency_threshold_ms: float | None,
     ) -> "StepResult":
-        """Everything that is known of a step."""
+        """Put together everything that is known of a step.
+
+        Args:
+            step: the load.
+            summary: what its run came to.
+            recording: the run's raw results.
+            server: the server's own counts; None where it does not say.
+            repeat: number of the repeat, from 1 on.
+            started_at: UTC, as in ISO 8601.
+            latency_threshold_ms: most latency of an answer that goodput counts; None counts every good answer.
+        """
         sizes = summary.timings.requests_by_batch_size
-        # The answers' own words are of the window alone; the counters are there for handlers that say nothing.
+        # The answers' own words cover the window alone; the counters serve for handlers that say nothing.
         stages = {**(server.stages_ms if server else {}), **summary.timings.mean_ms}
         queue = {"queue": server.queue_ms} if server and server.queue_ms is not None else {}
         return cls(
@@ -139,7 +156,7 @@ class StepResult:
             generator_lag_ms=summary.lag.statistics_ms(),
             generator_cpu_percent=round(summary.cpu_percent, 1),
             requests_by_batch_size={str(size): count for size, count in sizes.items()},
-            forward_passes=server.forward_passes if server else {},
+            forward_passes=server.micro_batches if server else {},
             mean_batch_size=summary.timings.mean_batch_size or (server.mean_batch_size if server else None),
             server_ms={**queue, **{name: round(value, 3) for name, value in stages.items()}},
             exchanges=Exchanges.of(recording.exchanges, recording.opens_s),
@@ -153,17 +170,18 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Some loads on one model, measured one after the other.
+    """Several loads on one model, measured one after the other.
 
     Attributes:
-        label: what it is called in reports.
-        created_at: UTC.
-        model: its name.
-        url: of the prediction.
-        registration: what the model is registered with, as the management API says it.
-        settings: the command line.
-        inputs: names of what was sent, by number.
-        steps: the results.
+        label: name of the run in reports.
+        created_at: UTC, as in ISO 8601.
+        model: name of the model.
+        url: address of the prediction.
+        registration: what the model is registered with, in the management API's words.
+        settings: options of the command line.
+        inputs: names of the inputs, by number.
+        steps: results in the order of measurement.
+        schema: name and version of the file's format.
     """
 
     label: str
@@ -177,15 +195,15 @@ class Run:
     schema: str = SCHEMA
 
     def save(self, path: Path) -> None:
-        """Write it as JSON, compressed where the name ends in .gz.
+        """Write the run as JSON, compressed where the name ends in .gz.
 
         Raises:
-            CannotWrite: it cannot be written there.
+            CannotWrite: the file cannot be written.
         """
         data = orjson.dumps(_finite(asdict(self)), option=orjson.OPT_NON_STR_KEYS)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(gzip.compress(data, 6) if path.suffix == COMPRESSED else data)
+            path.write_bytes(gzip.compress(data, GZIP_LEVEL) if path.suffix == COMPRESSED else data)
         except OSError as error:
             raise CannotWrite(f"cannot write {path}: {error.strerror}") from error
 
@@ -194,7 +212,7 @@ class Run:
         """Read what `save` wrote.
 
         Raises:
-            BadRun: it cannot be read, or is something else.
+            BadRun: the file cannot be read, or is something else.
         """
         try:
             data = path.read_bytes()
@@ -212,7 +230,7 @@ _ADAPTER = TypeAdapter(Run)
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity; a window that never opened has no exchanges to be relative to."""
+    """Replace infinities, which JSON lacks, by null: a window that never opened leaves them in times."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,12 +1,12 @@
-"""What a command line calls a load: ranges of numbers, and MLPerf's scenarios by name. Pure.
+"""Reads what a command line calls a load: ranges of numbers, and MLPerf's scenarios by name. Pure.
 
     "1,2,4" | "1:64:x2" | "10:200:10"  -> numbers -> steps (one `Step` for each load to be measured)
 
 MLPerf's scenarios (mlcommons/inference, LoadGen), as far as one server over HTTP can have them:
-    SingleStream   one request after the other; its result is the p90
-    MultiStream    queries of 8 requests sent at once, one query after the other; its result is a query's p99
-    Server         Poisson arrivals at a rate; its result is the highest rate that keeps the latency threshold
-    Offline        as many requests at once as the server takes; its result is the throughput
+    SingleStream   sends one request after the other; its result is the p90
+    MultiStream    sends queries of 8 requests at once, one query after the other; its result is a query's p99
+    Server         sends Poisson arrivals at a rate; its result is the highest rate that keeps the latency threshold
+    Offline        sends as many requests at once as the server takes; its result is the throughput
 Their minimal durations and counts of queries are up to the caller.
 """
 
@@ -17,12 +17,14 @@ from typing import Any
 from load.errors import BadRange
 from load.generate.attack import Load
 from load.generate.closed_loop import ClosedLoop
-from load.generate.open_loop import MAX_IN_FLIGHT, OpenLoop
+from load.generate.open_loop import TUNING as OPEN_LOOP
+from load.generate.open_loop import OpenLoop
 from load.generate.pacers import Bursts, Constant, Pacer, Poisson, Replay
 from load.runs.search import Grid
 
+# Requests of a query: MLPerf's rule for MultiStream.
 MULTI_STREAM_SAMPLES = 8
-# Below TorchServe's own job_queue_size of 100, above which it answers 503.
+# Clients: fewer than TorchServe's default job_queue_size of 100, above which it answers 503.
 OFFLINE_CLIENTS = 64
 
 
@@ -31,9 +33,9 @@ class Step:
     """One load to be measured.
 
     Attributes:
-        kind: what its numbers are: "concurrency" or "rate".
-        value: the number of clients, or requests per second.
-        load: the load itself.
+        kind: "concurrency" or "rate".
+        value: number of clients, or requests per second.
+        load: what sends it.
     """
 
     kind: str
@@ -45,10 +47,10 @@ class Step:
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """A list or range: "4", "1,2,4", "10:200:10" (perf_analyzer's start:end:step), "1:64:x2" (doubling).
+    """Read a list or range: "4", "1,2,4", "10:200:10" (perf_analyzer's start:end:step), "1:64:x2" (doubling).
 
     Raises:
-        BadRange: it is neither, or holds a number that is not more than 0.
+        BadRange: the text is neither, or holds a number that is not above 0.
     """
     try:
         found = _range(text) if ":" in text else tuple(float(part) for part in text.split(","))
@@ -73,10 +75,10 @@ def _range(text: str) -> tuple[float, ...]:
 
 
 def grid(text: str) -> Grid:
-    """What a search goes through: start:end, or start:end:step.
+    """Read what a search goes through: start:end, or start:end:step.
 
     Raises:
-        BadRange: it is none.
+        BadRange: the text is neither.
     """
     parts = text.split(":")
     try:
@@ -89,23 +91,33 @@ def grid(text: str) -> Grid:
 
 
 def closed(clients: float, samples: int = 1) -> Step:
-    """A closed loop.
+    """Make a step of a closed loop.
+
+    Args:
+        clients: number of clients.
+        samples: number of requests that each sends at once.
 
     Raises:
-        BadRange: a number of clients is whole.
+        BadRange: the number of clients is not whole.
     """
     if clients != int(clients):
         raise BadRange(f"concurrency {clients:g} is not a whole number")
     return Step("concurrency", clients, ClosedLoop(int(clients), samples=samples))
 
 
-def opened(pacer: Pacer, max_in_flight: int = MAX_IN_FLIGHT) -> Step:
-    """An open loop."""
+def opened(pacer: Pacer, max_in_flight: int = OPEN_LOOP.max_in_flight) -> Step:
+    """Make a step of an open loop, with at most `max_in_flight` requests in flight."""
     return Step("rate", pacer.rate_per_s, OpenLoop(pacer, max_in_flight))
 
 
 def pacer_for(distribution: str, seed: int, burst_size: int) -> Callable[[float], Pacer]:
-    """A pacer for every rate; distributions are those of `DISTRIBUTIONS`."""
+    """Choose the pacer that is made for a rate.
+
+    Args:
+        distribution: one of `DISTRIBUTIONS`.
+        seed: decides on Poisson arrivals.
+        burst_size: number of requests of a burst.
+    """
     makers: dict[str, Callable[[float], Pacer]] = {
         "poisson": lambda rate_per_s: Poisson(rate_per_s, seed),
         "constant": Constant,
@@ -118,10 +130,10 @@ DISTRIBUTIONS = ("poisson", "constant", "burst")
 
 
 def replay(lines: Iterable[str]) -> Pacer:
-    """A schedule as perf_analyzer's --request-intervals has it: gaps in microseconds, one a line, used over and over.
+    """Read a schedule of perf_analyzer's --request-intervals: gaps in microseconds, one a line, used over and over.
 
     Raises:
-        BadRange: a line is no number, or they make no schedule.
+        BadRange: a line is no number, or the gaps make no schedule.
     """
     try:
         return Replay(tuple(float(line) / 1e6 for line in lines if line.strip()))
@@ -130,13 +142,13 @@ def replay(lines: Iterable[str]) -> Pacer:
 
 
 def mlperf(name: str, clients: Iterable[float], rates: Iterable[float], pace: Callable[[float], Pacer]) -> list[Step]:
-    """The steps of a scenario.
+    """Make the steps of a scenario.
 
     Args:
-        name: of SCENARIOS.
-        clients: of Offline; OFFLINE_CLIENTS where empty.
-        rates: of Server.
-        pace: a pacer for a rate.
+        name: one of SCENARIOS.
+        clients: numbers of clients for Offline; OFFLINE_CLIENTS where there are none.
+        rates: requests per second for Server.
+        pace: makes the pacer for a rate.
 
     Raises:
         BadRange: Server has no rate.

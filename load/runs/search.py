@@ -1,9 +1,9 @@
-"""The highest load that still holds, by bisection. Pure: what a measurement is, the caller says.
+"""Finds the highest load that still holds, by bisection. Pure: the caller says what a measurement is.
 
     low .. high on a grid -> bisect -> candidate -> measured once more -> Found
 
 A measurement under load is noisy, so the candidate is measured again, and given up for the next lower one as long as it
-does not hold a second time. What a bisection takes for granted: what holds at some load holds at any lower one.
+does not hold a second time. A bisection takes for granted that what holds at some load holds at any lower one.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Grid:
     step: float
 
     def __post_init__(self) -> None:
-        """BadRange where there is nothing to search."""
+        """Raise BadRange where there is nothing to search."""
         if not (0 < self.low <= self.high and self.step > 0):
             raise BadRange(f"cannot search {self.low:g}:{self.high:g}:{self.step:g}: give 0 < low <= high, and a step")
 
@@ -35,7 +35,7 @@ class Grid:
         return int((self.high - self.low) / self.step + 1e-9)
 
     def load(self, number: int) -> float:
-        """A load by its number."""
+        """Return a load by its number."""
         return self.low + number * self.step
 
 
@@ -44,9 +44,9 @@ class Found(Generic[T]):
     """The end of a search.
 
     Attributes:
-        load: the highest that held twice (once, where it is the lowest of the grid); None where none did.
-        measured: its last measurement; of the lowest load where none held.
-        is_limit: whether it is the highest of the grid, so that more might hold.
+        load: highest load that held twice (once, where it is the lowest of the grid); None where none did.
+        measured: last measurement of that load, or of the lowest one where none held.
+        is_limit: whether the load is the highest of the grid, so that more might hold.
     """
 
     load: float | None
@@ -58,14 +58,14 @@ def highest(grid: Grid, measure: Callable[[float], T], holds: Callable[[T], bool
     """Search the grid.
 
     Args:
-        grid: the loads.
+        grid: the loads that are tried.
         measure: measures one load.
-        holds: whether a measurement is good enough.
+        holds: says whether a measurement is good enough.
     """
     lowest = measure(grid.load(0))
     if not holds(lowest):
         return Found(None, lowest, is_limit=False)
-    # The highest that held, and the lowest that did not.
+    # These are the numbers of the highest load that held, and of the lowest that did not.
     held, failed = 0, grid.last
     if grid.last > 0 and holds(measure(grid.load(grid.last))):
         held = grid.last
@@ -84,16 +84,25 @@ def highest(grid: Grid, measure: Callable[[float], T], holds: Callable[[T], bool
 
 
 def is_met(summary: Summary, percent: float) -> bool:
-    """Whether at least this share of all requests was answered well, and within the latency threshold of the run.
+    """Return whether enough of all requests were answered well, and within the latency threshold of the run.
 
     A failure is not in time: a server that sheds half of its load keeps its p99 and does not hold. A generator that
     fell behind is no obstacle: latency counts from the schedule, so what held would have held without.
+
+    Args:
+        summary: a run with a latency threshold.
+        percent: least share of its requests, in %.
     """
     return summary.requests > 0 and 100 * summary.in_time >= percent * summary.requests
 
 
 def fair(measure: Callable[[float], Summary], percent: float) -> Callable[[float], Summary]:
-    """The same measurement, made once more where it missed its target and is not valid: that may be the generator's."""
+    """Wrap a measurement: one that missed its target and is not valid is made once more, since the generator may have.
+
+    Args:
+        measure: measures one load.
+        percent: least share of all requests that must be in time, in %.
+    """
 
     def measure_fairly(load: float) -> Summary:
         summary = measure(load)

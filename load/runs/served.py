@@ -1,4 +1,4 @@
-"""A model on a server: its addresses, whether it is ready, what it is registered with, and its counters.
+"""Knows a model on a server: its addresses, whether it is ready, what it is registered with, and its counters.
 
 Served.check -> NotServed with one line that says what to do, or the registration
 """
@@ -10,6 +10,7 @@ import requests
 
 from load.errors import NotServed
 from load.generate.inputs import Input
+from load.generate.target import TUNING as TARGET
 from load.generate.target import Check, Target
 from load.measure.exchange import OK
 from load.measure.server_metrics import Counters, scrape
@@ -18,23 +19,34 @@ from torchserve_client.management import Management, ManagementError, Unreachabl
 # TorchServe's own defaults.
 URL, MANAGEMENT_URL, METRICS_URL = (f"http://127.0.0.1:{port}" for port in (8080, 8081, 8082))
 
-PROBE_TIMEOUT_S = 120.0
-# Of a registration, what decides over its speed.
+# The fields of a registration that decide over a model's speed.
 REGISTERED = ("modelVersion", "batchSize", "maxBatchDelay", "minWorkers", "maxWorkers")
-WORDS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Says how a first request is asked."""
+
+    # Seconds to wait for its answer: TorchServe's own default of responseTimeout.
+    probe_timeout_s: float = 120.0
+    # Characters of a server's words that an error repeats: two lines of a terminal.
+    words: int = 200
+
+
+TUNING = Tuning()
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One model.
+    """One model of a server.
 
     Attributes:
-        model: its name.
-        version: None for the default one.
+        model: the model's name.
+        version: its version; None means the default one.
         url, management_url, metrics_url: the server's three addresses, without a slash at the end.
         token: inference key, where token authorization is on.
-        management_token: the management key.
-        timeout_s: of a request.
+        management_token: management key, likewise.
+        timeout_s: seconds until a request counts as unanswered.
     """
 
     model: str
@@ -44,16 +56,16 @@ class Served:
     metrics_url: str = METRICS_URL
     token: str | None = None
     management_token: str | None = None
-    timeout_s: float = 120.0
+    timeout_s: float = TARGET.timeout_s
 
     @property
     def prediction_url(self) -> str:
-        """Where it answers."""
+        """The address of its predictions."""
         return "/".join([self.url, "predictions", self.model, *([self.version] if self.version else [])])
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of every request."""
+        """The headers of every request."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     @property
@@ -62,23 +74,26 @@ class Served:
         return Management(self.management_url, token=self.management_token)
 
     def target(self, check: Check | None = None) -> Target:
-        """Where an attack sends its requests."""
+        """Make the target of an attack, whose answers `check` judges."""
         return Target(self.prediction_url, self.headers, self.timeout_s, check)
 
     def counters(self) -> Counters | None:
-        """The server's counters now; None where it does not show them."""
+        """Read the server's counters now; None where it does not show them."""
         return scrape(self.metrics_url, self.model)
 
     def check(self, content: Input) -> dict[str, Any]:
-        """Make sure that it answers 200.
+        """Make sure that the model answers a first request with 200.
 
-        A management API that cannot be reached is not needed: the answer to a first request is what counts.
+        A management API that cannot be reached is not needed: the answer is what counts.
+
+        Args:
+            content: the first request.
 
         Returns:
-            What it is registered with; empty where the management API does not say.
+            The fields of its registration; empty where the management API does not say.
 
         Raises:
-            NotServed: it does not.
+            NotServed: the model does not answer, or not so.
         """
         registration: dict[str, Any] = {}
         try:
@@ -110,18 +125,20 @@ class Served:
         """Send one request by itself and return the answer.
 
         Raises:
-            NotServed: it was not answered 200.
+            NotServed: the answer is not 200, or there is none.
         """
         with requests.Session() as session:
             session.trust_env = False
             headers = {**self.headers, "Content-Type": content.content_type}
             try:
-                reply = session.post(self.prediction_url, data=content.body, headers=headers, timeout=PROBE_TIMEOUT_S)
+                reply = session.post(
+                    self.prediction_url, data=content.body, headers=headers, timeout=TUNING.probe_timeout_s
+                )
             except requests.Timeout as error:
-                raise NotServed(f"{self.prediction_url} did not answer within {PROBE_TIMEOUT_S:g} s") from error
+                raise NotServed(f"{self.prediction_url} did not answer within {TUNING.probe_timeout_s:g} s") from error
             except requests.RequestException as error:
                 raise NotServed(f"nothing answers at {self.url}: start the server, or name it with --url") from error
         if reply.status_code != OK:
-            words = " ".join(reply.text.split())[:WORDS]
+            words = " ".join(reply.text.split())[: TUNING.words]
             raise NotServed(f"a first request, {content.name}, was answered {reply.status_code}: {words}")
         return reply.content

@@ -1,4 +1,4 @@
-"""Steps measured one after the other, of one model or of several in turn.
+"""Measures steps one after the other, on one model or on several in turn.
 
     Served.check -> for each repeat, for each step, for each model: counters, Attack, counters -> StepResult -> Run
 
@@ -25,23 +25,29 @@ from load.runs.run_file import Run, StepResult
 from load.runs.scenarios import Step
 from load.runs.served import Served
 
-# Handlers send their counters once a second.
+# Seconds after a run until its counters are read: handlers send them once a second, and a scrape takes its time.
 COUNTERS_DELAY_S = 1.2
 
 
 class Display(Protocol):
-    """What a person sees meanwhile."""
+    """Shows a person what happens meanwhile."""
 
     async def watch(self, title: str, recording: Recording) -> None:
-        """Show a run while it lasts; cancelled at its end."""
+        """Show a run while it lasts; the call is cancelled at its end."""
 
     def finished(self, title: str, result: StepResult) -> None:
-        """Show what came out."""
+        """Show the result of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One model and the run that its results go to."""
+    """One model and the run that its results go to.
+
+    Attributes:
+        served: the model.
+        run: the run that grows by a step with each measurement.
+        check: judges answers; None believes them.
+    """
 
     served: Served
     run: Run
@@ -50,15 +56,15 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """How everything is measured.
+    """Measures every step in the same way.
 
     Attributes:
         inputs: what is sent.
-        until: how long a step is measured.
-        warm_up_s: of each step.
-        latency_threshold_ms: of goodput.
-        max_lag_ms: what the generator may be late.
-        display: what a person sees.
+        until: says how long a step is measured.
+        warm_up_s: least number of seconds under load before each step's window opens.
+        latency_threshold_ms: most latency of an answer that goodput counts; None counts every good answer.
+        max_lag_ms: most lag of the generator at its p99 in a step that is valid.
+        display: shows a person what happens.
     """
 
     inputs: Inputs
@@ -69,10 +75,16 @@ class Session:
     display: Display
 
     def subject(self, served: Served, label: str, settings: dict[str, Any], check: Check | None = None) -> Subject:
-        """A model that is ready, with an empty run.
+        """Begin an empty run of a model.
+
+        Args:
+            served: the model.
+            label: name of the run in reports.
+            settings: options of the command line, as the run stores them.
+            check: judges answers; None believes them.
 
         Raises:
-            NotServed: it is not.
+            NotServed: the model is not ready.
         """
         registration = served.check(self.inputs.items[0])
         names = [item.name for item in self.inputs.items]
@@ -80,14 +92,19 @@ class Session:
         return Subject(served, run, check)
 
     def measure_all(self, subjects: Sequence[Subject], steps: Sequence[Step], repeats: int = 1) -> bool:
-        """Measure every step of every subject, into their runs.
+        """Measure every step of every subject, and add the results to their runs.
+
+        Args:
+            subjects: the models, at least one.
+            steps: the loads, in order.
+            repeats: how often everything is measured.
 
         Returns:
             Whether it came to its end; False when Ctrl-C ended it, and what was measured until then is kept.
         """
         for repeat in range(1, repeats + 1):
             for step in steps:
-                # Whoever comes first finds a quieter machine: that changes from repeat to repeat.
+                # The first one finds a quieter machine, so another one is the first in each repeat.
                 first = repeat % len(subjects)
                 for subject in [*subjects[first:], *subjects[:first]]:
                     title = f"{subject.run.label}, {step}" + (f", repeat {repeat}/{repeats}" if repeats > 1 else "")
@@ -96,7 +113,14 @@ class Session:
         return True
 
     def measure(self, subject: Subject, step: Step, title: str, repeat: int = 1) -> Summary:
-        """Measure one step, and add it to the subject's run."""
+        """Measure one step, and add its result to the subject's run.
+
+        Args:
+            subject: the model and its run.
+            step: the load.
+            title: what the display calls the measurement.
+            repeat: number of the repeat, from 1 on.
+        """
         attack = Attack(
             target=subject.served.target(subject.check),
             inputs=self.inputs,
@@ -128,7 +152,7 @@ class Session:
 
         def interrupted() -> None:
             recording.stop()
-            # A second Ctrl-C is not for us to hold up.
+            # A second Ctrl-C ends the process as it always does.
             loop.remove_signal_handler(signal.SIGINT)
 
         loop.add_signal_handler(signal.SIGINT, interrupted)
@@ -139,7 +163,7 @@ class Session:
 
 
 def _added(served: Served, before: Counters | None, recording: Recording) -> ServerStatistics | None:
-    """What the server counted meanwhile; None where it does not say."""
+    """Return what the server counted meanwhile; None where it does not say."""
     if before is None:
         return None
     if not recording.is_stopped:

@@ -11,6 +11,23 @@ from aiohttp import web
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+class Counting:
+    """Answers every request after a while, and knows how many were in flight at most."""
+
+    def __init__(self, delay_s: float) -> None:
+        self.most = 0
+        self._delay_s = delay_s
+        self._in_flight = 0
+
+    async def answer(self, _request: web.Request) -> web.Response:
+        """Answer one request."""
+        self._in_flight += 1
+        self.most = max(self.most, self._in_flight)
+        await asyncio.sleep(self._delay_s)
+        self._in_flight -= 1
+        return web.Response()
+
+
 @contextmanager
 def serving(answer: Answer, *, path: str = "/predictions/m", metrics: Callable[[], str] | None = None) -> Iterator[str]:
     """A server in a thread; gives its address.

@@ -14,7 +14,7 @@ from load.runs.scenarios import Step, closed, opened
 TIMING = 'decode;dur=2.00, wait;dur=1.00, forward;dur=40.00, encode;dur=0.50, batch;desc="4"'
 # Half of the latencies are within it.
 THRESHOLD_MS = 50.5
-SERVER = ServerStatistics(queue_ms=5.0, stages_ms={}, forward_passes={"4": 25}, mean_batch_size=4.0)
+SERVER = ServerStatistics(queue_ms=5.0, stages_ms={}, micro_batches={"4": 25}, mean_batch_size=4.0)
 
 
 def step_result(step: Step, throughput_per_s: float = 50.0, repeat: int = 1, minute: int = 0) -> StepResult:

@@ -1,14 +1,14 @@
 from statistics import mean
 
 from load.bench import texts, translation
-from load.bench.sentences import COUNT
+from load.bench.sentences import TUNING as SENTENCES
 from load.bench.sentences import texts as mixed_texts
 from load.bench.table import spread
 
 
 def test_sentences_are_lognormal_about_40_tokens_in_the_mean_and_the_same_every_time() -> None:
     lengths = [len(text.split()) for text in mixed_texts()]
-    assert len(lengths) == COUNT
+    assert len(lengths) == SENTENCES.count
     assert 34 < mean(lengths) < 42
     assert min(lengths) < 10
     assert 150 < max(lengths) <= 250
@@ -31,8 +31,8 @@ def test_texts_table_compares_each_way_of_sending_with_each_way_in_process() -> 
 
 
 def test_texts_bodies_hold_every_text_once() -> None:
-    assert len(texts.single_bodies()) == COUNT
-    assert len(texts.list_bodies()) == COUNT / texts.LIST_LENGTH
+    assert len(texts.single_bodies()) == SENTENCES.count
+    assert len(texts.list_bodies()) == SENTENCES.count / texts.TUNING.list_length
 
 
 def test_translation_table_compares_with_stock_and_with_itself_unbatched() -> None:
@@ -42,5 +42,5 @@ def test_translation_table_compares_with_stock_and_with_itself_unbatched() -> No
 
 def test_translation_sentences_are_mixed() -> None:
     lengths = [len(text.split()) for text in translation.sentences()]
-    assert len(lengths) == translation.CLIENTS
+    assert len(lengths) == translation.TUNING.clients
     assert max(lengths) > 5 * min(lengths)

@@ -13,7 +13,7 @@ from load.generate.inputs import Inputs
 from load.generate.target import Target
 from load.generate.windows import Duration, Requests, Stability, Until
 from load.measure.summary import Summary
-from tests.load.fake_server import Answer, serving
+from tests.load.fake_server import Answer, Counting, serving
 
 SLOW_S = 0.2
 
@@ -53,18 +53,9 @@ def test_loop_against_a_good_server_counts_all_but_the_warm_up() -> None:
 
 
 def test_loop_of_many_clients_keeps_as_many_requests_in_flight_and_no_more() -> None:
-    in_flight, most = 0, 0
-
-    async def answer(request: web.Request) -> web.Response:
-        nonlocal in_flight, most
-        in_flight += 1
-        most = max(most, in_flight)
-        await asyncio.sleep(0.02)
-        in_flight -= 1
-        return web.Response()
-
-    generate(answer, clients=7)
-    assert most == 7
+    counting = Counting(0.02)
+    generate(counting.answer, clients=7)
+    assert counting.most == 7
 
 
 def test_loop_keeps_its_connections() -> None:

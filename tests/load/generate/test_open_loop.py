@@ -16,7 +16,7 @@ from load.generate.target import Target
 from load.generate.windows import Duration
 from load.measure.recording import Recording
 from load.measure.summary import Summary
-from tests.load.fake_server import Answer, serving
+from tests.load.fake_server import Answer, Counting, serving
 
 STALL_S = 2.0
 
@@ -87,19 +87,10 @@ def test_stall_of_two_seconds_shows_in_the_p99_of_an_open_loop_and_hides_from_a_
 
 
 def test_limit_of_requests_in_flight_is_kept_and_makes_the_run_invalid() -> None:
-    in_flight, most = 0, 0
-
-    async def answer(request: web.Request) -> web.Response:
-        nonlocal in_flight, most
-        in_flight += 1
-        most = max(most, in_flight)
-        await asyncio.sleep(0.2)
-        in_flight -= 1
-        return web.Response()
-
-    with serving(answer) as url:
+    counting = Counting(0.2)
+    with serving(counting.answer) as url:
         summary = attack(url, OpenLoop(Constant(100), max_in_flight=3), 0.9, warm_up_s=0).run()
-    assert most == 3
+    assert counting.most == 3
     throttled, unsent, late = summary.invalid_reasons
     assert "requests waited because the limit of requests in flight was reached" in throttled
     assert "were never sent" in unsent

@@ -37,7 +37,7 @@ def test_statistics_of_two_scrapes_are_their_difference() -> None:
     statistics = ServerStatistics.of(added)
     assert statistics.queue_ms == pytest.approx(3.0)  # 60 ms over 20 requests
     assert statistics.stages_ms == {"forward": pytest.approx(100.0)}  # 1 s over 10, of both versions
-    assert statistics.forward_passes == {"1": 1, "8": 4}
+    assert statistics.micro_batches == {"1": 1, "8": 4}
     assert statistics.mean_batch_size == 5.0
 
 

@@ -1,0 +1,51 @@
+"""The client's README: its programs run as they stand, and its tables leave nothing out."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+import torchserve_client
+from deploy.models import ROOT
+from tests.client.http_server import serving
+from torchserve_client.cli import parser
+
+README = (ROOT / "client" / "README.md").read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+INFERENCE, MANAGEMENT = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
+VECTOR = [0.25, -0.5]
+
+
+def answer(path: str, content_type: str, body: bytes) -> Any:
+    """Answer for both APIs of a server whose sentence-embedding has a batch_size of 8: one vector for each text."""
+    if not body:
+        return [{"modelName": "sentence-embedding", "batchSize": 8}]
+    if content_type == "application/json":
+        return {"predictions": [VECTOR] * len(json.loads(body)["instances"])}
+    return VECTOR
+
+
+@pytest.mark.parametrize(
+    ("program", "printed"), list(zip(PROGRAMS, ["[0.25, -0.5]\n", "[0.25, -0.5]\n1000\n8\n"], strict=True))
+)
+def test_readme_program_runs(program: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(answer) as url:
+        exec(program.replace(INFERENCE, url).replace(MANAGEMENT, url), {})  # noqa: S102 (the README's own words)
+    assert capsys.readouterr().out == printed
+
+
+def test_readme_names_every_error() -> None:
+    errors = {
+        name
+        for name in torchserve_client.__all__
+        if isinstance(getattr(torchserve_client, name), type)
+        and issubclass(getattr(torchserve_client, name), torchserve_client.ClientError)
+    }
+    assert errors <= set(re.findall(r"`(\w+)`", README))
+
+
+def test_readme_names_every_command() -> None:
+    commands = set(re.findall(r"^\| `torchserve-client ([\w-]+)", README, re.MULTILINE))
+    offered = {line.split()[0] for line in parser().format_help().splitlines() if re.match(r" {4}\w", line)}
+    assert commands == offered
