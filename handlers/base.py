@@ -23,11 +23,11 @@ from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar, cast
 import torch
 from ts.metrics.metric_cache_errors import MetricsCacheKeyError
 from ts.metrics.metric_type_enum import MetricTypes
-from ts.torch_handler.base_handler import BaseHandler
 
 from handlers.adaptive.in_flight import Place
 from handlers.adaptive.response_timing import Exchanges
 from handlers.adaptive.worker import AdaptiveWorker
+from handlers.blocked_import import blocked_import
 from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Divisible, Engine, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, ItemError
@@ -45,6 +45,11 @@ from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy, check_mode
 from handlers.scheduling.scheduler import PASS_SHARE, Scheduler
 from handlers.scheduling.streams import Lanes
+
+# TorchServe's module tries this backend of torch.compile, which brings torch._dynamo and torch._inductor with it: three
+# seconds of every worker's start, and nothing here compiles with it.
+with blocked_import("openvino.torch", importer="ts.torch_handler.base_handler"):
+    from ts.torch_handler.base_handler import BaseHandler
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from deploy.models import ROOT
 # Package -> its rooms, lowest first: a room imports what stands before it, and rooms of one line nothing of each other.
 FLOORS = {
     "handlers": (
-        {"errors", "metrics", "running_mean", "probabilities"},
+        {"errors", "metrics", "running_mean", "probabilities", "blocked_import"},
         {"config"},
         {"protocol", "engines"},
         {"pipeline"},

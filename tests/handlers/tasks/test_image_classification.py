@@ -1,5 +1,6 @@
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,7 @@ import torch
 import torchvision
 from PIL import Image
 
-from deploy.models import model
-from deploy.sources import source
-from deploy.vision import export, stage
+from deploy.vision import export
 from handlers.tasks.image_classification import ImageClassificationHandler
 from handlers.vision.config import ImageClassificationConfig
 from handlers.vision.images import Geometry, decode_image
@@ -25,12 +24,9 @@ NETWORKS = {"mobilenet_v2": (mobilenet_v2, MOBILENET_TOP_1), "resnet18": (resnet
 
 
 @pytest.fixture(scope="module")
-def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def staged(staged_example: Callable[[str], Path]) -> Path:
     """What examples/mobilenet-v2's archive holds."""
-    folder = tmp_path_factory.mktemp("mobilenet-v2")
-    entry = model("mobilenet-v2")
-    stage(entry, source(entry, None), "auto", folder)
-    return folder
+    return staged_example("mobilenet-v2")
 
 
 @pytest.fixture(scope="module")
