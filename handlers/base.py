@@ -205,16 +205,17 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     def _start_adaptive(self, window: int, settings: Mapping[str, Any]) -> Exchange:
         check_mode(settings)
         policy = Policy.of(self.config, self.overhead)
-        streams = self.config.scheduling.streams
+        streams, warm_up_s = self.config.scheduling.streams, self.config.scheduling.warm_up_s
         parts = self.engine.divide(streams) if isinstance(self.engine, Divisible) else ()
         tasks: list[Self] = [self, *map(self._on, parts)]
         sizes = {1, min(TYPICAL_PASS, policy.max_items), min(window, policy.max_items)}
         measured = [LatencyModel(measure(task, self.sample(), sizes)) for task in tasks[:2]]
         scheduler: Scheduler[Place] = Scheduler(policy, Lanes(measured[0], measured[-1], max(1, len(parts))))
         limits = scheduler.limits(measured[-1].line, measured[-1].margin)
-        meet([Allowed(task, limits.max_items, limits.max_tokens) for task in tasks[1:] or tasks], self.samples())
+        lanes = [Allowed(task, limits.max_items, limits.max_tokens) for task in tasks[1:] or tasks]
+        meet(lanes, self.samples(), warm_up_s)
         if parts:
-            meet([Allowed(self, 1, limits.max_tokens)], self.samples())
+            meet([Allowed(self, 1, limits.max_tokens)], self.samples(), warm_up_s)
         self._adaptive = AdaptiveWorker(
             [Steps(task, self._recorder) for task in tasks],
             scheduler,

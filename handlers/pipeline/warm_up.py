@@ -14,9 +14,6 @@ from handlers.errors import ItemError
 from handlers.pipeline.runner import Task
 from handlers.protocol.requests import Payload
 
-# OpenVINO takes 4 to 6 ms more for a shape it has not met, and MiniLM meets some two hundred of them on each lane.
-MEETING_S = 3.0
-
 
 class Allowed(NamedTuple):
     """A task on its engine or on a stream of it, and what its micro-batches may hold there."""
@@ -62,7 +59,7 @@ def measure(task: Task, sample: Payload, sizes: Iterable[int]) -> list[tuple[int
     return seeds
 
 
-def meet(streams: Sequence[Allowed], samples: Iterable[Payload], seconds: float = MEETING_S) -> None:
+def meet(streams: Sequence[Allowed], samples: Iterable[Payload], seconds: float) -> None:
     """Run passes of every sample, of one, two and more of it, as many as fit; all streams at once, small ones first.
 
     Args:
