@@ -1,9 +1,17 @@
+from pathlib import Path
+
 import pytest
 import torch
 
+E2E = Path(__file__).parent / "e2e"
 
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a GPU where there is none: deselected and counted as such, not skipped."""
+    """Mark by folder what drives a server; leave out what needs a GPU where there is none, counted as deselected."""
+    for item in items:
+        if item.path.is_relative_to(E2E):
+            item.add_marker(pytest.mark.e2e)
     if torch.cuda.is_available():
         return
     lacking = [item for item in items if item.get_closest_marker("gpu")]
