@@ -2,10 +2,10 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: serve stop archive test lint bench lock help
+.PHONY: serve stop archive lint check test test-all bench lock help
 
 help: ## list these commands
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 $(BIN)/python: # a moved or removed environment is built anew
 	@rm -f .venv/.installed
@@ -28,11 +28,17 @@ lint: .venv/.installed ## ruff and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-test: lint ## the whole test suite
-	@$(BIN)/python -m pytest
+check: lint ## lint, types, and the tests without a server, an environment or a clock
+	@$(BIN)/python -m pytest -m "not e2e and not environment and not clock and not long"
 
-bench: .venv/.installed ## this server against its peers, as ratios
-	@$(BIN)/python -m load.bench
+test: check ## check, then every other test but the long ones
+	@$(BIN)/python -m pytest -m "(e2e or environment or clock) and not long"
+
+test-all: test ## test, then what takes minutes or needs more than the environment has
+	@$(BIN)/python -m pytest -m long
+
+bench: .venv/.installed ## this server against its peers, as ratios; ONLY=translation runs a part
+	@$(BIN)/python -m load.bench $(ONLY)
 
 lock: ## resolve requirements.lock anew from pyproject.toml
 	@.uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --all-extras \

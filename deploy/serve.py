@@ -8,6 +8,8 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from deploy.archive import Archive, ArchiverFailed, Recipe, report
 from deploy.models import ROOT, model
 from deploy.server import Server, ServerError
 from deploy.sources import WeightsUnavailable
+from deploy.waits import Waits
 from handlers.errors import InvalidConfig
 from torchserve_client.archives import original_version
 from torchserve_client.management import ManagementError
@@ -79,20 +82,37 @@ def start(config: Path) -> None:
     """Everything from nothing to a prediction; what is there already is used as it is."""
     server = Server(config)
     built = archives()
-    if server.pid() is None:
-        server.start()
-        print(f"TorchServe: started, process {server.pid()}, log in {server.logs.name}/")
-    else:
-        print(f"TorchServe: already running, process {server.pid()}")
-    for name, archive in built.items():
-        if is_served(server, name, archive):
-            print(f"{name}: already served")
-            continue
-        server.register(
-            name, archive.path.name, batch_size=BATCH_SIZE, max_batch_delay_ms=MAX_BATCH_DELAY_MS, workers=WORKERS
-        )
-        print(f"{name}: registered, batch_size {BATCH_SIZE}, max_batch_delay {MAX_BATCH_DELAY_MS} ms, {WORKERS} worker")
+    with Waits() as waits:
+        if server.pid() is None:
+            with waits.on("TorchServe: starting"):
+                server.start()
+            print(f"TorchServe: started, process {server.pid()}, log in {server.logs.name}/")
+        else:
+            print(f"TorchServe: already running, process {server.pid()}")
+        register(server, built, waits)
     predict(server, list(built)[-1])
+
+
+def register(server: Server, archives: Mapping[str, Archive], waits: Waits) -> None:
+    """Serve them all, side by side: a worker's start is seconds of one core.
+
+    Raises:
+        LoadFailed, ManagementError: of the first that failed, when all have ended.
+    """
+
+    def serve(name: str) -> str:
+        archive = archives[name].path.name
+        if is_served(server, name, archives[name]):
+            return f"{name}: already served"
+        with waits.on(f"{name}: waiting for its worker"):
+            server.register(
+                name, archive, batch_size=BATCH_SIZE, max_batch_delay_ms=MAX_BATCH_DELAY_MS, workers=WORKERS
+            )
+        return f"{name}: registered, batch_size {BATCH_SIZE}, max_batch_delay {MAX_BATCH_DELAY_MS} ms, {WORKERS} worker"
+
+    with ThreadPoolExecutor(len(archives)) as pool:
+        for said in pool.map(serve, archives):
+            print(said)
 
 
 def predict(server: Server, name: str) -> None:

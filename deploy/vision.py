@@ -13,7 +13,7 @@ from deploy.weights import StateDict, load
 from handlers.config import parse
 from handlers.errors import InvalidConfig
 from handlers.vision.config import ImageClassificationConfig
-from handlers.vision.images import PixelClassifier
+from handlers.vision.pixel_classifier import PixelClassifier
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:

@@ -22,10 +22,10 @@ from typing import Any, ClassVar, Generic, NoReturn, TypeVar, cast
 import torch
 from ts.metrics.metric_cache_errors import MetricsCacheKeyError
 from ts.metrics.metric_type_enum import MetricTypes
-from ts.torch_handler.base_handler import BaseHandler
 
 from handlers.adaptive import start as adaptive
 from handlers.adaptive.worker import AdaptiveWorker
+from handlers.blocked_import import blocked_import
 from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Engine, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, ItemError
@@ -39,6 +39,11 @@ from handlers.protocol.open_inference import Model
 from handlers.protocol.output_tensors import Documents, OutputTensors
 from handlers.protocol.requests import Payload, Request, Shape
 from handlers.protocol.responses import Reply
+
+# TorchServe's module tries this backend of torch.compile, which brings torch._dynamo and torch._inductor with it: three
+# seconds of every worker's start, and nothing here compiles with it.
+with blocked_import("openvino.torch", importer="ts.torch_handler.base_handler"):
+    from ts.torch_handler.base_handler import BaseHandler
 
 logger = logging.getLogger(__name__)
 

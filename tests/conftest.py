@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import hypothesis
 import pytest
 import torch
@@ -6,9 +8,15 @@ import torch
 hypothesis.settings.register_profile("house", deadline=None)
 hypothesis.settings.load_profile("house")
 
+E2E = Path(__file__).parent / "e2e"
 
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a GPU where there is none: deselected and counted as such, not skipped."""
+    """Mark by folder what drives a server; leave out what needs a GPU where there is none, counted as deselected."""
+    for item in items:
+        if item.path.is_relative_to(E2E):
+            item.add_marker(pytest.mark.e2e)
     if torch.cuda.is_available():
         return
     lacking = [item for item in items if item.get_closest_marker("gpu")]

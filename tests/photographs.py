@@ -49,6 +49,7 @@ def encoded(image: Image.Image, image_format: str, **options: object) -> bytes:
         return body.getvalue()
 
 
+@cache
 def crops(count: int, seed: int = 0, sides: tuple[int, int] = (600, 2000)) -> list[bytes]:
     """Random large crops of the photographs, enlarged to what a camera sends, as square JPEGs."""
     generator = random.Random(seed)

@@ -11,7 +11,7 @@ from deploy.models import ROOT
 # Package -> its rooms, lowest first: a room imports what stands before it, and rooms of one line nothing of each other.
 FLOORS = {
     "handlers": (
-        {"errors", "metrics", "probabilities"},
+        {"errors", "metrics", "probabilities", "blocked_import"},
         {"config"},
         {"protocol", "engines"},
         {"pipeline"},

@@ -65,6 +65,8 @@ def has_network() -> bool:
     return True
 
 
+@pytest.mark.environment
+@pytest.mark.timeout(900)
 def test_readme_shell_blocks_run_as_written(
     copy: Path, ports: Ports, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -103,9 +103,10 @@ def warm_scheduler(task: Task, on_streams: list[Task], policy: Policy, window: i
     narrow = wide if first is task else LatencyModel(measure(first, task.sample(), sizes))
     scheduler = Scheduler(policy, Streams(wide, narrow, len(on_streams)))
     limits = scheduler.limits(narrow.line, narrow.margin)
-    meet([Allowed(each, limits.max_items, limits.max_tokens) for each in on_streams], task.samples())
+    warm_up_s = task.config.scheduling.warm_up_s
+    meet([Allowed(each, limits.max_items, limits.max_tokens) for each in on_streams], task.samples(), warm_up_s)
     if first is not task:
-        meet([Allowed(task, 1, limits.max_tokens)], task.samples())
+        meet([Allowed(task, 1, limits.max_tokens)], task.samples(), warm_up_s)
     return scheduler
 
 

@@ -2,12 +2,14 @@
 
 measure   runs micro-batches of the sizes that matter: it prepares the engine for them, and says how long they take
 meet      runs micro-batches of every likely size, for some seconds: an engine prepares itself for each shape it meets
+
+OpenVINO takes 4 to 6 ms more for a shape that it has not met, and MiniLM meets some two hundred of them on each stream:
+that is 1.2 s beside the runs themselves.
 """
 
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -15,23 +17,9 @@ from handlers.errors import ItemError
 from handlers.pipeline.runner import Task
 from handlers.protocol.requests import Payload
 
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """What warm-up may cost.
-
-    Attributes:
-        timed_runs: how many times `measure` runs a micro-batch after the first time; the quickest counts. Two are
-            enough to leave out one that something else on the machine disturbed.
-        meeting_s: the seconds after which `meet` starts nothing more. OpenVINO takes 4 to 6 ms more for a shape it has
-            not met, and MiniLM meets some two hundred of them on each stream: that is 1.2 s beside the runs themselves.
-    """
-
-    timed_runs: int = 2
-    meeting_s: float = 3.0
-
-
-TUNING = Tuning()
+# `measure` runs a micro-batch so many times after the first time, and the quickest counts: two are enough to leave out
+# one that something else on the machine disturbed.
+TIMED_RUNS = 2
 
 
 class Allowed(NamedTuple):
@@ -77,7 +65,7 @@ def measure(task: Task, sample: Payload, sizes: Iterable[int]) -> list[tuple[int
         # The first micro-batch of a size prepares the engine for it; those after it show what it takes.
         run(task, [item] * size)
         seconds = []
-        for _ in range(TUNING.timed_runs):
+        for _ in range(TIMED_RUNS):
             started = time.perf_counter()
             run(task, [item] * size)
             seconds.append(time.perf_counter() - started)
@@ -85,7 +73,7 @@ def measure(task: Task, sample: Payload, sizes: Iterable[int]) -> list[tuple[int
     return seeds
 
 
-def meet(streams: Sequence[Allowed], samples: Iterable[Payload], seconds: float = TUNING.meeting_s) -> None:
+def meet(streams: Sequence[Allowed], samples: Iterable[Payload], seconds: float) -> None:
     """Run micro-batches of every sample: of one, of two and so on, as many as fit; all streams at once.
 
     Args:

@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-import torchvision
 from numpy.typing import NDArray
 
 from handlers.base import BatchHandler
 from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.openvino import OpenVinoEngine
-from handlers.engines.torch import TorchEngine, dtype_for
+from handlers.engines.torch import TorchEngine
 from handlers.errors import CorruptInput, InvalidConfig, UnknownShape
 from handlers.probabilities import softmax
 from handlers.protocol.output_tensors import LABELS, Ranked, from_mapping
 from handlers.protocol.requests import Payload, Value
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
-from handlers.vision.images import Geometry, Picture, PixelClassifier, cut_square, decode_image, grey_jpeg
+from handlers.vision.images import Geometry, Picture, cut_square, decode_image, grey_jpeg
 
 
 class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture]):
@@ -48,10 +46,10 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
         weights = self.model_dir / "model.pt"
         if not weights.is_file():
             raise InvalidConfig("engine: torch needs model.pt, which this archive lacks")
-        classifier = torchvision.models.get_model(config.arch, weights=None, num_classes=len(self.labels))
-        classifier.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True, mmap=True))
-        classifier = classifier.to(dtype_for(self.device, config.precision), memory_format=torch.channels_last)
-        module = PixelClassifier(classifier, config.mean, config.std).to(self.device)
+        # Here and not above: torchvision takes seconds to import, and a worker on OpenVINO has no use for it.
+        from handlers.vision.pixel_classifier import load_classifier  # noqa: PLC0415
+
+        module = load_classifier(weights, config, len(self.labels), self.device)
         return TorchEngine(module, self.device, ["pixels"], ["logits"], config.threads)
 
     def sample(self) -> Payload:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
@@ -177,46 +176,3 @@ def grey_jpeg(side: int) -> bytes:
     with io.BytesIO() as body:
         Image.new("RGB", (side, side), "grey").save(body, "JPEG")
         return body.getvalue()
-
-
-class PixelClassifier(torch.nn.Module):
-    """A classifier that takes pixels as they were decoded: a quarter of the bytes of normalised floats.
-
-    Exported as it stands for OpenVINO and run as it stands by PyTorch, so both normalise alike.
-    """
-
-    mean: torch.Tensor
-    std: torch.Tensor
-
-    def __init__(
-        self,
-        classifier: torch.nn.Module,
-        mean: tuple[float, float, float],
-        std: tuple[float, float, float],
-    ) -> None:
-        """Wrap a classifier.
-
-        Args:
-            classifier: (B, 3, S, S) normalised, in the precision of its weights -> (B, classes).
-            mean, std: per channel, of values in 0..1.
-        """
-        super().__init__()
-        self.classifier = classifier
-        self.dtype = next(classifier.parameters()).dtype
-        # Values in 0..255 are normalised without dividing them first. Always fp32: bf16 has 8 bits of mantissa.
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).mul(255).view(1, 3, 1, 1))
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).mul(255).view(1, 3, 1, 1))
-
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Classify.
-
-        Args:
-            pixels: (B, S, S, 3) uint8, RGB.
-
-        Returns:
-            (B, classes) logits.
-        """
-        # The permuted view of interleaved pixels is what PyTorch calls channels_last.
-        channels_first = pixels.permute(0, 3, 1, 2).float()
-        logits: torch.Tensor = self.classifier(((channels_first - self.mean) / self.std).to(self.dtype))
-        return logits

@@ -40,8 +40,6 @@ from load.measure.server_timing import parse
 from tests.e2e.conftest import MOBILENET, Answer, metrics, send, send_together, url
 from tests.photographs import photograph
 
-pytestmark = pytest.mark.e2e
-
 CLASSIC, ADAPTIVE = "sentence-embedding", "sentence-embedding-adaptive"
 # Of the load tests: they have one core for the engine and one for TorchServe and whoever asks, and that other core's
 # pauses are much of the archive's own 200 ms.

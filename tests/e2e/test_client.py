@@ -23,8 +23,6 @@ from tests.photographs import crops, path, photograph
 from torchserve_client import ByCount, ChunkingClient, Client, FuturesClient, ItemFailed, Rejected
 from torchserve_client.cli import main
 
-pytestmark = pytest.mark.e2e
-
 # Seconds of work, so that a run can be ended in its middle.
 PHOTOGRAPHS = 600
 

@@ -12,8 +12,6 @@ from deploy.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.server import Server
 
-pytestmark = pytest.mark.e2e
-
 
 def run(*command: str) -> str:
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

@@ -17,8 +17,6 @@ from tests.e2e.conftest import MOBILENET, Answer, send, send_together
 from tests.photographs import photograph
 from torchserve_client.management import Management, ManagementError, NotReady, Unreachable
 
-pytestmark = pytest.mark.e2e
-
 
 def worker_pid(server: Server, name: str) -> int:
     (worker,) = server.management.describe(name)["workers"]

@@ -11,8 +11,6 @@ from deploy.server import Server
 from load.__main__ import main
 from tests.e2e.conftest import MOBILENET
 
-pytestmark = pytest.mark.e2e
-
 EXAMPLE = ROOT / "examples" / MOBILENET
 
 

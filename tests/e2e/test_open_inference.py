@@ -20,8 +20,6 @@ from deploy.server import Server
 from tests.e2e.conftest import send, url
 from tests.photographs import path, photograph
 
-pytestmark = pytest.mark.e2e
-
 EMBEDDING = "sentence-embedding"
 KOREAN = json.loads((ROOT / "examples" / EMBEDDING / "news.json").read_text())["instances"][:2]
 

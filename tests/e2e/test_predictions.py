@@ -14,8 +14,6 @@ from tests.e2e.conftest import MOBILENET, curl, metrics, send, send_together, ur
 from tests.handlers.engines.test_engines import HAS_BF16
 from tests.photographs import MOBILENET_TOP_1, encoded, path, photograph
 
-pytestmark = pytest.mark.e2e
-
 PRECISIONS = ["fp32", "bf16"] if HAS_BF16 else ["fp32"]
 
 

@@ -15,8 +15,6 @@ from torchserve_client import RolloutFailed, archives
 from torchserve_client.cli import main
 from torchserve_client.rollout import Rollout, Wanted
 
-pytestmark = pytest.mark.e2e
-
 # As a batch that takes long, put behind the handler's own methods.
 SLOW = """
     def inference(self, batch):

@@ -10,8 +10,6 @@ from deploy.models import ROOT, model
 from deploy.server import Server
 from tests.e2e.conftest import curl, send, send_together, url
 
-pytestmark = pytest.mark.e2e
-
 EMBEDDING, LANGUAGE_ID = "sentence-embedding", "language-id"
 
 

@@ -13,7 +13,13 @@ from handlers.protocol.responses import Reply
 from tests.handlers.serving import DoublingHandler, context
 
 RUN_S = 0.004
-SCHEDULING = {"mode": "adaptive", "max_latency_ms": 5000, "priority_levels": 3, "queue_timeout_ms": 5000}
+SCHEDULING = {
+    "mode": "adaptive",
+    "max_latency_ms": 5000,
+    "priority_levels": 3,
+    "queue_timeout_ms": 5000,
+    "warm_up_s": 0.2,
+}
 TIMEOUT_S = 20
 
 

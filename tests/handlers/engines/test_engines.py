@@ -19,7 +19,8 @@ from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.torch import Precision, TorchEngine, dtype_for
 from handlers.errors import InvalidConfig
 from handlers.vision.config import ImageClassificationConfig
-from handlers.vision.images import Geometry, PixelClassifier, decode_image
+from handlers.vision.images import Geometry, decode_image
+from handlers.vision.pixel_classifier import PixelClassifier
 from tests.photographs import crops
 from tests.trained import mobilenet_v2, resnet18
 

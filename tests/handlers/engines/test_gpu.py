@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import OutOfMemory
-from handlers.vision.images import PixelClassifier
+from handlers.vision.pixel_classifier import PixelClassifier
 from tests.handlers.engines.test_engines import arch, config, expected, network, pixels, state, worst_error  # noqa: F401
 
 pytestmark = pytest.mark.gpu

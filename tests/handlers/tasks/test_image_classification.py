@@ -1,7 +1,9 @@
 import base64
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino
@@ -10,9 +12,7 @@ import torch
 import torchvision
 from PIL import Image
 
-from deploy.models import model
-from deploy.sources import source
-from deploy.vision import export, stage
+from deploy.vision import export
 from handlers.tasks.image_classification import ImageClassificationHandler
 from handlers.vision.config import ImageClassificationConfig
 from handlers.vision.images import Geometry, decode_image
@@ -25,12 +25,9 @@ NETWORKS = {"mobilenet_v2": (mobilenet_v2, MOBILENET_TOP_1), "resnet18": (resnet
 
 
 @pytest.fixture(scope="module")
-def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def staged(staged_example: Callable[[str], Path]) -> Path:
     """What examples/mobilenet-v2's archive holds."""
-    folder = tmp_path_factory.mktemp("mobilenet-v2")
-    entry = model("mobilenet-v2")
-    stage(entry, source(entry, None), "auto", folder)
-    return folder
+    return staged_example("mobilenet-v2")
 
 
 @pytest.fixture(scope="module")
@@ -166,30 +163,50 @@ def stage_network(folder: Path, arch: str) -> None:
 UNDECIDED = 0.05
 
 
+class Trained(NamedTuple):
+    """A trained network: photographs and crops, what torch fp32 says of them, and its graph."""
+
+    folder: Path
+    bodies: list[bytes]
+    winners: list[int]
+    decided: list[bool]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+    """By architecture; torch sees the images fully decoded."""
+
+    @cache
+    def make(arch: str) -> Trained:
+        network = torchvision.models.get_model(arch, weights=None).eval()
+        network.load_state_dict(NETWORKS[arch][0]())
+        bodies = [*(photograph(name) for name in NETWORKS[arch][1]), *crops(100)]
+        geometry = Geometry(256, 224, 10**8, scaled_decode=False)
+        pixels = torch.from_numpy(np.stack([decode_image(body, geometry) for body in bodies]))
+        values = pixels.permute(0, 3, 1, 2).float() / 255
+        mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+        with torch.inference_mode():
+            probabilities = network(torchvision.transforms.functional.normalize(values, mean, std)).softmax(1)
+        first, second = probabilities.topk(2).values.T
+        folder = tmp_path_factory.mktemp(arch)
+        stage_network(folder, arch)
+        return Trained(folder, bodies, probabilities.argmax(1).tolist(), (first - second > UNDECIDED).tolist())
+
+    return make
+
+
 @pytest.mark.parametrize(("arch", "precision"), [("mobilenet_v2", "fp32"), ("resnet18", "fp32"), ("resnet18", "auto")])
 def test_top_1_of_photographs_and_60_crops_survives_precision_and_scaled_decode(
-    arch: str, precision: str, tmp_path: Path
+    arch: str, precision: str, trained: Callable[[str], Trained]
 ) -> None:
     """Against torch fp32 on fully decoded images, in the precisions that are served."""
-    network = torchvision.models.get_model(arch, weights=None).eval()
-    network.load_state_dict(NETWORKS[arch][0]())
-    named = NETWORKS[arch][1]
-    bodies = [*(photograph(name) for name in named), *crops(100)]
-    geometry = Geometry(256, 224, 10**8, scaled_decode=False)
-    pixels = torch.from_numpy(np.stack([decode_image(body, geometry) for body in bodies]))
-    values = pixels.permute(0, 3, 1, 2).float() / 255
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    with torch.inference_mode():
-        probabilities = network(torchvision.transforms.functional.normalize(values, mean, std)).softmax(1)
-    (first, second), winners = probabilities.topk(2).values.T, probabilities.argmax(1)
-    decided = (first - second > UNDECIDED).tolist()
+    folder, bodies, winners, decided = trained(arch)
     assert sum(decided) >= 60
-
-    stage_network(tmp_path, arch)
-    handler = started(ImageClassificationHandler(), tmp_path, {"arch": arch, "precision": precision, "top_k": 1})
+    handler = started(ImageClassificationHandler(), folder, {"arch": arch, "precision": precision, "top_k": 1})
     labels = [next(iter(answer.body)) for answer in serve(handler, bodies)]
 
+    named = NETWORKS[arch][1]
     assert labels[: len(named)] == list(named.values())
-    expected = [handler.labels[index] for index in winners.tolist()]
+    expected = [handler.labels[index] for index in winners]
     changed = [i for i in range(len(bodies)) if decided[i] and labels[i] != expected[i]]
     assert changed == []

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from deploy.language_id import stage
 from deploy.models import model
-from deploy.sources import Source, WeightsUnavailable, source
+from deploy.sources import Source, WeightsUnavailable
 from handlers.errors import InvalidConfig
 from handlers.tasks.language_id import LanguageIdHandler
 from tests.handlers.open_inference import columns, inquiry
@@ -28,10 +29,8 @@ SENTENCES = {
 
 
 @pytest.fixture(scope="module")
-def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("language-id")
-    stage(ENTRY, source(ENTRY, None), "auto", folder)
-    return folder
+def staged(staged_example: Callable[[str], Path]) -> Path:
+    return staged_example(ENTRY.name)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,8 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sentence-embedding")
-    stage(ENTRY, source(ENTRY, None), "auto", folder)
-    return folder
+def staged(staged_example: Callable[[str], Path]) -> Path:
+    return staged_example(ENTRY.name)
 
 
 def embedder(staged: Path, **settings: Any) -> SentenceEmbeddingHandler:
