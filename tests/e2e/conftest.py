@@ -46,20 +46,66 @@ def server(model_store: Path) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(autouse=True)
-def _nothing_registered(server: Server) -> Iterator[None]:
-    """A test registers what it needs."""
-    yield
-    for name in server.management.models():
-        server.management.unregister(name)
+class Registrations:
+    """Models that tests of one module share: registered anew only where a test changed something about them."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        # Name -> what was asked for, and the versions and workers that came of it.
+        self._known: dict[str, tuple[object, object]] = {}
+
+    def serve(self, name: str, archive: str, parameters: dict[str, int]) -> None:
+        """Have exactly this served, by workers that no test has touched."""
+        asked = (archive, sorted(parameters.items()))
+        if name in self._known and self._known[name] == (asked, self._state(name)):
+            return
+        if name in self._server.management.models():
+            self._server.management.unregister(name)
+        self._server.register(name, archive, **parameters)
+        self._known[name] = (asked, self._state(name))
+
+    def _state(self, name: str) -> object:
+        """Versions and settings of a model, and its workers' processes; None while it is not ready."""
+        management = self._server.management
+        try:
+            if not management.is_ready(name):
+                return None
+            described = management.describe(name)
+            workers = sorted((worker["id"], worker["pid"], worker["status"]) for worker in described["workers"])
+            return management.versions(name), described["minWorkers"], described["maxWorkers"], workers
+        except ManagementError as error:
+            if error.status != 404:
+                raise
+            return None
+
+    def clear(self) -> None:
+        """Unregister everything."""
+        self._known.clear()
+        for name in self._server.management.models():
+            self._server.management.unregister(name)
+
+
+@pytest.fixture(scope="module")
+def registrations(server: Server) -> Iterator[Registrations]:
+    """A module starts and ends with nothing registered."""
+    made = Registrations(server)
+    made.clear()
+    yield made
+    made.clear()
 
 
 @pytest.fixture
-def serve(server: Server) -> Callable[..., str]:
-    """Register an archive and wait for its worker; returns the model's name."""
+def nothing_registered(registrations: Registrations) -> None:
+    """For a test of what is registered at all."""
+    registrations.clear()
+
+
+@pytest.fixture
+def serve(registrations: Registrations) -> Callable[..., str]:
+    """Have an archive served, by a worker that tests before may have used; returns the model's name."""
 
     def register(archive: str = f"{MOBILENET}.mar", name: str = MOBILENET, **parameters: int) -> str:
-        server.register(name, archive, **{"batch_size": 8, "max_batch_delay_ms": 20, "workers": 1, **parameters})
+        registrations.serve(name, archive, {"batch_size": 8, "max_batch_delay_ms": 20, "workers": 1, **parameters})
         return name
 
     return register

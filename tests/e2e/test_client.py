@@ -115,6 +115,7 @@ def test_chunks_are_answered_in_order_by_the_described_batch_size_and_by_count(
     assert [bool(error) for error in answer["error"]] == [False] * 18 + [True]
 
 
+@pytest.mark.usefixtures("nothing_registered")
 def test_commands_register_describe_scale_and_unregister(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     def say(*arguments: str) -> str:
         assert main(of(server, *arguments)) == 0
@@ -136,6 +137,7 @@ def test_commands_register_describe_scale_and_unregister(server: Server, capsys:
     assert capsys.readouterr().err == "client: Model not found: mobilenet-v2\n"
 
 
+@pytest.mark.usefixtures("nothing_registered")
 def test_register_and_wait_says_why_a_worker_failed(
     server: Server, variant: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

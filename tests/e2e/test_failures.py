@@ -79,6 +79,7 @@ def test_unregister_and_register_again(server: Server, serve: Callable[..., str]
         assert send(server, name, photograph("coffee")).status == 404
 
 
+@pytest.mark.usefixtures("nothing_registered")
 def test_worker_that_cannot_load_says_why_and_is_unregistered(
     server: Server, serve: Callable[..., str], variant: Callable[..., str]
 ) -> None:

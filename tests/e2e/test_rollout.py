@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.server import Server
-from tests.e2e.conftest import MOBILENET, send
+from tests.e2e.conftest import MOBILENET, Registrations, send
 from tests.photographs import photograph
 from torchserve_client import RolloutFailed, archives
 from torchserve_client.cli import main
@@ -51,7 +51,7 @@ class Load:
 
 
 @pytest.fixture
-def rollout(server: Server, model_store: Path) -> Iterator[Callable[..., list[str]]]:
+def rollout(server: Server, model_store: Path, registrations: Registrations) -> Iterator[Callable[..., list[str]]]:
     """Roll out and return what it said; copies that it left in the model store are removed."""
 
     def run(name: str, **wanted: int | str) -> list[str]:
@@ -60,8 +60,7 @@ def rollout(server: Server, model_store: Path) -> Iterator[Callable[..., list[st
         return said
 
     yield run
-    for name in server.management.models():
-        server.management.unregister(name)
+    registrations.clear()
     for copy in model_store.glob("*@*"):
         archives.remove(copy)
 
