@@ -29,7 +29,8 @@ lint: .venv/.installed ## ruff and mypy
 	@$(BIN)/mypy
 
 check: lint ## lint, types, and the tests without a server, an environment or a clock
-	@$(BIN)/python -m pytest -m "not e2e and not environment and not clock and not long"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile \
+		-m "not e2e and not environment and not clock and not long"
 
 test: check ## check, then every other test but the long ones
 	@$(BIN)/python -m pytest -m "(e2e or environment or clock) and not long"

@@ -1,3 +1,4 @@
+import gc
 from pathlib import Path
 
 import hypothesis
@@ -23,3 +24,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if lacking:
         config.hook.pytest_deselected(items=lacking)
         items[:] = [item for item in items if item not in lacking]
+
+
+def pytest_collection_finish() -> None:
+    """Leave what torch and transformers have imported, millions of objects, out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()

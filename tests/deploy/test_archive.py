@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import sys
 import tarfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -32,9 +34,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def archive(store: Path) -> Path:
     """examples/mobilenet-v2 as archive.sh builds it."""
-    finished = archive_sh("mobilenet-v2", "--export-path", str(store))
-    assert finished.returncode == 0, finished.stderr
-    assert re.fullmatch(r".*mobilenet-v2\.mar: built, version 1\.0, \d+ MB, \d+ s\n", finished.stdout)
+    with redirect_stdout(io.StringIO()) as printed:
+        assert main(["mobilenet-v2", "--export-path", str(store)]) == 0
+    assert re.fullmatch(r".*mobilenet-v2\.mar: built, version 1\.0, \d+ MB, \d+ s\n", printed.getvalue())
     return store / "mobilenet-v2.mar"
 
 
@@ -306,14 +308,13 @@ def test_archive_of_a_users_checkpoint_takes_classes_and_labels_from_their_files
         (["rose", "tulip", "rose"], "two classes have the same name"),
     ],
 )
-def test_archive_without_fitting_labels_is_refused(labels: list[str] | None, words: str, tmp_path: Path) -> None:
+def test_archive_without_fitting_labels_is_refused(
+    labels: list[str] | None, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     own_model(tmp_path, 3, labels)
-    finished = archive_sh(
-        *("flowers", "--models", str(tmp_path / "models.yaml"), "--weights", str(tmp_path / "checkpoint.pt")),
-        *("--export-path", str(tmp_path / "store")),
-    )
-    assert finished.returncode == 1
-    assert re.search(words, finished.stderr)
+    arguments = ["flowers", "--models", str(tmp_path / "models.yaml"), "--weights", str(tmp_path / "checkpoint.pt")]
+    assert main([*arguments, "--export-path", str(tmp_path / "store")]) == 1
+    assert re.search(words, capfd.readouterr().err)
 
 
 @pytest.mark.parametrize(

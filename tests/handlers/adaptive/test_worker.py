@@ -38,6 +38,9 @@ from tests.handlers.adaptive.gated import (
 )
 from tests.handlers.serving import Answer, context, serve
 
+# Threads that wait for each other in real time.
+pytestmark = pytest.mark.clock
+
 Start = Callable[..., GatedHandler]
 
 
@@ -331,7 +334,6 @@ def test_adaptive_worker_whose_frontend_is_gone_ends(start: Start) -> None:
     assert raised.value.code == 0
 
 
-@pytest.mark.clock
 def test_adaptive_idle_worker_costs_no_processor_time(start: Start) -> None:
     handler = start()
     with Frontend(handler) as frontend:
@@ -366,7 +368,6 @@ def test_adaptive_after_two_thousand_requests_keeps_nothing_of_them(handler: Gat
     assert threading.active_count() <= threads + LEAST_THREADS
 
 
-@pytest.mark.clock
 def test_adaptive_metrics_say_what_was_refused_missed_and_exchanged(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:

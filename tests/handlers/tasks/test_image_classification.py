@@ -10,6 +10,7 @@ import openvino
 import pytest
 import torch
 import torchvision
+from numpy.typing import NDArray
 from PIL import Image
 
 from deploy.vision import export
@@ -172,6 +173,11 @@ class Trained(NamedTuple):
     decided: list[bool]
 
 
+@cache
+def fully_decoded(body: bytes) -> NDArray[np.uint8]:
+    return decode_image(body, Geometry(256, 224, 10**8, scaled_decode=False))
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
     """By architecture; torch sees the images fully decoded."""
@@ -181,8 +187,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained
         network = torchvision.models.get_model(arch, weights=None).eval()
         network.load_state_dict(NETWORKS[arch][0]())
         bodies = [*(photograph(name) for name in NETWORKS[arch][1]), *crops(100)]
-        geometry = Geometry(256, 224, 10**8, scaled_decode=False)
-        pixels = torch.from_numpy(np.stack([decode_image(body, geometry) for body in bodies]))
+        pixels = torch.from_numpy(np.stack([fully_decoded(body) for body in bodies]))
         values = pixels.permute(0, 3, 1, 2).float() / 255
         mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
         with torch.inference_mode():
