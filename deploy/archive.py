@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -210,10 +211,16 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     return parsed
 
 
+def cache_of(environment: Mapping[str, str]) -> Path | None:
+    """Tell where exported graphs are kept, as CACHE_DIR says; None where it says nothing."""
+    folder = environment.get("CACHE_DIR")
+    return Path(folder).resolve() if folder else None
+
+
 def main(arguments: list[str]) -> int:
     """Build what the command line names; 1 when one could not be built."""
     options = _arguments(arguments)
-    cache = os.environ.get("CACHE_DIR")
+    cache_path = cache_of(os.environ)
     try:
         for name in list(models(options.models)) if options.all else options.names:
             started = time.monotonic()
@@ -223,7 +230,7 @@ def main(arguments: list[str]) -> int:
                 options.engine,
                 options.archive_format,
                 options.export_path.resolve(),
-                Path(cache).resolve() if cache else None,
+                cache_path,
             )
             archive = (None if options.force else recipe.find()) or recipe.build()
             report(archive, time.monotonic() - started)

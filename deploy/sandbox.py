@@ -30,7 +30,7 @@ class Ports:
 
     @classmethod
     def free(cls) -> "Ports":
-        """Ports that nothing listens on."""
+        """Find ports that nothing listens on."""
         with ExitStack() as stack:
             # All are held until the last is known, so none is given twice.
             sockets = [stack.enter_context(socket.socket()) for _ in fields(cls)]

@@ -6,6 +6,7 @@ mobilenet-v2 beside it gives the prediction.
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import requests
 
-from deploy.archive import Archive, ArchiverFailed, Recipe, report
+from deploy.archive import Archive, ArchiverFailed, Recipe, cache_of, report
 from deploy.models import ROOT, model
 from deploy.server import Server, ServerError
 from deploy.sources import WeightsUnavailable
@@ -29,9 +30,11 @@ PHOTOGRAPH = ROOT / "examples" / MAIN / "cat.jpg"
 BATCH_SIZE, MAX_BATCH_DELAY_MS, WORKERS = 8, 50, 1
 
 
-def archives() -> dict[str, Archive]:
+def archives(cache_path: Path | None) -> dict[str, Archive]:
     """Find or build what is to be served; the one whose answers mean something comes last."""
-    trained, untrained, stand_in = Recipe(model(MAIN)), Recipe(model(MAIN), "random"), Recipe(model(STAND_IN))
+    trained = Recipe(model(MAIN), cache_path=cache_path)
+    untrained = Recipe(model(MAIN), "random", cache_path=cache_path)
+    stand_in = Recipe(model(STAND_IN), cache_path=cache_path)
     if untrained.find() is None:
         try:
             return {MAIN: _ready(trained)}
@@ -56,7 +59,7 @@ def _ready(recipe: Recipe) -> Archive:
 
 
 def banner(*lines: str) -> None:
-    """What nobody may miss."""
+    """Print on stderr what nobody may miss."""
     print("\n".join(["", "!" * 80, *(f"!!  {line}" for line in lines), "!" * 80, ""]), file=sys.stderr)
 
 
@@ -79,9 +82,9 @@ def is_served(server: Server, name: str, archive: Archive) -> bool:
 
 
 def start(config: Path) -> None:
-    """Everything from nothing to a prediction; what is there already is used as it is."""
+    """Bring everything from nothing to a prediction; what is there already is used as it is."""
     server = Server(config)
-    built = archives()
+    built = archives(cache_of(os.environ))
     with Waits() as waits:
         if server.pid() is None:
             with waits.on("TorchServe: starting"):

@@ -45,7 +45,7 @@ class LoadFailed(ServerError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a config.properties says that others must know."""
+    """The settings of a config.properties that others must know."""
 
     inference_url: str
     management_url: str
@@ -85,7 +85,7 @@ class Server:
         self.management = Management(self.settings.management_url)
 
     def pid(self) -> int | None:
-        """Process id of the running server, or None."""
+        """The process id of the running server, or None."""
         try:
             pid = int((self.temporary / ".model_server.pid").read_text())
             return pid if JAVA_CLASS in psutil.Process(pid).cmdline() else None

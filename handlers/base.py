@@ -192,7 +192,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         properties = context.system_properties
         self.model_dir = Path(properties["model_dir"])
         self._recorder = Recorder()
-        self._reporter = Reporter(self._recorder, partial(_emit, context.metrics, context.model_name))
+        self.reporter = Reporter(self._recorder, partial(_emit, context.metrics, context.model_name))
         self.runner = Runner(self, self._recorder)
         window = properties.get("batch_size") or 1
         try:
@@ -207,7 +207,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             # TorchServe buries the reason under a traceback or two: this is the line to read.
             logger.error("%s %s: %s: %s", LOAD_FAILED, context.model_name, type(error).__name__, error)
             raise
-        self._reporter.start()
+        self.reporter.start()
         self.initialized = True
         logger.warning("Loaded %s: %s", context.model_name, self.engine.description)
 
@@ -247,7 +247,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     # -- adaptive mode: the worker forms the batches ---------------------------------------------------------------
 
     def _start_adaptive(self, window: int, settings: Mapping[str, Any]) -> Answer:
-        metrics = adaptive.Metrics(self._recorder, self._reporter.wake)
+        metrics = adaptive.Metrics(self._recorder, self.reporter.wake)
         self.worker = adaptive.start(self, window, settings, metrics)
         return self._hand_over
 
@@ -267,7 +267,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         batch = self.preprocess(data)
         self.inference(batch)
         bodies = [respond(context, index, reply) for index, reply in enumerate(self.postprocess(batch))]
-        self._reporter.wake()
+        self.reporter.wake()
         return bodies
 
     def preprocess(self, data: Sequence[Mapping[str, Any]]) -> Batch:

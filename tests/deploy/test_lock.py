@@ -1,3 +1,4 @@
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -42,6 +43,12 @@ def test_lock_committed_has_hashes_and_no_index_address() -> None:
     assert {"torchserve==0.12.0", "torch-model-archiver==0.12.0", "torch==2.13.0", "torchvision==0.28.0"} <= {
         line.split()[0] for line in requirements
     }
+
+
+def test_lock_committed_has_nothing_that_reports_to_others() -> None:
+    # OpenVINO would report each import and each export with it.
+    assert "telemetry" not in (ROOT / "requirements.lock").read_text()
+    assert importlib.util.find_spec("openvino_telemetry") is None
 
 
 @pytest.mark.parametrize("package", ["torch", "torchvision", "torchserve", "openvino", "pillow"])

@@ -136,11 +136,11 @@ def test_initialize_wrong_config_is_logged_in_one_line_and_raised(
 def test_metrics_of_a_batch_reach_torchserve_as_lines(
     handler: DoublingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handler._reporter.report()
+    handler.reporter.report()
     caplog.clear()
     with caplog.at_level(logging.INFO, "ts.metrics"):
         serve(handler, [b"2", b"4", b"6", b"secret"])
-        handler._reporter.report()
+        handler.reporter.report()
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("[METRICS]")]
     expected = {
         "[METRICS]handler_items_total.Count:3|#ModelName:model|",

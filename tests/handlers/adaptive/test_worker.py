@@ -339,7 +339,7 @@ def test_adaptive_idle_worker_costs_no_processor_time(start: Start) -> None:
     with Frontend(handler) as frontend:
         for number in range(20):
             frontend.send(str(number).encode())
-        handler._reporter.report()
+        handler.reporter.report()
         # The metrics of the last second are sent once.
         time.sleep(1.2)
         exchanges, cpu_s = frontend.exchanges, time.process_time()
@@ -373,12 +373,12 @@ def test_adaptive_metrics_say_what_was_refused_missed_and_exchanged(
 ) -> None:
     handler = start(max_batch_items=1, max_queue_items=3)
     with caplog.at_level(logging.INFO, "ts.metrics"), Frontend(handler) as frontend:
-        handler._reporter.report()
+        handler.reporter.report()
         caplog.clear()
         requests = [(b"2", {"x_timeout_ms": "300"}), (b"4", {}), (b"6", {}), (b"8", {"x_timeout_ms": "1"})]
         answers = behind_a_running_batch(handler, frontend, *requests)
         assert [answer.status for answer in answers] == [504, 200, 503, 503]
-        handler._reporter.report()
+        handler.reporter.report()
     pattern = re.compile(r"\[METRICS\](handler_\w+)\.Count:([\d.e+-]+)\|#([^|]*)\|")
     totals: dict[str, float] = {}
     for record in caplog.records:
