@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import count
+from struct import error as StructError  # noqa: N812
 from struct import pack, unpack
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
@@ -48,7 +49,7 @@ class Frontend:
         self._ids = count()
         self._queue: deque[Sent] = deque()
         self._in_flight: dict[str, Sent] = {}
-        self._is_closed = False
+        self._is_closed = self._is_abandoned = False
         self._is_something_there = threading.Condition()
         self._ours, self._theirs = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="frontend", daemon=True)
@@ -73,6 +74,14 @@ class Frontend:
             thread.join(ANSWER_TIMEOUT_S)
             assert kind is not None or not thread.is_alive()
         self._theirs.close()
+
+    def abandon(self) -> None:
+        """Go away although somebody waits for an answer, as TorchServe does where a worker is unregistered."""
+        self._is_abandoned = True
+        self._ours.shutdown(socket.SHUT_RDWR)
+        # The worker notices with its next exchange, if it ever makes one.
+        self._thread.join(ANSWER_TIMEOUT_S)
+        assert not self._thread.is_alive()
 
     def submit(self, body: bytes, **headers: str) -> "Future[Answer]":
         """One request; `x_priority="1"` is the header X-Priority."""
@@ -108,7 +117,12 @@ class Frontend:
             while self._wait():
                 while self._queue and len(self._in_flight) < self._window:
                     self._in_flight[f"request-{next(self._ids)}"] = self._queue.popleft()
-                self._exchange(answers)
+                try:
+                    self._exchange(answers)
+                except (OSError, StructError):
+                    if not self._is_abandoned:
+                        raise
+                    return
 
     def _wait(self) -> bool:
         if self._in_flight:

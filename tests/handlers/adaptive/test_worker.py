@@ -440,12 +440,13 @@ def test_adaptive_bug_on_a_thread_of_its_own_ends_the_worker(
         wake=lambda: None,
         guard=guard,
     )
-    # Not as a context: its worker's thread never ends.
+    # Not as a context: its request is never answered.
     frontend = Frontend(handler)
     frontend.start()
     frontend.submit(b"2")
     assert is_dead.wait(TIMEOUT_S)
     assert f"The worker's thread {thread} failed: Bug" in caplog.text
+    frontend.abandon()
 
 
 @pytest.mark.parametrize(
