@@ -273,7 +273,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     def preprocess(self, data: Sequence[Mapping[str, Any]]) -> Batch:
         """Make a planned batch of rows: unpack, decode, plan."""
         headers = map(self.context.get_all_request_header, range(len(data)))
-        unpacked = [self.unpack(row, sent) for row, sent in zip(data, headers, strict=True)]
+        unpacked = [self.runner.read(row, sent) for row, sent in zip(data, headers, strict=True)]
         slots = [Slot(payload) for request in unpacked for payload in request.payloads]
         if self.decodes_in_threads and self._pool is not None and len(slots) > 1:
             list(self._pool.map(self.runner.decode, slots))

@@ -155,6 +155,10 @@ def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
     except ValidationError as error:
         known = ", ".join(signature(cls).parameters)
         raise UnknownOption(f"Options: {_problems(error)}. Known options: {known or 'none'}.") from None
+    except TypeError:
+        # Named like a parameter of the class's own making, `self` say.
+        known = ", ".join(signature(cls).parameters)
+        raise UnknownOption(f"Options: one has a name that is none. Known options: {known or 'none'}.") from None
 
 
 def _problems(error: ValidationError) -> str:

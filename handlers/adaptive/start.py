@@ -20,7 +20,7 @@ from handlers.pipeline import runner
 from handlers.pipeline.micro_batches import Overhead
 from handlers.pipeline.runner import Runner
 from handlers.pipeline.warm_up import Allowed, measure, meet
-from handlers.protocol.requests import Payload, Request
+from handlers.protocol.requests import Payload
 from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy, check_mode
 from handlers.scheduling.scheduler import TUNING as SCHEDULER_TUNING
@@ -41,7 +41,6 @@ class Task(runner.Task, Protocol):
 
     def sample(self) -> Payload: ...
     def samples(self) -> Iterable[Payload]: ...
-    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request: ...
 
 
 AnyTask = TypeVar("AnyTask", bound=Task)
@@ -84,7 +83,7 @@ def start(task: Task, window: int, settings: Mapping[str, Any], metrics: Metrics
         whole,
         [Runner(each, metrics.recorder) for each in on_streams] if parts else [whole],
         scheduler,
-        arrivals=Arrivals(task.unpack, scheduler, metrics.recorder, overload_status=config.scheduling.overload_status),
+        arrivals=Arrivals(scheduler, metrics.recorder, overload_status=config.scheduling.overload_status),
         decoder=Decoder(
             whole, guard, threads=available_threads(config.decode_threads), is_threaded=task.decodes_in_threads
         ),

@@ -94,7 +94,7 @@ class AdaptiveWorker:
             whole: the task's hooks on its whole engine.
             streams: the same on each of its streams; one that is the whole where there is no other.
             scheduler: is seeded with what warm-up took.
-            arrivals: unpacks what comes, and admits or refuses it.
+            arrivals: admits or refuses what comes.
             decoder: decodes what is admitted.
             timing: says when to answer, for the registration's window.
             recorder: counts.
@@ -150,11 +150,11 @@ class AdaptiveWorker:
     def _exchange(self, link: Link) -> None:
         received = link.receive()
         came_s = time.perf_counter()
-        arrivals = self._arrivals
-        newcomers = [(id_, arrivals.read(sent), sent.headers) for id_, sent in received.items() if sent is not None]
+        read = self._whole.read
+        newcomers = [(id_, read(sent.row, sent.headers), sent.headers) for id_, sent in received.items() if sent]
         with self._lock:
             self._timing.came(came_s, len(newcomers))
-            requests = [arrivals.arrived(id_, request, headers, came_s) for id_, request, headers in newcomers]
+            requests = [self._arrivals.arrived(id_, request, headers, came_s) for id_, request, headers in newcomers]
             self._in_flight.add(requests)
         self._decode([request for request in requests if request.is_admitted], came_s)
         link.send(self._answers())

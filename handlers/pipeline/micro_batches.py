@@ -40,6 +40,17 @@ class Cost:
     length: int = 1
     group: Hashable = None
 
+    def __post_init__(self) -> None:
+        """Check what a plan relies on, where the item that is at fault is still known.
+
+        Raises:
+            ValueError: the length is less than 1.
+            TypeError: the group cannot be hashed.
+        """
+        if self.length < 1:
+            raise ValueError(f"an item's length is {self.length}; at least 1 is needed")
+        hash(self.group)
+
 
 def micro_batches(
     costs: Sequence[Cost], max_items: int, max_tokens: int | None = None, overhead: Overhead = OVERHEAD

@@ -10,7 +10,7 @@ Every step leaves its outcome in the slots and never raises for an item: where a
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 class Task(Protocol):
     """The hooks of a task; handlers.base.BatchHandler says what each must do."""
 
+    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request: ...
     def decode(self, payload: Payload) -> Any: ...
     def prepare(self, items: Sequence[Any]) -> Sequence[Any]: ...
     def cost(self, item: Any) -> Cost: ...
@@ -51,6 +52,14 @@ class Runner:
     def __init__(self, task: Task, recorder: Recorder) -> None:
         self._task = task
         self._recorder = recorder
+
+    def read(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
+        """Unpack what a client sent; a bug in that is this request's own error."""
+        try:
+            return self._task.unpack(row, headers)
+        except Exception as error:
+            logger.error("A request failed: %s", where(error))
+            return Request((INTERNAL_ERROR,))
 
     def decode(self, slot: Slot) -> None:
         """Decode the payload in a slot. This is the only place that catches InvalidInput; any thread may call it."""

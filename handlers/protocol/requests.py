@@ -165,7 +165,7 @@ def _form_value(value: Any) -> Any:
     """Read a value of a form, which knows only text: `top_k=3` means the number."""
     try:
         return json.loads(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return value if isinstance(value, str) else None
 
 

@@ -43,6 +43,8 @@ _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {
 
 # No model has tensors of more dimensions; numpy itself ends at 64.
 MAX_DIMENSIONS = 16
+# No body holds so many elements; a dimension that numpy cannot count is refused even beside one of 0.
+MAX_SIZE = 2**31 - 1
 
 _LENGTH = struct.Struct("<I")
 
@@ -62,11 +64,13 @@ def read_shape(shape: Any) -> tuple[int, ...]:
     """Read a shape of any size; nothing is allocated for it.
 
     Raises:
-        MalformedTensor: it is not a list of at most MAX_DIMENSIONS whole numbers, none negative.
+        MalformedTensor: it is not a list of at most MAX_DIMENSIONS whole numbers from 0 to MAX_SIZE.
     """
-    is_shape = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+    is_shape = isinstance(shape, list) and all(type(size) is int and 0 <= size <= MAX_SIZE for size in shape)
     if not is_shape or len(shape) > MAX_DIMENSIONS:
-        raise MalformedTensor(f'"shape" must be a list of at most {MAX_DIMENSIONS} whole numbers, none negative.')
+        raise MalformedTensor(
+            f'"shape" must be a list of at most {MAX_DIMENSIONS} whole numbers, none negative or above {MAX_SIZE}.'
+        )
     return tuple(shape)
 
 

@@ -1,5 +1,6 @@
 """Translation takes any transformers model from text to text: Marian, M2M100, NLLB, SeamlessM4T, T5."""
 
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -42,6 +43,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
         config = self.config
         if config.engine == "openvino":
             raise InvalidConfig("engine: translation runs on torch; openvino is not supported")
+        self.tokenizer_lock = threading.Lock()
         self.tokenizer = load_tokenizer(self.model_dir, trust_remote_code=config.trust_remote_code)
         model = load_model(self.model_dir, self.device, config.precision, trust_remote_code=config.trust_remote_code)
         self.languages = read_languages(self.tokenizer, model.generation_config)
@@ -97,13 +99,16 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
             sources[item.options.src_lang].append(index)
         outcomes: list[Sentence | ItemError] = list(items)
         for source, indices in sources.items():
-            if source is not None:
-                self.tokenizer.src_lang = source
-            encodings = self.tokenizer(
-                [self._target(items[index]).prefix + items[index].text for index in indices],
-                truncation=self.config.truncation,
-                max_length=self.max_length if self.config.truncation else None,
-            )
+            texts = [self._target(items[index]).prefix + items[index].text for index in indices]
+            # The language is the tokenizer's state, and in adaptive mode several threads prepare items.
+            with self.tokenizer_lock:
+                if source is not None:
+                    self.tokenizer.src_lang = source
+                encodings = self.tokenizer(
+                    texts,
+                    truncation=self.config.truncation,
+                    max_length=self.max_length if self.config.truncation else None,
+                )
             for index, ids in zip(indices, encodings["input_ids"], strict=True):
                 outcomes[index] = tokenised(items[index], ids, self.max_length)
         return outcomes

@@ -7,6 +7,9 @@ from pydantic.dataclasses import dataclass
 
 from handlers.config import SETTINGS, Answers, Count, HandlerConfig, Labels, Share
 
+# The most labels of a language's answer: fastText sets memory aside for all that are asked for, whatever the model has.
+LabelCount = Annotated[int, Field(ge=1, le=10_000)]
+
 # Token classification groups tokens in these ways, which have the names of transformers' pipeline.
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 
@@ -44,7 +47,7 @@ class LanguageIdConfig(HandlerConfig):
         max_characters: the most characters of one text.
     """
 
-    top_k: Count = 1
+    top_k: LabelCount = 1
     threshold: Share = 0.0
     label_prefix: bool = False
     max_characters: Count = 50_000
@@ -63,7 +66,7 @@ class LanguageIdOptions:
         label_prefix: whether labels are as fastText has them, "__label__en", or bare, "en".
     """
 
-    top_k: Count | None = None
+    top_k: LabelCount | None = None
     threshold: Share | None = None
     label_prefix: bool | None = None
 

@@ -138,8 +138,11 @@ def tokenised(
         encoding: the tokenizer's record of its tokens, where answers are places in the text.
 
     Returns:
-        The same item with its tokens, or the ItemError of TextTooLong where there are more than `max_length`.
+        The same item with its tokens; or the ItemError of TextTooLong where there are more than `max_length`, and of
+        EmptyInput where there are none.
     """
+    if not ids:
+        return ItemError.of(EmptyInput("text: nothing that the tokenizer knows."))
     if len(ids) > max_length:
         return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {max_length}."))
     return replace(item, ids=ids, type_ids=type_ids, encoding=encoding)

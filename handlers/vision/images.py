@@ -91,6 +91,9 @@ def decode_image(body: bytes | bytearray, geometry: Geometry) -> NDArray[np.uint
         raise UnsupportedMedia(f"Not an image in one of the formats {', '.join(FORMATS)}.") from None
     except Exception:  # Pillow's parsers raise whatever a broken header makes them raise
         raise CorruptInput("The image's header is broken.") from None
+    if image.format == "BMP" and image.tile and image.tile[0][0] != "raw":
+        # Pillow decodes these in Python, a pixel at a time, and a thousand bytes may stand for any number of pixels.
+        raise UnsupportedMedia("A run-length encoded BMP; send it uncompressed, or as PNG.")
     _check_size(*image.size, geometry.max_pixels)
     try:
         if geometry.scaled_decode:

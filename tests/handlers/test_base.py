@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from handlers.base import BatchHandler
 from handlers.errors import InvalidConfig
+from handlers.pipeline.micro_batches import Cost
+from handlers.protocol.requests import Request
 from tests.handlers.serving import DoublingHandler, context, serve, started
 
 
@@ -59,6 +61,42 @@ def test_handle_batched_permuted_or_alone_gives_each_row_the_same_answer(
     together = serve(handler, [batch[index] for index in order])
     for position, index in enumerate(order):
         assert together[position][:2] == alone[index][:2]
+
+
+class FaultyHandler(DoublingHandler):
+    """Has a bug in what comes before the hooks of an item, for one body each."""
+
+    def unpack(self, row: Any, headers: Any) -> Request:
+        if row["body"] == b"unpackable":
+            raise LookupError(f"a bug that quotes its input {row['body']!r}")
+        return super().unpack(row, headers)
+
+    def cost(self, item: float) -> Cost:
+        if item == 300:
+            return Cost(length=0)
+        return Cost(group=[item]) if item == 301 else super().cost(item)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("body", [b"unpackable", b"300", b"301"])
+def test_handle_bug_in_unpacking_or_planning_gets_500_alone(
+    body: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = serve(started(FaultyHandler(), tmp_path, {"max_tokens": 8}), [b"2", body, b"4"])
+    assert [answer.status for answer in answers] == [200, 500, 200]
+    assert [answers[0].body, answers[2].body] == [4.0, 8.0]
+    assert answers[1].body["type"] == "InternalError"
+    assert "quotes its input" not in caplog.text
+
+
+def test_handle_form_field_nested_too_deep_harms_nobody(handler: DoublingHandler) -> None:
+    answers = serve(handler, [b"2", {"data": b"4", "top_k": b"[" * 100_000}, b"6"])
+    assert [answer.status for answer in answers] == [200, 200, 200]
+
+
+def test_handle_tensor_of_a_size_that_no_array_has_gets_400_alone(handler: DoublingHandler) -> None:
+    tensor = {"name": "number", "datatype": "FP32", "shape": [0, 2**63], "data": []}
+    answers = serve(handler, [b"2", json.dumps({"inputs": [tensor]}).encode(), b"4"])
+    assert [answer.status for answer in answers] == [200, 400, 200]
 
 
 def test_handle_out_of_memory_halves_until_it_fits(handler: DoublingHandler) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from handlers.config import HandlerConfig, parse, parse_options
 from handlers.errors import InvalidConfig, UnknownOption
+from handlers.text.config import LanguageIdOptions
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
 
 
@@ -85,3 +86,9 @@ def test_options_unknown_name_what_is_known_and_quote_no_value(values: dict[str,
         parse_options(ImageClassificationOptions, values)
     assert "Known options: top_k." in str(raised.value)
     assert "secrets" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["__dataclass_self__", "self", "args", "__init__"])
+def test_options_named_like_python_s_own_are_unknown(name: str) -> None:
+    with pytest.raises(UnknownOption, match=r"Known options: top_k, threshold, label_prefix\."):
+        parse_options(LanguageIdOptions, {name: 1})

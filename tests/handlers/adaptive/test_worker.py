@@ -433,7 +433,7 @@ def test_adaptive_bug_on_a_thread_of_its_own_ends_the_worker(
         handler.runner,
         [handler.runner],
         scheduler,
-        arrivals=Arrivals(handler.unpack, scheduler, recorder, overload_status=503),
+        arrivals=Arrivals(scheduler, recorder, overload_status=503),
         decoder=Decoder(runner, guard, threads=1, is_threaded=True),  # type: ignore[arg-type]
         timing=ResponseTiming(8, 0.1),
         recorder=recorder,

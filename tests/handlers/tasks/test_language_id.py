@@ -107,6 +107,14 @@ def test_language_id_bad_items_fail_alone(handler: LanguageIdHandler) -> None:
     assert "Known options: top_k, threshold, label_prefix." in answers[4].body["message"]
 
 
+def test_language_id_more_labels_than_any_model_has_is_the_clients_mistake_alone(handler: LanguageIdHandler) -> None:
+    rows = [{"text": SENTENCES["fr"], "top_k": top_k} for top_k in (1, 3_000_000_000, 10_000)]
+    good, many, most = serve(handler, [json.dumps(row).encode() for row in rows])
+    assert (good.status, many.status, most.status) == (200, 400, 200)
+    assert many.body["type"] == "UnknownOption"
+    assert most.body[0] == good.body[0]
+
+
 @pytest.mark.parametrize(
     ("body", "type_"),
     [

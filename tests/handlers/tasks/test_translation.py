@@ -1,6 +1,8 @@
 import json
 import random
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 
 from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import Overhead
+from handlers.protocol.requests import Payload
 from handlers.tasks.translation import TranslationHandler
 from tests import tiny_seq2seq
 from tests.handlers.open_inference import columns, inquiry
@@ -114,6 +117,34 @@ def test_translation_tensors_give_each_text_its_own_language(start: Starter) -> 
     columned = columns(answer)
     assert columned["translation_text"] == [*translations(handler, list(rows[:2])), ""]
     assert [error and json.loads(error)["type"] for error in columned["error"]] == ["", "", "UnknownOption"]
+
+
+def test_translation_prepared_by_two_threads_at_once_keeps_each_texts_own_language(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer has one language at a time; a thread that waits after setting it meets the other's."""
+    handler = start("m2m100")
+    items = [
+        handler.decode(Payload("The sea is rough.", {"src_lang": code, "tgt_lang": "fr"})) for code in ("en", "zu")
+    ]
+    expected = [handler.prepare([item])[0] for item in items]
+    assert expected[0].ids != expected[1].ids  # type: ignore[union-attr]
+    tokenizer = handler.tokenizer
+
+    class Hesitant:
+        """Sets a language and takes its time before using it."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            setattr(tokenizer, name, value)
+            time.sleep(0.005)
+
+        def __call__(self, *arguments: Any, **named: Any) -> Any:
+            return tokenizer(*arguments, **named)
+
+    monkeypatch.setattr(handler, "tokenizer", Hesitant())
+    with ThreadPoolExecutor(2) as pool:
+        prepared = list(pool.map(lambda index: handler.prepare([items[index % 2]])[0], range(20)))
+    assert prepared == [expected[index % 2] for index in range(20)]
 
 
 def test_translation_target_changes_the_answer(start: Starter) -> None:

@@ -144,6 +144,14 @@ def header_of(width: int, height: int) -> bytes:
     return bytes(body[:54])
 
 
+def run_length_encoded(width: int) -> bytes:
+    """A BMP of one row, in 8 bits and runs of one colour: 1,084 bytes, whatever its width."""
+    body = bytearray(encoded(Image.new("P", (1, 1)), "BMP"))
+    body[18:22] = struct.pack("<i", width)
+    body[30:34] = struct.pack("<I", 1)  # BI_RLE8
+    return bytes(body[:1078]) + b"\xff\x00\x00\x00\x00\x01"
+
+
 @pytest.mark.parametrize(
     ("body", "code", "type_"),
     [
@@ -156,6 +164,8 @@ def header_of(width: int, height: int) -> bytes:
         (photograph("chelsea")[:-20_000] + b"\0" * 20_000, 422, "CorruptInput"),
         (photograph("rocket")[:10], 422, "CorruptInput"),
         (header_of(20_000, 20_000), 413, "ImageTooLarge"),
+        (run_length_encoded(10_000_000), 415, "UnsupportedMedia"),
+        (run_length_encoded(4), 415, "UnsupportedMedia"),
         (encoded(Image.new("1", (20_000, 20_000)), "PNG"), 413, "ImageTooLarge"),
     ],
 )
