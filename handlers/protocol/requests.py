@@ -166,7 +166,7 @@ def _form_value(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, TypeError, RecursionError):
-        return value if isinstance(value, str) else None
+        return value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else value
 
 
 def _parse_json(body: bytes | bytearray | memoryview | str) -> Any:

@@ -77,6 +77,16 @@ def test_unpack_wrong_row_is_one_error_of_its_own_kind(row: dict[str, Any], code
     assert error.message.endswith((".", ")"))
 
 
+@pytest.mark.parametrize(
+    ("sent", "option"),
+    [(b"3", 3), ("3", 3), (b"fr", "fr"), ("fr", "fr"), (b"\xff", "\ufffd"), (b"[" * 100_000, "[" * 100_000)],
+)
+def test_unpack_form_field_is_the_json_that_it_holds_or_else_its_text(sent: bytes | str, option: Any) -> None:
+    (payload,) = unpack({"data": b"x", "top_k": sent}, {}, SHAPE).payloads
+    assert isinstance(payload, Payload)
+    assert payload.options == {"top_k": option}
+
+
 def test_unpack_wrong_instance_fails_in_its_place() -> None:
     request = unpack({"body": b'{"instances": [{"b64": "YQ=="}, {"url": "u"}, {"b64": "Yg=="}]}'}, JSON, SHAPE)
     kinds = [type(payload) for payload in request.payloads]
