@@ -5,9 +5,9 @@ Source -> checkpoint -> a folder with what serving needs: configuration, tokeniz
 What is there already stands in it as links, so that nothing is written that the archive then leaves out.
 """
 
-import re
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,34 +15,37 @@ import huggingface_hub
 import safetensors.torch
 import torch
 
+from deploy.checkpoint_files import CODE, files_beside, served_files
 from deploy.models import Model
 from deploy.sources import Source, WeightsUnavailable
+from handlers.errors import InvalidConfig
 
-# Serving reads these files. READMEs, other frameworks' weights and training state are not among them.
-SERVED = re.compile(
-    r"(.*/)?("
-    r"config\.json|generation_config\.json|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|"
-    r"special_tokens_map\.json|added_tokens\.json|tokenizer.*|vocab.*|merges\.txt|.*\.spm|.*\.model|.*\.py|"
-    r"model.*\.safetensors|model\.safetensors\.index\.json)"
-)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @contextmanager
-def checkpoint(model: Model, origin: Source) -> Iterator[Path]:
+def checkpoint(model: Model, origin: Source, *, with_code: bool = False) -> Iterator[Path]:
     """Give a folder with the checkpoint's served files, links among them, for as long as the context lasts.
+
+    Args:
+        model: the entry that it is for.
+        origin: where it comes from.
+        with_code: whether the Python that it brings belongs to it.
 
     Raises:
         WeightsUnavailable: it cannot be had, or only as a pickle that was not asked for by name.
+        InvalidConfig: its code would hide a module of Python's or of ours from the worker.
     """
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "checkpoint"
         if origin.kind == "hub":
-            _link(_downloaded(model, origin.location), folder)
+            source = _downloaded(model, origin)
+            _link(source, served_files(source, with_code=with_code), folder)
         elif origin.kind == "folder":
-            _link(Path(origin.location), folder)
+            source = Path(origin.location)
+            _link(source, served_files(source, with_code=with_code), folder)
         elif origin.kind == "file":
-            _converted(model, Path(origin.location), folder)
+            _converted(model, Path(origin.location), folder, with_code=with_code)
         else:
             raise WeightsUnavailable(
                 f"{model.name}: no {origin.kind} weights for {model.handler}; give --weights FOLDER or a hub id"
@@ -54,22 +57,33 @@ def checkpoint(model: Model, origin: Source) -> Iterator[Path]:
                 f"{model.name}: {origin.location} has no model.safetensors; a pickle is read only when "
                 "--weights names the file itself"
             )
+        _check_places(model, folder)
         yield folder
 
 
-def _link(source: Path, folder: Path) -> None:
-    for path in sorted(source.rglob("*")):
-        relative = path.relative_to(source)
-        if path.is_file() and SERVED.fullmatch(relative.as_posix()):
-            (folder / relative).parent.mkdir(parents=True, exist_ok=True)
-            (folder / relative).symlink_to(path.resolve())
+def _check_places(model: Model, folder: Path) -> None:
+    """Refuse what would lie over handlers/ in the archive, or before Python's own modules on the worker's path."""
+    ours = {"handlers", "MAR-INF"}
+    for path in sorted(folder.iterdir()):
+        if path.name in ours or (path.stem in sys.stdlib_module_names and (path.is_dir() or path.suffix == CODE)):
+            raise InvalidConfig(f"{model.name}: the checkpoint brings {path.name}, which the archive has no place for")
 
 
-def _downloaded(model: Model, hub_id: str) -> Path:
+def _link(source: Path, files: Iterable[Path], folder: Path) -> None:
+    for path in files:
+        link = folder / path.relative_to(source)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path.resolve())
+
+
+def _downloaded(model: Model, origin: Source) -> Path:
+    hub_id = origin.location
     print(f"{model.name}: {hub_id} from the Hugging Face hub")
     try:
         return Path(
-            huggingface_hub.snapshot_download(hub_id, ignore_patterns=[*PICKLES, "*.onnx", "*.h5", "*.msgpack"])
+            huggingface_hub.snapshot_download(
+                hub_id, revision=origin.revision, ignore_patterns=[*PICKLES, "*.onnx", "*.h5", "*.msgpack"]
+            )
         )
     except Exception as error:
         # Its own words go on about caches and environment variables for a page.
@@ -79,9 +93,10 @@ def _downloaded(model: Model, hub_id: str) -> Path:
         ) from error
 
 
-def _converted(model: Model, path: Path, folder: Path) -> None:
+def _converted(model: Model, path: Path, folder: Path, *, with_code: bool) -> None:
     """Read a pickle that the user named without running code, and write it as safetensors beside its configuration."""
-    _link(path.parent, folder)
+    folder.mkdir()
+    _link(path.parent, files_beside(path, with_code=with_code), folder)
     for weights in folder.glob("*.safetensors*"):
         weights.unlink()
     try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from deploy.checkpoint_files import files_beside
 from deploy.models import Model
 from deploy.tasks import task_of
 
@@ -30,11 +31,13 @@ class Source:
         kind: what the location is; `none` for a task that needs no weights.
         location: the weights' name, folder or file; empty for `random` and `none`.
         identity: a text that changes whenever the weights may have.
+        revision: the branch, tag or commit of the hub that is taken; None for its latest.
     """
 
     kind: Literal["torchvision", "hub", "folder", "file", "random", "none"]
     location: str
     identity: str
+    revision: str | None = None
 
     @property
     def is_trained(self) -> bool:
@@ -63,7 +66,7 @@ def source(model: Model, choice: str | None) -> Source:
         name = model.weights["torchvision"]
         return Source("torchvision", name, f"torchvision {name}")
     if "hub" in model.weights:
-        return _hub(model.weights["hub"])
+        return _hub(model.weights["hub"], model.weights.get("revision"))
     if not model.weights and not task.needs_weights:
         return Source("none", "", "no weights")
     if not {"package", "file"} <= model.weights.keys():
@@ -77,8 +80,8 @@ def source(model: Model, choice: str | None) -> Source:
     return _path(model, Path(package.submodule_search_locations[0]) / model.weights["file"])
 
 
-def _hub(hub_id: str) -> Source:
-    return Source("hub", hub_id, f"hub {hub_id}")
+def _hub(hub_id: str, revision: str | None = None) -> Source:
+    return Source("hub", hub_id, f"hub {hub_id}" + (f" at {revision}" if revision else ""), revision)
 
 
 def _path(model: Model, path: Path) -> Source:
@@ -87,7 +90,11 @@ def _path(model: Model, path: Path) -> Source:
         return Source("folder", str(path), f"folder {files}")
     if not path.is_file():
         raise WeightsUnavailable(f"{model.name}: no file {path}; give --weights PATH or --weights random")
-    return Source("file", str(path), f"file {_identity(path, path.parent)}")
+    parts = [path]
+    if task_of(model).takes_hub_ids:
+        # The configuration and tokenizer beside it go into the archive with it.
+        parts += files_beside(path, with_code=True)
+    return Source("file", str(path), f"file {[_identity(file, path.parent) for file in parts]}")
 
 
 def _identity(path: Path, folder: Path) -> str:

@@ -24,7 +24,7 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         InvalidConfig: the configuration is wrong, or the folder holds no model for the task.
     """
     config: TextConfig = parse(task_of(model).settings_class(), model.config().get("handler"))
-    with checkpoint(model, origin) as source:
+    with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         if engine != "torch":
             encoder = load_encoder(head_of(model.handler), source, trust_remote_code=config.trust_remote_code)
             openvino.save_model(export(encoder), folder / "model.xml", compress_to_fp16=False)

@@ -18,9 +18,9 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         WeightsUnavailable: the model cannot be had, or only as a pickle.
         InvalidConfig: the configuration is wrong, or the engine is OpenVINO.
     """
-    parse(TranslationConfig, model.config().get("handler"))
+    config = parse(TranslationConfig, model.config().get("handler"))
     if engine == "openvino":
         # What exports decoders with their caches, optimum-intel, holds transformers back at 5.5.
         raise InvalidConfig(f"{model.name}: translation runs on torch; give --engine torch, or none")
-    with checkpoint(model, origin) as source:
+    with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         shutil.copytree(source, folder, dirs_exist_ok=True)
