@@ -8,6 +8,7 @@ makes of one anyway: counters `_bucket{le=...}`, `_sum` and `_count`. Sending in
 line per batch, and lets every item be observed.
 """
 
+import logging
 import threading
 from bisect import bisect_left
 from collections import defaultdict
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
+
+logger = logging.getLogger(__name__)
 
 
 class Counter(NamedTuple):
@@ -180,4 +183,8 @@ class Reporter:
             self._is_due.wait()
             self._is_stopped.wait(self._interval_s)
             self._is_due.clear()
-            self.report()
+            try:
+                self.report()
+            except Exception as error:
+                # One report is lost, and not every one after it. The error itself may say more than a log should.
+                logger.error("Metrics could not be reported: %s", type(error).__name__)

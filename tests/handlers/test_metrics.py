@@ -1,6 +1,7 @@
 import threading
 from collections import Counter as Sums
 
+import pytest
 import yaml
 
 from deploy.models import ROOT
@@ -83,6 +84,27 @@ def test_reporter_recorded_work_is_sent_once_and_stop_flushes() -> None:
         reporter.wake()
     reporter.stop()
     assert sent["handler_items_total"] == 5
+
+
+def test_reporter_whose_emit_fails_once_reports_what_comes_after(caplog: pytest.LogCaptureFixture) -> None:
+    subject, sent, has_failed = recorder(), dict[str, int](), threading.Event()
+
+    def emit(sample: Sample) -> None:
+        if not has_failed.is_set():
+            has_failed.set()
+            raise OSError("a full disk")
+        sent[sample.counter.name] = int(sample.value)
+
+    reporter = Reporter(subject, emit, interval_s=0.01)
+    reporter.start()
+    subject.add(ITEMS, 1)
+    reporter.wake()
+    assert has_failed.wait(20)
+    subject.add(ITEMS, 7)
+    reporter.wake()
+    reporter.stop()
+    assert sent["handler_items_total"] == 7
+    assert "Metrics could not be reported: OSError" in caplog.text
 
 
 def test_metrics_yaml_declares_exactly_what_handlers_emit() -> None:
