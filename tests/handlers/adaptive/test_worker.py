@@ -376,7 +376,9 @@ def test_adaptive_metrics_say_what_was_refused_missed_and_exchanged(
         handler.reporter.report()
         caplog.clear()
         requests = [(b"2", {"x_timeout_ms": "300"}), (b"4", {}), (b"6", {}), (b"8", {"x_timeout_ms": "1"})]
+        started_s = time.perf_counter()
         answers = behind_a_running_batch(handler, frontend, *requests)
+        elapsed_s = time.perf_counter() - started_s
         assert [answer.status for answer in answers] == [504, 200, 503, 503]
         handler.reporter.report()
     pattern = re.compile(r"\[METRICS\](handler_\w+)\.Count:([\d.e+-]+)\|#([^|]*)\|")
@@ -388,7 +390,8 @@ def test_adaptive_metrics_say_what_was_refused_missed_and_exchanged(
             totals[series] = totals.get(series, 0) + float(value)
     assert totals["handler_refusals_totalQueueTimeout"] == 1
     assert totals["handler_refusals_totalQueueFull"] == 2
-    assert totals["handler_engine_busy_seconds_total"] == pytest.approx(0.4, abs=0.2)
+    # The engine stands at the gate for 0.4 s at least, and longer only where everything takes longer.
+    assert 0.3 <= totals["handler_engine_busy_seconds_total"] <= elapsed_s
     assert totals["handler_exchanges_total"] >= 1
     assert totals["handler_queue_depth_count"] == totals["handler_forward_prediction_ratio_count"] == 2
     assert totals["handler_deadline_misses_total"] == 1
