@@ -67,14 +67,17 @@ class InFlight:
 
     def take_complete(self) -> list[InFlightRequest]:
         """Remove those that can be answered, and hand them out."""
-        complete = [request for request in self._requests.values() if request.is_complete]
+        complete = self._complete()
         for request in complete:
             del self._requests[request.id]
         return complete
 
     def count(self) -> Counts:
         """Tell how far they have come."""
-        complete = [request for request in self._requests.values() if request.is_complete]
+        complete = self._complete()
         refused_s = [request.arrived_s for request in complete if request.retry_after_s is not None]
         decoding = sum(request.decoding > 0 for request in self._requests.values())
         return Counts(len(self._requests), len(complete), len(refused_s), min(refused_s, default=inf), decoding)
+
+    def _complete(self) -> list[InFlightRequest]:
+        return [request for request in self._requests.values() if request.is_complete]
