@@ -33,7 +33,7 @@ from handlers.metrics import Recorder, Reporter, Sample
 from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead, micro_batches
 from handlers.pipeline.runner import Runner, respond
 from handlers.pipeline.slots import Batch, Slot
-from handlers.pipeline.warm_up import measure
+from handlers.pipeline.warm_up import prepare
 from handlers.protocol import requests
 from handlers.protocol.open_inference import Model
 from handlers.protocol.output_tensors import Documents, OutputTensors
@@ -258,7 +258,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     # -- classic mode: the batch that TorchServe formed -----------------------------------------------------------
 
     def _start_classic(self, window: int, settings: Mapping[str, Any]) -> Answer:  # noqa: ARG002
-        measure(self, self.sample(), (1, min(window, self.config.max_items)))
+        prepare(self, self.sample(), (1, min(window, self.config.max_items)))
         threads = available_threads(self.config.decode_threads)
         self._pool = ThreadPoolExecutor(threads, "decode") if threads > 1 else None
         return self._classic

@@ -50,8 +50,8 @@ class SchedulingConfig:
         overload_status: the HTTP status of a request that is refused.
         streams: how many micro-batches may run side by side, each on a stream with its share of the engine's threads; 1
             for one at a time. Only OpenVINO has streams, and they hold the weights a second time.
-        warm_up_s: the most seconds of micro-batches at the shapes that are likely, before the first request; a request
-            takes a few milliseconds longer where the engine has not met its shape. 0 for none.
+        warm_up_s: the most seconds that each stream spends, while nobody waits, on micro-batches at the shapes that are
+            likely; a request takes a few milliseconds longer where the engine has not met its shape. 0 for none.
     """
 
     mode: Literal["classic", "adaptive"] = "classic"

@@ -1,16 +1,18 @@
 """From a loaded task to a worker that answers: streams, warm-up, scheduler, threads. The one place that wires them.
 
-engine -> streams -> measured at a few sizes -> scheduler -> every likely shape met once -> worker
+engine -> streams -> measured at a few sizes, or remembered -> scheduler -> worker, which rehearses while it is idle
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from handlers.adaptive.arrivals import Arrivals
 from handlers.adaptive.decoder import Decoder
 from handlers.adaptive.fail_fast import Guard
+from handlers.adaptive.measurements import Measurements, folder_of
 from handlers.adaptive.response_timing import ResponseTiming
 from handlers.adaptive.worker import AdaptiveWorker
 from handlers.config import HandlerConfig
@@ -19,7 +21,7 @@ from handlers.metrics import Recorder
 from handlers.pipeline import runner
 from handlers.pipeline.micro_batches import Overhead
 from handlers.pipeline.runner import Runner
-from handlers.pipeline.warm_up import Allowed, measure, meet
+from handlers.pipeline.warm_up import Allowed, Rehearsal, measure, prepare
 from handlers.protocol.requests import Payload
 from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy, check_mode
@@ -36,6 +38,7 @@ class Task(runner.Task, Protocol):
 
     config: Any
     engine: Engine
+    model_dir: Path
     overhead: Overhead
     decodes_in_threads: Any
 
@@ -83,6 +86,7 @@ def start(task: Task, window: int, settings: Mapping[str, Any], metrics: Metrics
         whole,
         [Runner(each, metrics.recorder) for each in on_streams] if parts else [whole],
         scheduler,
+        rehearsals=rehearsals(task, on_streams, scheduler),
         arrivals=Arrivals(scheduler, metrics.recorder, overload_status=config.scheduling.overload_status),
         decoder=Decoder(
             whole, guard, threads=available_threads(config.decode_threads), is_threaded=task.decodes_in_threads
@@ -95,18 +99,42 @@ def start(task: Task, window: int, settings: Mapping[str, Any], metrics: Metrics
 
 
 def warm_scheduler(task: Task, on_streams: list[Task], policy: Policy, window: int) -> Scheduler:
-    """Run what is likely once, and give a scheduler that knows what it took."""
+    """Run what is most likely, and give a scheduler that knows what micro-batches take."""
     sizes = {1, min(TYPICAL_ITEMS, policy.max_items), min(window, policy.max_items)}
-    wide = LatencyModel(measure(task, task.sample(), sizes))
-    first, *_ = on_streams
-    narrow = wide if first is task else LatencyModel(measure(first, task.sample(), sizes))
-    scheduler = Scheduler(policy, Streams(wide, narrow, len(on_streams)))
+    config = task.config
+    known = Measurements(
+        task.model_dir,
+        f"{task.engine.description} {config.threads} {len(on_streams)} {sorted(sizes)}",
+        folder_of(task.model_dir),
+    )
+    longest_s = SCHEDULER_TUNING.longest_share * policy.max_latency_s
+
+    def model_of(engine: str, on_it: Task) -> LatencyModel:
+        """Measure everything the first time; later only one item, for the engine must run once in any case."""
+        if remembered := known.get(engine):
+            return LatencyModel([*remembered, *measure(on_it, task.sample(), {1})])
+        seeds = measure(on_it, task.sample(), sizes, longest_s)
+        known.put(engine, seeds)
+        return LatencyModel(seeds)
+
+    wide = model_of("whole", task)
+    first, *others = on_streams
+    narrow = wide if first is task else model_of("stream", first)
+    for other in others:
+        prepare(other, task.sample(), {1})
+    return Scheduler(policy, Streams(wide, narrow, len(on_streams)))
+
+
+def rehearsals(task: Task, on_streams: list[Task], scheduler: Scheduler) -> list[Rehearsal]:
+    """Give what each stream can do while nobody waits; the first one sees to the whole engine too."""
+    narrow = scheduler.streams.narrow
     limits = scheduler.limits(narrow.line, narrow.margin)
-    warm_up_s = task.config.scheduling.warm_up_s
-    meet([Allowed(each, limits.max_items, limits.max_tokens) for each in on_streams], task.samples(), warm_up_s)
-    if first is not task:
-        meet([Allowed(task, 1, limits.max_tokens)], task.samples(), warm_up_s)
-    return scheduler
+    is_whole = on_streams[0] is task
+    allowed = [[Allowed(each, limits.max_items, limits.max_tokens, is_whole)] for each in on_streams]
+    if not is_whole:
+        # Beside streams, the whole engine runs one item at a time.
+        allowed[0].append(Allowed(task, 1, limits.max_tokens, is_wide=True))
+    return [Rehearsal(each, task.samples, task.config.scheduling.warm_up_s) for each in allowed]
 
 
 def on_engine(task: AnyTask, engine: Engine) -> AnyTask:

@@ -29,7 +29,7 @@ from handlers.adaptive.fail_fast import Guard
 from handlers.adaptive.frontend import Disconnected, Link
 from handlers.adaptive.in_flight import InFlight, InFlightRequest
 from handlers.adaptive.response_timing import ResponseTiming, Situation
-from handlers.errors import EXPIRED
+from handlers.errors import EXPIRED, where
 from handlers.metrics import (
     DEADLINE_MISSES,
     ENGINE_BUSY,
@@ -42,6 +42,7 @@ from handlers.metrics import (
 )
 from handlers.pipeline.runner import Runner
 from handlers.pipeline.slots import FinishedMicroBatch
+from handlers.pipeline.warm_up import Rehearsal, Step
 from handlers.protocol.responses import Reply
 from handlers.scheduling.scheduler import Scheduler
 from handlers.scheduling.streams import RunningBatch
@@ -81,6 +82,7 @@ class AdaptiveWorker:
         streams: Sequence[Runner],
         scheduler: Scheduler,
         *,
+        rehearsals: Sequence[Rehearsal],
         arrivals: Arrivals,
         decoder: Decoder,
         timing: ResponseTiming,
@@ -94,6 +96,7 @@ class AdaptiveWorker:
             whole: the task's hooks on its whole engine.
             streams: the same on each of its streams; one that is the whole where there is no other.
             scheduler: is seeded with what warm-up took.
+            rehearsals: for each stream what it can do while nobody waits.
             arrivals: admits or refuses what comes.
             decoder: decodes what is admitted.
             timing: says when to answer, for the registration's window.
@@ -116,8 +119,9 @@ class AdaptiveWorker:
         # When the frontend's thread looks again; minus infinity while it is about to.
         self._answer_due_s = -inf
         self._work_may_be_due = threading.Condition(self._lock)
-        for stream in streams:
-            threading.Thread(target=guard.run, args=(self._run_stream, stream), name="engine", daemon=True).start()
+        for stream, rehearsal in zip(streams, rehearsals, strict=True):
+            work = (self._run_stream, stream, rehearsal)
+            threading.Thread(target=guard.run, args=work, name="engine", daemon=True).start()
 
     @property
     def state(self) -> State:
@@ -244,10 +248,32 @@ class AdaptiveWorker:
 
     # -- the engine's threads ----------------------------------------------------------------------------------------
 
-    def _run_stream(self, stream: Runner) -> None:
+    def _run_stream(self, stream: Runner, rehearsal: Rehearsal) -> None:
+        step = _next_step(rehearsal)
         while True:
-            running = self._next_batch()
-            self._run(running, self._whole if running.is_wide else stream)
+            running = self._next_batch(step)
+            if running.items:
+                self._run(running, self._whole if running.is_wide else stream)
+            elif step is not None:
+                is_good = self._rehearse(running, step, rehearsal)
+                step = _next_step(rehearsal) if is_good else None
+
+    def _rehearse(self, running: RunningBatch, step: Step, rehearsal: Rehearsal) -> bool:
+        """Run a step; whether that went well."""
+        started_s = time.perf_counter()
+        try:
+            step.run()
+            is_good = True
+        except Exception as error:
+            # A request of that shape may fail likewise, with an error of its own.
+            logger.error("A rehearsal failed: %s", where(error))
+            is_good = False
+        seconds = time.perf_counter() - started_s
+        rehearsal.ended(seconds)
+        with self._lock:
+            self._scheduler.finish(running, seconds, is_telling=False)
+            self._work_may_be_due.notify_all()
+        return is_good
 
     def _run(self, running: RunningBatch, runner: Runner) -> None:
         slots = [item.slot for item in running.items]
@@ -266,7 +292,8 @@ class AdaptiveWorker:
             self._wake_engine()
             self._wake_frontend()
 
-    def _next_batch(self) -> RunningBatch:
+    def _next_batch(self, step: Step | None) -> RunningBatch:
+        """Wait for a micro-batch to run; one without items stands for the step of a rehearsal, while nobody waits."""
         with self._lock:
             while True:
                 now_s = time.perf_counter()
@@ -277,6 +304,8 @@ class AdaptiveWorker:
                     self._recorder.observe(QUEUE_AGE, oldest_s)
                     self._wake_frontend()
                     return running
+                if step and not self._in_flight and (running := self._scheduler.rehearse(step, now_s)):
+                    return running
                 look_s = self._scheduler.next_look_s()
                 self._work_may_be_due.wait(None if look_s == inf else max(0.0, look_s - now_s))
 
@@ -285,3 +314,11 @@ class AdaptiveWorker:
             request.fail(EXPIRED)
             self._recorder.add(REFUSALS, 1, EXPIRED.type)
             self._wake_frontend()
+
+
+def _next_step(rehearsal: Rehearsal) -> Step | None:
+    try:
+        return rehearsal.next_step()
+    except Exception as error:
+        logger.error("A task's samples cannot be rehearsed: %s", where(error))
+        return None

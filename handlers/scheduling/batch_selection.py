@@ -48,7 +48,7 @@ class MicroBatch:
     """What goes through the model together.
 
     Attributes:
-        items: its items, at least one.
+        items: its items; none where it only prepares the engine.
         tokens: how many they are together, padded.
         predicted_s: how long it will most likely take.
     """

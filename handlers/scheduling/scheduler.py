@@ -32,6 +32,7 @@ from math import ceil, inf
 
 from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.slots import Slot
+from handlers.pipeline.warm_up import Step
 from handlers.scheduling.admission import Admission, Refusal
 from handlers.scheduling.batch_selection import Limits, MicroBatch, select
 from handlers.scheduling.latency_model import LatencyModel, Line
@@ -153,7 +154,7 @@ class Scheduler:
             return self._admission.queue_full(self._queue.items, self._done_in_s(everything, now_s))
         ahead = self._queue.ahead(request.level, request.deadline_s, now_s)
         work_s = self._done_in_s(Work(ahead.items + items, ahead.tokens + tokens), now_s)
-        is_idle = not ahead.items and not self.streams.running
+        is_idle = not ahead.items and not any(running.items for running in self.streams.running)
         if refusal := self._admission.overloaded(request, work_s, is_idle=is_idle):
             return refusal
         request.number = next(self._numbers)
@@ -209,6 +210,14 @@ class Scheduler:
         for item in running.items:
             item.request.running -= 1
             item.request.finished_s = running.started_s + seconds
+
+    def rehearse(self, step: Step, now_s: float) -> RunningBatch | None:
+        """Start a micro-batch of nobody's items, which prepares the engine; None where it has no room for it."""
+        if self.streams.running if step.is_wide else not self.streams.free:
+            return None
+        model = self.streams.model(is_wide=step.is_wide)
+        nobody = MicroBatch((), step.tokens, model.predict_s(step.tokens))
+        return self.streams.begin(nobody, now_s, is_wide=step.is_wide)
 
     def limits(self, line: Line, margin: float, *, is_courteous: bool = False) -> Limits:
         """Tell what a micro-batch may hold, by the configuration and by time; it is at least a token.

@@ -22,6 +22,7 @@ from handlers.adaptive.response_timing import ResponseTiming
 from handlers.adaptive.worker import AdaptiveWorker
 from handlers.errors import InvalidConfig
 from handlers.metrics import Recorder
+from handlers.pipeline.warm_up import Rehearsal
 from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.scheduler import Scheduler
@@ -436,6 +437,7 @@ def test_adaptive_bug_on_a_thread_of_its_own_ends_the_worker(
         handler.runner,
         [handler.runner],
         scheduler,
+        rehearsals=[Rehearsal([], list, 0)],
         arrivals=Arrivals(scheduler, recorder, overload_status=503),
         decoder=Decoder(runner, guard, threads=1, is_threaded=True),  # type: ignore[arg-type]
         timing=ResponseTiming(8, 0.1),
