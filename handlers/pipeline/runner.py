@@ -11,6 +11,7 @@ Every step leaves its outcome in the slots and never raises for an item: where a
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ from handlers.metrics import (
 )
 from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.slots import FinishedMicroBatch, Slot, attempt, server_timing
+from handlers.protocol.headers import GRPC_HEADERS, is_grpc
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import OneItem, Reply
 
@@ -56,10 +58,11 @@ class Runner:
     def read(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
         """Unpack what a client sent; a bug in that is this request's own error."""
         try:
-            return self._task.unpack(row, headers)
+            request = self._task.unpack(row, headers)
         except Exception as error:
             logger.error("A request failed: %s", where(error))
-            return Request((INTERNAL_ERROR,))
+            request = Request((INTERNAL_ERROR,))
+        return replace(request, is_grpc=True) if is_grpc(headers) else request
 
     def decode(self, slot: Slot) -> None:
         """Decode the payload in a slot. This is the only place that catches InvalidInput; any thread may call it."""
@@ -120,7 +123,8 @@ class Runner:
         self._recorder.observe(ENCODE, encode_s)
         for slot in slots:
             self._record(slot)
-        return reply.with_headers({"Server-Timing": server_timing(slots, encode_s)})
+        own = GRPC_HEADERS if request.is_grpc else {}
+        return reply.with_headers({"Server-Timing": server_timing(slots, encode_s), **own})
 
     def _pack(self, request: Request, slots: Sequence[Slot]) -> Reply:
         # Results that cannot be written (not a number, a type that JSON lacks) are a bug of the model or the task and

@@ -1,4 +1,8 @@
-"""What a request's headers ask of the scheduler: X-Priority and X-Timeout-Ms. Pure."""
+"""What a request's headers say beside its body. Pure.
+
+X-Priority, X-Timeout-Ms    -> Terms, what it asks of the scheduler
+none at all                 -> is_grpc: it came by gRPC
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +14,20 @@ from handlers.errors import InvalidPriority, InvalidTimeout
 PRIORITY_HEADER, TIMEOUT_HEADER = "x-priority", "x-timeout-ms"
 # int() raises for thousands of digits, and no level has more than these.
 MOST_DIGITS = 9
+
+
+# TorchServe 0.12.0 ends the worker whose answer to a StreamPredictions lacks this header. A plain Predictions takes it
+# too, and nothing tells the two apart. Over HTTP it would begin a stream, so only answers by gRPC have it.
+GRPC_HEADERS = {"ts_stream_next": "false"}
+
+
+def is_grpc(headers: Mapping[str, Any]) -> bool:
+    """Whether a request came by gRPC: TorchServe gives the rows of others the headers that HTTP has, and its own.
+
+    Args:
+        headers: the request's, and for each field {"content-type": as sent}.
+    """
+    return not any(isinstance(value, str) for value in headers.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,10 +61,12 @@ class Request:
     Attributes:
         payloads: one per item, in the client's order; an ItemError where the item's shape is wrong.
         form: how the answer is written.
+        is_grpc: whether it came by gRPC.
     """
 
     payloads: tuple[Payload | ItemError, ...]
     form: Form = field(default_factory=OneItem)
+    is_grpc: bool = False
 
 
 @dataclass(frozen=True, slots=True)

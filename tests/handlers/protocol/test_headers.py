@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from handlers.errors import InvalidPriority, InvalidTimeout
-from handlers.protocol.headers import Terms
+from handlers.protocol.headers import Terms, is_grpc
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,17 @@ def test_terms_with_a_timeout_that_is_no_time_are_invalid_and_quote_nothing(valu
     with pytest.raises(InvalidTimeout) as raised:
         Terms.of({"X-Timeout-Ms": value}, 3)
     assert str(raised.value) == "X-Timeout-Ms must be a number of milliseconds above 0."
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, True),
+        # Fields of the row have their content types among the headers.
+        ({"data": {"content-type": ""}}, True),
+        ({"explain": "False"}, False),
+        ({"explain": {"content-type": "text/plain"}, "Host": "localhost"}, False),
+    ],
+)
+def test_request_without_any_header_came_by_grpc(headers: dict[str, Any], expected: bool) -> None:
+    assert is_grpc(headers) is expected
