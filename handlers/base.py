@@ -11,6 +11,7 @@ and nobody else's data. A task overrides `load, sample` and the hooks `decode, p
 
 import abc
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -30,9 +31,10 @@ from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Engine, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, ItemError
 from handlers.metrics import Recorder, Reporter, Sample
-from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead, micro_batches
+from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead
+from handlers.pipeline.planning import planned
 from handlers.pipeline.runner import Runner, respond
-from handlers.pipeline.slots import Batch, Slot
+from handlers.pipeline.slots import Batch
 from handlers.pipeline.warm_up import prepare
 from handlers.protocol import requests
 from handlers.protocol.open_inference import Model
@@ -46,6 +48,12 @@ with blocked_import("openvino.torch", importer="ts.torch_handler.base_handler"):
     from ts.torch_handler.base_handler import BaseHandler
 
 logger = logging.getLogger(__name__)
+
+# TorchServe's default, in seconds, where model-config.yaml does not say.
+RESPONSE_TIMEOUT_S = 120
+# Shares of it. A batch begins nothing after a half: what runs by then has as long again before the worker is ended. And
+# generate(), whose length nobody knows, is ended before that.
+BATCH_SHARE, RUN_SHARE = 0.5, 0.4
 
 Config = TypeVar("Config", bound=HandlerConfig)
 Item = TypeVar("Item")
@@ -126,6 +134,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     config: Config
     engine: Engine
     model_dir: Path
+    # Seconds that one run of the engine may take, where it can be ended.
+    longest_run_s: float
     # Answers everything in adaptive mode, once `initialize` is done.
     worker: AdaptiveWorker
     # What one more micro-batch costs; `load` may know better.
@@ -194,6 +204,9 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         self._recorder = Recorder()
         self.reporter = Reporter(self._recorder, partial(_emit, context.metrics, context.model_name))
         self.runner = Runner(self, self._recorder)
+        # Seconds after which TorchServe takes the worker for dead; its own default where the archive does not say.
+        self._response_timeout_s = (context.model_yaml_config or {}).get("responseTimeout") or RESPONSE_TIMEOUT_S
+        self.longest_run_s = RUN_SHARE * self._response_timeout_s
         window = properties.get("batch_size") or 1
         try:
             settings = context.model_yaml_config or {}
@@ -248,7 +261,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     def _start_adaptive(self, window: int, settings: Mapping[str, Any]) -> Answer:
         metrics = adaptive.Metrics(self._recorder, self.reporter.wake)
-        self.worker = adaptive.start(self, window, settings, metrics)
+        self.worker = adaptive.start(self, window, settings, metrics, longest_run_s=self._response_timeout_s)
         return self._hand_over
 
     def _hand_over(self, data: Sequence[Mapping[str, Any]], context: Any) -> NoReturn:  # noqa: ARG002
@@ -272,24 +285,18 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     def preprocess(self, data: Sequence[Mapping[str, Any]]) -> Batch:
         """Make a planned batch of rows: unpack, decode, plan."""
+        self._ends_s = time.perf_counter() + BATCH_SHARE * self._response_timeout_s
         headers = map(self.context.get_all_request_header, range(len(data)))
         unpacked = [self.runner.read(row, sent) for row, sent in zip(data, headers, strict=True)]
-        slots = [Slot(payload) for request in unpacked for payload in request.payloads]
-        if self.decodes_in_threads and self._pool is not None and len(slots) > 1:
-            list(self._pool.map(self.runner.decode, slots))
-        else:
-            for slot in slots:
-                self.runner.decode(slot)
-        self.runner.prepare(slots)
-        priced = self.runner.price(slots)
-        costs = [cost for _, cost in priced]
-        indices = micro_batches(costs, self.config.max_items, self.config.max_tokens, self.overhead)
-        return Batch(unpacked, slots, [[priced[i][0] for i in micro_batch] for micro_batch in indices])
+        pool = self._pool if self.decodes_in_threads else None
+        return planned(
+            self.runner, unpacked, pool=pool, config=self.config, overhead=self.overhead, ends_s=self._ends_s
+        )
 
     def inference(self, batch: Batch) -> None:
         """Put every micro-batch through the model; fill `batch.finished`."""
         for micro_batch in batch.plan:
-            batch.finished += self.runner.run(micro_batch)
+            batch.finished += self.runner.run(micro_batch, self._ends_s)
 
     def postprocess(self, batch: Batch) -> list[Reply]:
         """Make replies of results: split, pack, and say of it what headers and metrics do."""

@@ -20,7 +20,6 @@ T = TypeVar("T")
 SETTINGS = ConfigDict(extra="forbid", strict=True)
 
 Count = Annotated[int, Field(ge=1)]
-Answers = Annotated[int, Field(ge=1, le=100)]
 Threads = Annotated[int, Field(ge=0)]
 # A duration may be a whole number or not; an hour is the longest.
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
@@ -102,6 +101,12 @@ class HandlerConfig:
         max_tokens: the most padded tokens of one micro-batch; None where nothing is padded.
         max_instances: the most items of one request.
         max_body_bytes: the most bytes of one request's body (TorchServe's own `max_request_size` stands before it).
+        max_request_tokens: the most tokens of all items of one request, those that are to be generated included; None
+            where nothing is padded.
+        max_groups: the most different sets of options that the items of one request may have, where these keep items
+            from sharing a micro-batch.
+        max_response_bytes: the most bytes of one answer (beyond TorchServe's `max_response_size` its worker would be
+            cut off).
         scheduling: who decides what runs together, and when.
     """
 
@@ -113,6 +118,9 @@ class HandlerConfig:
     max_tokens: Count | None = None
     max_instances: Count = 64
     max_body_bytes: Count = 16 * 2**20
+    max_request_tokens: Count | None = None
+    max_groups: Count = 16
+    max_response_bytes: Count = 16 * 2**20
     scheduling: Annotated[SchedulingConfig, BeforeValidator(_scheduling)] = SchedulingConfig()
 
 

@@ -15,9 +15,12 @@
         ├── BodyTooLarge           413
         ├── ImageTooLarge          413
         ├── TextTooLong            413
-        └── TooManyInstances       413
+        ├── TooManyInstances       413
+        ├── WorkTooLarge           413  the items of a request are too much together
+        └── ResponseTooLarge       413  the answer would be
     OutOfMemory                    507  the engine could not hold the micro-batch, which is then tried again in halves
     QueueFull, Overloaded          503  the schedule refuses a request (or 429); these are values and never raised
+    BatchTimeout                   503  the batch ran out of time before this item; likewise a value
     QueueTimeout                   504  the request has waited in vain; likewise a value
     InvalidConfig                    -  the archive's configuration is wrong; the worker must not start
 
@@ -104,8 +107,20 @@ class TooManyInstances(TooLarge):
     """The request holds more items than `max_instances`."""
 
 
+class WorkTooLarge(TooLarge):
+    """The items of a request ask for more together than one request may."""
+
+
+class ResponseTooLarge(TooLarge):
+    """The answer would have more bytes than `max_response_bytes`."""
+
+
 class OutOfMemory(Exception):
     """The engine could not hold the micro-batch."""
+
+
+class OutOfTime(Exception):
+    """The batch has taken as long as it may, so that TorchServe does not end its worker."""
 
 
 class InvalidConfig(ValueError):
@@ -138,6 +153,9 @@ class ItemError:
 
 INTERNAL_ERROR = ItemError(500, "InternalError", "The model failed on this input; the server's log says where.")
 OUT_OF_MEMORY = ItemError(507, "OutOfMemory", "The model ran out of memory on this input alone.")
+OUT_OF_TIME = ItemError(
+    503, "BatchTimeout", "Its batch had taken too long, and this input was left out; send fewer at once, or try again."
+)
 EXPIRED = ItemError(504, "QueueTimeout", "The request waited longer than it may; no work was spent on it.")
 
 

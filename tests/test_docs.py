@@ -144,7 +144,7 @@ def test_errors_are_those_of_the_handlers() -> None:
         for status in re.findall(r"\d+", row[0])
         for kind in re.findall(r"`(\w+)`", row[1])
     }
-    values = (errors.INTERNAL_ERROR, errors.OUT_OF_MEMORY, errors.EXPIRED)
+    values = (errors.INTERNAL_ERROR, errors.OUT_OF_MEMORY, errors.OUT_OF_TIME, errors.EXPIRED)
     refused = {(status, kind) for status in (429, 503) for kind in ("Overloaded", "QueueFull")}
     raised = {(cls.code, cls.__name__) for cls in _descendants(errors.InvalidInput)} - {(413, "TooLarge")}
     assert documented == raised | {(value.code, value.type) for value in values} | refused

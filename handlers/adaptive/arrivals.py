@@ -9,8 +9,10 @@ from typing import Any
 from handlers.adaptive.decoder import Decoded
 from handlers.adaptive.in_flight import InFlightRequest
 from handlers.adaptive.length_estimate import LengthEstimate
+from handlers.config import HandlerConfig
 from handlers.errors import InvalidInput, ItemError
 from handlers.metrics import REFUSALS, Recorder
+from handlers.pipeline.budget import excess
 from handlers.pipeline.slots import Slot
 from handlers.protocol.headers import Terms
 from handlers.protocol.requests import Request
@@ -20,17 +22,17 @@ from handlers.scheduling.scheduler import Scheduler
 class Arrivals:
     """Takes requests in for one scheduler, whose lock the caller holds."""
 
-    def __init__(self, scheduler: Scheduler, recorder: Recorder, *, overload_status: int) -> None:
+    def __init__(self, scheduler: Scheduler, recorder: Recorder, config: HandlerConfig) -> None:
         """Expect requests.
 
         Args:
             scheduler: admits or refuses.
             recorder: counts refusals.
-            overload_status: HTTP status of a request that is refused.
+            config: what a request may ask for, and the status of one that is refused.
         """
+        self._config = config
         self._scheduler = scheduler
         self._recorder = recorder
-        self._overload_status = overload_status
         self._lengths = LengthEstimate()
 
     def arrived(self, id_: str, request: Request, headers: Mapping[str, Any], came_s: float) -> InFlightRequest:
@@ -49,7 +51,7 @@ class Arrivals:
         if refusal is None:
             arrived.is_admitted = True
         else:
-            arrived.refuse(refusal, self._overload_status)
+            arrived.refuse(refusal, self._config.scheduling.overload_status)
             self._recorder.add(REFUSALS, 1, refusal.reason)
         return arrived
 
@@ -58,4 +60,17 @@ class Arrivals:
         lengths = [(item.size, item.cost.length) for item in items if item.cost is not None]
         self._lengths.learn([size for size, _ in lengths], [length for _, length in lengths])
         for item in items:
-            self._scheduler.decoded(item.request, item.slot, item.cost)
+            if error := self._excess(item):
+                self._scheduler.withdraw(item.request)
+                item.request.fail(error)
+            else:
+                self._scheduler.decoded(item.request, item.slot, item.cost)
+
+    def _excess(self, item: Decoded) -> ItemError | None:
+        """Tell whether the items of its request are too much together, once the last of them is decoded."""
+        request = item.request
+        if request.decoding != 1 or len(request.slots) == 1:
+            return None
+        costs = [queued.cost for queued in request.items]
+        outcomes = (slot.outcome for slot in request.slots)
+        return excess(outcomes, costs if item.cost is None else [*costs, item.cost], self._config)

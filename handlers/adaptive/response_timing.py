@@ -12,6 +12,8 @@ must be few. One happens when
     a stream will soon be free                 early enough for new arrivals to be decoded before it is: a fetch
     a stream is free while others run          halfway to the end of their micro-batch, and halfway again: a fetch each
     all are, and something is decoded long     every idle_fetch_s, so that nobody waits for a slow picture: a fetch
+    there is anything to do                    every watch_s, for who comes now may be more urgent than all of it, and
+                                               must hear soon where there is no room: a watch
 
 A fetch that brings nobody was for nothing. Their share is tracked, and while most are for nothing, one in fetch_probe
 is made: a single client that waits for its answer is not asked all the time whether it is there.
@@ -34,6 +36,9 @@ class Tuning:
             long.
         refusal_s: seconds that a refusal waits for company.
         idle_fetch_s: seconds between two fetches of an idle engine whose next items are being decoded.
+        watch_s: seconds between two exchanges at most, while there is anything to do and room in the window;
+        watch_costs: but at least so many times what an exchange costs, for it sends again all that is in flight.
+        lone_s: a lone request that takes longer is left to the engine's threads, so that somebody looks out for others.
         crowded_share: with more than this share of the window in flight, refusals do not wait.
         fetch_probe: while most fetches bring nobody, one is made in so many micro-batches.
         most_fetches: fetches for one micro-batch while a stream is free.
@@ -46,6 +51,9 @@ class Tuning:
     gap_share: float = 0.33
     refusal_s: float = 0.05
     idle_fetch_s: float = 0.005
+    watch_s: float = 0.03
+    watch_costs: float = 4.0
+    lone_s: float = 0.05
     crowded_share: float = 0.5
     fetch_probe: int = 8
     most_fetches: int = 2
@@ -111,6 +119,7 @@ class ResponseTiming:
     _came_s: float = -inf
     _went_s: float | None = None
     _is_fetch: bool = False
+    _is_watch: bool = False
     _batches_since_fetch: int = 0
     _fetches_since_batch: int = 0
 
@@ -118,11 +127,11 @@ class ResponseTiming:
         """Note that rows came in, with so many requests that were not known."""
         if self._went_s is not None:
             self.cost_s.observe(now_s - self._went_s)
-        if self._is_fetch:
+        if self._is_fetch or (self._is_watch and newcomers):
             self.use.observe(newcomers > 0)
         self._came_s = now_s
         # Where this exchange fails, what lies between it and the next is no cost.
-        self._went_s, self._is_fetch = None, False
+        self._went_s, self._is_fetch, self._is_watch = None, False, False
 
     def decoded(self, seconds: float) -> None:
         """Note that what came in was decoded, so many seconds after it came."""
@@ -133,7 +142,9 @@ class ResponseTiming:
         is_anything_left = situation.complete < situation.in_flight
         self._went_s = now_s if is_anything_left else None
         # Refusals alone are no reason to go before they are due.
-        self._is_fetch = is_anything_left and situation.complete == situation.refused
+        is_for_newcomers = is_anything_left and situation.complete == situation.refused
+        self._is_fetch = is_for_newcomers and self._planned_s(situation) <= now_s
+        self._is_watch = is_for_newcomers and not self._is_fetch
         if self._is_fetch:
             self._batches_since_fetch = 0
             self._fetches_since_batch += 1
@@ -145,12 +156,20 @@ class ResponseTiming:
 
     def is_lone(self, situation: Situation) -> bool:
         """Whether a single client waits, and fetches lately brought nobody."""
-        return situation.in_flight == 1 and not self._is_fetch_useful
+        return situation.in_flight == 1 and situation.queued_s <= TUNING.lone_s and not self._is_fetch_useful
 
     def due_s(self, situation: Situation) -> float:
         """Tell when to answer: a time that has passed means now; infinity until something happens."""
         if situation.complete == situation.in_flight:
             return -inf
+        return min(self._planned_s(situation), self._watch_due_s(situation))
+
+    def _watch_due_s(self, situation: Situation) -> float:
+        if situation.in_flight >= self.window:
+            return inf
+        return self._came_s + max(TUNING.watch_s, TUNING.watch_costs * self.cost_s.value)
+
+    def _planned_s(self, situation: Situation) -> float:
         due_s = situation.oldest_refusal_s + TUNING.refusal_s
         earliest_s = self._came_s + min(TUNING.gap_costs * self.cost_s.value, TUNING.gap_share * self.enough_s)
         if situation.complete > situation.refused or (situation.complete and situation.is_engine_done):

@@ -62,7 +62,9 @@ class Metrics:
     wake: Callable[[], Any]
 
 
-def start(task: Task, window: int, settings: Mapping[str, Any], metrics: Metrics) -> AdaptiveWorker:
+def start(
+    task: Task, window: int, settings: Mapping[str, Any], metrics: Metrics, *, longest_run_s: float
+) -> AdaptiveWorker:
     """Warm a task up and start its worker.
 
     Args:
@@ -70,6 +72,7 @@ def start(task: Task, window: int, settings: Mapping[str, Any], metrics: Metrics
         window: most requests that are in flight, the registration's batch_size.
         settings: the archive's whole model-config.yaml.
         metrics: where the worker counts.
+        longest_run_s: seconds after which a micro-batch that still runs is stuck.
 
     Raises:
         InvalidConfig: the settings do not let TorchServe work with this mode.
@@ -87,7 +90,7 @@ def start(task: Task, window: int, settings: Mapping[str, Any], metrics: Metrics
         [Runner(each, metrics.recorder) for each in on_streams] if parts else [whole],
         scheduler,
         rehearsals=rehearsals(task, on_streams, scheduler),
-        arrivals=Arrivals(scheduler, metrics.recorder, overload_status=config.scheduling.overload_status),
+        arrivals=Arrivals(scheduler, metrics.recorder, config),
         decoder=Decoder(
             whole, guard, threads=available_threads(config.decode_threads), is_threaded=task.decodes_in_threads
         ),
@@ -95,6 +98,7 @@ def start(task: Task, window: int, settings: Mapping[str, Any], metrics: Metrics
         recorder=metrics.recorder,
         wake=metrics.wake,
         guard=guard,
+        longest_run_s=longest_run_s,
     )
 
 

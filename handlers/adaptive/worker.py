@@ -66,6 +66,10 @@ class State(NamedTuple):
     unanswered_batches: int
 
 
+class Stuck(Exception):
+    """The engine does not come back."""
+
+
 class Due(NamedTuple):
     """An answer that is to go: the requests that it answers, and the micro-batches that ran since the last one."""
 
@@ -89,6 +93,7 @@ class AdaptiveWorker:
         recorder: Recorder,
         wake: Callable[[], Any],
         guard: Guard,
+        longest_run_s: float = inf,
     ) -> None:
         """Start the engine's threads.
 
@@ -103,6 +108,8 @@ class AdaptiveWorker:
             recorder: counts.
             wake: is told of every exchange, for the metrics.
             guard: watches over the threads.
+            longest_run_s: seconds after which a micro-batch that still runs is stuck, and the worker of no more use:
+                TorchServe does not notice while it is asked for new requests.
         """
         self._whole = whole
         self._scheduler = scheduler
@@ -112,6 +119,7 @@ class AdaptiveWorker:
         self._recorder = recorder
         self._wake = wake
         self._guard = guard
+        self._longest_run_s = longest_run_s
         self._in_flight = InFlight()
         self._finished: list[FinishedMicroBatch] = []
         self._lock = threading.Lock()
@@ -180,14 +188,20 @@ class AdaptiveWorker:
         """
         with self._lock:
             while True:
-                situation, now_s = self._situation(), time.perf_counter()
+                now_s = time.perf_counter()
+                # The engine's threads do it too, but all of them may be busy for long.
+                self._expire(now_s)
+                if self._scheduler.is_stuck(now_s, self._longest_run_s):
+                    raise Stuck
+                situation = self._situation()
                 if self._timing.is_lone(situation) and (running := self._scheduler.next_batch(now_s)):
                     return running
                 self._wake_engine()
                 self._answer_due_s = self._timing.due_s(situation)
                 if self._answer_due_s <= now_s:
                     break
-                self._answer_may_be_due.wait(None if self._answer_due_s == inf else self._answer_due_s - now_s)
+                look_s = min(self._answer_due_s, self._scheduler.next_expiry_s)
+                self._answer_may_be_due.wait(None if look_s == inf else max(0.0, look_s - now_s))
             self._answer_due_s = -inf
             self._timing.goes(now_s, situation)
             finished, self._finished = self._finished, []
@@ -297,7 +311,8 @@ class AdaptiveWorker:
         with self._lock:
             while True:
                 now_s = time.perf_counter()
-                self._expire(now_s)
+                if self._expire(now_s):
+                    self._wake_frontend()
                 depth, oldest_s = self._scheduler.ready_items, self._scheduler.oldest_s(now_s)
                 if running := self._scheduler.next_batch(now_s):
                     self._recorder.observe(QUEUE_DEPTH, depth)
@@ -309,11 +324,13 @@ class AdaptiveWorker:
                 look_s = self._scheduler.next_look_s()
                 self._work_may_be_due.wait(None if look_s == inf else max(0.0, look_s - now_s))
 
-    def _expire(self, now_s: float) -> None:
-        for request in self._scheduler.expire(now_s):
+    def _expire(self, now_s: float) -> bool:
+        """Fail the requests that waited too long; whether there were any."""
+        expired = self._scheduler.expire(now_s)
+        for request in expired:
             request.fail(EXPIRED)
             self._recorder.add(REFUSALS, 1, EXPIRED.type)
-            self._wake_frontend()
+        return bool(expired)
 
 
 def _next_step(rehearsal: Rehearsal) -> Step | None:

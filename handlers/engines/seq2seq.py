@@ -6,9 +6,11 @@ Decoding is greedy or a search with beams and never sampled, so that the same re
 shares a batch with.
 """
 
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import transformers
 
 from handlers.engines import Arrays, Outputs, available_threads
 from handlers.engines.torch import Precision, dtype_for
-from handlers.errors import InvalidConfig, OutOfMemory
+from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,31 @@ class Banned(transformers.LogitsProcessor):  # type: ignore[misc]
         return scores
 
 
+class Deadline(transformers.StoppingCriteria):  # type: ignore[misc]
+    """Ends an answer that takes too long, for `max_time` of generate() would give what is written so far as good."""
+
+    def __init__(self, ends_s: float) -> None:
+        self._ends_s = ends_s
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **others: Any) -> torch.Tensor:  # noqa: ARG002
+        """Stop nothing in time.
+
+        Args:
+            input_ids: (B, U) int64, what is written so far.
+            scores: it makes no difference.
+            others: likewise.
+
+        Returns:
+            (B,) bool, False.
+
+        Raises:
+            OutOfTime: time is up.
+        """
+        if time.perf_counter() > self._ends_s:
+            raise OutOfTime
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
 class PackedLinear(torch.nn.Module):
     """A bf16 linear layer on the CPU, whose weights are laid out for oneDNN once instead of at every call.
 
@@ -95,7 +122,7 @@ class Generator:
 
     input_names = ("input_ids", "attention_mask")
 
-    def __init__(self, model: Any, device: torch.device, threads: int = 0) -> None:
+    def __init__(self, model: Any, device: torch.device, threads: int = 0, longest_run_s: float = inf) -> None:
         """Take a model over.
 
         Args:
@@ -103,7 +130,9 @@ class Generator:
                 relies on.
             device: where the model's weights are.
             threads: how many threads PyTorch's operators have on the CPU; 0 for one on every core.
+            longest_run_s: the most seconds of one `run`.
         """
+        self._longest_run_s = longest_run_s
         torch.set_num_threads(available_threads(threads))
         self.model = model.eval()
         self._device = device
@@ -123,14 +152,18 @@ class Generator:
 
         Raises:
             OutOfMemory: the micro-batch does not fit.
+            OutOfTime: it took longer than `longest_run_s`.
         """
+        deadline = Deadline(time.perf_counter() + self._longest_run_s)
         arguments = {"max_new_tokens": TUNING.max_new_tokens, **(arguments or {})}
         if arguments.get("num_beams", 1) == 1:
             # The likeliest token stays so; normalising would go over the vocabulary for nothing.
             arguments["renormalize_logits"] = False
         try:
             tensors = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
-            sequences = self.model.generate(**tensors, **arguments, logits_processor=self._processors)
+            sequences = self.model.generate(
+                **tensors, **arguments, logits_processor=self._processors, stopping_criteria=[deadline]
+            )
             return {"sequences": sequences.cpu().numpy().astype(np.int64, copy=False)}
         except (torch.OutOfMemoryError, MemoryError) as error:
             # The blocks of the failed attempt must go before a smaller one is tried.

@@ -35,10 +35,18 @@ class Cost:
     Attributes:
         length: its size along the padded axis, in tokens; 1 where nothing is padded.
         group: the options that hold for a whole micro-batch; items share one only when their groups are equal.
+        work: what the model does for it altogether, in tokens, where that is more than its length: answers that are
+            generated.
     """
 
     length: int = 1
     group: Hashable = None
+    work: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """What counts towards the budget of its request."""
+        return max(self.length, self.work)
 
     def __post_init__(self) -> None:
         """Check what a plan relies on, where the item that is at fault is still known.

@@ -13,10 +13,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
+from math import inf
 from typing import Any, Protocol
 
+from handlers.config import HandlerConfig
 from handlers.engines import Arrays, Outputs
-from handlers.errors import INTERNAL_ERROR, OUT_OF_MEMORY, InvalidInput, ItemError, OutOfMemory, where
+from handlers.errors import (
+    INTERNAL_ERROR,
+    OUT_OF_MEMORY,
+    OUT_OF_TIME,
+    InvalidInput,
+    ItemError,
+    OutOfMemory,
+    OutOfTime,
+    ResponseTooLarge,
+    where,
+)
 from handlers.metrics import (
     BATCH_SIZE,
     DECODE,
@@ -27,8 +39,10 @@ from handlers.metrics import (
     WAIT,
     Recorder,
 )
+from handlers.pipeline.budget import excess
 from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.slots import FinishedMicroBatch, Slot, attempt, server_timing
+from handlers.protocol.allowance import SharedAllowance
 from handlers.protocol.headers import GRPC_HEADERS, is_grpc
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import OneItem, Reply
@@ -37,7 +51,10 @@ logger = logging.getLogger(__name__)
 
 
 class Task(Protocol):
-    """The hooks of a task; handlers.base.BatchHandler says what each must do."""
+    """The hooks of a task, and its settings; handlers.base.BatchHandler says what each must do."""
+
+    @property
+    def config(self) -> HandlerConfig: ...
 
     def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request: ...
     def decode(self, payload: Payload) -> Any: ...
@@ -62,11 +79,19 @@ class Runner:
         except Exception as error:
             logger.error("A request failed: %s", where(error))
             request = Request((INTERNAL_ERROR,))
+        request = _sharing(request)
         return replace(request, is_grpc=True) if is_grpc(headers) else request
 
-    def decode(self, slot: Slot) -> None:
-        """Decode the payload in a slot. This is the only place that catches InvalidInput; any thread may call it."""
+    def decode(self, slot: Slot, ends_s: float = inf) -> None:
+        """Decode the payload in a slot. This is the only place that catches InvalidInput; any thread may call it.
+
+        Args:
+            slot: holds a payload, or an error, which stays.
+            ends_s: from when on nothing is decoded, in seconds of `time.perf_counter`.
+        """
         started = time.perf_counter()
+        if started > ends_s and not slot.is_failed:
+            slot.outcome = OUT_OF_TIME
         if not slot.is_failed:
             try:
                 slot.outcome = self._task.decode(slot.outcome)
@@ -85,17 +110,37 @@ class Runner:
         """Find the slots that are still good, and what each of their items asks of a micro-batch."""
         return [(slot, cost) for slot in slots if (cost := self._cost(slot)) is not None]
 
-    def run(self, slots: list[Slot]) -> list[FinishedMicroBatch]:
+    def budget(self, slots: Sequence[Slot], costs: Mapping[int, Cost] | None = None) -> None:
+        """Fail all items of a request with one error, where they are too much together.
+
+        Args:
+            slots: those of one request.
+            costs: what they ask of micro-batches, by `id` of the slot, as far as that is known.
+        """
+        if len(slots) > 1:
+            known = [cost for slot in slots if (cost := (costs or {}).get(id(slot))) is not None]
+            if error := excess((slot.outcome for slot in slots), known, self._task.config):
+                for slot in slots:
+                    slot.outcome = error
+
+    def run(self, slots: list[Slot], ends_s: float = inf) -> list[FinishedMicroBatch]:
         """Run a micro-batch, halving it where it fails.
 
         Args:
             slots: those of the micro-batch, all good.
+            ends_s: from when on none is begun, in seconds of `time.perf_counter`; what is left is given up.
 
         Returns:
             What ran: the whole micro-batch, or parts of it where it failed, without the slots that failed alone.
         """
         finished: list[FinishedMicroBatch] = []
-        attempt(slots, lambda some: finished.append(self._run(some)), self._give_up)
+
+        def step(some: list[Slot]) -> None:
+            if time.perf_counter() > ends_s:
+                raise OutOfTime
+            finished.append(self._run(some))
+
+        attempt(slots, step, self._give_up)
         return finished
 
     def split(self, micro_batch: FinishedMicroBatch) -> None:
@@ -131,11 +176,19 @@ class Runner:
         # become errors; where the form cannot write even these, the bug is ours.
         for _ in ("results", "errors"):
             try:
-                return request.form.pack([slot.outcome for slot in slots])
+                return self._checked(request, request.form.pack([slot.outcome for slot in slots]))
             except Exception as error:
                 for slot in slots:
                     self._give_up(slot, error)
         return OneItem().pack([INTERNAL_ERROR])
+
+    def _checked(self, request: Request, reply: Reply) -> Reply:
+        """Answer with an error where the answer itself is too large; TorchServe would cut the worker off for it."""
+        limit = self._task.config.max_response_bytes
+        if len(reply.body) <= limit:
+            return reply
+        message = f"The answer has {len(reply.body)} bytes; max_response_bytes is {limit}. Ask for fewer items or less."
+        return request.form.pack([ItemError.of(ResponseTooLarge(message))] * len(request.payloads))
 
     def _prepare(self, slots: list[Slot]) -> None:
         started = time.perf_counter()
@@ -173,6 +226,8 @@ class Runner:
         """Give up an item that failed alone: it is too large for the engine, or met a bug, which the log places."""
         if isinstance(error, OutOfMemory):
             slot.outcome = OUT_OF_MEMORY
+        elif isinstance(error, OutOfTime):
+            slot.outcome = OUT_OF_TIME
         else:
             logger.error("An item failed: %s", where(error))
             slot.outcome = INTERNAL_ERROR
@@ -185,6 +240,18 @@ class Runner:
             self._recorder.add(ITEM_ERRORS, 1, slot.outcome.type)
         else:
             self._recorder.add(ITEMS, 1)
+
+
+def _sharing(request: Request) -> Request:
+    """Give the items of a request one allowance, where there are several."""
+    if len(request.payloads) < 2:
+        return request
+    allowance = SharedAllowance()
+    payloads = (
+        replace(payload, allowance=allowance) if isinstance(payload, Payload) else payload
+        for payload in request.payloads
+    )
+    return replace(request, payloads=tuple(payloads))
 
 
 def respond(context: Any, index: int, reply: Reply) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from handlers.engines import Outputs
-from handlers.errors import ItemError
+from handlers.errors import ItemError, OutOfTime
 from handlers.protocol.requests import Request
 
 
@@ -75,6 +75,8 @@ class Batch:
 def attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Callable[[Slot, Exception], None]) -> None:
     """Run a step on slots together; where it fails, run it on halves of them, down to the slots that fail alone.
 
+    Where time is up, all of them are given up at once.
+
     Args:
         slots: any number of slots; with none, nothing is done.
         step: called with the slots or a part of them; where it raises, it must not have changed any.
@@ -84,6 +86,10 @@ def attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Call
         return
     try:
         step(slots)
+    except OutOfTime as error:
+        # Halves would take longer still.
+        for slot in slots:
+            give_up(slot, error)
     except Exception as error:
         if len(slots) == 1:
             give_up(slots[0], error)

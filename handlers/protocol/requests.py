@@ -33,6 +33,7 @@ from handlers.errors import (
     UnsupportedMedia,
 )
 from handlers.protocol import open_inference
+from handlers.protocol.allowance import UNLIMITED, Allowance
 from handlers.protocol.responses import Form, Instances, OneItem
 
 # The names under which TorchServe hands over a body and under which its handlers look for an input.
@@ -48,10 +49,12 @@ class Payload:
     Attributes:
         value: the raw body, what a tensor holds for this item, or the input fields of a JSON object.
         options: everything that is not input; it is not checked yet.
+        allowance: what the items of its request may ask for together; `decode` takes from it before it spends work.
     """
 
     value: Value
     options: Mapping[str, Any] = field(default_factory=dict)
+    allowance: Allowance = field(default=UNLIMITED, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,9 +85,8 @@ class ScheduledRequest:
         return self.deadline_s, self.number
 
     def fail(self, error: ItemError) -> None:
-        """Answer it with one error, whatever became of its items."""
-        for slot in self.slots:
-            slot.outcome = error
+        """Answer it with one error, whatever becomes of its items: a thread may be decoding one into its old slot."""
+        self.slots = [Slot(error) for _ in self.slots]
         self.decoding = self.queued = self.running = 0
 
 
@@ -139,6 +138,8 @@ class RequestQueue:
 
     def decoded(self, request: ScheduledRequest, slot: Slot, cost: Cost | None) -> None:
         """Note that an item is decoded, or has failed where `cost` is None; with its last one a request is ready."""
+        if request.number not in self._decoding:
+            return  # it has expired, or was withdrawn
         request.decoding -= 1
         if cost is not None:
             request.items.append(QueuedItem(request, slot, cost))
@@ -147,6 +148,10 @@ class RequestQueue:
             del self._decoding[request.number]
             request.tokens = sum(item.cost.length for item in request.items)
             self.ready += request.items
+
+    def withdraw(self, request: ScheduledRequest) -> None:
+        """Forget a request that is still being decoded; the caller fails it."""
+        self._decoding.pop(request.number, None)
 
     def take(self, items: Iterable[QueuedItem]) -> None:
         """Remove items that start."""
@@ -201,13 +206,17 @@ class RequestQueue:
         if expired:
             gone = set(expired)
             self.ready = [item for item in self.ready if item.request not in gone]
-        return expired
+        undecoded = [request for request in self._decoding.values() if request.expires_s <= now_s]
+        for request in undecoded:
+            self.withdraw(request)
+        return expired + undecoded
 
     def next_expiry_s(self) -> float:
         """Tell when `expire` may next have something to remove; infinity when never."""
         if not self.policy.is_late_rejected:
             return inf
-        return min((item.request.expires_s for item in self.ready if not item.request.has_started), default=inf)
+        waiting = [item.request for item in self.ready if not item.request.has_started]
+        return min((request.expires_s for request in (*waiting, *self._decoding.values())), default=inf)
 
     # -- order -----------------------------------------------------------------------------------------------------
 

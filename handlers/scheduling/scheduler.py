@@ -98,6 +98,15 @@ class Scheduler:
         return self.streams.next_end_s
 
     @property
+    def next_expiry_s(self) -> float:
+        """When `expire` may next have something; infinity when never."""
+        return self._queue.next_expiry_s()
+
+    def is_stuck(self, now_s: float, longest_s: float) -> bool:
+        """Whether a micro-batch has run for longer than that."""
+        return any(now_s - running.started_s > longest_s for running in self.streams.running)
+
+    @property
     def stream_count(self) -> int:
         """How many micro-batches may run at the same time."""
         return self.streams.count
@@ -128,7 +137,7 @@ class Scheduler:
 
     def next_look_s(self) -> float:
         """Tell when `next_batch` or `expire` may have something although nothing happens; infinity when never."""
-        return min(self.held_until_s, self._queue.next_expiry_s())
+        return min(self.held_until_s, self.next_expiry_s)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -165,6 +174,10 @@ class Scheduler:
     def decoded(self, request: ScheduledRequest, slot: Slot, cost: Cost | None) -> None:
         """Note that an item of a request is decoded, or has failed where `cost` is None."""
         self._queue.decoded(request, slot, cost)
+
+    def withdraw(self, request: ScheduledRequest) -> None:
+        """Forget a request that is still being decoded; the caller fails it."""
+        self._queue.withdraw(request)
 
     def expire(self, now_s: float) -> Sequence[ScheduledRequest]:
         """Remove the requests that waited too long, where these are rejected; the caller fails them."""

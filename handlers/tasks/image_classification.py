@@ -16,7 +16,7 @@ from handlers.engines.torch import TorchEngine
 from handlers.errors import CorruptInput, InvalidConfig, UnknownShape
 from handlers.probabilities import softmax
 from handlers.protocol.output_tensors import LABELS, Ranked, from_mapping
-from handlers.protocol.requests import Payload, Value
+from handlers.protocol.requests import Payload
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
 from handlers.vision.images import Geometry, Picture, cut_square, decode_image, grey_jpeg
 
@@ -40,7 +40,9 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
         names = json.loads((self.model_dir / "index_to_name.json").read_text(encoding="utf-8"))
         self.labels = [names[str(index)] for index in range(len(names))]
         config = self.config
-        self.geometry = Geometry(config.resize_size, config.crop_size, config.max_pixels, config.scaled_decode)
+        self.geometry = Geometry(
+            config.resize_size, config.crop_size, config.max_pixels, config.scaled_decode, config.max_request_pixels
+        )
         if not self.uses_torch:
             return OpenVinoEngine(self.model_dir / "model.xml", precision=config.precision, threads=config.threads)
         weights = self.model_dir / "model.pt"
@@ -59,16 +61,16 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
     def decode(self, payload: Payload) -> Picture:
         """Cut the model's square out of bytes, {"b64": ...} or pixels, and read the option `top_k`."""
         options = parse_options(ImageClassificationOptions, payload.options)
-        return Picture(self._square(payload.value), options.top_k or self.config.top_k)
+        return Picture(self._square(payload), options.top_k or self.config.top_k)
 
-    def _square(self, value: Value) -> NDArray[np.uint8]:
-        match value:
-            case bytes() | bytearray():
-                return decode_image(value, self.geometry)
+    def _square(self, payload: Payload) -> NDArray[np.uint8]:
+        match payload.value:
+            case bytes() | bytearray() as body:
+                return decode_image(body, self.geometry, payload.allowance)
             case {"b64": text}:
-                return decode_image(_from_base64(text), self.geometry)
-            case np.ndarray():
-                return cut_square(value, self.geometry)
+                return decode_image(_from_base64(text), self.geometry, payload.allowance)
+            case np.ndarray() as pixels:
+                return cut_square(pixels, self.geometry, payload.allowance)
             case _:
                 raise UnknownShape('An image comes as bytes, as {"b64": ...} or as a tensor, not as text.')
 

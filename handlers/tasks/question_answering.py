@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from handlers.engines import Arrays, Engine, Outputs
-from handlers.errors import EmptyInput, InvalidConfig, InvalidInput, ItemError, TextTooLong, UnknownShape
+from handlers.errors import (
+    EmptyInput,
+    InvalidConfig,
+    InvalidInput,
+    ItemError,
+    ResponseTooLarge,
+    TextTooLong,
+    UnknownShape,
+)
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import Ranked, one_or_many
 from handlers.protocol.requests import Payload
@@ -57,6 +65,8 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
         question, context = (
             read_text(fields.pop(name, None), name, self.config.max_characters) for name in ("question", "context")
         )
+        # A context that stands beside "instances" is sent once, and tokenised for each question.
+        payload.allowance.take("characters", len(question) + len(context), self.config.max_request_characters)
         return Passage(context, self.options(fields), question=question)
 
     def prepare(self, items: Sequence[Passage]) -> Sequence[Passage | ItemError]:
@@ -124,6 +134,9 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
                 )
                 scores[place] = max(span.score, scores.get(place, 0.0))
         best = sorted(scores, key=lambda place: -scores[place])[: options.top_k]
+        if sum(end - start for start, end in best) > TUNING.most_characters:
+            message = f"The answers have more than {TUNING.most_characters} characters; ask for a smaller top_k."
+            return ItemError.of(ResponseTooLarge(message))
         answers = [
             {"answer": item.text[start:end], "score": scores[start, end], "start": start, "end": end}
             for start, end in best

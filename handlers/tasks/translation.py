@@ -61,7 +61,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
             config.max_new_tokens_limit,
         )
         self.overhead = Overhead(items=step_items(self.device))
-        return Generator(model, self.device, config.threads)
+        return Generator(model, self.device, config.threads, longest_run_s=self.longest_run_s)
 
     def sample(self) -> Payload:
         """See `BatchHandler.sample`; a sentence, in the model's first languages where the configuration names none."""
@@ -74,6 +74,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
         """Check a text, or {"text": ...}, and complete its options, so that equal ones make a group."""
         sent = parse_options(TranslationOptions, payload.options)
         text = text_of(payload, self.config.max_characters)
+        payload.allowance.take("characters", len(text), self.config.max_request_characters)
         beams = sent.num_beams or self.config.num_beams
         is_greedy = beams == 1
         options = replace(
@@ -118,7 +119,9 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
 
     def cost(self, item: Sentence) -> Cost:
         """See `BatchHandler.cost`; tokens count once for every beam, and equal options and languages make a group."""
-        return Cost(self._length(len(item.ids)) * (item.options.num_beams or 1), item.options)
+        options, length = item.options, self._length(len(item.ids))
+        beams, new_tokens = options.num_beams or 1, options.max_new_tokens or 0
+        return Cost(length * beams, options, work=(length + new_tokens) * beams)
 
     def _length(self, tokens: int) -> int:
         return self.max_length if self.config.padding == "max_length" else tokens

@@ -27,12 +27,14 @@ class Tuning:
         spans_per_answer: how many spans of each window are looked at for every answer that is asked for, since some
             turn out to be the same words as another.
         spare_spans: how many spans of each window are looked at beyond these.
+        most_characters: the most characters of all answers to a question; a token may have as many as the context.
     """
 
     window_tokens: int = 384
     shared_tokens: int = 128
     spans_per_answer: int = 2
     spare_spans: int = 10
+    most_characters: int = 2**18
 
 
 TUNING = Tuning()

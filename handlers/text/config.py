@@ -5,10 +5,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from handlers.config import SETTINGS, Answers, Count, HandlerConfig, Labels, Share
+from handlers.config import SETTINGS, Count, HandlerConfig, Labels, Share
 
 # The most labels of a language's answer: fastText sets memory aside for all that are asked for, whatever the model has.
 LabelCount = Annotated[int, Field(ge=1, le=10_000)]
+
+# The most answers to a question, and tokens of one.
+Answers = Annotated[int, Field(ge=1, le=100)]
+AnswerTokens = Annotated[int, Field(ge=1, le=128)]
 
 # Token classification groups tokens in these ways, which have the names of transformers' pipeline.
 Aggregation = Literal["none", "simple", "first", "average", "max"]
@@ -26,6 +30,7 @@ class TextConfig(HandlerConfig):
         padding: `longest` pads to the longest text of the micro-batch, rounded up to one of few lengths; `max_length`
             always pads to `max_length`.
         trust_remote_code: whether to run Python that the model's folder brings.
+        max_request_characters: the most characters of all texts of one request, before they are tokenised.
     """
 
     max_tokens: Count | None = 8192
@@ -36,6 +41,8 @@ class TextConfig(HandlerConfig):
     trust_remote_code: bool = False
     max_instances: Count = 256
     max_body_bytes: Count = 2**20
+    max_request_characters: Count = 1_000_000
+    max_request_tokens: Count | None = 65_536
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -127,7 +134,7 @@ class QuestionAnsweringConfig(TextConfig):
     doc_stride: Annotated[int, Field(ge=0)] | None = None
     max_windows: Count = 32
     top_k: Answers = 1
-    max_answer_tokens: Count = 15
+    max_answer_tokens: AnswerTokens = 15
     align_to_words: bool = True
 
 
@@ -143,5 +150,5 @@ class QuestionAnsweringOptions:
     """
 
     top_k: Answers
-    max_answer_tokens: Count
+    max_answer_tokens: AnswerTokens
     align_to_words: bool

@@ -78,7 +78,9 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     def decode(self, payload: Payload) -> Item:
         """Check a text, or {"text": ...}, and the options of the task."""
         options = self.options(payload.options)
-        return cast(Item, Text(text_of(payload, self.config.max_characters), options))
+        text = text_of(payload, self.config.max_characters)
+        payload.allowance.take("characters", len(text), self.config.max_request_characters)
+        return cast(Item, Text(text, options))
 
     def options(self, sent: Mapping[str, Any]) -> Any:
         """Read the options of one item; those that it leaves out are the configuration's settings of the same name.

@@ -21,6 +21,7 @@ class ImageClassificationConfig(HandlerConfig):
         mean, std: the statistics that pixels are normalised by, per channel, for values in 0..1.
         top_k: the most labels of an answer, where the request does not say.
         max_pixels: the most pixels of an image; a larger one is refused by its header, before it is decoded.
+        max_request_pixels: the most pixels of all images of one request.
         scaled_decode: whether libjpeg may decode large JPEGs at 1/2, 1/4 or 1/8, never below twice `resize_size`.
     """
 
@@ -31,6 +32,7 @@ class ImageClassificationConfig(HandlerConfig):
     std: Channels = IMAGENET_STD
     top_k: Count = 5
     max_pixels: Count = 50_000_000
+    max_request_pixels: Count = 200_000_000
     scaled_decode: bool = True
 
     @model_validator(mode="after")

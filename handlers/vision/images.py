@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, UnknownShape, UnsupportedMedia
+from handlers.protocol.allowance import UNLIMITED, Allowance
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
@@ -45,12 +46,14 @@ class Geometry:
         crop_size: the side of the centre square, in pixels, at most `resize_size`.
         max_pixels: the most pixels of an image; a larger one is refused by its header.
         scaled_decode: whether libjpeg may decode large JPEGs at 1/2, 1/4 or 1/8, where that leaves pixels enough.
+        max_request_pixels: the most pixels of all images of a request, likewise by their headers.
     """
 
     resize_size: int
     crop_size: int
     max_pixels: int
     scaled_decode: bool = True
+    max_request_pixels: int = 200_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +69,14 @@ class Picture:
     top_k: int
 
 
-def decode_image(body: bytes | bytearray, geometry: Geometry) -> NDArray[np.uint8]:
+def decode_image(body: bytes | bytearray, geometry: Geometry, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
     """Decode one image.
 
     Args:
         body: JPEG, PNG, WebP, GIF (its first frame) or BMP; grey, palette, RGBA, CMYK and 16 bits a sample included.
             Alpha is dropped.
         geometry: the square to cut.
+        allowance: of its request, which its pixels are taken from.
 
     Returns:
         (crop_size, crop_size, 3) uint8, RGB, upright.
@@ -81,6 +85,7 @@ def decode_image(body: bytes | bytearray, geometry: Geometry) -> NDArray[np.uint
         EmptyInput: there are no bytes.
         UnsupportedMedia: the bytes are of none of the formats.
         ImageTooLarge: the image has more than `max_pixels`.
+        WorkTooLarge: with it, the images of its request have more than `max_request_pixels`.
         CorruptInput: the bytes are truncated or broken.
     """
     if not body:
@@ -94,7 +99,7 @@ def decode_image(body: bytes | bytearray, geometry: Geometry) -> NDArray[np.uint
     if image.format == "BMP" and image.tile and image.tile[0][0] != "raw":
         # Pillow decodes these in Python, a pixel at a time, and a thousand bytes may stand for any number of pixels.
         raise UnsupportedMedia("A run-length encoded BMP; send it uncompressed, or as PNG.")
-    _check_size(*image.size, geometry.max_pixels)
+    _check_size(*image.size, geometry, allowance)
     try:
         if geometry.scaled_decode:
             enough = SCALED_DECODE_MARGIN * geometry.resize_size
@@ -104,12 +109,13 @@ def decode_image(body: bytes | bytearray, geometry: Geometry) -> NDArray[np.uint
         raise CorruptInput(f"The {image.format or 'image'} data is truncated or broken.") from None
 
 
-def cut_square(pixels: NDArray[Any], geometry: Geometry) -> NDArray[np.uint8]:
+def cut_square(pixels: NDArray[Any], geometry: Geometry, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
     """Cut the square out of an image that its client has decoded.
 
     Args:
         pixels: (H, W, 3) uint8, RGB, upright.
         geometry: the square to cut.
+        allowance: of its request, which its pixels are taken from.
 
     Returns:
         (crop_size, crop_size, 3) uint8, RGB.
@@ -117,17 +123,20 @@ def cut_square(pixels: NDArray[Any], geometry: Geometry) -> NDArray[np.uint8]:
     Raises:
         UnknownShape: the pixels are of another shape or dtype, or there are none.
         ImageTooLarge: the image has more than `max_pixels`.
+        WorkTooLarge: with it, the images of its request have more than `max_request_pixels`.
     """
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
         raise UnknownShape("Pixels come as UINT8 [B, H, W, 3], RGB; other images as BYTES [B], files as they are.")
     height, width, _ = pixels.shape
-    _check_size(width, height, geometry.max_pixels)
+    _check_size(width, height, geometry, allowance)
     return np.asarray(_square(Image.fromarray(pixels), geometry))
 
 
-def _check_size(width: int, height: int, max_pixels: int) -> None:
-    if width * height > max_pixels:
-        raise ImageTooLarge(f"The image has {width} x {height} = {width * height} pixels; max_pixels is {max_pixels}.")
+def _check_size(width: int, height: int, geometry: Geometry, allowance: Allowance) -> None:
+    pixels, limit = width * height, geometry.max_pixels
+    if pixels > limit:
+        raise ImageTooLarge(f"The image has {width} x {height} = {pixels} pixels; max_pixels is {limit}.")
+    allowance.take("pixels", pixels, geometry.max_request_pixels)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

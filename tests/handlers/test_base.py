@@ -3,6 +3,7 @@ import json
 import logging
 import re
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers.base import BatchHandler
-from handlers.errors import InvalidConfig
+from handlers.errors import InvalidConfig, OutOfTime
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Request
 from tests.handlers.serving import DoublingHandler, context, serve, started
@@ -113,6 +114,98 @@ def test_handle_item_that_cannot_fit_gets_507_alone(handler: DoublingHandler) ->
     answers = serve(handler, [b"3", b"555", b"7"])
     assert [answer.status for answer in answers] == [200, 507, 200]
     assert answers[1].body["type"] == "OutOfMemory"
+
+
+# -- budgets and time ------------------------------------------------------------------------------------------------
+
+
+def listed(*numbers: float) -> bytes:
+    return json.dumps({"instances": [{"number": number} for number in numbers]}).encode()
+
+
+def limited(model_dir: Path, **settings: Any) -> DoublingHandler:
+    """A handler whose items have as many tokens as they say, and whose negative ones are a group each."""
+
+    class Limited(DoublingHandler):
+        def cost(self, item: float) -> Cost:
+            return Cost(1, item) if item < 0 else Cost(max(1, int(item)))
+
+    handler = started(Limited(), model_dir, settings)
+    assert isinstance(handler, DoublingHandler)
+    return handler
+
+
+def test_handle_request_over_its_budget_gets_413_and_its_neighbours_their_answers(tmp_path: Path) -> None:
+    handler = limited(tmp_path, max_request_tokens=100, max_groups=2)
+    handler.module.batches.clear()
+    answers = serve(
+        handler, [b"2", listed(50, 51), listed(50, 50), listed(-1, -2, -3), listed(-1, -2), b"101", listed(60, 60)]
+    )
+    assert [answer.status for answer in answers] == [200, 413, 200, 413, 200, 200, 413]
+    assert answers[2].body == {"predictions": [100.0, 100.0]}
+    for answer, message in ((answers[1], "101 tokens"), (answers[3], "3 sets of options"), (answers[6], "120 tokens")):
+        errors = [prediction["error"] for prediction in answer.body["predictions"]]
+        assert {error["type"] for error in errors} == {"WorkTooLarge"}
+        assert all(message in error["message"] for error in errors)
+    assert sorted(number for batch in handler.module.batches for number in batch) == [-2, -1, 2, 50, 50, 101]
+
+
+def test_handle_answer_over_max_response_bytes_is_413_in_the_form_of_its_request(tmp_path: Path) -> None:
+    handler = limited(tmp_path, max_response_bytes=40)
+    answers = serve(handler, [b"2", listed(*range(1, 9)), listed(2, 4)])
+    assert [answer.status for answer in answers] == [200, 413, 200]
+    assert [prediction["error"]["type"] for prediction in answers[1].body["predictions"]] == ["ResponseTooLarge"] * 8
+    assert "max_response_bytes is 40" in answers[1].body["predictions"][0]["error"]["message"]
+
+
+def slow(model_dir: Path, decode_s: float = 0.0, forward_s: float = 0.0) -> DoublingHandler:
+    """A handler of a batch that may take 0.5 s in all: half of a responseTimeout of 1 s."""
+
+    class Slow(DoublingHandler):
+        decodes_in_threads = False
+
+        def decode(self, payload: Any) -> float:
+            time.sleep(decode_s)
+            return super().decode(payload)
+
+        def forward(self, inputs: Any, items: Any) -> Any:
+            time.sleep(forward_s)
+            return super().forward(inputs, items)
+
+    handler = Slow()
+    handler.worker_context = context(model_dir, {"max_items": 1})
+    handler.worker_context.model_yaml_config["responseTimeout"] = 1
+    handler.initialize(handler.worker_context)
+    return handler
+
+
+@pytest.mark.parametrize("takes", [{"decode_s": 0.3}, {"forward_s": 0.3}])
+def test_handle_what_a_batch_has_no_time_left_for_is_answered_503(tmp_path: Path, takes: dict[str, float]) -> None:
+    answers = serve(slow(tmp_path, **takes), [b"2", b"4", b"6", b"8"])
+    late = [answer for answer in answers if answer.status != 200]
+    # How many were in time is the machine's business; 0.6 s are over before the third is begun.
+    assert len(late) >= 2
+    assert answers[len(answers) - len(late) :] == late
+    assert {(answer.status, answer.body["type"]) for answer in late} == {(503, "BatchTimeout")}
+
+
+def test_handle_run_that_is_ended_is_not_tried_again_in_halves(tmp_path: Path) -> None:
+    class Ended(DoublingHandler):
+        runs = -1
+
+        def forward(self, inputs: Any, items: Any) -> Any:
+            if self.runs >= 0:
+                self.runs += 1
+                if len(items) > 1:
+                    raise OutOfTime
+            return super().forward(inputs, items)
+
+    handler = started(Ended(), tmp_path, {})
+    assert isinstance(handler, Ended)
+    handler.runs = 0
+    answers = serve(handler, [b"2", b"4", b"6", b"1"])
+    assert [answer.status for answer in answers] == [503, 503, 503, 200]
+    assert handler.runs == 2
 
 
 def test_handle_bug_on_one_item_gets_500_alone_and_logs_no_payload(

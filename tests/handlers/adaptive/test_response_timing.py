@@ -17,7 +17,8 @@ WINDOW, ENOUGH_S = 64, 0.25
 COST_S, DECODE_S = 0.001, 0.002
 CAME_S = 10.0
 GAP_ENDS_S = CAME_S + TUNING.gap_costs * COST_S
-RUN_ENDS_S = 10.1
+RUN_ENDS_S = 10.02
+WATCH_S = CAME_S + TUNING.watch_s
 
 
 def timing() -> ResponseTiming:
@@ -50,17 +51,22 @@ SITUATIONS = {
     "answers, nothing else to do": (Situation(4, 1, decoding=3), -inf),
     "answers, engine at work": (running(8, 4), GAP_ENDS_S),
     "answers, engine about to work": (Situation(8, 4, queued_s=0.05), GAP_ENDS_S),
-    "refusal, engine at work": (refused(3, 1, CAME_S + 0.01), CAME_S + 0.01 + TUNING.refusal_s),
+    "refusal, engine at work": (refused(3, 1, CAME_S - 0.04), CAME_S - 0.04 + TUNING.refusal_s),
+    "refusal of just now, engine at work for long": (
+        replace(refused(3, 1, CAME_S), stream_ends_s=CAME_S + 1),
+        WATCH_S,
+    ),
     "refusal, window crowded": (refused(32, 1, CAME_S + 0.01), GAP_ENDS_S),
     "refusal with answers": (refused(8, 4, CAME_S), GAP_ENDS_S),
     "engine soon free": (running(4, 0), FETCH_S),
     "engine soon free, window full": (running(WINDOW, 0), inf),
-    "engine soon free, enough queued": (running(4, 0, queued_s=ENOUGH_S), inf),
-    "engine soon free, some decoded still": (running(4, 0, decoding=1), inf),
+    "engine soon free, enough queued": (running(4, 0, queued_s=ENOUGH_S), WATCH_S),
+    "engine soon free, some decoded still": (running(4, 0, decoding=1), WATCH_S),
+    "engine at work for long": (running(4, 0, CAME_S + 1), WATCH_S),
     "engine should be free already": (running(4, 0, CAME_S - 1), GAP_ENDS_S),
     "a stream free": (Situation(4, 0, stream_ends_s=RUN_ENDS_S), (CAME_S + RUN_ENDS_S) / 2),
     "a stream free, those of the other in flight alone": (Situation(1, 1, stream_ends_s=RUN_ENDS_S), -inf),
-    "a stream free, some decoded still": (Situation(4, 0, stream_ends_s=RUN_ENDS_S, decoding=1), inf),
+    "a stream free, some decoded still": (Situation(4, 0, stream_ends_s=RUN_ENDS_S, decoding=1), WATCH_S),
     "engine idle, slow decoding": (Situation(4, 0, decoding=4), CAME_S + TUNING.idle_fetch_s),
     "engine idle, slow decoding, window full": (Situation(WINDOW, 0, decoding=8), inf),
 }
@@ -76,21 +82,21 @@ def test_exchange_that_fetched_is_the_only_fetch_of_its_micro_batch() -> None:
     situation = running(4, 0)
     ours.goes(FETCH_S, situation)
     ours.came(FETCH_S + COST_S, 1)
-    assert ours.due_s(situation) == inf
+    assert ours.due_s(situation) == FETCH_S + COST_S + TUNING.watch_s
     ours.micro_batch_ended()
-    assert ours.due_s(situation) < inf
+    assert ours.due_s(situation) < FETCH_S + COST_S + TUNING.watch_s
 
 
 def test_exchange_with_a_free_stream_fetches_twice_a_micro_batch_each_time_halfway_to_its_end() -> None:
     ours = timing()
     free, fetched_s = Situation(4, 0, stream_ends_s=RUN_ENDS_S), []
-    while (due_s := ours.due_s(free)) < inf:
+    while (due_s := ours.due_s(free)) < RUN_ENDS_S:
         ours.goes(due_s, free)
         ours.came(due_s, 1)
         fetched_s.append(due_s)
-    assert fetched_s == pytest.approx([10.05, 10.075])
+    assert fetched_s == pytest.approx([10.01, 10.015])
     ours.micro_batch_ended()
-    assert ours.due_s(free) < inf
+    assert ours.due_s(free) < RUN_ENDS_S
 
 
 def test_fetch_that_brings_nobody_is_made_rarer_and_one_that_does_more_often_again() -> None:
@@ -98,13 +104,15 @@ def test_fetch_that_brings_nobody_is_made_rarer_and_one_that_does_more_often_aga
     situation = running(1, 0)
 
     def fetches(micro_batches: int, newcomers: int) -> int:
-        count = 0
+        count, came_s = 0, CAME_S
+        ours.came(came_s, 0)
         for _ in range(micro_batches):
             ours.micro_batch_ended()
-            if ours.due_s(situation) < inf:
+            if (due_s := ours.due_s(situation)) < came_s + TUNING.watch_s:
                 count += 1
-                ours.goes(FETCH_S, situation)
-                ours.came(FETCH_S + COST_S, newcomers)
+                ours.goes(due_s, situation)
+                came_s = due_s + COST_S
+                ours.came(came_s, newcomers)
         return count
 
     assert fetches(20, newcomers=0) < 10
@@ -132,13 +140,34 @@ def test_lone_client_is_one_that_fetches_found_no_other_beside() -> None:
     ours, situation = timing(), running(1, 0)
     assert not ours.is_lone(situation)
     for _ in range(10):
-        ours.goes(FETCH_S, situation)
-        ours.came(FETCH_S + COST_S, 0)
+        ours.use.observe(0.0)
     assert ours.is_lone(situation)
+    assert not ours.is_lone(running(1, 0, queued_s=2 * TUNING.lone_s))
     assert not ours.is_lone(running(2, 0))
     for _ in range(TUNING.fetch_probe):
         ours.micro_batch_ended()
     assert not ours.is_lone(situation)
+
+
+def test_watch_that_brings_somebody_tells_that_fetches_do_and_one_that_does_not_tells_nothing() -> None:
+    ours, situation = timing(), running(1, 0, CAME_S + 1)
+    for _ in range(20):
+        due_s = ours.due_s(situation)
+        ours.goes(due_s, situation)
+        ours.came(due_s, 0)
+    assert ours.use.value == 1
+    ours.use.observe(0.0)
+    before = ours.use.value
+    ours.goes(ours.due_s(situation), situation)
+    ours.came(ours.due_s(situation), 1)
+    assert ours.use.value > before
+
+
+def test_watch_of_a_costly_exchange_is_rarer() -> None:
+    cost_s = 0.02
+    ours = ResponseTiming(WINDOW, ENOUGH_S, RunningMean(cost_s, TUNING.latest_weight))
+    ours.came(CAME_S, 1)
+    assert ours.due_s(running(4, 0, CAME_S + 1)) == CAME_S + TUNING.watch_costs * cost_s
 
 
 @dataclass
@@ -264,9 +293,9 @@ TRAFFIC = st.builds(
 
 
 @given(TRAFFIC)
-def test_exchanges_of_any_traffic_are_at_most_three_a_micro_batch(traffic: Traffic) -> None:
+def test_exchanges_of_any_traffic_are_at_most_three_a_micro_batch_and_the_watches(traffic: Traffic) -> None:
     simulated = Simulation(traffic).run()
-    assert simulated.most_exchanges_of_a_micro_batch() <= 3
+    assert simulated.most_exchanges_of_a_micro_batch() <= 3 + int(traffic.run_s / TUNING.watch_s)
     assert max(simulated.delays_s) <= traffic.run_s + TUNING.idle_fetch_s
 
 
@@ -275,7 +304,8 @@ def test_exchanges_of_any_traffic_are_at_most_three_a_micro_batch(traffic: Traff
 def test_exchanges_of_an_overload_stay_few_and_its_refusals_timely(traffic: Traffic, refused: set[int]) -> None:
     simulated = Simulation(replace(traffic, refused=frozenset(refused))).run()
     if simulated.runs_s:
-        assert simulated.most_exchanges_of_a_micro_batch() <= 3 + int(traffic.run_s / TUNING.refusal_s)
+        most = 3 + int(traffic.run_s / TUNING.refusal_s) + int(traffic.run_s / TUNING.watch_s)
+        assert simulated.most_exchanges_of_a_micro_batch() <= most
     assert max(simulated.delays_s) <= TUNING.refusal_s + 0.01
 
 

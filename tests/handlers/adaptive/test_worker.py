@@ -20,6 +20,7 @@ from handlers.adaptive.decoder import LARGE_BYTES, LEAST_THREADS, Decoder
 from handlers.adaptive.fail_fast import Guard
 from handlers.adaptive.response_timing import ResponseTiming
 from handlers.adaptive.worker import AdaptiveWorker
+from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig
 from handlers.metrics import Recorder
 from handlers.pipeline.warm_up import Rehearsal
@@ -422,7 +423,7 @@ class BuggyRunner:
         return getattr(self._runner, name)
 
 
-@pytest.mark.parametrize(("where", "thread"), [("engine", "engine"), ("decoding", "decode_0")])
+@pytest.mark.parametrize(("where", "thread"), [("engine", "engine"), ("decoding", "decode")])
 def test_adaptive_bug_on_a_thread_of_its_own_ends_the_worker(
     start: Start, where: str, thread: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -438,7 +439,7 @@ def test_adaptive_bug_on_a_thread_of_its_own_ends_the_worker(
         [handler.runner],
         scheduler,
         rehearsals=[Rehearsal([], list, 0)],
-        arrivals=Arrivals(scheduler, recorder, overload_status=503),
+        arrivals=Arrivals(scheduler, recorder, HandlerConfig()),
         decoder=Decoder(runner, guard, threads=1, is_threaded=True),  # type: ignore[arg-type]
         timing=ResponseTiming(8, 0.1),
         recorder=recorder,
