@@ -106,9 +106,11 @@ class StreamedHandler(GatedHandler):
         return self.whole
 
 
-def started(kind: type[GatedHandler], model_dir: Path, **scheduling: Any) -> GatedHandler:
+def started(
+    kind: type[GatedHandler], model_dir: Path, settings: dict[str, Any] | None = None, **scheduling: Any
+) -> GatedHandler:
     handler = kind()
-    settings = {"max_items": 8, "max_instances": 10, "scheduling": {**SCHEDULING, **scheduling}}
+    settings = {"max_items": 8, "max_instances": 10, "scheduling": {**SCHEDULING, **scheduling}, **(settings or {})}
     handler.worker_context = context(model_dir, settings, batch_size=64)
     handler.worker_context.model_yaml_config["continuousBatching"] = True
     # Warm-up's times on a busy machine are not what is tested.

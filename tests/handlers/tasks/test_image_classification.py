@@ -215,3 +215,19 @@ def test_top_1_of_photographs_and_60_crops_survives_precision_and_scaled_decode(
     expected = [handler.labels[index] for index in winners]
     changed = [i for i in range(len(bodies)) if decided[i] and labels[i] != expected[i]]
     assert changed == []
+
+
+def test_answers_images_with_too_many_pixels_together_are_413_and_the_neighbours_are_served(staged: Path) -> None:
+    cat = photograph("chelsea")
+    with Image.open(path("chelsea")) as image:
+        width, height = image.size
+    settings = {"arch": "mobilenet_v2", "max_request_pixels": 2 * width * height}
+    handler = started(ImageClassificationHandler(), staged, settings)
+    alone, two, three = serve(
+        handler, [cat, *(json.dumps({"instances": [{"b64": b64(cat)}] * count}).encode() for count in (2, 3))]
+    )
+    assert (alone.status, two.status, three.status) == (200, 200, 413)
+    assert next(iter(two.body["predictions"][1])) == next(iter(alone.body))
+    errors = [prediction["error"] for prediction in three.body["predictions"]]
+    assert {error["type"] for error in errors} == {"WorkTooLarge"}
+    assert f"max_request_pixels, {2 * width * height}" in errors[0]["message"]

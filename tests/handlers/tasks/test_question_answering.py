@@ -1,6 +1,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
 from handlers.tasks.question_answering import QuestionAnsweringHandler
+from handlers.text.answer_spans import TUNING
 from tests.handlers.engines.test_engines import HAS_BF16
 from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import Answer, serve, started
@@ -203,6 +205,7 @@ def test_answers_instances_may_share_a_context_or_a_question(handler: QuestionAn
         (asked("canary", "canary", text="canary"), 400, "UnknownOption", "Known options: top_k, max_answer_tokens"),
         (asked("canary", "canary", top_k=101), 400, "UnknownOption", "top_k: .*100"),
         (asked("canary", "canary", max_answer_tokens=0), 400, "UnknownOption", "max_answer_tokens"),
+        (asked("canary", "canary", max_answer_tokens=129), 400, "UnknownOption", "max_answer_tokens: .*128"),
     ],
 )
 def test_answers_bad_question_has_its_own_error_and_changes_nobody_elses(
@@ -231,6 +234,28 @@ def test_answers_and_log_hold_nobody_elses_text(
     assert "qzqz" in json.dumps([answer.body for answer in answers[1 : len(rows) : 2]])
     assert "qz" not in json.dumps([answer.body for answer in [*answers[0 : len(rows) : 2], *answers[len(rows) :]]])
     assert "qz" not in caplog.text
+
+
+def test_answers_many_questions_over_one_long_context_are_too_much_work(archives: dict[str, Path]) -> None:
+    ready = answerer(archives["bert"], max_request_characters=3 * len(PAGE))
+    shared = [{"instances": [{"question": "Who?"}] * count, "context": PAGE} for count in (2, 3)]
+    few, many = serve(ready, [{"body": document} for document in shared])
+    assert (few.status, many.status) == (200, 413)
+    assert {prediction["error"]["type"] for prediction in many.body["predictions"]} == {"WorkTooLarge"}
+    tokens = answerer(archives["bert"], max_request_tokens=400)
+    # Every window of each context counts.
+    few, many = serve(tokens, [asked("Who?", PAGE), {"body": shared[0]}])
+    assert (few.status, many.status) == (200, 413)
+    assert "max_request_tokens is 400" in many.body["predictions"][0]["error"]["message"]
+
+
+def test_answers_longer_than_an_answer_may_be_are_413_for_their_question_alone(
+    handler: QuestionAnsweringHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = replace(TUNING, most_characters=60)
+    monkeypatch.setattr("handlers.tasks.question_answering.TUNING", most)
+    one, many = serve(handler, [asked(*PAIRS[0], max_answer_tokens=1), asked(*PAIRS[0], top_k=100)])
+    assert (one.status, many.status, many.body["type"]) == (200, 413, "ResponseTooLarge")
 
 
 def test_answers_a_long_question_with_a_short_context_needs_no_windows(handler: QuestionAnsweringHandler) -> None:

@@ -285,6 +285,30 @@ def test_translation_out_of_memory_halves_until_it_fits(
     assert translations(marian, list(TEXTS)) == expected
 
 
+def test_translation_that_takes_too_long_is_ended_and_answered_503(
+    marian: TranslationHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = translations(marian, TEXTS[:2])
+    sizes = calls(marian, monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(marian.engine, "_longest_run_s", 0.0)
+        answers = serve(marian, encoded(TEXTS[:2]))
+    assert {(answer.status, answer.body["type"]) for answer in answers} == {(503, "BatchTimeout")}
+    # Neither is tried again alone.
+    assert sizes == [2]
+    assert translations(marian, TEXTS[:2]) == expected
+
+
+def test_translation_of_many_texts_is_held_to_what_they_may_generate(start: Starter) -> None:
+    handler = start("marian", max_request_tokens=100)
+    few, many = (
+        serve(handler, [json.dumps({"instances": [{"text": "Nobody.", "max_new_tokens": 12}] * count})])[0]
+        for count in (4, 10)
+    )
+    assert (few.status, many.status) == (200, 413)
+    assert {prediction["error"]["type"] for prediction in many.body["predictions"]} == {"WorkTooLarge"}
+
+
 @pytest.mark.parametrize("family", LANGUAGES)
 def test_translation_reduced_precision_answers_like_the_model_in_that_precision(start: Starter, family: str) -> None:
     handler = start(family, precision="bf16")
