@@ -23,6 +23,7 @@ import torch
 from ts.metrics.metric_cache_errors import MetricsCacheKeyError
 from ts.metrics.metric_type_enum import MetricTypes
 
+from handlers import archive_files
 from handlers.adaptive import start as adaptive
 from handlers.adaptive.worker import AdaptiveWorker
 from handlers.blocked_import import blocked_import
@@ -112,7 +113,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         output_tensors: how its results become tensors, for the Open Inference Protocol.
         decodes_in_threads: whether decoding an item is worth handing it to another thread.
         staged_files: names or patterns of files beside the model's configuration; the archive takes them along, under
-            the same paths in `model_dir`. Weights that the list names lie in `model_dir / "weights"`.
+            the same paths in `model_dir`. What the list or `--weights` names lies in `checkpoint_dir`.
     """
 
     config_class: ClassVar[type[HandlerConfig]]
@@ -135,7 +136,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     @abc.abstractmethod
     def load(self) -> Engine:
-        """Load what `model_dir` holds and `config` asks for.
+        """Load what `model_dir` and `checkpoint_dir` hold and `config` asks for.
 
         Raises:
             InvalidConfig: the archive cannot be served; the message is what its owner reads.
@@ -221,6 +222,11 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             item_dimensions=self.item_dimensions,
             model=Model(context.model_name, version, self.output_tensors),
         )
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """The folder of the checkpoint, or of whatever weights the list or `--weights` names."""
+        return self.model_dir / archive_files.CHECKPOINT
 
     @property
     def uses_torch(self) -> bool:
