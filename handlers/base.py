@@ -127,6 +127,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     config: Config
     engine: Engine
     model_dir: Path
+    # Hash of everything that the archive was made from; None where that is not known.
+    fingerprint: str | None
     # Answers everything in adaptive mode, once `initialize` is done.
     worker: AdaptiveWorker
     # What one more micro-batch costs; `load` may know better.
@@ -197,6 +199,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         self.runner = Runner(self, self._recorder)
         window = properties.get("batch_size") or 1
         try:
+            self.fingerprint = archive_files.check(self.model_dir)
             settings = context.model_yaml_config or {}
             self.config = cast(Config, parse(self.config_class, settings.get("handler")))
             self.device = _device(properties.get("gpu_id"))
