@@ -29,7 +29,7 @@ from handlers.adaptive.worker import AdaptiveWorker
 from handlers.blocked_import import blocked_import
 from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Engine, Outputs, available_threads
-from handlers.errors import LOAD_FAILED, ItemError
+from handlers.errors import LOAD_FAILED, InvalidConfig, ItemError
 from handlers.metrics import Recorder, Reporter, Sample
 from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead, micro_batches
 from handlers.pipeline.runner import Runner, respond
@@ -228,8 +228,15 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     @property
     def checkpoint_dir(self) -> Path:
-        """The folder of the checkpoint, or of whatever weights the list or `--weights` names."""
-        return self.model_dir / archive_files.CHECKPOINT
+        """The folder of the checkpoint, or of whatever weights the list or `--weights` names.
+
+        Raises:
+            InvalidConfig: the archive has none.
+        """
+        folder = self.model_dir / archive_files.CHECKPOINT
+        if not folder.is_dir():
+            raise InvalidConfig(f"this archive has no {folder.name}/, where weights lie; name some, and build it again")
+        return folder
 
     @property
     def uses_torch(self) -> bool:

@@ -111,13 +111,10 @@ def test_archives_damaged_on_the_way_are_refused_with_the_files_name_by_torchser
     assert printed.count("Cannot load m: InvalidConfig: this archive is not as it was built") == len(DAMAGES)
 
 
-@pytest.mark.parametrize("size", [6000, 0])
-def test_archive_with_truncated_python_does_not_load_and_the_log_names_the_file(
-    size: int, archive: Path, tmp_path: Path
-) -> None:
+def test_archive_with_truncated_python_does_not_load_and_the_log_names_the_file(archive: Path, tmp_path: Path) -> None:
     """Python meets it before anything can be checked."""
     folder = Path(shutil.copytree(archive, tmp_path / "cut"))
-    os.truncate(folder / "handlers" / "protocol" / "requests.py", size)
+    os.truncate(folder / "handlers" / "protocol" / "requests.py", 0)
     lines, printed = loaded(folder)
     assert len(lines) == 1, printed[-3000:]
     assert lines[0].startswith("REFUSED ")

@@ -194,6 +194,13 @@ def test_pooling_that_is_not_supported_is_refused(config: dict[str, bool], tmp_p
         Pooling.read(tmp_path)
 
 
+def test_initialize_without_a_folder_of_the_checkpoint_is_refused(staged: Path, tmp_path: Path) -> None:
+    """As archives of version 0.1 had it, all in the root."""
+    shutil.copytree(staged / CHECKPOINT, tmp_path, dirs_exist_ok=True)
+    with pytest.raises(InvalidConfig, match="this archive has no checkpoint/, where weights lie; name some, and build"):
+        embedder(tmp_path)
+
+
 def test_stage_for_one_engine_leaves_the_others_model_out(staged: Path, tmp_path: Path) -> None:
     for engine, kept, absent in (
         ("openvino", "model.xml", "checkpoint/model.safetensors"),
