@@ -8,7 +8,6 @@ same inputs is taken from the cache.
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -26,6 +25,7 @@ from deploy.fingerprint import archive_fingerprint, built_from, export_fingerpri
 from deploy.models import MODEL_LIST, ROOT, Engine, Model, UnknownModel, model, models
 from deploy.sources import Source, WeightsUnavailable, source
 from deploy.tasks import imported_quietly, task_of
+from handlers.archive_files import BUILD, CONFIG, Build, sums
 from handlers.errors import InvalidConfig
 
 # These are torch-model-archiver's own names, and what each appends. zip-store is our default: weights do not compress.
@@ -107,11 +107,16 @@ class Recipe:
             for name, path in handler_files().items():
                 (stage / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, stage / name)
-            inputs = {"fingerprint": self._fingerprint(origin), "weights": origin.identity}
-            (stage / "build.json").write_text(json.dumps(inputs))
             config["handler"] = {**(config.get("handler") or {}), "engine": self.engine}
-            config_path = Path(work) / "model-config.yaml"
+            config_path = Path(work) / CONFIG
             config_path.write_text(yaml.safe_dump(config, sort_keys=False))
+            build = Build(
+                fingerprint=self._fingerprint(origin),
+                weights=origin.identity,
+                is_folder=self.archive_format == "no-archive",
+                files=sums({**_packed(stage), task.path.name: task.path, CONFIG: config_path}),
+            )
+            (stage / BUILD).write_text(build.to_json())
             arguments = {
                 "--model-name": entry.name,
                 "--version": self._version(origin),
@@ -152,11 +157,21 @@ def _check_root(entry: Model, stage: Path, handler: str) -> None:
     Raises:
         InvalidConfig: a checkpoint or the task brings such a file.
     """
-    ours = {"handlers", "MAR-INF", "build.json", "model-config.yaml", handler}
+    ours = {"handlers", "MAR-INF", BUILD, CONFIG, handler}
     for path in sorted(stage.iterdir()):
         is_shadow = path.suffix in ("", ".py") and path.stem in sys.stdlib_module_names
         if path.name in ours or is_shadow:
             raise InvalidConfig(f"{entry.name}: {path.name} cannot be staged: the archive or the worker has its own")
+
+
+def _packed(stage: Path) -> dict[str, Path]:
+    """Find the staged files that torch-model-archiver packs, by their paths in the archive."""
+    files = {path.relative_to(stage): path for path in stage.rglob("*") if path.is_file()}
+    return {name.as_posix(): path for name, path in files.items() if not any(map(_is_left_out, name.parts[:-1]))}
+
+
+def _is_left_out(folder: str) -> bool:
+    return folder.startswith(".") or folder in ("__MACOSX", "__pycache__")
 
 
 def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:

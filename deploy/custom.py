@@ -1,7 +1,7 @@
 """Stages what a task of the user's wants in its archive, and runs its file once, as a worker will.
 
 beside the configuration, what `staged_files` names  -> under the same paths
-the weights that the list or --weights names, if any -> weights/
+the weights that the list or --weights names, if any -> checkpoint/
 """
 
 import importlib.util
@@ -11,15 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from deploy.checkpoint_files import CODE
 from deploy.hub import checkpoint
 from deploy.models import Engine, Model
 from deploy.sources import Source, WeightsUnavailable
 from deploy.tasks import beside, task_of
+from handlers.archive_files import CHECKPOINT
 from handlers.base import BatchHandler
 from handlers.config import parse
 from handlers.errors import InvalidConfig
 
-WEIGHTS = "weights"
 # A class cannot be served without these attributes; Python itself knows which methods it lacks.
 STATED = ("config_class", "inputs")
 
@@ -33,26 +34,28 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:  
     """
     task = task_of(model)
     found = task_class(task.path)
-    parse(found.config_class, model.config().get("handler"))
+    config = parse(found.config_class, model.config().get("handler"))
     for pattern in task.files:
         if not any(model.folder.glob(pattern)):
             raise InvalidConfig(f"{model.name}: staged_files: no {pattern} in {model.folder.name}/")
     for name, path in beside(model, task).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / name)
-    _stage_weights(model, origin, folder / WEIGHTS)
+    is_code_trusted = bool(getattr(config, "trust_remote_code", False))
+    _stage_weights(model, origin, folder / CHECKPOINT, with_code=is_code_trusted)
 
 
-def _stage_weights(model: Model, origin: Source, folder: Path) -> None:
+def _stage_weights(model: Model, origin: Source, folder: Path, *, with_code: bool) -> None:
     if origin.kind == "none":
         return
     if folder.exists():
-        raise InvalidConfig(f"{model.name}: staged_files: {WEIGHTS}/ is where the weights go; use another name")
+        raise InvalidConfig(f"{model.name}: staged_files: {CHECKPOINT}/ is where the weights go; use another name")
     if origin.kind == "hub":
-        with checkpoint(model, origin) as source:
+        with checkpoint(model, origin, with_code=with_code) as source:
             shutil.copytree(source, folder)
     elif origin.kind == "folder":
-        shutil.copytree(origin.location, folder)
+        code = None if with_code else shutil.ignore_patterns(f"*{CODE}")
+        shutil.copytree(origin.location, folder, ignore=code)
     elif origin.kind == "file":
         folder.mkdir()
         shutil.copy(origin.location, folder)

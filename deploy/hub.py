@@ -5,7 +5,6 @@ Source -> checkpoint -> a folder with what serving needs: configuration, tokeniz
 What is there already stands in it as links, so that nothing is written that the archive then leaves out.
 """
 
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,10 +14,9 @@ import huggingface_hub
 import safetensors.torch
 import torch
 
-from deploy.checkpoint_files import CODE, files_beside, served_files
+from deploy.checkpoint_files import files_beside, served_files
 from deploy.models import Model
 from deploy.sources import Source, WeightsUnavailable
-from handlers.errors import InvalidConfig
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -34,7 +32,6 @@ def checkpoint(model: Model, origin: Source, *, with_code: bool = False) -> Iter
 
     Raises:
         WeightsUnavailable: it cannot be had, or only as a pickle that was not asked for by name.
-        InvalidConfig: its code would hide a module of Python's or of ours from the worker.
     """
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "checkpoint"
@@ -57,16 +54,7 @@ def checkpoint(model: Model, origin: Source, *, with_code: bool = False) -> Iter
                 f"{model.name}: {origin.location} has no model.safetensors; a pickle is read only when "
                 "--weights names the file itself"
             )
-        _check_places(model, folder)
         yield folder
-
-
-def _check_places(model: Model, folder: Path) -> None:
-    """Refuse what would lie over handlers/ in the archive, or before Python's own modules on the worker's path."""
-    ours = {"handlers", "MAR-INF"}
-    for path in sorted(folder.iterdir()):
-        if path.name in ours or (path.stem in sys.stdlib_module_names and (path.is_dir() or path.suffix == CODE)):
-            raise InvalidConfig(f"{model.name}: the checkpoint brings {path.name}, which the archive has no place for")
 
 
 def _link(source: Path, files: Iterable[Path], folder: Path) -> None:

@@ -11,13 +11,14 @@ from deploy.hub import checkpoint
 from deploy.models import Engine, Model
 from deploy.sources import Source
 from deploy.tasks import imported_quietly, task_of
+from handlers.archive_files import CHECKPOINT
 from handlers.config import parse
 from handlers.text.config import TextConfig
 from handlers.text.encoders import Encoder, Head, load_encoder
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write the tokenizer and configuration, and model.xml with model.bin, model.safetensors, or both for `auto`.
+    """Write the checkpoint, without its weights for `openvino`, and model.xml with model.bin, but for `torch`.
 
     Raises:
         WeightsUnavailable: the model cannot be had, or only as a pickle.
@@ -29,7 +30,7 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
             encoder = load_encoder(head_of(model.handler), source, trust_remote_code=config.trust_remote_code)
             openvino.save_model(export(encoder), folder / "model.xml", compress_to_fp16=False)
         discarded = shutil.ignore_patterns("*.safetensors*") if engine == "openvino" else None
-        shutil.copytree(source, folder, ignore=discarded, dirs_exist_ok=True)
+        shutil.copytree(source, folder / CHECKPOINT, ignore=discarded)
 
 
 def head_of(task: str) -> Head:

@@ -6,13 +6,14 @@ from pathlib import Path
 from deploy.hub import checkpoint
 from deploy.models import Engine, Model
 from deploy.sources import Source
+from handlers.archive_files import CHECKPOINT
 from handlers.config import parse
 from handlers.errors import InvalidConfig
 from handlers.text.translation_config import TranslationConfig
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write the tokenizer, the configuration and model.safetensors: what torch, the only engine, loads.
+    """Write the checkpoint: tokenizer, configuration and model.safetensors, which torch, the only engine, loads.
 
     Raises:
         WeightsUnavailable: the model cannot be had, or only as a pickle.
@@ -23,4 +24,4 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         # What exports decoders with their caches, optimum-intel, holds transformers back at 5.5.
         raise InvalidConfig(f"{model.name}: translation runs on torch; give --engine torch, or none")
     with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
-        shutil.copytree(source, folder, dirs_exist_ok=True)
+        shutil.copytree(source, folder / CHECKPOINT)

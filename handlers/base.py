@@ -24,12 +24,13 @@ import torch
 from ts.metrics.metric_cache_errors import MetricsCacheKeyError
 from ts.metrics.metric_type_enum import MetricTypes
 
+from handlers import archive_files
 from handlers.adaptive import start as adaptive
 from handlers.adaptive.worker import AdaptiveWorker
 from handlers.blocked_import import blocked_import
 from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Engine, Outputs, available_threads
-from handlers.errors import LOAD_FAILED, ItemError
+from handlers.errors import LOAD_FAILED, InvalidConfig, ItemError
 from handlers.metrics import Recorder, Reporter, Sample
 from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead
 from handlers.pipeline.planning import planned
@@ -120,7 +121,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         output_tensors: how its results become tensors, for the Open Inference Protocol.
         decodes_in_threads: whether decoding an item is worth handing it to another thread.
         staged_files: names or patterns of files beside the model's configuration; the archive takes them along, under
-            the same paths in `model_dir`. Weights that the list names lie in `model_dir / "weights"`.
+            the same paths in `model_dir`. What the list or `--weights` names lies in `checkpoint_dir`.
     """
 
     config_class: ClassVar[type[HandlerConfig]]
@@ -136,6 +137,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     model_dir: Path
     # Seconds that one run of the engine may take, where it can be ended.
     longest_run_s: float
+    # Hash of everything that the archive was made from; None where that is not known.
+    fingerprint: str | None
     # Answers everything in adaptive mode, once `initialize` is done.
     worker: AdaptiveWorker
     # What one more micro-batch costs; `load` may know better.
@@ -145,7 +148,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     @abc.abstractmethod
     def load(self) -> Engine:
-        """Load what `model_dir` holds and `config` asks for.
+        """Load what `model_dir` and `checkpoint_dir` hold and `config` asks for.
 
         Raises:
             InvalidConfig: the archive cannot be served; the message is what its owner reads.
@@ -209,6 +212,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         self.longest_run_s = RUN_SHARE * self._response_timeout_s
         window = properties.get("batch_size") or 1
         try:
+            self.fingerprint = archive_files.check(self.model_dir)
             settings = context.model_yaml_config or {}
             self.config = cast(Config, parse(self.config_class, settings.get("handler")))
             self.device = _device(properties.get("gpu_id"))
@@ -234,6 +238,18 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             item_dimensions=self.item_dimensions,
             model=Model(context.model_name, version, self.output_tensors),
         )
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """The folder of the checkpoint, or of whatever weights the list or `--weights` names.
+
+        Raises:
+            InvalidConfig: the archive has none.
+        """
+        folder = self.model_dir / archive_files.CHECKPOINT
+        if not folder.is_dir():
+            raise InvalidConfig(f"this archive has no {folder.name}/, where weights lie; name some, and build it again")
+        return folder
 
     @property
     def uses_torch(self) -> bool:

@@ -12,7 +12,7 @@ from deploy.models import ROOT
 FLOORS = {
     "handlers": (
         {"errors", "metrics", "probabilities", "blocked_import"},
-        {"config"},
+        {"archive_files", "config"},
         {"protocol", "engines"},
         {"pipeline"},
         {"scheduling"},

@@ -33,15 +33,14 @@ def folder_of(model_dir: Path) -> Path:
 class Measurements:
     """What one archive's engine takes on this machine."""
 
-    def __init__(self, model_dir: Path, engine: str, folder: Path) -> None:
+    def __init__(self, fingerprint: str | None, engine: str, folder: Path) -> None:
         """Read what is known.
 
         Args:
-            model_dir: the archive's; its build.json says which archive it is. One without is not remembered.
+            fingerprint: says which archive it is; without one, nothing is remembered.
             engine: what measures differ by, on one machine: description, threads, streams, sizes.
             folder: where the files are; it is made where it is missing.
         """
-        fingerprint = _fingerprint(model_dir)
         identity = [fingerprint, engine, _processor(), available_threads(0), *map(version, ("openvino", "torch"))]
         name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
         self._path = folder / f"measurements-{name}.json" if fingerprint else None
@@ -62,14 +61,6 @@ class Measurements:
             own = self._path.with_suffix(f".{os.getpid()}")
             own.write_text(json.dumps(self._known), encoding="utf-8")
             own.replace(self._path)
-
-
-def _fingerprint(model_dir: Path) -> str:
-    try:
-        found = json.loads((model_dir / "build.json").read_bytes())
-        return str(found["fingerprint"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return ""
 
 
 def _processor() -> str:

@@ -39,6 +39,7 @@ class Task(runner.Task, Protocol):
     config: Any
     engine: Engine
     model_dir: Path
+    fingerprint: str | None
     overhead: Overhead
     decodes_in_threads: Any
 
@@ -107,7 +108,7 @@ def warm_scheduler(task: Task, on_streams: list[Task], policy: Policy, window: i
     sizes = {1, min(TYPICAL_ITEMS, policy.max_items), min(window, policy.max_items)}
     config = task.config
     known = Measurements(
-        task.model_dir,
+        task.fingerprint,
         f"{task.engine.description} {config.threads} {len(on_streams)} {sorted(sizes)}",
         folder_of(task.model_dir),
     )

@@ -44,8 +44,10 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
         if config.engine == "openvino":
             raise InvalidConfig("engine: translation runs on torch; openvino is not supported")
         self.tokenizer_lock = threading.Lock()
-        self.tokenizer = load_tokenizer(self.model_dir, trust_remote_code=config.trust_remote_code)
-        model = load_model(self.model_dir, self.device, config.precision, trust_remote_code=config.trust_remote_code)
+        self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
+        model = load_model(
+            self.checkpoint_dir, self.device, config.precision, trust_remote_code=config.trust_remote_code
+        )
         self.languages = read_languages(self.tokenizer, model.generation_config)
         for name, code, codes in (
             ("src_lang", config.src_lang, self.languages.sources),
@@ -54,7 +56,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
             if code is not None and code not in codes:
                 known = ", ".join(sorted(codes)) or "none: its languages are fixed"
                 raise InvalidConfig(f"{name}: {code} is not a language of this model; known are {known}")
-        self.max_length = source_limit(self.model_dir, config.max_length)
+        self.max_length = source_limit(self.checkpoint_dir, config.max_length)
         self.max_new_tokens, self.max_new_tokens_limit = new_token_limits(
             model.generation_config,
             getattr(model.config, "max_position_embeddings", None),

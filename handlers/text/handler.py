@@ -30,7 +30,10 @@ ADDED_TOKENS = 3
 
 
 class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
-    """Serves what the archive of an encoder holds: tokenizer and configuration, model.xml, model.safetensors or both.
+    """Serves what the archive of an encoder holds:
+
+    checkpoint/       tokenizer and configuration; model.safetensors for torch
+    model.xml, .bin   the exported graph, for OpenVINO
 
     Class attributes of a task:
         head: what the task makes of the encoder.
@@ -51,17 +54,17 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         """See `BatchHandler.load`."""
         config = self.config
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(
-            self.model_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
+            self.checkpoint_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
         )
         if self.needs_places and not self.tokenizer.is_fast:
             raise InvalidConfig("tokenizer: places in the text need a fast one; the archive lacks tokenizer.json")
         self.model_config = transformers.AutoConfig.from_pretrained(
-            self.model_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
+            self.checkpoint_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
         )
-        self.max_length = source_limit(self.model_dir, config.max_length)
+        self.max_length = source_limit(self.checkpoint_dir, config.max_length)
         if not self.uses_torch:
             return OpenVinoEngine(self.model_dir / "model.xml", precision=config.precision, threads=config.threads)
-        encoder = load_encoder(self.head, self.model_dir, trust_remote_code=config.trust_remote_code)
+        encoder = load_encoder(self.head, self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
         encoder.to(self.device, dtype_for(self.device, config.precision))
         return TorchEngine(encoder, self.device, encoder.input_names, encoder.output_names, config.threads)
 

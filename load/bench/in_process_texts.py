@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import transformers
 
+from handlers.archive_files import CHECKPOINT
 from handlers.engines import available_threads
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
@@ -55,11 +56,12 @@ class Loop:
         Args:
             folder: an archive of sentence_embedding, unpacked.
         """
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        self._limit = token_limit(folder) or TUNING.padded_length
+        checkpoint = folder / CHECKPOINT
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+        self._limit = token_limit(checkpoint) or TUNING.padded_length
         self.engine = OpenVinoEngine(folder / "model.xml")
         torch.set_num_threads(available_threads(0))
-        self._torch = load_encoder(SentenceEmbeddingHandler.head, folder)
+        self._torch = load_encoder(SentenceEmbeddingHandler.head, checkpoint)
         self._texts = texts()
 
     def measure(self, way: str, batch_size: int, duration_s: float) -> dict[str, float]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from deploy.archive import main
@@ -212,12 +213,38 @@ def test_custom_task_wrong_class_through_archive_sh_is_one_line_and_exit_1(task:
     assert finished.stderr == "archive.sh: colour_names.py: ColourNames is no BatchHandler\n"
 
 
-def test_custom_task_weights_of_the_command_line_lie_in_a_folder_of_their_own(task: Path, tmp_path: Path) -> None:
+def test_custom_task_weights_of_the_command_line_lie_in_the_folder_of_checkpoints(task: Path, tmp_path: Path) -> None:
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "tree.bin").write_bytes(b"123")
     for weights, name in ((tmp_path / "trained" / "tree.bin", "file"), (tmp_path / "trained", "folder")):
         assert built(task, "--weights", str(weights), store=tmp_path / name) == 0
-        assert (tmp_path / name / "colours" / "weights" / "tree.bin").read_bytes() == b"123"
+        assert (tmp_path / name / "colours" / "checkpoint" / "tree.bin").read_bytes() == b"123"
+
+
+TRUSTING = {
+    "class ColourNames(": "from handlers.text.config import TextConfig\n\n\nclass ColourNames(",
+    "config_class = HandlerConfig": "config_class = TextConfig",
+}
+
+
+@pytest.mark.parametrize("kind", ["hub", "folder"])
+@pytest.mark.parametrize("trusted", [None, False, True])
+def test_custom_task_takes_the_code_of_a_checkpoint_only_where_its_settings_trust_it(
+    kind: str, trusted: bool | None, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if trusted is not None:
+        spoil(task, {**TRUSTING, "max_items: 32": f"trust_remote_code: {json.dumps(trusted)}"})
+    source = tmp_path / "source"
+    for name in ("config.json", "model.safetensors", "modeling_own.py", "deep/types.py"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("{}")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(source))
+    weights = "somebody/something" if kind == "hub" else str(source)
+    assert built(task, "--weights", weights, store=tmp_path / "store") == 0
+    staged = tmp_path / "store" / "colours" / "checkpoint"
+    assert (staged / "config.json").is_file()
+    code = {path.relative_to(staged).as_posix() for path in staged.rglob("*.py")}
+    assert code == ({"modeling_own.py", "deep/types.py"} if trusted else set())
 
 
 def test_custom_task_random_weights_are_refused(task: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

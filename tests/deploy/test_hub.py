@@ -8,7 +8,6 @@ import torch
 from deploy.hub import checkpoint
 from deploy.models import Model, model
 from deploy.sources import source
-from handlers.errors import InvalidConfig
 
 MODEL = model("sentence-embedding")
 SERVED = {"config.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"}
@@ -44,16 +43,6 @@ def test_checkpoint_brings_its_code_only_where_that_is_trusted(with_code: bool, 
     with checkpoint(MODEL, source(MODEL, str(tmp_path)), with_code=with_code) as folder:
         code = {*CODE, "vocab.py/x.py"} if with_code else set()
         assert served(folder) == {"config.json", "model.safetensors", "tokenizer_config.json"} | code
-
-
-@pytest.mark.parametrize("name", ["json.py", "types.py", "handlers/base.py", "handlers/config.json", "email/x.py"])
-def test_checkpoint_that_would_hide_a_module_from_the_worker_is_refused(name: str, tmp_path: Path) -> None:
-    lay(tmp_path, "config.json", "model.safetensors", name)
-    with (
-        pytest.raises(InvalidConfig, match="which the archive has no place for"),
-        checkpoint(MODEL, source(MODEL, str(tmp_path)), with_code=True),
-    ):
-        pass
 
 
 def test_checkpoint_of_one_file_takes_what_is_beside_it_and_nothing_from_below(tmp_path: Path) -> None:

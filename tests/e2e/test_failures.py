@@ -91,6 +91,15 @@ def test_worker_that_cannot_load_says_why_and_is_unregistered(
     assert send(server, MOBILENET, photograph("coffee")).status == 200
 
 
+def test_worker_of_a_damaged_archive_says_which_file(
+    server: Server, model_store: Path, serve: Callable[..., str], variant: Callable[..., str]
+) -> None:
+    name = variant("mobilenet-cut")
+    os.truncate(model_store / name / "model.bin", 10_000_000)
+    with pytest.raises(LoadFailed, match=r"this archive is not as it was built: changed: model\.bin; copy it again"):
+        serve(archive=name, name=name)
+
+
 def test_worker_whose_import_fails_names_the_missing_module(
     server: Server, model_store: Path, serve: Callable[..., str], variant: Callable[..., str]
 ) -> None:

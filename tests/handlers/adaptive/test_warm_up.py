@@ -1,6 +1,5 @@
 """An adaptive worker that is back soon: little runs before it is ready, and the rest while nobody waits."""
 
-import json
 import logging
 import time
 from pathlib import Path
@@ -9,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
+from handlers.archive_files import Build
 from handlers.pipeline import warm_up
 from handlers.pipeline.warm_up import Allowed, Rehearsal
 from handlers.protocol.requests import Payload
@@ -39,7 +39,7 @@ def test_worker_that_comes_back_runs_one_item_and_knows_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CACHE_DIR", raising=False)
-    (tmp_path / "build.json").write_text(json.dumps({"fingerprint": "0123"}))
+    (tmp_path / "build.json").write_text(Build("0123", "none", False, {}).to_json())
     first = initialized(GatedHandler(), tmp_path)
     assert {len(batch) for batch in first.module.batches} == {1, 8}
     again = initialized(GatedHandler(), tmp_path)

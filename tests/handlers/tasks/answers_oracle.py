@@ -7,6 +7,8 @@ import pytest
 import torch
 import transformers
 
+from handlers.archive_files import CHECKPOINT
+
 # Tokens of a window, and of its overlap: short windows keep the tests quick.
 WINDOW, STRIDE = 96, 32
 
@@ -15,8 +17,9 @@ class Oracle:
     """transformers 5 has no question-answering pipeline: its definition, one window, start and end at a time."""
 
     def __init__(self, archive: Path) -> None:
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(archive)
-        self.network = transformers.AutoModelForQuestionAnswering.from_pretrained(archive, dtype=torch.float32).eval()
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(archive / CHECKPOINT)
+        network = transformers.AutoModelForQuestionAnswering
+        self.network = network.from_pretrained(archive / CHECKPOINT, dtype=torch.float32).eval()
 
     def answers(
         self, question: str, context: str, max_tokens: int = 15, window: int = WINDOW, stride: int = STRIDE

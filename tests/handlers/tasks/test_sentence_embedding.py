@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from deploy.models import model
 from deploy.sources import Source, WeightsUnavailable, source
 from deploy.text import stage
+from handlers.archive_files import CHECKPOINT
 from handlers.errors import InvalidConfig
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.text.encoders import Pooling, token_limit
@@ -52,8 +53,8 @@ def handler(staged: Path) -> SentenceEmbeddingHandler:
 @pytest.fixture(scope="module")
 def expected(staged: Path) -> NDArray[np.float32]:
     """The oracle: the model card's own recipe, one text at a time, in fp32 torch."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(staged)
-    network = transformers.AutoModel.from_pretrained(staged).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(staged / CHECKPOINT)
+    network = transformers.AutoModel.from_pretrained(staged / CHECKPOINT).eval()
     vectors = []
     for text in TEXTS:
         inputs = tokenizer(text, return_tensors="pt")
@@ -193,10 +194,17 @@ def test_pooling_that_is_not_supported_is_refused(config: dict[str, bool], tmp_p
         Pooling.read(tmp_path)
 
 
+def test_initialize_without_a_folder_of_the_checkpoint_is_refused(staged: Path, tmp_path: Path) -> None:
+    """As archives of version 0.1 had it, all in the root."""
+    shutil.copytree(staged / CHECKPOINT, tmp_path, dirs_exist_ok=True)
+    with pytest.raises(InvalidConfig, match="this archive has no checkpoint/, where weights lie; name some, and build"):
+        embedder(tmp_path)
+
+
 def test_stage_for_one_engine_leaves_the_others_model_out(staged: Path, tmp_path: Path) -> None:
     for engine, kept, absent in (
-        ("openvino", "model.xml", "model.safetensors"),
-        ("torch", "model.safetensors", "model.xml"),
+        ("openvino", "model.xml", "checkpoint/model.safetensors"),
+        ("torch", "checkpoint/model.safetensors", "model.xml"),
     ):
         folder = tmp_path / engine
         folder.mkdir()
@@ -207,8 +215,8 @@ def test_stage_for_one_engine_leaves_the_others_model_out(staged: Path, tmp_path
 
 def test_stage_pickle_is_read_only_when_named_itself(staged: Path, tmp_path: Path) -> None:
     pickled = tmp_path / "checkpoint"
-    shutil.copytree(staged, pickled, ignore=shutil.ignore_patterns("model.*"))
-    network = transformers.AutoModel.from_pretrained(staged)
+    shutil.copytree(staged / CHECKPOINT, pickled, ignore=shutil.ignore_patterns("model.*"))
+    network = transformers.AutoModel.from_pretrained(staged / CHECKPOINT)
     torch.save(network.state_dict(), pickled / "pytorch_model.bin")
     out = tmp_path / "out"
     out.mkdir()

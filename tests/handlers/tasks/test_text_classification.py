@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import transformers
 
+from handlers.archive_files import CHECKPOINT
 from handlers.errors import InvalidConfig
 from handlers.tasks.text_classification import TextClassificationHandler
 from tests.handlers.engines.test_engines import HAS_BF16
@@ -45,7 +46,7 @@ def handler(archives: dict[str, Path]) -> TextClassificationHandler:
 
 @cache
 def pipeline(archive: Path) -> Any:
-    return transformers.pipeline("text-classification", model=str(archive), dtype="float32", device="cpu")
+    return transformers.pipeline("text-classification", model=str(archive / CHECKPOINT), dtype="float32", device="cpu")
 
 
 def oracle(archive: Path, **options: Any) -> list[list[dict[str, Any]]]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import transformers
 
+from handlers.archive_files import CHECKPOINT
 from handlers.errors import InvalidConfig
 from handlers.tasks.token_classification import TokenClassificationHandler
 from tests.handlers.engines.test_engines import HAS_BF16
@@ -43,7 +44,7 @@ def handler(archives: dict[str, Path]) -> TokenClassificationHandler:
 
 @cache
 def pipeline(archive: Path) -> Any:
-    return transformers.pipeline("token-classification", model=str(archive), dtype="float32", device="cpu")
+    return transformers.pipeline("token-classification", model=str(archive / CHECKPOINT), dtype="float32", device="cpu")
 
 
 def oracle(archive: Path, text: str, aggregation: str = "simple", **options: Any) -> list[dict[str, Any]]:
@@ -182,12 +183,12 @@ def test_answers_truncation_keeps_the_entities_of_what_fits(archives: dict[str, 
 
 
 def test_initialize_without_a_fast_tokenizer_is_refused(archives: dict[str, Path], tmp_path: Path) -> None:
-    folder = tmp_path / "slow"
-    shutil.copytree(archives["bert"], folder)
+    shutil.copytree(archives["bert"], tmp_path / "slow")
+    folder = tmp_path / "slow" / CHECKPOINT
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.json").write_text("{}")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "CTRLTokenizer"}))
     (folder / "merges.txt").write_text("#version\n")
     with pytest.raises(InvalidConfig, match=r"tokenizer.json"):
-        tagger(folder)
+        tagger(tmp_path / "slow")

@@ -52,7 +52,7 @@ def marian(start: Starter) -> TranslationHandler:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_translation_batch_in_any_order_equals_one_generate_per_text(marian: TranslationHandler, seed: int) -> None:
-    oracle = Oracle(marian.model_dir)
+    oracle = Oracle(marian.checkpoint_dir)
     texts = random.Random(seed).sample(TEXTS, len(TEXTS))
     expected = [oracle(text) for text in texts]
     assert len(set(expected)) > len(texts) // 2
@@ -91,7 +91,7 @@ def test_translation_mixed_languages_and_options_give_each_its_own(
 ) -> None:
     handler = start(family)
     handler.overhead = Overhead(items=1000)
-    oracle = Oracle(handler.model_dir)
+    oracle = Oracle(handler.checkpoint_dir)
     options: list[dict[str, Any]] = [{}, {"num_beams": 3, "length_penalty": 2.0}, {"repetition_penalty": 1.5}]
     rows, expected = [], []
     for index, text in enumerate(TEXTS * 2):
@@ -180,7 +180,7 @@ def test_translation_json_text_and_instances_give_the_same(marian: TranslationHa
 
 def test_translation_defaults_of_the_configuration_are_overridden_by_the_request(start: Starter) -> None:
     handler = start("m2m100", src_lang="en", tgt_lang="fr", num_beams=2)
-    oracle = Oracle(handler.model_dir)
+    oracle = Oracle(handler.checkpoint_dir)
     french, german = (oracle.tokenizer.get_lang_id(code) for code in ("fr", "de"))
     rows = ["The sea is rough.", {"text": "The sea is rough.", "tgt_lang": "de", "num_beams": 1}]
     assert translations(handler, rows) == [
@@ -246,7 +246,7 @@ def test_translation_unknown_language_is_answered_with_those_there_are(start: St
 
 def test_translation_long_text_is_cut_where_the_configuration_says_so(start: Starter) -> None:
     handler = start("marian", truncation=True, max_length=16)
-    oracle = Oracle(handler.model_dir)
+    oracle = Oracle(handler.checkpoint_dir)
     inputs = oracle.tokenizer(PAGE, truncation=True, max_length=16, return_tensors="pt")
     (ids,) = oracle.model.generate(**inputs, num_beams=1, max_new_tokens=8, max_length=None)
     assert translations(handler, [PAGE]) == [oracle.tokenizer.decode(ids, skip_special_tokens=True)]
@@ -312,7 +312,7 @@ def test_translation_of_many_texts_is_held_to_what_they_may_generate(start: Star
 @pytest.mark.parametrize("family", LANGUAGES)
 def test_translation_reduced_precision_answers_like_the_model_in_that_precision(start: Starter, family: str) -> None:
     handler = start(family, precision="bf16")
-    oracle = Oracle(handler.model_dir)
+    oracle = Oracle(handler.checkpoint_dir)
     oracle.model.to(torch.bfloat16)
     assert handler.engine.description == "torch cpu bfloat16"
     languages, plan = LANGUAGES[family][0]
@@ -343,4 +343,4 @@ def test_initialize_wrong_config_is_refused(marian: TranslationHandler, settings
 
 def test_stage_for_openvino_is_refused(marian: TranslationHandler, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="refused: translation runs on torch"):
-        staged("refused", marian.model_dir, tmp_path, SETTINGS, "openvino")
+        staged("refused", marian.checkpoint_dir, tmp_path, SETTINGS, "openvino")

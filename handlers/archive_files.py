@@ -1,0 +1,178 @@
+"""The files of an archive: what the builder packed, and whether the worker finds just that.
+
+    builder: packed files -> sums -> Build -> build.json
+    worker:  build.json -> Build, its folder -> sums -> equal, or InvalidConfig with the files' names
+
+This finds what was cut short, changed or mixed up on the way. It is no signature: whoever can write to an archive can
+write to its build.json too, and to the Python that reads it.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.machinery import all_suffixes
+from pathlib import Path, PurePosixPath
+
+from handlers.errors import InvalidConfig
+
+logger = logging.getLogger(__name__)
+
+BUILD = "build.json"
+CONFIG = "model-config.yaml"
+# The folder of a checkpoint, or of whatever else was given as weights: nothing in it lies on the worker's path.
+CHECKPOINT = "checkpoint"
+# SHA-256 lets go of Python's lock. Two or three files of weights are most of an archive: more threads find nothing.
+HASHING_THREADS = 4
+# A message names so many files of a kind, and counts the others.
+MOST_NAMES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A build says what an archive was made from, and what it holds.
+
+    Attributes:
+        fingerprint: hash of everything that the archive was made from; equal ones hold the same.
+        weights: where they came from.
+        is_folder: whether it was built as a folder, to develop in, where code and settings may be edited.
+        files: SHA-256 of every file by its path in the archive, but for build.json and the manifest, which
+            torch-model-archiver and a rollout write after it.
+    """
+
+    fingerprint: str
+    weights: str
+    is_folder: bool
+    files: Mapping[str, str]
+
+    def to_json(self) -> str:
+        """Write it as build.json has it, with a sum over itself."""
+        content = asdict(self)
+        return json.dumps({**content, "sum": _sum(content)})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Build":
+        """Read build.json.
+
+        Raises:
+            ValueError: it is not what `to_json` wrote.
+        """
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.pop("sum", None) != _sum(content):
+            raise ValueError("its own sum is another")
+        try:
+            return cls(**content)
+        except TypeError:
+            raise ValueError("it has other fields") from None
+
+
+def _sum(content: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def sums(files: Mapping[str, Path]) -> dict[str, str]:
+    """Hash files, several at once.
+
+    Returns:
+        Their SHA-256 by the names given; a file that cannot be read is left out.
+    """
+    # The largest first, so that none is begun when the others are done.
+    order = sorted(files, key=lambda name: (-_size(files[name]), name))
+    with ThreadPoolExecutor(HASHING_THREADS, "sums") as pool:
+        found = dict(zip(order, pool.map(lambda name: _sha256(files[name]), order), strict=True))
+    return {name: value for name in sorted(found) if (value := found[name]) is not None}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def check(folder: Path) -> str | None:
+    """Hold what lies in an archive's folder against its build.json.
+
+    A file more is refused where something would take it up unasked: Python's import, or who loads the checkpoint.
+    Another one nobody reads; a task may keep there what it computes.
+
+    In an archive that was built as a folder, edited code and settings are a line in the log.
+
+    Args:
+        folder: the archive, unpacked.
+
+    Returns:
+        The archive's fingerprint; None where it does not say what is served: there is no build.json, or code or
+        settings are edited.
+
+    Raises:
+        InvalidConfig: names the files that are changed, missing, or more than were built.
+    """
+    try:
+        build = Build.from_json((folder / BUILD).read_bytes())
+    except FileNotFoundError:
+        logger.warning("This archive has no %s, as archive.sh writes it: its files are not checked", BUILD)
+        return None
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(_refusal({"changed": [BUILD]})) from error
+    found = sums({name: folder / name for name in build.files})
+    problems = {
+        "changed": [name for name, value in found.items() if value != build.files[name]],
+        "missing": sorted(build.files.keys() - found.keys()),
+        "not built": sorted(name for name in _names(folder) - build.files.keys() if _is_taken_up(name)),
+    }
+    edits = {kind: [name for name in names if build.is_folder and _is_source(name)] for kind, names in problems.items()}
+    refused = {kind: [name for name in names if name not in edits[kind]] for kind, names in problems.items()}
+    if any(refused.values()):
+        raise InvalidConfig(_refusal(refused))
+    if any(edits.values()):
+        logger.warning("This folder was edited since it was built: %s", _listed(edits))
+        return None
+    return build.fingerprint
+
+
+def _names(folder: Path) -> set[str]:
+    """Every file's path in the archive, but for those that TorchServe and Python put there."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    return {path.as_posix() for path in paths if not _is_added(path)}
+
+
+def _is_added(path: Path) -> bool:
+    """Whether a running worker adds the file: compiled Python, and the environment of `useVenv: true`."""
+    return (path.parent.name == "__pycache__" and path.suffix == ".pyc") or path.parts[0] == "venv"
+
+
+def _is_taken_up(name: str) -> bool:
+    return _is_code(name) or PurePosixPath(name).parts[0] == CHECKPOINT
+
+
+def _is_source(name: str) -> bool:
+    """Whether a developer edits such a file in place, instead of building the archive again."""
+    return name == CONFIG or (_is_code(name) and PurePosixPath(name).parts[0] != CHECKPOINT)
+
+
+def _is_code(name: str) -> bool:
+    return name.endswith(tuple(all_suffixes()))
+
+
+def _refusal(problems: Mapping[str, Iterable[str]]) -> str:
+    return f"this archive is not as it was built: {_listed(problems)}; copy it again, or build it with --force"
+
+
+def _listed(problems: Mapping[str, Iterable[str]]) -> str:
+    parts = []
+    for kind, names in problems.items():
+        first, others = [*names][:MOST_NAMES], [*names][MOST_NAMES:]
+        if first:
+            parts.append(f"{kind}: {', '.join(first)}" + (f" and {len(others)} more" if others else ""))
+    return "; ".join(parts)

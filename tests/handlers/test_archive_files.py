@@ -1,0 +1,177 @@
+"""A folder with files, as an archive is unpacked, and everything that may happen to it on the way."""
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from handlers.archive_files import Build, check, sums
+from handlers.errors import InvalidConfig
+
+FILES = {
+    "my_task.py": b"class MyTask: ...",
+    "handlers/base.py": b"class BatchHandler: ...",
+    "model-config.yaml": b"handler: {}",
+    "model.bin": b"0123456789" * 100_000,
+    "checkpoint/config.json": b"{}",
+    "checkpoint/modeling_own.py": b"class Own: ...",
+}
+
+
+def lay(folder: Path, name: str, content: bytes = b"") -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+
+
+def built(folder: Path, *, is_folder: bool = False) -> Path:
+    for name, content in FILES.items():
+        lay(folder, name, content)
+    build = Build("f1", "no weights", is_folder, sums({name: folder / name for name in FILES}))
+    (folder / "build.json").write_text(build.to_json())
+    lay(folder, "MAR-INF/MANIFEST.json", b"{}")
+    return folder
+
+
+def test_sums_are_sha_256_and_leave_out_what_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "abc").write_bytes(b"abc")
+    # FIPS 180-2, appendix B.1.
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert sums({"a": tmp_path / "abc", "b": tmp_path / "none", "c": tmp_path}) == {"a": expected}
+
+
+def test_check_of_what_was_built_gives_its_fingerprint(tmp_path: Path) -> None:
+    folder = built(tmp_path)
+    # What a worker that ran before has left, TorchServe's own files, and what a task keeps beside its files.
+    lay(folder, "__pycache__/my_task.cpython-311.pyc")
+    lay(folder, "handlers/__pycache__/base.cpython-311.pyc")
+    lay(folder, "venv/lib/python3.11/site-packages/package/module.py")
+    lay(folder, "computed.npy")
+    assert check(folder) == "f1"
+
+
+def truncate(folder: Path) -> None:
+    os.truncate(folder / "model.bin", 999_999)
+
+
+def flip(folder: Path) -> None:
+    content = bytearray(FILES["model.bin"])
+    content[500_000] ^= 1
+    (folder / "model.bin").write_bytes(content)
+
+
+def edit(name: str) -> Callable[[Path], None]:
+    return lambda folder: lay(folder, name, FILES[name] + b"\n# edited")
+
+
+def lose(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def add(name: str) -> Callable[[Path], None]:
+    return lambda folder: lay(folder, name)
+
+
+WEIGHTS_AND_CHECKPOINTS = [
+    (truncate, "changed: model.bin;"),
+    (flip, "changed: model.bin;"),
+    (lose("model.bin"), "missing: model.bin;"),
+    (edit("checkpoint/config.json"), "changed: checkpoint/config.json;"),
+    (edit("checkpoint/modeling_own.py"), "changed: checkpoint/modeling_own.py;"),
+    # transformers would load it beside the checkpoint.
+    (add("checkpoint/adapter_config.json"), "not built: checkpoint/adapter_config.json;"),
+]
+CODE_AND_SETTINGS = [
+    (edit("my_task.py"), "changed: my_task.py"),
+    (edit("handlers/base.py"), "changed: handlers/base.py"),
+    (edit("model-config.yaml"), "changed: model-config.yaml"),
+    (lose("handlers/base.py"), "missing: handlers/base.py"),
+    (add("json.py"), "not built: json.py"),
+    (add("email/message.py"), "not built: email/message.py"),
+    (add("types.pyc"), "not built: types.pyc"),
+    (add("numpy.so"), "not built: numpy.so"),
+    (add("__pycache__/more.py"), "not built: __pycache__/more.py"),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), WEIGHTS_AND_CHECKPOINTS + CODE_AND_SETTINGS)
+def test_check_of_a_damaged_archive_is_refused_with_the_files_name(
+    damage: Callable[[Path], None], words: str, tmp_path: Path
+) -> None:
+    folder = built(tmp_path)
+    damage(folder)
+    with pytest.raises(InvalidConfig) as refused:
+        check(folder)
+    expected = f"this archive is not as it was built: {words.rstrip(';')}; copy it again, or build it with --force"
+    assert str(refused.value) == expected
+
+
+@pytest.mark.parametrize(("damage", "words"), WEIGHTS_AND_CHECKPOINTS)
+def test_check_of_a_folder_refuses_damaged_weights_and_checkpoints(
+    damage: Callable[[Path], None], words: str, tmp_path: Path
+) -> None:
+    folder = built(tmp_path, is_folder=True)
+    edit("my_task.py")(folder)
+    damage(folder)
+    with pytest.raises(InvalidConfig, match=f"built: {words} copy it"):
+        check(folder)
+
+
+@pytest.mark.parametrize(("change", "words"), CODE_AND_SETTINGS)
+def test_check_of_a_folder_says_what_was_edited_and_knows_its_fingerprint_no_more(
+    change: Callable[[Path], None], words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = built(tmp_path, is_folder=True)
+    assert check(folder) == "f1"
+    change(folder)
+    with caplog.at_level(logging.WARNING):
+        assert check(folder) is None
+    assert caplog.messages == [f"This folder was edited since it was built: {words}"]
+
+
+def test_check_names_every_kind_of_damage_and_counts_what_is_many(tmp_path: Path) -> None:
+    folder = built(tmp_path)
+    truncate(folder)
+    lose("checkpoint/config.json")(folder)
+    for index in range(8):
+        add(f"more_{index}.py")(folder)
+    words = (
+        "changed: model.bin; missing: checkpoint/config.json; "
+        r"not built: more_0.py, more_1.py, more_2.py, more_3.py, more_4.py and 3 more;"
+    )
+    with pytest.raises(InvalidConfig, match=words):
+        check(folder)
+
+
+def other_fingerprint(text: str) -> str:
+    return text.replace('"f1"', '"f2"')
+
+
+def without_files(text: str) -> str:
+    return json.dumps({"fingerprint": json.loads(text)["fingerprint"], "weights": ""})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [other_fingerprint, without_files, lambda text: text[:-20], lambda _: "", lambda _: "[]", lambda _: "\0"],
+    ids=["another fingerprint", "version 0.1's", "truncated", "empty", "no object", "no JSON"],
+)
+def test_check_of_a_damaged_build_json_is_refused_with_its_name(damage: Callable[[str], str], tmp_path: Path) -> None:
+    folder = built(tmp_path)
+    path = folder / "build.json"
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(InvalidConfig, match=r"changed: build\.json;"):
+        check(folder)
+
+
+def test_check_of_an_archive_packed_by_hand_is_a_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lay(tmp_path, "my_task.py")
+    with caplog.at_level(logging.WARNING):
+        assert check(tmp_path) is None
+    assert caplog.messages == [
+        "This archive has no build.json, as archive.sh writes it: its files are not checked",
+    ]
