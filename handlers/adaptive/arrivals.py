@@ -4,6 +4,7 @@ Request, headers -> arrived -> InFlightRequest: admitted, or complete with the e
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from handlers.adaptive.decoder import Decoded
@@ -38,7 +39,8 @@ class Arrivals:
     def arrived(self, id_: str, request: Request, headers: Mapping[str, Any], came_s: float) -> InFlightRequest:
         """Admit a request or refuse it; one that holds nothing to do is complete already."""
         slots = [Slot(payload) for payload in request.payloads]
-        arrived = InFlightRequest(id=id_, request=request, slots=slots, arrived_s=came_s)
+        # Each payload lives until it is decoded, in its slot, and no longer.
+        arrived = InFlightRequest(id=id_, request=replace(request, payloads=()), slots=slots, arrived_s=came_s)
         if all(slot.is_failed for slot in slots):
             return arrived
         try:

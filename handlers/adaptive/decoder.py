@@ -110,15 +110,19 @@ class Decoder:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
-                while (taken := self._take()) is None:
-                    self._changed.wait()
-            piece, owner = taken
-            decoded = self._decode(piece)
-            with self._changed:
-                owner.busy -= 1
-                self._changed.notify()
-            owner.then(decoded)
+            self._decode_next()
+
+    def _decode_next(self) -> None:
+        """Wait for a piece and decode it; what it holds is let go of before the next is waited for."""
+        with self._changed:
+            while (taken := self._take()) is None:
+                self._changed.wait()
+        piece, owner = taken
+        decoded = self._decode(piece)
+        with self._changed:
+            owner.busy -= 1
+            self._changed.notify()
+        owner.then(decoded)
 
     def _take(self) -> tuple[list[_Undecoded], _Waiting] | None:
         """Take a piece of the request that fewest threads work on; of equals, of the one that is due first."""

@@ -17,7 +17,7 @@ class InFlightRequest(ScheduledRequest):
 
     Attributes:
         id: what the frontend knows it by.
-        request: what it was unpacked to; says the form of the answer.
+        request: what it was unpacked to, without its payloads; says the form of the answer.
         is_admitted: whether the scheduler has taken it.
         retry_after_s: seconds after which a refused client may come again; None where it was not refused.
     """

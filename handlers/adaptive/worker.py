@@ -160,6 +160,13 @@ class AdaptiveWorker:
         sys.exit(0)
 
     def _exchange(self, link: Link) -> None:
+        self._receive(link)
+        link.send(self._answers())
+        self._recorder.add(EXCHANGES, 1)
+        self._wake()
+
+    def _receive(self, link: Link) -> None:
+        """Take in what has come; nothing here holds on to a body while its answer is waited for."""
         received = link.receive()
         came_s = time.perf_counter()
         read = self._whole.read
@@ -169,9 +176,6 @@ class AdaptiveWorker:
             requests = [self._arrivals.arrived(id_, request, headers, came_s) for id_, request, headers in newcomers]
             self._in_flight.add(requests)
         self._decode([request for request in requests if request.is_admitted], came_s)
-        link.send(self._answers())
-        self._recorder.add(EXCHANGES, 1)
-        self._wake()
 
     def _answers(self) -> dict[str, Reply]:
         """Wait until an answer is due, and work meanwhile where nobody else needs to; replies by id."""
@@ -271,6 +275,8 @@ class AdaptiveWorker:
             elif step is not None:
                 is_good = self._rehearse(running, step, rehearsal)
                 step = _next_step(rehearsal) if is_good else None
+            # Its items' results are their requests' business from here on.
+            del running
 
     def _rehearse(self, running: RunningBatch, step: Step, rehearsal: Rehearsal) -> bool:
         """Run a step; whether that went well."""

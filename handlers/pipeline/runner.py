@@ -176,19 +176,19 @@ class Runner:
         # become errors; where the form cannot write even these, the bug is ours.
         for _ in ("results", "errors"):
             try:
-                return self._checked(request, request.form.pack([slot.outcome for slot in slots]))
+                return self._checked(request, request.form.pack([slot.outcome for slot in slots]), len(slots))
             except Exception as error:
                 for slot in slots:
                     self._give_up(slot, error)
         return OneItem().pack([INTERNAL_ERROR])
 
-    def _checked(self, request: Request, reply: Reply) -> Reply:
-        """Answer with an error where the answer itself is too large; TorchServe would cut the worker off for it."""
+    def _checked(self, request: Request, reply: Reply, count: int) -> Reply:
+        """Answer with an error for each item where the answer is too large; TorchServe would cut the worker off."""
         limit = self._task.config.max_response_bytes
         if len(reply.body) <= limit:
             return reply
         message = f"The answer has {len(reply.body)} bytes; max_response_bytes is {limit}. Ask for fewer items or less."
-        return request.form.pack([ItemError.of(ResponseTooLarge(message))] * len(request.payloads))
+        return request.form.pack([ItemError.of(ResponseTooLarge(message))] * count)
 
     def _prepare(self, slots: list[Slot]) -> None:
         started = time.perf_counter()

@@ -79,7 +79,7 @@ class Shape:
     Attributes:
         inputs: the names of the fields of a JSON object that are its value.
         max_instances: the most items of one request.
-        max_body_bytes: the most bytes of one body.
+        max_body_bytes: the most bytes of one body, of all fields together where it is a form.
         options: the names of the options of an item.
         item_dimensions: how many dimensions one item has in a tensor of numbers; a tensor of so many holds one item.
         model: what answers in the Open Inference Protocol say of the model.
@@ -108,12 +108,13 @@ def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> 
     try:
         if _header(headers, "Content-Encoding") not in (None, "identity"):
             raise UnsupportedMedia("The body is compressed, as Content-Encoding says; send it as it is.")
+        size = sum(len(value) for value in row.values() if isinstance(value, bytes | bytearray | str))
+        if size > shape.max_body_bytes:
+            raise BodyTooLarge(f"The body has {size} bytes; max_body_bytes is {shape.max_body_bytes}.")
         name, options = _input_field(row)
         value = row[name]
         if not isinstance(value, bytes | bytearray | str):
             return _from_json(value, options, shape)
-        if len(value) > shape.max_body_bytes:
-            raise BodyTooLarge(f"The body has {len(value)} bytes; max_body_bytes is {shape.max_body_bytes}.")
         if not value:
             raise EmptyInput("The body is empty.")
         if length is not None:

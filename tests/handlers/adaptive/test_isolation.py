@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,34 @@ def test_worker_whose_engine_does_not_come_back_ends(tmp_path: Path, monkeypatch
     assert is_dead.wait(TIMEOUT_S)
     handler.gate.set()
     frontend.abandon()
+
+
+class Body(str):
+    """What a client sent, whose end can be seen."""
+
+    __slots__ = ("__weakref__",)
+
+
+@pytest.mark.parametrize("is_threaded", [False, True])
+def test_worker_keeps_no_body_of_a_request_that_is_decoded(tmp_path: Path, is_threaded: bool) -> None:
+    class Noting(GatedHandler):
+        decodes_in_threads = is_threaded
+
+        def unpack(self, row: Any, headers: Any) -> Request:
+            body = Body("2")
+            bodies.append(weakref.ref(body))
+            return Request((Payload({"number": body}),))
+
+    bodies: list[weakref.ref[Body]] = []
+    handler = started(Noting, tmp_path)
+    handler.gate.clear()
+    with Frontend(handler) as frontend:
+        answer = frontend.submit(b"2")
+        wait_for(lambda: handler.worker.state.running_batches == 1)
+        wait_for(lambda: [body() for body in bodies] == [None])
+        assert not answer.done()
+        handler.gate.set()
+        assert answer.result(TIMEOUT_S).body == 4
 
 
 def test_request_that_fails_while_a_thread_decodes_keeps_its_error() -> None:

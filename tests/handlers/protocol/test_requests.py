@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,10 @@ def test_unpack_accepted_shapes_gives_items_and_options(
         ({"body": b""}, 400, "EmptyInput"),
         ({}, 400, "EmptyInput"),
         ({"body": b"x" * 101}, 413, "BodyTooLarge"),
+        # Every field of a form counts, and none is parsed before that.
+        ({"data": b"x" * 50, "top_k": b"1" * 51}, 413, "BodyTooLarge"),
+        ({"data": b"x", "top_k": b"[" * 100}, 413, "BodyTooLarge"),
+        ({"one": b"x" * 50, "two": b"x" * 51}, 413, "BodyTooLarge"),
         ({"body": b"{"}, 400, "MalformedJson"),
         ({"body": b'{"b64": "\xff"}'}, 400, "MalformedJson"),
         ({"body": b"[" * 100}, 400, "MalformedJson"),
@@ -82,7 +87,7 @@ def test_unpack_wrong_row_is_one_error_of_its_own_kind(row: dict[str, Any], code
     [(b"3", 3), ("3", 3), (b"fr", "fr"), ("fr", "fr"), (b"\xff", "\ufffd"), (b"[" * 100_000, "[" * 100_000)],
 )
 def test_unpack_form_field_is_the_json_that_it_holds_or_else_its_text(sent: bytes | str, option: Any) -> None:
-    (payload,) = unpack({"data": b"x", "top_k": sent}, {}, SHAPE).payloads
+    (payload,) = unpack({"data": b"x", "top_k": sent}, {}, replace(SHAPE, max_body_bytes=200_000)).payloads
     assert isinstance(payload, Payload)
     assert payload.options == {"top_k": option}
 
