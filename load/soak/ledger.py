@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from load.measure.exchange import NO_ANSWER, OK, Exchange, Verdict
 
+# The phases of a run.
+CAPACITY, STEADY, KILLS = "capacity", "steady", "kills"
 # Overload and expiry: an answer that a client of a loaded server must be ready for.
 REFUSED = (503, 504)
 # TorchServe's own, to those whose worker died: 507 after a kill -9, 500 otherwise.

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from load.soak.ledger import Account, Kill, Ledger
+from load.soak.ledger import STEADY, Account, Kill, Ledger
 from load.soak.resources import JAVA, Sample, slope_mb_per_min
 
 
@@ -38,6 +38,8 @@ class Bounds:
 BOUNDS = Bounds()
 # Share of the steady phase that is left out of the slope: caches fill.
 SETTLING = 1 / 3
+# Share of the steady phase's requests that may be held back while the machine stalls.
+HELD_BACK = 0.1
 STATUSES = (200, 500, 503, 504, 507)
 
 
@@ -137,6 +139,10 @@ def findings(outcome: Outcome) -> list[str]:
         lines.append(f"{count} answers of status {status} that nothing excuses")
     if not total.statuses[200]:
         lines.append("nothing was answered with 200")
+    steady = sum((account for phase, _, account in outcome.ledger.accounts() if phase == STEADY), Account())
+    if steady.held_back > HELD_BACK * (steady.sent + steady.held_back):
+        due = steady.sent + steady.held_back
+        lines.append(f"the steady phase held back {steady.held_back} of {due} requests: it is no steady load")
     back = [kill for kill in outcome.ledger.kills if kill.recovery_s is not None]
     if len(back) < setting.least_kills:
         lines.append(f"{len(back)} kills that the model came back from, {setting.least_kills} are wanted")

@@ -24,7 +24,7 @@ from load.soak import models
 from load.soak.canaries import Canaries, asked_alone, chosen
 from load.soak.candidates import candidates
 from load.soak.kills import Reaper
-from load.soak.ledger import Ledger
+from load.soak.ledger import CAPACITY, KILLS, STEADY, Ledger
 from load.soak.misbehaviour import Misbehaviour
 from load.soak.models import Subject
 from load.soak.progress import aside, progress
@@ -148,7 +148,7 @@ class _Soak:
         plan, clients = self._plan, TUNING.clients * len(self._subjects)
         problems: list[str] = []
         async with self._traffic.session() as session:
-            self._ledger.phase = "capacity"
+            self._ledger.phase = CAPACITY
             window_s = min(TUNING.capacity_s, 10 * plan.minutes)
             capacity = await self._traffic.closed_loop(session, clients, TUNING.warm_up_s, window_s)
             rate = max(1.0, TUNING.load * capacity)
@@ -189,10 +189,10 @@ class _Soak:
         opens_s = time.perf_counter()
         closes_s = opens_s + TUNING.steady * 60 * plan.minutes
         ends_s = opens_s + 60 * plan.minutes
-        self._ledger.phase = "steady"
+        self._ledger.phase = STEADY
         progress(f"steady for {closes_s - opens_s:.0f} s")
         await asyncio.sleep(closes_s - time.perf_counter())
-        self._ledger.phase = "kills"
+        self._ledger.phase = KILLS
         progress(f"kills for {ends_s - closes_s:.0f} s, at least {plan.least_kills}")
         reaper = Reaper(self._subjects, self._server.management, self._ledger)
         await reaper.go_on(ends_s, plan.least_kills, ends_s + TUNING.overtime_s * plan.least_kills)
