@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
+import psutil
+
 from load.soak.ledger import Kill, Ledger
 from load.soak.models import Subject
 from torchserve_client.management import Management, ManagementError
@@ -38,15 +40,17 @@ TUNING = Tuning()
 class Reaper:
     """Kills the workers of one server."""
 
-    def __init__(self, subjects: Sequence[Subject], management: Management, ledger: Ledger) -> None:
+    def __init__(self, subjects: Sequence[Subject], management: Management, java_pid: int, ledger: Ledger) -> None:
         """Describe the victims.
 
         Args:
             subjects: the models, in the order in which their workers are killed.
             management: the server's management API.
+            java_pid: the server's own process: nothing but its children is killed.
             ledger: where the kills are entered.
         """
         self._subjects = subjects
+        self._java_pid = java_pid
         self._management = management
         self._ledger = ledger
 
@@ -68,7 +72,11 @@ class Reaper:
 
     async def _kill(self, model: str) -> bool:
         """Kill a model's worker and wait until it answers again; returns whether it does."""
-        pid, _ = await self._worker(model)
+        started_s = time.perf_counter()
+        while not self._is_worker(pid := (await self._worker(model))[0]):
+            if time.perf_counter() - started_s > TUNING.lost_s:
+                return False
+            await asyncio.sleep(TUNING.poll_s)
         kill = self._ledger.killed(model, pid, time.perf_counter())
         os.kill(pid, signal.SIGKILL)
         while time.perf_counter() - kill.killed_s < TUNING.lost_s:
@@ -77,6 +85,13 @@ class Reaper:
             if kill.ready_s is not None and kill.answered_s is not None:
                 return True
         return False
+
+    def _is_worker(self, pid: int) -> bool:
+        """Whether this is a process of that server. While a worker starts TorchServe says -1, which is everybody."""
+        try:
+            return pid > 1 and psutil.Process(pid).ppid() == self._java_pid
+        except psutil.Error:
+            return False
 
     async def _observe(self, kill: Kill) -> None:
         pid, status = await self._worker(kill.model)

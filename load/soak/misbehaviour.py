@@ -43,10 +43,13 @@ class Tuning:
     longest_wait_s: float = 0.1
     # Seconds that a stalled client holds its connection.
     stall_s: float = 20.0
-    # Items of a slow reader's list: 270 KB of embeddings, which no buffer of a socket takes with the one below.
+    # Items of a slow reader's list: 270 KB of embeddings.
     items: int = 64
-    # Bytes of the slow reader's receive buffer, and of one read; seconds between two reads: some 80 KB/s.
-    buffer_bytes: int = 4096
+    # Bytes of the slow reader's receive buffer. An error of 64 items has 8 KB and must fit: TorchServe resets the
+    # connection right after an answer of status 400 or more, and what the client's window had no room for is lost.
+    buffer_bytes: int = 32768
+    # Bytes of one read, and seconds between two reads: some 80 KB/s.
+    read_bytes: int = 4096
     pause_s: float = 0.05
 
 
@@ -225,7 +228,7 @@ class _Connection:
         """
         data, first_s, length = b"", 0.0, None
         while length is None or len(data) < length:
-            piece = await asyncio.get_running_loop().sock_recv(self._socket, TUNING.buffer_bytes)
+            piece = await asyncio.get_running_loop().sock_recv(self._socket, TUNING.read_bytes)
             if not piece:
                 raise ConnectionError
             first_s = first_s or time.perf_counter()

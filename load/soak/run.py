@@ -31,6 +31,7 @@ from load.soak.progress import aside, progress
 from load.soak.report import Outcome, Setting, held
 from load.soak.resources import JAVA, Sample, look
 from load.soak.traffic import Traffic
+from torchserve_client.management import ManagementError
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,9 @@ class _Soak:
         await asyncio.sleep(closes_s - time.perf_counter())
         self._ledger.phase = KILLS
         progress(f"kills for {ends_s - closes_s:.0f} s, at least {plan.least_kills}")
-        reaper = Reaper(self._subjects, self._server.management, self._ledger)
+        if (java := self._server.pid()) is None:
+            return opens_s, closes_s
+        reaper = Reaper(self._subjects, self._server.management, java, self._ledger)
         await reaper.go_on(ends_s, plan.least_kills, ends_s + TUNING.overtime_s * plan.least_kills)
         return opens_s, closes_s
 
@@ -219,7 +222,12 @@ class _Soak:
     def _look(self) -> list[Sample]:
         pids = {} if (java := self._server.pid()) is None else {JAVA: java}
         for subject in self._subjects:
-            for worker in self._server.management.describe(subject.name)["workers"]:
+            try:
+                workers = self._server.management.describe(subject.name)["workers"]
+            except ManagementError:
+                # A server that is gone shows in every other figure.
+                continue
+            for worker in workers:
                 if worker["status"] == "READY":
                     pids[subject.name] = int(worker["pid"])
         return look(time.perf_counter(), pids)
