@@ -39,8 +39,8 @@ def test_hard_end_comes_wherever_the_program_hangs_and_what_was_started_is_stopp
         async def deaf():
             while True:
                 try:
-                    await asyncio.sleep(0.001)
-                    sum(range(1000))
+                    await asyncio.sleep(0)
+                    sum(range(100000))
                 except Exception:
                     pass
 
@@ -67,5 +67,6 @@ def test_hard_end_comes_wherever_the_program_hangs_and_what_was_started_is_stopp
         check=False,
     )
     assert (finished.returncode, finished.stdout) == (1, "stopped\n")
-    assert finished.stderr == "soak: did not end within 1 s; its server is stopped\n"
+    # asyncio may tell of the tasks that it found as well.
+    assert "soak: did not end within 1 s; its server is stopped" in finished.stderr.splitlines()
     assert time.monotonic() - started_s < 40

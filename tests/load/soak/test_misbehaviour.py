@@ -17,6 +17,8 @@ from tests.load.fake_server import Answer, serving
 from tests.load.soak.canary_server import MODEL, answer_of, canaries
 
 EMBEDDING = Subject(MODEL, "sentence_embedding", "classic", 1)
+# For some tens of clients that take tenths of a second each.
+DEADLINE_S = 30
 KINDS = ("interrupted", "half-sent", "stalled", "slow reader")
 
 
@@ -36,8 +38,9 @@ def misbehaved(answer: Answer, is_enough: Callable[[Misbehaviour, Ledger], bool]
         made = Misbehaviour([EMBEDDING], {MODEL: target}, canaries(), ledger, seed=1)
         is_over = asyncio.Event()
         going = asyncio.create_task(made.go_on(is_over))
-        while not is_enough(made, ledger) and not going.done():
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(DEADLINE_S):
+            while not is_enough(made, ledger) and not going.done():
+                await asyncio.sleep(0.01)
         is_over.set()
         await going
         assert set(made.counts) == set(KINDS)
