@@ -2,7 +2,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: serve stop archive lint check test test-all bench lock help
+.PHONY: serve stop archive lint check test test-all bench soak lock help
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -40,6 +40,9 @@ test-all: test ## test, then what takes minutes or needs more than the environme
 
 bench: .venv/.installed ## this server against its peers, as ratios; ONLY=translation runs a part
 	@$(BIN)/python -m load.bench $(ONLY)
+
+soak: .venv/.installed ## mixed load with killed workers: what was lost, crossed or grown; MINUTES=10, MODE=both, SEED=1
+	@$(BIN)/python -m load.soak --minutes $(or $(MINUTES),10) --mode $(or $(MODE),both) --seed $(or $(SEED),1)
 
 lock: ## resolve requirements.lock anew from pyproject.toml
 	@.uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --all-extras \
