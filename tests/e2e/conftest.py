@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -137,6 +138,17 @@ def variant(model_store: Path, server: Server) -> Iterator[Callable[..., str]]:
         except ManagementError:
             pass
         shutil.rmtree(folder)
+
+
+def worker_pid(server: Server, name: str) -> int:
+    """The process of a model's one worker, once it has one: the management API calls a starting worker's -1."""
+    deadline = time.monotonic() + STARTUP_TIMEOUT_S
+    while True:
+        (worker,) = server.management.describe(name)["workers"]
+        if (pid := int(worker["pid"])) > 1:
+            return pid
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def url(server: Server, name: str) -> str:

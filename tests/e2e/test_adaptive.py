@@ -37,7 +37,7 @@ from load.measure.exchange import NO_ANSWER, OK, Exchange, Verdict
 from load.measure.latencies import Latencies
 from load.measure.recording import Recording
 from load.measure.server_timing import parse
-from tests.e2e.conftest import MOBILENET, Answer, metrics, send, send_together, url
+from tests.e2e.conftest import MOBILENET, Answer, metrics, send, send_together, url, worker_pid
 from tests.photographs import photograph
 
 CLASSIC, ADAPTIVE = "sentence-embedding", "sentence-embedding-adaptive"
@@ -291,9 +291,9 @@ def test_worker_killed_mid_batch_comes_back_and_every_request_is_answered(server
     for thread in threads:
         thread.start()
     until(lambda: len(answers) > 32)
-    killed = worker_pid(server)
+    killed = worker_pid(server, ADAPTIVE)
     os.kill(killed, signal.SIGKILL)
-    until(lambda: server.management.is_ready(adaptive) and worker_pid(server) != killed)
+    until(lambda: server.management.is_ready(adaptive) and worker_pid(server, ADAPTIVE) != killed)
     before = len(answers)
     until(lambda: len(answers) > before + 32)
     is_over.set()
@@ -305,11 +305,6 @@ def test_worker_killed_mid_batch_comes_back_and_every_request_is_answered(server
     assert statuses.keys() <= {200, 500, 503, 507}, statuses
     assert statuses[500] + statuses[507] >= 1
     assert Counter(answer.status for answer in answers[-16:])[200] >= 1
-
-
-def worker_pid(server: Server) -> int:
-    (worker,) = server.management.describe(ADAPTIVE)["workers"]
-    return int(worker["pid"])
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from deploy.server import Server
-from tests.e2e.conftest import send
+from tests.e2e.conftest import send, worker_pid
 from tests.photographs import photograph
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -29,19 +29,15 @@ def test_worker_killed_again_and_again_comes_back_and_every_request_is_answered(
         while not is_over.is_set():
             statuses.append(send(server, name, photograph("chelsea")).status)
 
-    def worker() -> int:
-        (only,) = server.management.describe(name)["workers"]
-        return int(only["pid"])
-
     threads = [threading.Thread(target=client) for _ in range(CLIENTS)]
     for thread in threads:
         thread.start()
     try:
         for _ in range(KILLS):
-            killed, answered = worker(), Counter(statuses)[200]
+            killed, answered = worker_pid(server, name), Counter(statuses)[200]
             os.kill(killed, signal.SIGKILL)
             deadline = time.monotonic() + 120
-            while worker() == killed or Counter(statuses)[200] < answered + 2 * CLIENTS:
+            while worker_pid(server, name) == killed or Counter(statuses)[200] < answered + 2 * CLIENTS:
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
     finally:
