@@ -112,7 +112,7 @@ class HandlerConfig:
     max_items: Count = 64
     max_tokens: Count | None = None
     max_instances: Count = 64
-    max_body_bytes: Count = 16 * 2**20
+    max_body_bytes: Count = 6 * 2**20
     scheduling: Annotated[SchedulingConfig, BeforeValidator(_scheduling)] = SchedulingConfig()
 
 
