@@ -87,8 +87,8 @@ def decode_image(body: bytes | bytearray, geometry: Geometry) -> NDArray[np.uint
     """
     if not body:
         raise EmptyInput("The image is empty.")
-    # Pillow's limit is ours, wherever it looks: at the header and at what it finds behind it. A worker has one model, so
-    # its threads all write the same. TorchServe's limit_max_image_pixels is for its own handlers and does nothing here.
+    # Pillow's limit is ours, wherever it looks: at the header and at what it finds behind it. A worker has one model,
+    # so its threads all write the same. TorchServe's limit_max_image_pixels is for its own handlers only.
     Image.MAX_IMAGE_PIXELS = geometry.max_pixels
     try:
         image = Image.open(io.BytesIO(body), formats=FORMATS)

@@ -9,6 +9,7 @@ import pytest
 from deploy.memory import MIB, Need, Served, need, region_bytes, too_little
 from deploy.models import MODEL_LIST, ROOT, models
 from deploy.properties import Settings
+from handlers.config import HandlerConfig
 
 SMALL = Settings(max_request_size=MIB, threads=2, heap_bytes=1024 * MIB, direct_bytes=1024 * MIB)
 CONFIGS = ["config.properties", "config.production.properties", "config.large-bodies.properties"]
@@ -86,3 +87,8 @@ def test_what_make_serve_serves_together_fits_the_heap(config: str) -> None:
 def test_configurations_end_the_process_when_the_heap_is_full(config: str) -> None:
     assert "-XX:+ExitOnOutOfMemoryError" in (ROOT / config).read_text().rpartition("vmargs=")[2]
     assert "prefer_direct_buffer=true" in (ROOT / config).read_text()
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_models_refuse_a_body_in_json_before_the_server_does_without(config: str) -> None:
+    assert HandlerConfig().max_body_bytes < Settings.read(ROOT / config).max_request_size
