@@ -75,11 +75,11 @@ class Server:
         return None if process is None else process.pid
 
     def config_of_running(self) -> Path | None:
-        """The configuration that the running server was started with; None where none runs."""
+        """The configuration that the running server was started with; None where none runs, or it has none."""
         process = self._process()
-        if process is None:
+        words = [] if process is None else process.cmdline()
+        if process is None or "-f" not in words:
             return None
-        words = process.cmdline()
         return Path(process.cwd(), words[words.index("-f") + 1]).resolve()
 
     def died(self) -> str | None:

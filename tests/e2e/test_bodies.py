@@ -23,6 +23,8 @@ from tests.e2e.conftest import MOBILENET, send
 from tests.photographs import photograph
 
 BATCH_SIZE = 8
+# Long enough for a first batch that is full: its bodies are held beside those of a full queue.
+MAX_BATCH_DELAY_MS = 10_000
 # More clients than the limits let in: some hear 503.
 TOO_MANY = 4
 LOG = f"-Dlog4j2.configurationFile={ROOT}/deploy/log4j2.xml"
@@ -46,7 +48,7 @@ def store(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(store: Path, config: str, vmargs: str) -> Iterator[Server]:
     """mobilenet-v2 behind one of the committed configurations, with other arguments to Java."""
     with started(store, ROOT / config, [f"vmargs={LOG} {vmargs}"]) as server:
-        server.register(MOBILENET, MOBILENET, batch_size=BATCH_SIZE, max_batch_delay_ms=1, workers=1)
+        server.register(MOBILENET, MOBILENET, batch_size=BATCH_SIZE, max_batch_delay_ms=MAX_BATCH_DELAY_MS, workers=1)
         yield server
 
 
