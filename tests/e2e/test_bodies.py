@@ -5,9 +5,9 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -57,6 +57,22 @@ def worker(server: Server) -> int:
     return int(only["pid"])
 
 
+@pytest.fixture
+def hold() -> Iterator[Callable[[int], int]]:
+    """Stop a worker where it stands; it goes on when the test ends, if not before, and sees that its server is gone."""
+    held: list[int] = []
+
+    def stop(pid: int) -> int:
+        os.kill(pid, signal.SIGSTOP)
+        held.append(pid)
+        return pid
+
+    yield stop
+    for pid in held:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
 def padded(size: int) -> bytes:
     """A photograph, and nothing after it."""
     return photograph("coffee").ljust(size, b"\0")
@@ -64,7 +80,9 @@ def padded(size: int) -> bytes:
 
 @pytest.mark.parametrize("config", ["config.properties", "config.large-bodies.properties"])
 @pytest.mark.timeout(300)
-def test_uploads_as_large_and_as_many_as_the_limits_let_in_are_all_answered(store: Path, config: str) -> None:
+def test_uploads_as_large_and_as_many_as_the_limits_let_in_are_all_answered(
+    store: Path, hold: Callable[[int], int], config: str
+) -> None:
     """With the very heap that is computed for this one model, which is less than the configuration's."""
     settings = Settings.read(ROOT / config)
     assert settings.heap_bytes is not None
@@ -78,9 +96,7 @@ def test_uploads_as_large_and_as_many_as_the_limits_let_in_are_all_answered(stor
         f"-XX:G1HeapRegionSize={2 if is_large else 1}m -XX:+ExitOnOutOfMemoryError"
     )
     with served(store, config, vmargs) as server:
-        pid, held = server.pid(), worker(server)
-        # Nothing is answered until everything has arrived, so that it is all there at once.
-        os.kill(held, signal.SIGSTOP)
+        pid, held = server.pid(), hold(worker(server))  # so that all has arrived before any of it is answered
         fitting = settings.job_queue_size + BATCH_SIZE
         bodies = [padded(largest)] * (fitting + TOO_MANY) + [padded(largest + 1)] * 2
         with ThreadPoolExecutor(len(bodies)) as pool:
@@ -103,11 +119,12 @@ def test_uploads_as_large_and_as_many_as_the_limits_let_in_are_all_answered(stor
         assert "OutOfMemory" not in (server.logs / "ts_log.log").read_text()
 
 
-def test_server_whose_heap_is_full_dies_at_once_says_so_and_can_be_started_again(store: Path) -> None:
+def test_server_whose_heap_is_full_dies_at_once_says_so_and_can_be_started_again(
+    store: Path, hold: Callable[[int], int]
+) -> None:
     with served(store, "config.properties", "-Xmx48m -XX:+ExitOnOutOfMemoryError") as server:
-        pid, held = server.pid(), worker(server)
+        pid, held = server.pid(), hold(worker(server))
         assert pid is not None
-        os.kill(held, signal.SIGSTOP)
         with ThreadPoolExecutor(8) as pool:
             sent = [pool.submit(send, server, MOBILENET, padded(7 * MIB), timeout_s=60) for _ in range(8)]
             deadline = time.monotonic() + 60
