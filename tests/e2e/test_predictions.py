@@ -135,7 +135,7 @@ BAD_INPUTS = [
     (json.dumps({"instances": [{"b64": ""}] * 65}).encode(), "application/json", 413, "TooManyInstances"),
     (b'{"b64": "AAAA"}', "application/x-www-form-urlencoded", 400, "EmptyInput"),
     (b'{"b64": "AA=="}', "application/x-www-form-urlencoded", 400, "UnknownShape"),
-    (b"x" * (16 * 2**20 + 1), None, 413, "BodyTooLarge"),
+    (b"x" * (6 * 2**20 + 1), None, 413, "BodyTooLarge"),
 ]
 
 

@@ -117,7 +117,7 @@ def test_answers_top_k_gives_that_many_labels(
         ({"body": "text"}, 400, "UnknownShape"),
         (json.dumps({"instances": [{"b64": ""}]}).encode(), 400, None),
         (json.dumps({"instances": [{"b64": ""}] * 7}).encode(), 413, "TooManyInstances"),
-        (b"x" * (16 * 2**20 + 1), 413, "BodyTooLarge"),
+        (b"x" * (6 * 2**20 + 1), 413, "BodyTooLarge"),
     ],
 )
 def test_answers_bad_input_has_its_own_error(

@@ -1,5 +1,7 @@
 import io
 import struct
+import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torchvision.transforms import functional
 
+from deploy.models import ROOT
 from handlers.errors import InvalidInput
 from handlers.vision.images import Geometry, cut_square, decode_image
 from tests.photographs import crops, encoded, jpeg, path, photograph
@@ -176,8 +179,36 @@ def test_decode_bad_bytes_are_refused_each_with_its_own_error(body: bytes, code:
 
 
 def test_decode_limit_names_both_numbers() -> None:
-    with pytest.raises(InvalidInput, match="20000 x 20000 = 400000000 pixels; max_pixels is 10000000"):
+    with pytest.raises(InvalidInput, match="has 400000000 pixels; max_pixels is 10000000"):
         decode_image(header_of(20_000, 20_000), FULL)
+
+
+def test_decode_limit_of_pillow_is_that_of_the_model_in_a_worker_of_its_own() -> None:
+    """Where no test runner has set up warnings: Pillow only warns of what is up to twice its limit."""
+    program = """
+import io
+from PIL import Image
+from handlers.errors import ImageTooLarge
+from handlers.vision.images import Geometry, decode_image
+geometry = Geometry(resize_size=16, crop_size=16, max_pixels=10_000)
+for height in (100, 101, 150, 201, 1000):
+    body = io.BytesIO()
+    Image.new("L", (100, height)).save(body, "PNG")
+    try:
+        print(decode_image(body.getvalue(), geometry).shape)
+    except ImageTooLarge as error:
+        print(error.code, error)
+print(Image.MAX_IMAGE_PIXELS)
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert finished.stdout.splitlines() == [
+        "(16, 16, 3)",
+        *(f"413 The image has {100 * height} pixels; max_pixels is 10000." for height in (101, 150, 201, 1000)),
+        "10000",
+    ]
+    assert finished.stderr == ""
 
 
 def test_decode_flipped_bytes_never_raise_anything_else() -> None:

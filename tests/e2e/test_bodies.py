@@ -1,0 +1,147 @@
+"""Bodies as large and as many as the limits let in, at once: the heap that is computed for them holds them."""
+
+import os
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from deploy.memory import MIB, Served, need
+from deploy.models import ROOT
+from deploy.properties import Settings
+from deploy.sandbox import started
+from deploy.server import Server
+from tests.e2e.conftest import MOBILENET, send
+from tests.photographs import photograph
+
+BATCH_SIZE = 8
+# Long enough for a first batch that is full: its bodies are held beside those of a full queue.
+MAX_BATCH_DELAY_MS = 10_000
+# More clients than the limits let in: some hear 503.
+TOO_MANY = 4
+LOG = f"-Dlog4j2.configurationFile={ROOT}/deploy/log4j2.xml"
+
+
+@pytest.fixture(scope="module")
+def store(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """mobilenet-v2 as a folder, that takes whatever the server lets through."""
+    folder = tmp_path_factory.mktemp("model_store")
+    shutil.copytree(model_store / MOBILENET, folder / MOBILENET)
+    path = folder / MOBILENET / "model-config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["handler"]["max_body_bytes"] = 32 * MIB
+    # A worker that is held for a test must not be replaced meanwhile.
+    config["responseTimeout"] = 250
+    path.write_text(yaml.safe_dump(config))
+    return folder
+
+
+@contextmanager
+def served(store: Path, config: str, vmargs: str) -> Iterator[Server]:
+    """mobilenet-v2 behind one of the committed configurations, with other arguments to Java."""
+    with started(store, ROOT / config, [f"vmargs={LOG} {vmargs}"]) as server:
+        server.register(MOBILENET, MOBILENET, batch_size=BATCH_SIZE, max_batch_delay_ms=MAX_BATCH_DELAY_MS, workers=1)
+        yield server
+
+
+def worker(server: Server) -> int:
+    (only,) = server.management.describe(MOBILENET)["workers"]
+    return int(only["pid"])
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[[int], int]]:
+    """Stop a worker where it stands; it goes on when the test ends, if not before, and sees that its server is gone."""
+    held: list[int] = []
+
+    def stop(pid: int) -> int:
+        os.kill(pid, signal.SIGSTOP)
+        held.append(pid)
+        return pid
+
+    yield stop
+    for pid in held:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def padded(size: int) -> bytes:
+    """A photograph, and nothing after it."""
+    return photograph("coffee").ljust(size, b"\0")
+
+
+@pytest.mark.parametrize("config", ["config.properties", "config.large-bodies.properties"])
+@pytest.mark.timeout(300)
+def test_uploads_as_large_and_as_many_as_the_limits_let_in_are_all_answered(
+    store: Path, hold: Callable[[int], int], config: str
+) -> None:
+    """With the very heap that is computed for this one model, which is less than the configuration's."""
+    settings = Settings.read(ROOT / config)
+    assert settings.heap_bytes is not None
+    wanted = need(settings, [Served(settings.job_queue_size, BATCH_SIZE)])
+    assert wanted.heap_bytes < settings.heap_bytes
+    largest = settings.max_request_size
+    is_large = largest > 8 * MIB
+    vmargs = (
+        f"-Xmx{wanted.heap_bytes // MIB}m -XX:MaxDirectMemorySize={wanted.direct_bytes // MIB}m "
+        # Regions as the configuration's own heap has them.
+        f"-XX:G1HeapRegionSize={2 if is_large else 1}m -XX:+ExitOnOutOfMemoryError"
+    )
+    with served(store, config, vmargs) as server:
+        pid, held = server.pid(), hold(worker(server))  # so that all has arrived before any of it is answered
+        fitting = settings.job_queue_size + BATCH_SIZE
+        bodies = [padded(largest)] * (fitting + TOO_MANY) + [padded(largest + 1)] * 2
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            sent = [pool.submit(send, server, MOBILENET, body, timeout_s=200) for body in bodies]
+            deadline = time.monotonic() + 100
+            queue: dict[str, int] = {}
+            while queue.get("remainingCapacity") != 0 or sum(each.done() for each in sent) < TOO_MANY + 2:
+                assert time.monotonic() < deadline, queue
+                time.sleep(0.2)
+                queue = server.management.describe(MOBILENET)["jobQueueStatus"]
+            os.kill(held, signal.SIGCONT)
+            answers = [each.result() for each in sent]
+        statuses = Counter(answer.status for answer in answers)
+        assert statuses[413] == 2
+        assert set(statuses) == {200, 413, 503}
+        assert statuses[200] >= settings.job_queue_size
+        assert {next(iter(answer.body)) for answer in answers if answer.status == 200} == {"espresso"}
+        assert send(server, MOBILENET, photograph("coffee")).status == 200
+        assert (server.pid(), worker(server)) == (pid, held)
+        assert "OutOfMemory" not in (server.logs / "ts_log.log").read_text()
+
+
+def test_server_whose_heap_is_full_dies_at_once_says_so_and_can_be_started_again(
+    store: Path, hold: Callable[[int], int]
+) -> None:
+    with served(store, "config.properties", "-Xmx48m -XX:+ExitOnOutOfMemoryError") as server:
+        pid, held = server.pid(), hold(worker(server))
+        assert pid is not None
+        with ThreadPoolExecutor(8) as pool:
+            sent = [pool.submit(send, server, MOBILENET, padded(7 * MIB), timeout_s=60) for _ in range(8)]
+            deadline = time.monotonic() + 60
+            while server.pid() is not None:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            assert all(each.exception(60) is not None or each.result().status >= 500 for each in sent)
+        os.kill(held, signal.SIGCONT)
+        assert (
+            server.died() == f"process {pid} has died: Terminating due to java.lang.OutOfMemoryError: Java heap space"
+        )
+        while psutil.pid_exists(held):
+            assert time.monotonic() < deadline, "a worker outlives its server"
+            time.sleep(0.1)
+        assert not server.stop()
+        server.start()
+        assert server.died() is None
+        assert "Terminating due to" in (server.logs / "console.last.log").read_text()
+        server.register(MOBILENET, MOBILENET, batch_size=BATCH_SIZE, max_batch_delay_ms=1, workers=1)
+        assert send(server, MOBILENET, photograph("coffee")).status == 200
