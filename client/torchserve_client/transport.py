@@ -6,10 +6,7 @@ PooledTransport keeps connections in a pool of `requests`, and can be aborted: a
 let go at once, which Ctrl-C needs.
 """
 
-import contextlib
 import socket
-import threading
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,6 +18,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError
 
 from torchserve_client.errors import Closed, DeadlineExceeded, InvalidPayload, NoConnection
+from torchserve_client.sockets import Sockets
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +84,13 @@ class PooledTransport:
         Args:
             connections: number of connections that are kept; more threads than that open others for one request.
         """
-        self._adapter = _TrackingAdapter(connections)
+        self._sockets = Sockets()
+        adapter = _Adapter(connections, self._sockets)
         self._session = requests.Session()
         # No proxy and no .netrc of the caller's comes between it and its own server.
         self._session.trust_env = False
-        self._session.mount("http://", self._adapter)
-        self._session.mount("https://", self._adapter)
+        self._session.mount("http://", adapter)
+        self._session.mount("https://", adapter)
         self._is_closed = False
 
     def send(self, request: Outgoing, timeout_s: float) -> Incoming:
@@ -116,7 +115,7 @@ class PooledTransport:
     def close(self) -> None:
         """See `Transport.close`."""
         self._is_closed = True
-        self._adapter.abort()
+        self._sockets.abort()
         self._session.close()
 
 
@@ -135,12 +134,11 @@ def _reason(error: Exception, request: Outgoing, timeout_s: float) -> Exception:
     return NoConnection(f"{origin}: {what}", was_sent=was_sent)
 
 
-class _TrackingAdapter(HTTPAdapter):
-    """Remembers the connections that are open, so that it can cut them."""
+class _Adapter(HTTPAdapter):
+    """Opens its connections by way of `Sockets`, which can cut them."""
 
-    def __init__(self, connections: int) -> None:
-        self._open: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
-        self._lock = threading.Lock()
+    def __init__(self, connections: int, sockets: Sockets) -> None:
+        self._sockets = sockets
         # One pool for each address: an inference and a management API, each perhaps under two names.
         super().__init__(pool_connections=4, pool_maxsize=connections)
 
@@ -148,34 +146,32 @@ class _TrackingAdapter(HTTPAdapter):
         super().init_poolmanager(*arguments, **keywords)
         manager: Any = self.poolmanager
         manager.pool_classes_by_scheme = {
-            "http": _tracking(HTTPConnectionPool, HTTPConnection, self._opened),
-            "https": _tracking(HTTPSConnectionPool, HTTPSConnection, self._opened),
+            "http": _pool_on(self._sockets, HTTPConnectionPool, HTTPConnection),
+            "https": _pool_on(self._sockets, HTTPSConnectionPool, HTTPSConnection),
         }
 
-    def _opened(self, connection: HTTPConnection) -> None:
-        with self._lock:
-            self._open.add(connection)
 
-    def abort(self) -> None:
-        """Shut every connection down; a thread that reads from one gets an error at once."""
-        with self._lock:
-            connections = list(self._open)
-        for connection in connections:
-            sock = getattr(connection, "sock", None)
-            if sock is not None:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+def _pool_on(sockets: Sockets, pool: Any, connection: Any) -> Any:
+    """Make a pool class whose connections take their sockets from there."""
 
+    class Connection(connection):  # type: ignore[misc]
+        def _new_conn(self) -> socket.socket:
+            try:
+                return sockets.connect(self.host, self.port, self.timeout, self.socket_options)
+            except (socket.gaierror, UnicodeError) as error:
+                # UnicodeError: a label of more than 63 characters.
+                raise NewConnectionError(self, f"no such name: {error}") from error
+            except TimeoutError as error:
+                raise ConnectTimeoutError(self, str(error)) from error
+            except OSError as error:
+                raise NewConnectionError(self, str(error)) from error
 
-def _tracking(pool: Any, connection: Any, opened: Any) -> Any:
-    """Make a pool class whose connections report themselves once connected."""
-
-    class Tracked(connection):  # type: ignore[misc]
         def connect(self) -> None:
             super().connect()
-            opened(self)
+            # TLS has put a socket of its own in the place of the one it was given.
+            sockets.add(self.sock)
 
-    class TrackingPool(pool):  # type: ignore[misc]
-        ConnectionCls = Tracked
+    class Pool(pool):  # type: ignore[misc]
+        ConnectionCls = Connection
 
-    return TrackingPool
+    return Pool
