@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchserve_client.answers import Answers, Request
-from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, ServerFailed
+from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, ServerFailed, TLSFailed
 from torchserve_client.futures import FuturesClient
 
 # Requests that stand ready beside those at the server, so that no worker waits for this thread: one, and one to spare.
@@ -54,6 +54,7 @@ def run(
 
     Raises:
         NoConnection: the server went away and did not come back within the deadline of a request.
+        TLSFailed: the server is not trusted, or does not trust.
         Rejected: there is no such model, or the token is wrong.
     """
     tally = Tally()
@@ -94,7 +95,7 @@ def _outcomes(future: "Future[Any]", request: Request) -> list[Any]:
         return [ServerFailed(f"the answer to {count} inputs is not a list of {count}", 200, "UnknownAnswer")] * count
     if isinstance(error, OSError) and not isinstance(error, ClientError):
         error = InvalidPayload(f"cannot be read: {error.strerror}")
-    if not isinstance(error, ClientError) or isinstance(error, NoConnection) or _is_for_all(error):
+    if not isinstance(error, ClientError) or isinstance(error, NoConnection | TLSFailed) or _is_for_all(error):
         raise error
     return [error] * count
 

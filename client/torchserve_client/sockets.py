@@ -5,6 +5,9 @@
 
 Becoming known and being cut exclude each other: a socket is known before the server can see it, so that none is left
 over that connects while `abort` runs.
+
+The timeout of such a socket is a deadline: it bounds everything that is read and written from then on, together. A
+plain socket's bounds each wait for bytes, so that a server which sends a byte now and then holds its client for ever.
 """
 
 import contextlib
@@ -23,6 +26,47 @@ from urllib3.util import wait_for_write
 _IN_PROGRESS = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 
+class Deadline(socket.socket):
+    """A socket whose timeout runs from when it is set, over all that follows; `_arm` goes before each wait."""
+
+    _until_s: float | None = None
+
+    def settimeout(self, value: float | None) -> None:
+        """Bound what follows until this is called again, in seconds; None lets it last."""
+        self._until_s = None if value is None else time.monotonic() + value
+        super().settimeout(value)
+
+    def gettimeout(self) -> float | None:
+        """Return the seconds that are left; never 0, which would mean not to wait at all."""
+        return left_s(self._until_s)
+
+    def _arm(self) -> None:
+        if self._until_s is None:
+            return
+        if (left := self._until_s - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        super().settimeout(left)
+
+
+class PlainSocket(Deadline):
+    """A socket without TLS, as http.client uses it."""
+
+    def recv_into(self, *arguments: Any, **keywords: Any) -> int:
+        """Receive within what is left."""
+        self._arm()
+        return super().recv_into(*arguments, **keywords)
+
+    def sendall(self, *arguments: Any, **keywords: Any) -> None:
+        """Send everything within what is left."""
+        self._arm()
+        super().sendall(*arguments, **keywords)
+
+
+def left_s(until_s: float | None) -> float | None:
+    """Return the seconds until a moment of `time.monotonic`; never 0 or less, which sockets take for "do not wait"."""
+    return None if until_s is None else max(1e-6, until_s - time.monotonic())
+
+
 class Sockets:
     """Sockets that are open, from several threads at once."""
 
@@ -33,7 +77,7 @@ class Sockets:
 
     def connect(
         self, host: str, port: int, timeout_s: float | None, options: Iterable[tuple[int, int, int | bytes]] = ()
-    ) -> socket.socket:
+    ) -> PlainSocket:
         """Connect to the first address of a host that answers.
 
         Args:
@@ -44,18 +88,18 @@ class Sockets:
             options: of the socket, as `setsockopt` takes them.
 
         Returns:
-            The socket, with that timeout.
+            The socket, whose timeout is what is left.
 
         Raises:
             socket.gaierror: there is no such name.
             TimeoutError: no address answered in time.
             OSError: every address refused, or `abort` was called; the error is that of the last one.
         """
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
         refused: OSError = OSError(f"{host} has no address")
         for family, kind, protocol, _, address in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM):
             try:
-                sock = socket.socket(family, kind, protocol)
+                sock = PlainSocket(family, kind, protocol)
             except OSError as error:
                 # IPv6, say, that the name has and this machine has not.
                 refused = error
@@ -63,8 +107,7 @@ class Sockets:
             try:
                 for option in options:
                     sock.setsockopt(*option)
-                left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-                self._connect(sock, address, left_s)
+                self._connect(sock, address, left_s(until_s))
             except OSError as error:
                 sock.close()
                 refused = error
@@ -72,11 +115,11 @@ class Sockets:
                 sock.close()
                 raise
             else:
-                sock.settimeout(timeout_s)
+                sock.settimeout(left_s(until_s))
                 return sock
         raise refused
 
-    def _connect(self, sock: socket.socket, address: Any, left_s: float | None) -> None:
+    def _connect(self, sock: socket.socket, address: Any, timeout_s: float | None) -> None:
         sock.setblocking(False)
         with self._lock:
             self._check()
@@ -85,7 +128,7 @@ class Sockets:
             # time: what takes time is waited for below, where shutting it down ends it.
             error = sock.connect_ex(address)
         if error in _IN_PROGRESS:
-            if not wait_for_write(sock, left_s):
+            if not wait_for_write(sock, timeout_s):
                 raise TimeoutError("no answer in time")
             error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
@@ -107,7 +150,8 @@ class Sockets:
             self._is_aborted = True
             for sock in self._open:
                 with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+                    # Not sock.shutdown: that of TLS takes the socket apart under the thread that reads from it.
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def _check(self) -> None:
         if self._is_aborted:
