@@ -17,6 +17,7 @@ from urllib3.exceptions import InsecureRequestWarning
 from torchserve_client import commands
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, TLSFailed, Unreachable
+from torchserve_client.inputs import shown
 from torchserve_client.management import Management
 from torchserve_client.rollout import TUNING as ROLLOUT
 from torchserve_client.version import VERSION
@@ -71,12 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         words = "interrupted"
         if options.command == "predict":
-            words += f"; what was answered is in {options.out}, the same command goes on from there"
+            words += f"; what was answered is in {shown(options.out)}, the same command goes on from there"
         return _failed(words, INTERRUPTED)
 
 
 def _failed(words: str, code: int) -> int:
-    commands.aside.print(f"client: {words}")
+    # An OSError names its file, which need not be UTF-8.
+    commands.aside.print(f"client: {shown(words)}")
     return code
 
 
@@ -214,6 +216,8 @@ def _option(text: str) -> tuple[str, Any]:
     name, separator, value = text.partition("=")
     if not separator or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    if shown(value) != value:
+        raise argparse.ArgumentTypeError(f"{name}: not UTF-8")
     try:
         return name, json.loads(value)
     except ValueError:
