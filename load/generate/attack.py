@@ -19,7 +19,7 @@ from load.generate import precise_loop
 from load.generate.inputs import Inputs
 from load.generate.target import Target
 from load.generate.windows import Until
-from load.measure.exchange import Exchange, together
+from load.measure.exchange import NO_ANSWER, Exchange, fault, together
 from load.measure.rates import Rate
 from load.measure.recording import Recording
 from load.measure.summary import TUNING as VALIDITY
@@ -62,7 +62,22 @@ class Sender:
         return exchange.status
 
     async def _exchange(self, source: int, client: int, due_s: float | None) -> Exchange:
-        return await self._target.send(self._session, source, self.inputs.items[source], client=client, due_s=due_s)
+        """Send one request; an exception that nobody foresaw is the end of that request and not of the run."""
+        sent_s = time.perf_counter()
+        item = self.inputs.items[source]
+        try:
+            return await self._target.send(self._session, source, item, client=client, due_s=due_s)
+        except Exception as problem:
+            return Exchange(
+                due_s=sent_s if due_s is None else due_s,
+                sent_s=sent_s,
+                answered_s=time.perf_counter(),
+                status=NO_ANSWER,
+                client=client,
+                source=source,
+                sent_bytes=len(item.body),
+                error=fault(problem),
+            )
 
 
 class Load(Protocol):

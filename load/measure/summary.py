@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from load.measure.exchange import NO_ANSWER, OK, Exchange, Verdict
+from load.measure.exchange import FAULT, NO_ANSWER, OK, Exchange, Verdict
 from load.measure.latencies import Latencies
 from load.measure.rates import Rate
 from load.measure.recording import Recording
@@ -130,6 +130,7 @@ def summarise(
     latencies = Latencies(exchange.latency_s for exchange in good)
     lag = Latencies(exchange.lag_s for exchange in counted)
     cpu_percent = 100 * recording.cpu_s / (closes_s - opens_s)
+    errors = Counter(exchange.error or "" for exchange in counted if exchange.status == NO_ANSWER)
     return Summary(
         completed=len(good),
         in_time=sum(map(is_in_time, good)),
@@ -139,21 +140,27 @@ def summarise(
         lag=lag,
         unsent=recording.unsent,
         statuses=dict(sorted(Counter(exchange.status for exchange in counted).items())),
-        errors=dict(Counter(exchange.error or "" for exchange in counted if exchange.status == NO_ANSWER)),
+        errors=dict(errors),
         verdicts=dict(Counter(exchange.verdict for exchange in counted if exchange.verdict is not None)),
         sent_bytes=sum(exchange.sent_bytes for exchange in counted),
         received_bytes=sum(exchange.received_bytes for exchange in counted),
         timings=Timings.of(exchange.server_timing for exchange in good),
         window_s=closes_s - opens_s,
         cpu_percent=cpu_percent,
-        invalid_reasons=tuple(_doubts(recording, latencies, lag, max_lag_ms, cpu_percent)),
+        invalid_reasons=(*_faults(errors), *_doubts(recording, latencies, lag, max_lag_ms, cpu_percent)),
     )
+
+
+def _faults(errors: Mapping[str, int]) -> Iterator[str]:
+    """Yield how many requests have failed for a reason that is not the server's."""
+    if faults := sum(count for error, count in errors.items() if error.startswith(FAULT)):
+        yield f"{faults} requests failed in the generator itself"
 
 
 def _doubts(
     recording: Recording, latencies: Latencies, lag: Latencies, max_lag_ms: float, cpu_percent: float
 ) -> Iterator[str]:
-    """Yield every reason not to believe the numbers, and by how much."""
+    """Yield every other reason not to believe the numbers, and by how much."""
     yield from recording.doubts
     if recording.is_stopped:
         yield INTERRUPTED
