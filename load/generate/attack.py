@@ -58,7 +58,7 @@ class Sender:
                 exchange = together(await asyncio.gather(*samples))
         finally:
             self._recording.in_flight -= 1
-        self._recording.exchanges.append(exchange)
+        self._recording.add(exchange)
         return exchange.status
 
     async def _exchange(self, source: int, client: int, due_s: float | None) -> Exchange:
@@ -149,11 +149,12 @@ class Attack:
         return recording
 
     async def _window(self, recording: Recording, driver: "asyncio.Task[None]") -> None:
-        await _first(driver, recording.until_stopped(), self._warm(recording))
+        ends = (recording.until_stopped, recording.until_full)
+        await _first(driver, *(end() for end in ends), self._warm(recording))
         recording.opens_s = time.perf_counter()
         cpu_s = time.process_time()
-        if not recording.is_stopped and not driver.done():
-            await _first(driver, recording.until_stopped(), self.until.passes(recording))
+        if not (recording.is_stopped or recording.is_full or driver.done()):
+            await _first(driver, *(end() for end in ends), self.until.passes(recording))
         recording.cpu_s = time.process_time() - cpu_s
         recording.close()
 
