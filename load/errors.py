@@ -5,6 +5,7 @@ LoadError
 ├── BadRange         a range of numbers makes no sense
 ├── NotServed        there is no server, no model, or it answers with an error
 ├── NotPossible      no setting does what is wanted
+├── TooMuch          more requests than memory is allowed for
 ├── BadRun           a file holds no stored run
 └── CannotWrite      a result cannot be kept
 """
@@ -28,6 +29,10 @@ class NotServed(LoadError):
 
 class NotPossible(LoadError):
     """No setting does what is wanted."""
+
+
+class TooMuch(LoadError):
+    """Recording so many requests would take more memory than is allowed."""
 
 
 class BadRun(LoadError):

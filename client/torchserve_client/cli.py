@@ -6,14 +6,18 @@
 import argparse
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from urllib3.exceptions import InsecureRequestWarning
+
 from torchserve_client import commands
 from torchserve_client.client import Client
-from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, Unreachable
+from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, TLSFailed, Unreachable
+from torchserve_client.inputs import shown
 from torchserve_client.management import Management
 from torchserve_client.rollout import TUNING as ROLLOUT
 from torchserve_client.version import VERSION
@@ -48,29 +52,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    options = parser().parse_args(arguments)
+    root = parser()
+    options = root.parse_args(arguments)
+    if options.key is not None and options.cert is None:
+        root.error("--key needs --cert")
     try:
         keys = _keys(options.keys)
-        management = Management(options.management, token=keys.get("management"))
+        trust = _trust(options)
+        management = Management(options.management, token=keys.get("management"), **trust)
         if options.command != "predict":
             run = getattr(commands, options.command.replace("-", "_"))
             return int(run(options, management))
-        with Client(options.server, token=keys.get("inference"), timeout_s=options.timeout) as client:
+        with Client(options.server, token=keys.get("inference"), timeout_s=options.timeout, **trust) as client:
             return commands.predict(options, management, client)
-    except (Unreachable, NoConnection, InvalidPayload) as error:
+    except (Unreachable, NoConnection, TLSFailed, InvalidPayload) as error:
         return _failed(error.message, USAGE)
     except (ClientError, OSError) as error:
         return _failed(str(error), FAILED)
     except KeyboardInterrupt:
         words = "interrupted"
         if options.command == "predict":
-            words += f"; what was answered is in {options.out}, the same command goes on from there"
+            words += f"; what was answered is in {shown(options.out)}, the same command goes on from there"
         return _failed(words, INTERRUPTED)
 
 
 def _failed(words: str, code: int) -> int:
-    commands.aside.print(f"client: {words}")
+    # An OSError names its file, which need not be UTF-8.
+    commands.aside.print(f"client: {shown(words)}")
     return code
+
+
+def _trust(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments that say whom to trust, of `Client` and `Management` alike."""
+    if options.insecure:
+        # Who says so knows; requests would say it again with every call.
+        warnings.simplefilter("ignore", InsecureRequestWarning)
+    verify = False if options.insecure else options.cacert or True
+    return {"verify": verify, "cert": (options.cert, options.key) if options.key else options.cert}
 
 
 def _keys(path: Path | None) -> dict[str, str]:
@@ -95,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--management", default=management, metavar="URL", help=words)
     words = "TorchServe's key_file.json, where the server asks for tokens"
     root.add_argument("--keys", type=Path, metavar="FILE", help=words)
+    _trust_options(root)
     added = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     register = _command(added, "register", "register an archive of the model store")
@@ -146,6 +165,15 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
+def _trust_options(root: argparse.ArgumentParser) -> None:
+    """Add what an https server asks for, by curl's names."""
+    words = "CA bundle that certificates are checked against, file or folder; default: $REQUESTS_CA_BUNDLE"
+    root.add_argument("--cacert", type=Path, metavar="PATH", help=words)
+    root.add_argument("--cert", type=Path, metavar="FILE", help="the client's certificate, with its key or without")
+    root.add_argument("--key", type=Path, metavar="FILE", help="its key, where --cert has none")
+    root.add_argument("--insecure", action="store_true", help="check no certificate")
+
+
 def _command(added: Any, name: str, words: str) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = added.add_parser(name, help=words, description=f"{words.capitalize()}.")
     command.add_argument("model", metavar="MODEL")
@@ -188,6 +216,8 @@ def _option(text: str) -> tuple[str, Any]:
     name, separator, value = text.partition("=")
     if not separator or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    if shown(value) != value:
+        raise argparse.ArgumentTypeError(f"{name}: not UTF-8")
     try:
         return name, json.loads(value)
     except ValueError:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import orjson
 
+from torchserve_client import tls
 from torchserve_client.errors import ClientError, Closed, ItemFailed, of_status
 from torchserve_client.management import Management
 from torchserve_client.payloads import Body, body
@@ -36,6 +37,8 @@ class Client:
         timeout_s: float = 60.0,
         *,
         management_token: str | None = None,
+        verify: tls.Verify = True,
+        cert: tls.Cert | None = None,
         retry: RetryPolicy | None = None,
         transport: Transport | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -48,18 +51,24 @@ class Client:
             url: address of the inference API.
             management_url: address of the management API, for those who ask how a model is registered.
             token, management_token: keys of each API, where token authorization is on.
-            timeout_s: deadline of a call in seconds, tries and pauses together.
+            timeout_s: deadline of a call in seconds, from its first try to the last byte of its answer.
+            verify: whether the certificates of https servers are checked, or what they are checked against: the file or
+                folder of a CA bundle. True takes the bundle that REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names, or else
+                certifi's.
+            cert: the client's own certificate: a file with certificate and key, or (certificate, key).
             retry: says what is tried again; None takes the default policy.
             transport, clock, sleep, dice: stand-ins for tests that use no sockets and no time.
         """
         self._url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._transport = transport or PooledTransport()
+        self._transport = transport or PooledTransport(verify=verify, cert=cert)
         self._closed = threading.Event()
         self._runner = Runner(retry or RetryPolicy(), clock, sleep or self._sleep, dice)
         self._management = (
-            None if management_url is None else Management(management_url, token=management_token or token)
+            None
+            if management_url is None
+            else Management(management_url, token=management_token or token, verify=verify, cert=cert)
         )
 
     @property
@@ -95,7 +104,7 @@ class Client:
             InvalidPayload: the payload cannot be sent; nothing was.
             OSError: a path cannot be read.
             Rejected, Unavailable, ServerFailed: the server answered with an error, whose words it holds.
-            NoConnection, DeadlineExceeded, Closed: there was no answer.
+            NoConnection, TLSFailed, DeadlineExceeded, Closed: there was no answer.
         """
         path = "/".join(quote(part, safe="") for part in (model, version) if part is not None)
         request = body(payload, options)

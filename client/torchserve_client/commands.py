@@ -12,10 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from torchserve_client import job
-from torchserve_client.answers import Answers, requests
+from torchserve_client.answers import ASIDE, Answers
 from torchserve_client.client import Client
 from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError
 from torchserve_client.futures import FuturesClient
+from torchserve_client.inputs import Keys, shown, source
 from torchserve_client.management import Management
 from torchserve_client.rollout import Rollout, Wanted
 from torchserve_client.worker_log import WorkerLog, wait_loaded
@@ -125,28 +126,36 @@ def rollout(options: argparse.Namespace, management: Management) -> int:
 def predict(options: argparse.Namespace, management: Management, client: Client) -> int:
     """Ask for every file of a folder, or every line of a file, that has no answer yet."""
     started_s = time.monotonic()
-    with Answers.open(options.out) as answers:
-        todo = requests(options.path, answers.answered | _own_name(options.out, options.path), options.chunk)
-        inputs = sum(len(request.names) for request in todo)
+    asked = dict(options.option)
+    keys = Keys(options.model, asked)
+    with Answers.open(options.out) as answers, source(options.path, _own_names(options.out, options.path)) as inputs:
+        count = answers.match(inputs, keys)
+        if not count:
+            raise InvalidPayload(f"{shown(options.path)}: nothing in it to predict")
         in_flight = options.in_flight or _in_flight(management, options.model, options.path)
         with _progress() as progress, FuturesClient(client, in_flight, max_queue_items=job.READY) as futures:
-            bar = progress.add_task(options.model, total=inputs, failed="")
+            bar = progress.add_task(options.model, total=count - answers.earlier, failed="")
 
             def advance(tally: job.Tally, count: int) -> None:
                 progress.update(bar, advance=count, failed=f"{tally.failed} failed" if tally.failed else "")
 
-            tally = job.run(futures, options.model, todo, answers, options=dict(options.option), advance=advance)
+            todo = job.requests(inputs, keys, answers, options.chunk)
+            tally = job.run(futures, options.model, todo, answers, options=asked, advance=advance)
     seconds = max(time.monotonic() - started_s, 1e-9)
-    earlier = f", {len(answers.answered)} before" if answers.answered else ""
-    rate = f", {inputs / seconds:.1f}/s" if inputs else ""
-    out.print(f"{options.out}: {tally.answered} answered{earlier}, {tally.failed} failed, {seconds:.1f} s{rate}")
+    earlier = f", {answers.earlier} before" if answers.earlier else ""
+    inputs_sent = tally.answered + tally.failed
+    rate = f", {inputs_sent / seconds:.1f}/s" if inputs_sent else ""
+    out.print(f"{shown(options.out)}: {tally.answered} answered{earlier}, {tally.failed} failed, {seconds:.1f} s{rate}")
     return 1 if tally.failed else 0
 
 
-def _own_name(out: Path, folder: Path) -> set[str]:
-    """Return the name of the file of answers where it lies in the folder that is asked about, or nothing."""
+def _own_names(out: Path, folder: Path) -> frozenset[str]:
+    """Return the names of the files of answers where they lie in the folder that is asked about."""
     own, root = out.resolve(), folder.resolve()
-    return {own.relative_to(root).as_posix()} if own.is_relative_to(root) else set()
+    if not own.is_relative_to(root):
+        return frozenset()
+    name = own.relative_to(root).as_posix()
+    return frozenset({name, name + ASIDE})
 
 
 def _in_flight(management: Management, model: str, path: Path) -> int:

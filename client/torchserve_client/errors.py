@@ -3,6 +3,7 @@
     ClientError
     ├── InvalidPayload          0   cannot be sent as it is: raised before anything is
     ├── NoConnection            0   refused, or lost before the answer
+    ├── TLSFailed               0   a certificate that is not trusted, or no TLS in common
     ├── DeadlineExceeded        0   no answer within the time of the whole call
     ├── Closed                  0   the client was closed meanwhile
     ├── QueueFull               0   too much in flight already
@@ -61,6 +62,10 @@ class NoConnection(ClientError):
     def __init__(self, message: str, *, was_sent: bool) -> None:
         super().__init__(message)
         self.was_sent = was_sent
+
+
+class TLSFailed(ClientError):
+    """Client and server do not trust each other or speak no TLS in common; repeating is no use."""
 
 
 class DeadlineExceeded(ClientError, TimeoutError):

@@ -1,6 +1,7 @@
 """Calls TorchServe's management API: register, describe, scale, unregister, and the versions of a model.
 
-Its errors are those of torchserve_client.errors: ManagementError with the server's own words, Unreachable, NotReady.
+Its errors are those of torchserve_client.errors: ManagementError with the server's own words, Unreachable, NotReady;
+and TLSFailed.
 Nothing is tried again: of these calls only reading is safe to repeat.
 """
 
@@ -10,6 +11,7 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
+from torchserve_client import tls
 from torchserve_client.errors import ClientError, DeadlineExceeded, ManagementError, NoConnection, NotReady, Unreachable
 from torchserve_client.transport import Incoming, Outgoing, PooledTransport, Transport
 
@@ -23,7 +25,14 @@ class Management:
     """Calls one server's management API, over pooled connections."""
 
     def __init__(
-        self, url: str, *, token: str | None = None, timeout_s: float = 30.0, transport: Transport | None = None
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout_s: float = 30.0,
+        verify: tls.Verify = True,
+        cert: tls.Cert | None = None,
+        transport: Transport | None = None,
     ) -> None:
         """Address a server.
 
@@ -31,11 +40,12 @@ class Management:
             url: address of the management API; TorchServe's own default is http://127.0.0.1:8081.
             token: management key, where token authorization is on.
             timeout_s: deadline of each call in seconds.
+            verify, cert: the same as those of `Client`.
             transport: carries the calls; a test brings one that uses no sockets.
         """
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
-        self._transport = transport or PooledTransport(connections=4)
+        self._transport = transport or PooledTransport(connections=4, verify=verify, cert=cert)
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def register(

@@ -4,7 +4,7 @@
             -> 503 or 429                            never ran: is tried again, not before Retry-After
             -> NoConnection, nothing was sent        is tried again
             -> NoConnection, perhaps it was sent     is tried again where the request is repeatable
-            -> anything else                         is raised
+            -> anything else, TLSFailed among it     is raised
 
 One deadline stands over all tries and pauses. A pause is drawn from 0..base * 2^tries ("full jitter"), so that clients
 that failed together do not come back together.

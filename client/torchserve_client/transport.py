@@ -1,26 +1,30 @@
 """A transport carries a request by its one method, so that tests bring a script instead of sockets.
 
-    Outgoing -> Transport.send -> Incoming, or NoConnection, or DeadlineExceeded
+    Outgoing -> Transport.send -> Incoming, or NoConnection, TLSFailed, DeadlineExceeded
 
-PooledTransport keeps connections in a pool of `requests`, and can be aborted: a thread that waits for an answer is
-let go at once, which Ctrl-C needs.
+PooledTransport keeps connections in a pool of `requests`, on sockets of its own (torchserve_client.sockets): a timeout
+bounds the whole exchange, however slowly it drips, and a thread that waits for an answer is let go at once when the
+transport is closed, which Ctrl-C needs.
 """
 
-import contextlib
 import socket
+import ssl
 import threading
-import weakref
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import requests
 from requests.adapters import HTTPAdapter
+from urllib3 import Timeout
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, ReadTimeoutError
 
-from torchserve_client.errors import Closed, DeadlineExceeded, InvalidPayload, NoConnection
+from torchserve_client import tls
+from torchserve_client.errors import Closed, DeadlineExceeded, InvalidPayload, NoConnection, TLSFailed
+from torchserve_client.sockets import Sockets, left_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +69,12 @@ class Transport(Protocol):
 
         Args:
             request: what is sent.
-            timeout_s: most seconds to wait.
+            timeout_s: most seconds from now to the last byte of the answer.
 
         Raises:
             NoConnection: the connection was refused, or lost before the answer.
-            DeadlineExceeded: there was no answer within `timeout_s`.
+            TLSFailed: the two do not trust each other, or speak no TLS in common.
+            DeadlineExceeded: the whole answer was not there within `timeout_s`.
             Closed: `close` was called.
         """
 
@@ -80,22 +85,26 @@ class Transport(Protocol):
 class PooledTransport:
     """Sends over HTTP/1.1 on connections that it keeps."""
 
-    def __init__(self, connections: int = 64) -> None:
+    def __init__(self, connections: int = 64, *, verify: tls.Verify = True, cert: tls.Cert | None = None) -> None:
         """Open nothing yet.
 
         Args:
             connections: number of connections that are kept; more threads than that open others for one request.
+            verify: whether the certificate of an https server is checked, or what it is checked against: the file or
+                folder of a CA bundle. True takes the bundle that REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names.
+            cert: the client's certificate: a file with certificate and key, or (certificate, key).
         """
-        self._adapter = _TrackingAdapter(connections)
+        self._sockets = Sockets()
+        adapter = _Adapter(connections, self._sockets, verify, cert)
         self._session = requests.Session()
         # No proxy and no .netrc of the caller's comes between it and its own server.
         self._session.trust_env = False
-        self._session.mount("http://", self._adapter)
-        self._session.mount("https://", self._adapter)
+        self._session.mount("http://", adapter)
+        self._session.mount("https://", adapter)
         self._is_closed = False
 
     def send(self, request: Outgoing, timeout_s: float) -> Incoming:
-        """See `Transport.send`; `timeout_s` bounds connecting and each wait for bytes."""
+        """See `Transport.send`; only looking up a name is left to the system's own timeouts."""
         if self._is_closed:
             raise Closed("the client is closed")
         try:
@@ -104,7 +113,8 @@ class PooledTransport:
                 request.url,
                 data=request.body or None,
                 headers=dict(request.headers),
-                timeout=timeout_s,
+                # requests passes it on as it is; its own kinds bound each wait for bytes by itself.
+                timeout=Timeout(total=timeout_s),  # type: ignore[arg-type]
                 allow_redirects=False,
             )
         except (requests.RequestException, OSError) as error:
@@ -116,7 +126,7 @@ class PooledTransport:
     def close(self) -> None:
         """See `Transport.close`."""
         self._is_closed = True
-        self._adapter.abort()
+        self._sockets.abort()
         self._session.close()
 
 
@@ -125,21 +135,34 @@ def _reason(error: Exception, request: Outgoing, timeout_s: float) -> Exception:
     if isinstance(error, ValueError):
         # requests raises these for an invalid URL, scheme or header.
         return InvalidPayload(f"{origin or request.url}: cannot be asked: {error}")
-    if isinstance(error, requests.ReadTimeout):
+    causes = list(_causes(error))
+    # A server that goes away ends TLS without a word, too; that is no matter of trust, and may pass.
+    lost = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+    for cause in causes:
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, lost):
+            return TLSFailed(f"{origin}: TLS: {tls.reason(cause)}")
+    was_sent = not any(isinstance(cause, NewConnectionError | ConnectTimeoutError) for cause in causes)
+    if was_sent and any(isinstance(cause, TimeoutError | ReadTimeoutError) for cause in causes):
         return DeadlineExceeded(f"{origin}: no answer within {timeout_s:.3g} s")
-    cause: Any = error.args[0] if error.args else None
-    if isinstance(cause, MaxRetryError):
-        cause = cause.reason
-    was_sent = not isinstance(cause, NewConnectionError | ConnectTimeoutError)
     what = "the connection was lost before the answer came" if was_sent else "nothing answers"
     return NoConnection(f"{origin}: {what}", was_sent=was_sent)
 
 
-class _TrackingAdapter(HTTPAdapter):
-    """Remembers the connections that are open, so that it can cut them."""
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that it was made of: requests wraps those of urllib3, which wraps the system's."""
+    yield error
+    for cause in (*error.args, getattr(error, "reason", None)):
+        if isinstance(cause, BaseException):
+            yield from _causes(cause)
 
-    def __init__(self, connections: int) -> None:
-        self._open: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
+
+class _Adapter(HTTPAdapter):
+    """Opens its connections by way of `Sockets`, which can cut them, and has one TLS context for all."""
+
+    def __init__(self, connections: int, sockets: Sockets, verify: tls.Verify, cert: tls.Cert | None) -> None:
+        self._sockets = sockets
+        self._verify, self._cert = verify, cert
+        self._context: tls.Context | None = None
         self._lock = threading.Lock()
         # One pool for each address: an inference and a management API, each perhaps under two names.
         super().__init__(pool_connections=4, pool_maxsize=connections)
@@ -148,34 +171,53 @@ class _TrackingAdapter(HTTPAdapter):
         super().init_poolmanager(*arguments, **keywords)
         manager: Any = self.poolmanager
         manager.pool_classes_by_scheme = {
-            "http": _tracking(HTTPConnectionPool, HTTPConnection, self._opened),
-            "https": _tracking(HTTPSConnectionPool, HTTPSConnection, self._opened),
+            "http": _pool_on(self._sockets, HTTPConnectionPool, HTTPConnection),
+            "https": _pool_on(self._sockets, HTTPSConnectionPool, HTTPSConnection),
         }
 
-    def _opened(self, connection: HTTPConnection) -> None:
+    def build_connection_pool_key_attributes(
+        self, request: requests.PreparedRequest, verify: Any, cert: Any = None
+    ) -> Any:
+        """Return what a pool is found by, and what it is made with."""
+        host, _ = super().build_connection_pool_key_attributes(request, verify, cert)
+        return host, {"ssl_context": self._tls()} if host["scheme"] == "https" else {}
+
+    def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
+        """Leave it to the context: what is set here would be trusted beside it."""
+
+    def _tls(self) -> tls.Context:
+        """Make the context when it is first needed: most servers are asked without TLS, and a bundle takes 20 ms."""
         with self._lock:
-            self._open.add(connection)
-
-    def abort(self) -> None:
-        """Shut every connection down; a thread that reads from one gets an error at once."""
-        with self._lock:
-            connections = list(self._open)
-        for connection in connections:
-            sock = getattr(connection, "sock", None)
-            if sock is not None:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+            if self._context is None:
+                self._context = tls.context(self._verify, self._cert, self._sockets)
+            return self._context
 
 
-def _tracking(pool: Any, connection: Any, opened: Any) -> Any:
-    """Make a pool class whose connections report themselves once connected."""
+def _pool_on(sockets: Sockets, pool: Any, connection: Any) -> Any:
+    """Make a pool class whose connections take their sockets from there."""
 
-    class Tracked(connection):  # type: ignore[misc]
-        def connect(self) -> None:
-            super().connect()
-            opened(self)
+    class Connection(connection):  # type: ignore[misc]
+        @property
+        def timeout(self) -> float | None:
+            """What is left of the timeout that was set last: TLS and a slow upload must not begin it anew."""
+            return left_s(self._until_s)
 
-    class TrackingPool(pool):  # type: ignore[misc]
-        ConnectionCls = Tracked
+        @timeout.setter
+        def timeout(self, value: float | None) -> None:
+            self._until_s = None if value is None else time.monotonic() + value
 
-    return TrackingPool
+        def _new_conn(self) -> socket.socket:
+            try:
+                return sockets.connect(self.host, self.port, self.timeout, self.socket_options)
+            except (socket.gaierror, UnicodeError) as error:
+                # UnicodeError: a label of more than 63 characters.
+                raise NewConnectionError(self, f"no such name: {error}") from error
+            except TimeoutError as error:
+                raise ConnectTimeoutError(self, str(error)) from error
+            except OSError as error:
+                raise NewConnectionError(self, str(error)) from error
+
+    class Pool(pool):  # type: ignore[misc]
+        ConnectionCls = Connection
+
+    return Pool

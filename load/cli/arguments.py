@@ -15,10 +15,13 @@ from load.generate.expect import TUNING as EXPECT
 from load.generate.open_loop import TUNING as OPEN_LOOP
 from load.generate.target import TUNING as TARGET
 from load.generate.windows import TUNING as WINDOWS
+from load.measure.recording import MAX_MEMORY_BYTES
 from load.measure.summary import TUNING as VALIDITY
 from load.runs.scenarios import DISTRIBUTIONS, SCENARIOS
 from load.runs.served import MANAGEMENT_URL, METRICS_URL, URL
 
+SIZES = {"MB": 1 << 20, "GB": 1 << 30}
+SIZE = re.compile(r"(\d+(?:\.\d+)?)(MB|GB)")
 SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "h": 3600.0}
 
 
@@ -50,6 +53,14 @@ def duration_s(text: str) -> float:
     if match is None or float(match[1]) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no duration: write 6s, 500ms or 2m")
     return float(match[1]) * SECONDS[match[2]]
+
+
+def size_bytes(text: str) -> int:
+    """Read "2GB" or "500MB", in powers of 1024."""
+    match = SIZE.fullmatch(text)
+    if match is None or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 2GB or 500MB")
+    return int(float(match[1]) * SIZES[match[2]])
 
 
 def pause_s(text: str) -> float:
@@ -168,6 +179,8 @@ def _run(command: argparse.ArgumentParser) -> None:
     words = "most lag of the generator at its p99; default: %(default)g"
     goal.add_argument("--max-lag", type=positive, default=VALIDITY.max_lag_ms, metavar="MS", help=words)
 
+    words = f"most memory for what is recorded, as 500MB; default: {MAX_MEMORY_BYTES >> 30}GB"
+    command.add_argument("--max-memory", type=size_bytes, default=MAX_MEMORY_BYTES, metavar="SIZE", help=words)
     command.add_argument("--label", help="name of the run in reports; default: the model")
     command.add_argument(
         "-o", "--out", type=Path, metavar="RUN.json", help="store the run; a folder where there are several models"

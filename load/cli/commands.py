@@ -11,11 +11,12 @@ from rich.console import Console
 
 from load.cli.arguments import DEFAULTS
 from load.cli.progress import Progress
-from load.errors import BadRange, CannotWrite, InputError
+from load.errors import BadRange, CannotWrite, InputError, TooMuch
 from load.generate import expect, inputs
 from load.generate.inputs import Inputs
 from load.generate.windows import TUNING as WINDOWS
 from load.generate.windows import Duration, Requests, Stability, Until
+from load.measure.exchanges import EXCHANGE_BYTES, TIMING_BYTES
 from load.measure.summary import TUNING as VALIDITY
 from load.measure.summary import Summary
 from load.report import csv, page, table
@@ -29,6 +30,8 @@ from load.runs.tune import Tuner, advise
 
 DONE, INTERRUPTED = 0, 130
 ALONE = "alone"
+# Bytes of a Server-Timing, as the handlers of this repository write it.
+TYPICAL_TIMING = 90
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
     _check_outputs(options)
     session = session_for(options)
     steps = [] if options.binary_search else steps_for(options)
+    _check_memory(session, options, steps)
     subjects = [_subject(session, options, model) for model in options.model]
     try:
         if options.binary_search:
@@ -49,12 +53,38 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         # Ctrl-C came between two measurements.
         is_complete = False
+    except TooMuch as error:
+        if not any(subject.run.steps for subject in subjects):
+            raise
+        # What was measured is worth an hour, perhaps; each step that is cut short says so itself.
+        print(f"load: {error}", file=sys.stderr)
+        is_complete = True
     runs = [subject.run for subject in subjects]
     for each in runs:
         if options.out is not None:
             each.save(options.out / f"{each.label}.json" if len(runs) > 1 else options.out)
     _output(runs, options)
     return DONE if is_complete else INTERRUPTED
+
+
+def _check_memory(session: Session, options: argparse.Namespace, steps: Sequence[Step]) -> None:
+    """Make sure that a long run can be recorded, as far as its requests are known before it.
+
+    Raises:
+        TooMuch: it would be cut short.
+    """
+    per_step = [
+        options.requests or step.value * (options.duration + options.warm_up)
+        for step in steps
+        if options.requests or step.kind == "rate"
+    ]
+    expected = round(sum(per_step) * options.repeats * len(options.model))
+    needed_mb = expected * (EXCHANGE_BYTES + TIMING_BYTES * TYPICAL_TIMING) / 2**20
+    if needed_mb > (allowed_mb := session.max_memory_bytes / 2**20):
+        raise TooMuch(
+            f"some {expected:,} requests take {needed_mb:,.1f} MB to record, --max-memory is {allowed_mb:,.1f} MB: "
+            "measure for a shorter time, or allow more"
+        )
 
 
 def report(options: argparse.Namespace) -> int:
@@ -72,6 +102,7 @@ def session_for(options: argparse.Namespace) -> Session:
         latency_threshold_ms=options.latency_threshold,
         max_lag_ms=options.max_lag,
         display=Progress(Console(stderr=True)),
+        max_memory_bytes=options.max_memory,
     )
 
 

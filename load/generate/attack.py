@@ -19,7 +19,7 @@ from load.generate import precise_loop
 from load.generate.inputs import Inputs
 from load.generate.target import Target
 from load.generate.windows import Until
-from load.measure.exchange import Exchange, together
+from load.measure.exchange import NO_ANSWER, Exchange, fault, together
 from load.measure.rates import Rate
 from load.measure.recording import Recording
 from load.measure.summary import TUNING as VALIDITY
@@ -58,11 +58,26 @@ class Sender:
                 exchange = together(await asyncio.gather(*samples))
         finally:
             self._recording.in_flight -= 1
-        self._recording.exchanges.append(exchange)
+        self._recording.add(exchange)
         return exchange.status
 
     async def _exchange(self, source: int, client: int, due_s: float | None) -> Exchange:
-        return await self._target.send(self._session, source, self.inputs.items[source], client=client, due_s=due_s)
+        """Send one request; an exception that nobody foresaw is the end of that request and not of the run."""
+        sent_s = time.perf_counter()
+        item = self.inputs.items[source]
+        try:
+            return await self._target.send(self._session, source, item, client=client, due_s=due_s)
+        except Exception as problem:
+            return Exchange(
+                due_s=sent_s if due_s is None else due_s,
+                sent_s=sent_s,
+                answered_s=time.perf_counter(),
+                status=NO_ANSWER,
+                client=client,
+                source=source,
+                sent_bytes=len(item.body),
+                error=fault(problem),
+            )
 
 
 class Load(Protocol):
@@ -134,11 +149,12 @@ class Attack:
         return recording
 
     async def _window(self, recording: Recording, driver: "asyncio.Task[None]") -> None:
-        await _first(driver, recording.until_stopped(), self._warm(recording))
+        ends = (recording.until_stopped, recording.until_full)
+        await _first(driver, *(end() for end in ends), self._warm(recording))
         recording.opens_s = time.perf_counter()
         cpu_s = time.process_time()
-        if not recording.is_stopped and not driver.done():
-            await _first(driver, recording.until_stopped(), self.until.passes(recording))
+        if not (recording.is_stopped or recording.is_full or driver.done()):
+            await _first(driver, *(end() for end in ends), self.until.passes(recording))
         recording.cpu_s = time.process_time() - cpu_s
         recording.close()
 

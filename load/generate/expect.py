@@ -71,7 +71,7 @@ def parsed(body: bytes) -> Any:
     """Parse an answer as JSON; return its text where it is none."""
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body.decode("utf-8", "replace")
 
 

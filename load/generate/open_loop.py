@@ -51,7 +51,12 @@ class OpenLoop:
         departures = _Departures(self, sender, recording)
         recording.warm()
         sending = asyncio.create_task(departures.keep_schedule())
-        await recording.until_closed()
+        closed = asyncio.create_task(recording.until_closed())
+        await asyncio.wait([sending, closed], return_when=asyncio.FIRST_COMPLETED)
+        closed.cancel()
+        if sending.done():
+            # It has no end of its own: without it nothing more would be sent, and nobody would know why.
+            sending.result()
         sending.cancel()
         departures.send_overdue()
         await asyncio.gather(*departures.under_way)

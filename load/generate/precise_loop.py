@@ -35,7 +35,7 @@ else:
 def run(coroutine: Coroutine[None, None, T]) -> T:
     """Run a coroutine like asyncio.run, on such a loop."""
     thresholds = gc.get_threshold()
-    # A full collection walks everything that was recorded, which takes tens of ms; those of the young are enough.
+    # A full collection walks everything that is there, which takes tens of ms; those of the young are enough.
     gc.set_threshold(*thresholds[:2], NEVER)
     try:
         return _run(coroutine)

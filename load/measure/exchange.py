@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 OK = 200
 # Stands for a status where there was none: refused, cut off or timed out.
 NO_ANSWER = 0
+# Begins the error of a request that failed in this program, so that nobody takes it for the server's.
+FAULT = "generator: "
 
 
 class Verdict(StrEnum):
@@ -29,7 +32,8 @@ class Exchange:
         client: number of the client of a closed loop; 0 in an open loop.
         source: number of the input that was sent.
         sent_bytes, received_bytes: lengths of the bodies.
-        error: name of the exception where there was no answer; None where there was one.
+        error: name of the exception where there was no answer, or what `fault` says where it is the generator's own;
+            None where there was an answer.
         server_timing: the answer's Server-Timing header as it came; None where it has none.
         verdict: the judgement of the answer; None where answers are not checked.
     """
@@ -60,6 +64,15 @@ class Exchange:
     def lag_s(self) -> float:
         """Seconds by which the generator sent the request late."""
         return self.sent_s - self.due_s
+
+
+def fault(problem: Exception) -> str:
+    """Name an exception that is no word of network or server: its kind, and the line that raised it."""
+    trace = problem.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+    return f"{FAULT}{type(problem).__name__}{place}"
 
 
 def together(exchanges: list[Exchange]) -> Exchange:

@@ -38,10 +38,13 @@ class Latencies:
         Args:
             values_s: seconds; less than a microsecond counts as one, more than a day as a day.
         """
-        lowest_us, highest_us = TUNING.lowest_us, TUNING.highest_us
-        self._histogram = HdrHistogram(lowest_us, highest_us, TUNING.digits)
+        self._histogram = HdrHistogram(TUNING.lowest_us, TUNING.highest_us, TUNING.digits)
         for value_s in values_s:
-            self._histogram.record_value(min(max(round(value_s * 1e6), lowest_us), highest_us))
+            self.add(value_s)
+
+    def add(self, value_s: float) -> None:
+        """Take in another value."""
+        self._histogram.record_value(min(max(round(value_s * 1e6), TUNING.lowest_us), TUNING.highest_us))
 
     @property
     def count(self) -> int:

@@ -7,8 +7,9 @@ of_window   in an open loop it is the good answers that came within the window, 
             asked for: it counts what the server did, not what it was offered.
 """
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
+from math import inf
 
 from load.measure.exchange import Exchange
 
@@ -20,14 +21,16 @@ def of_cycles(
     exchanges: Sequence[Exchange], opens_s: float, _closes_s: float, counts: Callable[[Exchange], bool]
 ) -> float:
     """Return answers per second as defined above; a client's last request may end, or begin, after the window."""
-    own: defaultdict[int, list[Exchange]] = defaultdict(list)
-    for exchange in exchanges:
-        if exchange.due_s >= opens_s:
-            own[exchange.client].append(exchange)
-    return sum(
-        sum(map(counts, each)) / (max(e.answered_s for e in each) - min(e.sent_s for e in each))
-        for each in own.values()
-    )
+    good: Counter[int] = Counter()
+    first_s: dict[int, float] = {}
+    last_s: dict[int, float] = {}
+    for each in exchanges:
+        if each.due_s < opens_s:
+            continue
+        good[each.client] += counts(each)
+        first_s[each.client] = min(each.sent_s, first_s.get(each.client, inf))
+        last_s[each.client] = max(each.answered_s, last_s.get(each.client, -inf))
+    return sum(count / (last_s[client] - first_s[client]) for client, count in good.items())
 
 
 def of_window(

@@ -56,14 +56,16 @@ class Timings:
     @classmethod
     def of(cls, headers: Iterable[str | None]) -> "Timings":
         """Sum up the headers of all answers; None stands for an answer without one."""
-        durations: defaultdict[str, list[float]] = defaultdict(list)
+        sums_ms: defaultdict[str, float] = defaultdict(float)
+        counts: Counter[str] = Counter()
         sizes: Counter[int] = Counter()
         for header in headers:
             if header is None:
                 continue
             durations_ms, batch = parse(header)
             for name, duration_ms in durations_ms.items():
-                durations[name].append(duration_ms)
+                sums_ms[name] += duration_ms
+                counts[name] += 1
             if batch is not None:
                 sizes[batch] += 1
-        return cls({name: sum(each) / len(each) for name, each in durations.items()}, dict(sorted(sizes.items())))
+        return cls({name: sum_ms / counts[name] for name, sum_ms in sums_ms.items()}, dict(sorted(sizes.items())))

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from load.measure.exchange import NO_ANSWER, OK, Exchange, Verdict
+from load.measure.exchange import FAULT, NO_ANSWER, OK, Exchange, Verdict
 from load.measure.latencies import Latencies
 from load.measure.rates import Rate
 from load.measure.recording import Recording
@@ -120,40 +120,62 @@ def summarise(
         max_lag_ms: the run is invalid if the lag's p99 exceeds this, and a tenth of the latency's p99.
     """
     opens_s, closes_s = recording.opens_s, recording.closes_s
-    counted = [exchange for exchange in recording.exchanges if exchange.due_s >= opens_s]
-    good = [exchange for exchange in counted if exchange.is_good]
     threshold_s = float("inf") if latency_threshold_ms is None else latency_threshold_ms / 1e3
 
     def is_in_time(exchange: Exchange) -> bool:
         return exchange.is_good and exchange.latency_s <= threshold_s
 
-    latencies = Latencies(exchange.latency_s for exchange in good)
-    lag = Latencies(exchange.lag_s for exchange in counted)
+    # One after the other, since as objects they would take several times the memory of the recording.
+    counted = (exchange for exchange in recording.exchanges if exchange.due_s >= opens_s)
+    latencies, lag = Latencies(), Latencies()
+    statuses: Counter[int] = Counter()
+    errors: Counter[str] = Counter()
+    verdicts: Counter[Verdict] = Counter()
+    in_time = sent_bytes = received_bytes = 0
+    for each in counted:
+        lag.add(each.lag_s)
+        statuses[each.status] += 1
+        in_time += is_in_time(each)
+        sent_bytes += each.sent_bytes
+        received_bytes += each.received_bytes
+        if each.is_good:
+            latencies.add(each.latency_s)
+        if each.status == NO_ANSWER:
+            errors[each.error or ""] += 1
+        if each.verdict is not None:
+            verdicts[each.verdict] += 1
+    good = (each for each in recording.exchanges if each.due_s >= opens_s and each.is_good)
     cpu_percent = 100 * recording.cpu_s / (closes_s - opens_s)
     return Summary(
-        completed=len(good),
-        in_time=sum(map(is_in_time, good)),
+        completed=latencies.count,
+        in_time=in_time,
         throughput_per_s=rate(recording.exchanges, opens_s, closes_s, lambda exchange: exchange.is_good),
         goodput_per_s=rate(recording.exchanges, opens_s, closes_s, is_in_time),
         latencies=latencies,
         lag=lag,
         unsent=recording.unsent,
-        statuses=dict(sorted(Counter(exchange.status for exchange in counted).items())),
-        errors=dict(Counter(exchange.error or "" for exchange in counted if exchange.status == NO_ANSWER)),
-        verdicts=dict(Counter(exchange.verdict for exchange in counted if exchange.verdict is not None)),
-        sent_bytes=sum(exchange.sent_bytes for exchange in counted),
-        received_bytes=sum(exchange.received_bytes for exchange in counted),
-        timings=Timings.of(exchange.server_timing for exchange in good),
+        statuses=dict(sorted(statuses.items())),
+        errors=dict(errors),
+        verdicts=dict(verdicts),
+        sent_bytes=sent_bytes,
+        received_bytes=received_bytes,
+        timings=Timings.of(each.server_timing for each in good),
         window_s=closes_s - opens_s,
         cpu_percent=cpu_percent,
-        invalid_reasons=tuple(_doubts(recording, latencies, lag, max_lag_ms, cpu_percent)),
+        invalid_reasons=(*_faults(errors), *_doubts(recording, latencies, lag, max_lag_ms, cpu_percent)),
     )
+
+
+def _faults(errors: Mapping[str, int]) -> Iterator[str]:
+    """Yield how many requests have failed for a reason that is not the server's."""
+    if faults := sum(count for error, count in errors.items() if error.startswith(FAULT)):
+        yield f"{faults} requests failed in the generator itself"
 
 
 def _doubts(
     recording: Recording, latencies: Latencies, lag: Latencies, max_lag_ms: float, cpu_percent: float
 ) -> Iterator[str]:
-    """Yield every reason not to believe the numbers, and by how much."""
+    """Yield every other reason not to believe the numbers, and by how much."""
     yield from recording.doubts
     if recording.is_stopped:
         yield INTERRUPTED

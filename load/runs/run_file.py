@@ -7,17 +7,17 @@ documents the fields; a name ends in its unit.
 """
 
 import gzip
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Annotated, Any, cast
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PlainValidator, TypeAdapter, ValidationError
 
 from load.errors import BadRun, CannotWrite
 from load.measure.exchange import NO_ANSWER, Exchange, Verdict
+from load.measure.exchanges import Exchanges
 from load.measure.recording import Recording
 from load.measure.server_metrics import ServerStatistics
 from load.measure.summary import Summary
@@ -27,54 +27,6 @@ SCHEMA = "load-run/1"
 COMPRESSED = ".gz"
 # zlib's own default, a compromise of time and size; Python's gzip would take 9, the slowest.
 GZIP_LEVEL = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Exchanges:
-    """Raw exchanges by column, in the order of their answers; times are in seconds from the opening of the window."""
-
-    due_s: list[float]
-    sent_s: list[float]
-    answered_s: list[float]
-    status: list[int]
-    client: list[int]
-    source: list[int]
-    sent_bytes: list[int]
-    received_bytes: list[int]
-    error: list[str | None]
-    server_timing: list[str | None]
-    verdict: list[Verdict | None]
-
-    @classmethod
-    def of(cls, exchanges: Sequence[Exchange], opens_s: float) -> "Exchanges":
-        """Turn rows into columns; times are kept to the microsecond.
-
-        Args:
-            exchanges: the rows.
-            opens_s: when the window opened, on the exchanges' clock.
-        """
-        rows = [
-            (
-                round(each.due_s - opens_s, 6),
-                round(each.sent_s - opens_s, 6),
-                round(each.answered_s - opens_s, 6),
-                each.status,
-                each.client,
-                each.source,
-                each.sent_bytes,
-                each.received_bytes,
-                each.error,
-                each.server_timing,
-                each.verdict,
-            )
-            for each in exchanges
-        ]
-        return cls(*map(list, zip(*rows, strict=True))) if rows else cls(*([] for _ in range(11)))
-
-    def rows(self) -> list[Exchange]:
-        """Turn columns back into rows."""
-        columns = (getattr(self, name) for name in self.__slots__)
-        return [Exchange(*row) for row in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +57,8 @@ class StepResult:
     forward_passes: dict[str, int]
     mean_batch_size: float | None
     server_ms: dict[str, float]
-    exchanges: Exchanges
+    # By column in the file; times are in seconds from the opening of the window.
+    exchanges: Annotated[Exchanges, PlainValidator(Exchanges.of_columns)]
 
     @classmethod
     def of(
@@ -159,13 +112,13 @@ class StepResult:
             forward_passes=server.micro_batches if server else {},
             mean_batch_size=summary.timings.mean_batch_size or (server.mean_batch_size if server else None),
             server_ms={**queue, **{name: round(value, 3) for name, value in stages.items()}},
-            exchanges=Exchanges.of(recording.exchanges, recording.opens_s),
+            exchanges=recording.exchanges.since(recording.opens_s),
         )
 
     @property
-    def counted(self) -> list[Exchange]:
+    def counted(self) -> Iterator[Exchange]:
         """The exchanges that were due within the window."""
-        return [each for each in self.exchanges.rows() if each.due_s >= 0]
+        return (each for each in self.exchanges if each.due_s >= 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +153,21 @@ class Run:
         Raises:
             CannotWrite: the file cannot be written.
         """
-        data = orjson.dumps(_finite(asdict(self)), option=orjson.OPT_NON_STR_KEYS)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(gzip.compress(data, GZIP_LEVEL) if path.suffix == COMPRESSED else data)
+            with _to_write(path) as file:
+                file.writelines(self._json())
         except OSError as error:
             raise CannotWrite(f"cannot write {path}: {error.strerror}") from error
+
+    def _json(self) -> Iterator[bytes]:
+        """Yield the file in pieces, so that the JSON of a long run is never in memory as a whole."""
+        yield _fields(self, but="steps") + b',"steps":['
+        for place, step in enumerate(self.steps):
+            yield (b"," if place else b"") + _fields(step, but="exchanges") + b',"exchanges":'
+            yield from step.exchanges.to_json()
+            yield b"}"
+        yield b"]}"
 
     @classmethod
     def read(cls, path: Path) -> "Run":
@@ -229,8 +191,13 @@ class Run:
 _ADAPTER = TypeAdapter(Run)
 
 
-def _finite(value: Any) -> Any:
-    """Replace infinities, which JSON lacks, by null: a window that never opened leaves them in times."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _fields(value: Run | StepResult, but: str) -> bytes:
+    """Write a dataclass but one field, as a JSON object without its end; infinities become null, which JSON lacks."""
+    wanted = {each.name: getattr(value, each.name) for each in fields(value) if each.name != but}
+    return orjson.dumps(wanted, option=orjson.OPT_NON_STR_KEYS)[:-1]
+
+
+def _to_write(path: Path) -> IO[bytes]:
+    if path.suffix == COMPRESSED:
+        return cast(IO[bytes], gzip.open(path, "wb", GZIP_LEVEL))
+    return path.open("wb")

@@ -9,16 +9,17 @@ import asyncio
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from load.errors import TooMuch
 from load.generate import precise_loop
 from load.generate.attack import Attack
 from load.generate.inputs import Inputs
 from load.generate.target import Check
 from load.generate.windows import Until
-from load.measure.recording import Recording
+from load.measure.recording import MAX_MEMORY_BYTES, Recording
 from load.measure.server_metrics import Counters, ServerStatistics
 from load.measure.summary import Summary
 from load.runs.run_file import Run, StepResult
@@ -65,6 +66,7 @@ class Session:
         latency_threshold_ms: most latency of an answer that goodput counts; None counts every good answer.
         max_lag_ms: most lag of the generator at its p99 in a step that is valid.
         display: shows a person what happens.
+        max_memory_bytes: most memory for what all measurements together record.
     """
 
     inputs: Inputs
@@ -73,6 +75,8 @@ class Session:
     latency_threshold_ms: float | None
     max_lag_ms: float
     display: Display
+    max_memory_bytes: int = MAX_MEMORY_BYTES
+    _used_bytes: list[int] = field(default_factory=list)
 
     def subject(self, served: Served, label: str, settings: dict[str, Any], check: Check | None = None) -> Subject:
         """Begin an empty run of a model.
@@ -120,7 +124,13 @@ class Session:
             step: the load.
             title: what the display calls the measurement.
             repeat: number of the repeat, from 1 on.
+
+        Raises:
+            TooMuch: what the measurements before have recorded takes all the memory.
         """
+        left_bytes = self.max_memory_bytes - sum(self._used_bytes)
+        if left_bytes <= 0:
+            raise TooMuch(f"{title}: not measured: what was recorded before takes as much as --max-memory allows")
         attack = Attack(
             target=subject.served.target(subject.check),
             inputs=self.inputs,
@@ -131,7 +141,8 @@ class Session:
             max_lag_ms=self.max_lag_ms,
         )
         before, started_at = subject.served.counters(), _now()
-        recording = precise_loop.run(self._generate(attack, title))
+        recording = precise_loop.run(self._generate(attack, title, left_bytes))
+        self._used_bytes.append(recording.exchanges.memory_bytes)
         summary = attack.summarise(recording)
         result = StepResult.of(
             step,
@@ -146,8 +157,8 @@ class Session:
         self.display.finished(title, result)
         return summary
 
-    async def _generate(self, attack: Attack, title: str) -> Recording:
-        recording = Recording()
+    async def _generate(self, attack: Attack, title: str, limit_bytes: int) -> Recording:
+        recording = Recording(limit_bytes=limit_bytes)
         loop = asyncio.get_running_loop()
 
         def interrupted() -> None:

@@ -1,100 +1,183 @@
+import fcntl
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from torchserve_client import InvalidPayload, Rejected
-from torchserve_client.answers import Answers, Request, requests
+from torchserve_client.answers import Answers
+from torchserve_client.inputs import Input, Keys
+
+KEYS = Keys("m", {})
 
 
-def folder(root: Path) -> Path:
-    for name in ("b.jpg", "a.jpg", "below/c.jpg", ".hidden", ".git/d.jpg"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(b"x")
-    return root
+def key(content: str) -> str:
+    return KEYS.of(content.encode())
 
 
-def test_folder_is_one_request_a_file_in_order_without_hidden_ones(tmp_path: Path) -> None:
-    root = folder(tmp_path / "photos")
-    assert requests(root, set(), 64) == [
-        Request(("a.jpg",), root / "a.jpg"),
-        Request(("b.jpg",), root / "b.jpg"),
-        Request(("below/c.jpg",), root / "below/c.jpg"),
-    ]
-    assert [request.names for request in requests(root, {"a.jpg", "below/c.jpg"}, 64)] == [("b.jpg",)]
-    assert requests(root, {"a.jpg", "b.jpg", "below/c.jpg"}, 64) == []
+def line(name: str, content: str, answer: str = "1") -> str:
+    """A line of the file: an input's name, what was asked, and the JSON of the answer."""
+    return f'{{"input":"{name}","key":"{key(content)}","answer":{answer}}}\n'
 
 
-def test_lines_are_numbered_as_in_the_file_and_empty_ones_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "lines.txt"
-    path.write_bytes("\ufeff첫째\n\nsecond\u2028still second\r\n   \nthird".encode())
-    assert requests(path, set(), 2) == [
-        Request(("1", "3"), ["첫째", "second\u2028still second"]),
-        Request(("5",), ["third"]),
-    ]
-    assert requests(path, {"1"}, 2) == [Request(("3", "5"), ["second\u2028still second", "third"])]
+def inputs(**named: str) -> list[Input]:
+    """Inputs by name, with their content."""
+    return [Input(name, content) for name, content in named.items()]
 
 
-def test_source_that_is_none_says_so(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "blank.txt").write_text("\n \n")
-    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff")
-    for name, words in {
-        "empty": "nothing in it",
-        "blank.txt": "nothing in it",
-        "photo.jpg": "neither a folder nor a file of UTF-8 lines",
-        "none": "No such file",
-    }.items():
-        with pytest.raises(InvalidPayload, match=words):
-            requests(tmp_path / name, set(), 64)
+def unanswered(path: Path, *listed: Input) -> list[str]:
+    """Hold a file against inputs; give the names of those that are to be asked."""
+    with Answers.open(path) as answers:
+        assert answers.match(listed, KEYS) == len(listed)
+        asked = [each.name for each in listed if not answers.has(KEYS.of(each.content()))]
+        assert answers.earlier == len(listed) - len(asked)
+    return asked
 
 
 def test_answers_are_lines_that_name_their_input(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with Answers.open(path) as answers:
-        assert answers.answered == set()
-        answers.write(["a", "ö\n"], [{"cat": 0.5}, Rejected("no", 422, "CorruptInput")])
-        answers.write(["c"], [None])
-    assert [json.loads(line) for line in path.read_bytes().splitlines()] == [
-        {"input": "a", "answer": {"cat": 0.5}},
-        {"input": "ö\n", "error": {"code": 422, "type": "CorruptInput", "message": "no"}},
-        {"input": "c", "answer": None},
+        assert answers.match(inputs(a="x"), KEYS) == 1
+        answers.write(["a", "ö\n"], ["k", "l"], [{"cat": 0.5}, Rejected("no", 422, "CorruptInput")])
+        answers.write(["c"], ["m"], [None])
+    assert [json.loads(each) for each in path.read_bytes().splitlines()] == [
+        {"input": "a", "key": "k", "answer": {"cat": 0.5}},
+        {"input": "ö\n", "key": "l", "error": {"code": 422, "type": "CorruptInput", "message": "no"}},
+        {"input": "c", "key": "m", "answer": None},
     ]
 
 
 def test_answers_are_there_before_the_file_is_closed(tmp_path: Path) -> None:
     with Answers.open(tmp_path / "answers.jsonl") as answers:
-        answers.write(["a"], [1])
-        assert (tmp_path / "answers.jsonl").read_text() == '{"input":"a","answer":1}\n'
+        answers.match([], KEYS)
+        answers.write(["a"], ["k"], [1])
+        assert (tmp_path / "answers.jsonl").read_text() == '{"input":"a","key":"k","answer":1}\n'
 
 
-@pytest.mark.parametrize("cut", range(1, len('{"input":"c","answer":[1,2]}')))
+WHOLE = line("c", "z", "[1,2]").rstrip("\n")
+
+
+@pytest.mark.parametrize("cut", range(1, len(WHOLE)))
 def test_line_that_a_kill_cut_off_is_asked_for_again(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "answers.jsonl"
-    whole = '{"input":"a","answer":1}\n{"input":"b","error":{"code":503}}\n'
-    path.write_text(whole + '{"input":"c","answer":[1,2]}'[:cut])
+    path.write_text(line("a", "x") + '{"input":"b","key":"k","error":{"code":503}}\n' + WHOLE[:cut])
     with Answers.open(path) as answers:
-        assert answers.answered == {"a"}
-        answers.write(["b"], [2])
-    assert path.read_text() == '{"input":"a","answer":1}\n{"input":"b","answer":2}\n'
+        assert answers.match(inputs(a="x", b="y", c="z"), KEYS) == 3
+        assert [answers.has(key(content)) for content in "xyz"] == [True, False, False]
+        answers.write(["b"], [key("y")], [2])
+    assert path.read_text() == line("a", "x") + line("b", "y", "2")
     assert [each.name for each in tmp_path.iterdir()] == ["answers.jsonl"]
 
 
 def test_line_that_lacks_only_its_end_counts_and_the_next_one_starts_anew(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    path.write_text('{"input":"a","answer":1}')
+    path.write_text(line("a", "x").rstrip("\n"))
     with Answers.open(path) as answers:
-        assert answers.answered == {"a"}
-        answers.write(["b"], [2])
-    assert path.read_text() == '{"input":"a","answer":1}\n{"input":"b","answer":2}\n'
+        answers.match(inputs(a="x", b="y"), KEYS)
+        assert answers.has(key("x"))
+        answers.write(["b"], [key("y")], [2])
+    assert path.read_text() == line("a", "x") + line("b", "y", "2")
 
 
 def test_input_that_was_answered_twice_is_kept_once(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    path.write_text('{"input":"a","answer":1}\n{"input":"a","answer":1}\n')
+    path.write_text(2 * line("a", "x"))
+    assert unanswered(path, *inputs(a="x")) == []
+    assert path.read_text() == line("a", "x")
+
+
+def test_inserted_line_is_asked_and_the_others_keep_their_answers_under_new_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    # The answer stays byte by byte, whatever it is.
+    path.write_text(
+        line("1", "x", '{"a": 1e400, "input":"1"}').replace("1e400", "12345678901234567890123") + line("2", "y")
+    )
+    before = path.read_text()
+    assert unanswered(path, Input("1", "new"), Input("2", "x"), Input("3", "y")) == ["1"]
+    assert path.read_text() == before.replace('{"input":"2"', '{"input":"3"').replace('{"input":"1"', '{"input":"2"')
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_answer_whose_name_belongs_to_another_input_is_set_aside(tmp_path: Path) -> None:
+    path, aside = tmp_path / "answers.jsonl", tmp_path / "answers.jsonl.old"
+    path.write_text(line("1", "x") + line("2", "y") + line("3", "gone"))
+    assert unanswered(path, Input("1", "x"), Input("2", "changed")) == ["2"]
+    # The third belongs to nobody else: it stays, as a file that is taken out of a folder for a while does.
+    assert path.read_text() == line("1", "x") + line("3", "gone")
+    assert aside.read_text() == line("2", "y")
+    assert unanswered(path, Input("1", "changed, too")) == ["1"]
+    assert path.read_text() == line("3", "gone")
+    assert aside.read_text() == line("2", "y") + line("1", "x")
+    assert unanswered(path, Input("3", "gone")) == []
+
+
+def test_answer_without_a_key_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"input":"1","answer":1}\n{"input":"2","key":7,"answer":1}\n' + line("3", "z"))
+    assert unanswered(path, *(Input(name, content) for name, content in zip("123", "xyz", strict=True))) == ["1", "2"]
+    assert path.read_text() == line("3", "z")
+    assert len((tmp_path / "answers.jsonl.old").read_text().splitlines()) == 2
+
+
+def test_inputs_that_are_equal_have_an_answer_each(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text(line("b", "x", "1") + line("c", "x", "2"))
+    before = path.read_text()
+    assert unanswered(path, *inputs(c="x", b="x")) == []
+    assert path.read_text() == before
+    same = inputs(a="x", b="x", c="x", d="x")
+    assert len(unanswered(path, *same)) == 2
+    answers = [json.loads(each) for each in path.read_bytes().splitlines()]
+    assert len({each["input"] for each in answers}) == len(answers) == 2
+    path.write_text("".join(line(str(number), "x") for number in range(1000)))
+    assert unanswered(path, *(Input(str(number), "x") for number in range(1001))) == ["1000"]
+
+
+def test_content_is_read_only_where_there_are_answers(tmp_path: Path) -> None:
+    gone = [Input("a", tmp_path / "gone")]
+    with Answers.open(tmp_path / "answers.jsonl") as answers:
+        assert answers.match(gone, KEYS) == 1
+        answers.write(["a"], [key("x")], [1])
+    with Answers.open(tmp_path / "answers.jsonl") as answers:
+        assert answers.match(gone, KEYS) == 1
+        assert answers.earlier == 0
+
+
+def test_file_has_one_writer_at_a_time_even_after_it_was_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text(line("a", "x") + '{"input":"b","error":{}}\n')
+    for _ in range(2):
+        with Answers.open(path) as answers:
+            with pytest.raises(InvalidPayload, match=r"answers\.jsonl: another run writes to it; wait for it"):
+                Answers.open(path)
+            answers.match(inputs(a="x", b="y"), KEYS)
+            with pytest.raises(InvalidPayload, match="another run writes to it"):
+                Answers.open(path)
+            answers.write(["c"], ["k"], [Rejected("no")])
+    assert path.read_text().startswith(line("a", "x"))
+
+
+def test_file_that_another_takes_the_place_of_while_it_is_locked_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text(line("a", "old"))
+    lock = fcntl.flock
+
+    def late(*arguments: Any) -> None:
+        # Another run has just ended, with a file that it has written anew.
+        monkeypatch.setattr(fcntl, "flock", lock)
+        (tmp_path / "new").write_text(line("a", "x"))
+        (tmp_path / "new").replace(path)
+        lock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", late)
     with Answers.open(path) as answers:
-        assert answers.answered == {"a"}
-    assert path.read_text() == '{"input":"a","answer":1}\n'
+        answers.match(inputs(a="x"), KEYS)
+        assert answers.earlier == 1
+        answers.write(["b"], [key("y")], [2])
+    assert path.read_text() == line("a", "x") + line("b", "y", "2")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ NOBODY = ["--server", "http://127.0.0.1:9", "--management", "http://127.0.0.1:9"
         (["wait-ready", "m", "--timeout", "nan"], "'nan' is not a number of seconds"),
         (["predict", "m", "photos"], "--out"),
         (["predict", "m", "photos", "--out", "o", "--option", "top_k"], "'top_k' is not NAME=VALUE"),
+        (["predict", "m", "photos", "--out", "o", "--option", "lang=\udce9"], "lang: not UTF-8"),
     ],
 )
 def test_wrong_usage_exits_2_and_names_what_is_wrong(
@@ -65,6 +66,8 @@ def test_predict_without_a_server_exits_2_and_leaves_an_empty_file(
         (["predict", "m", "{}/none", "--out", "{}/o"], "none: No such file or directory", 2),
         (["predict", "m", "{}/photo.jpg", "--out", "{}/o"], "neither a folder nor a file of UTF-8 lines", 2),
         (["predict", "m", "{}", "--out", "{}/photo.jpg"], "line 1 is no answer of ours; name another file", 2),
+        (["predict", "m", "{}/empty", "--out", "{}/o"], "empty: nothing in it to predict", 2),
+        (["predict", "m", "{}/blank.txt", "--out", "{}/o"], "blank.txt: nothing in it to predict", 2),
         (["predict", "m", "{}", "--out", "{}/no/o"], "No such file or directory", 1),
         (["rollout", "m"], "nothing to change", 2),
         (["--keys", "{}/photo.jpg", "describe"], "not a key_file.json of TorchServe", 2),
@@ -74,6 +77,8 @@ def test_wrong_files_are_one_line(
     arguments: list[str], words: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "blank.txt").write_text("\n \n")
     assert main([*NOBODY, *(argument.format(tmp_path) for argument in arguments)]) == code
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1

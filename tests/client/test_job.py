@@ -1,4 +1,7 @@
 import json
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,18 +10,23 @@ import pytest
 
 from tests.client.script import Server, Step, client, failed, ok, predictions
 from torchserve_client import FuturesClient, NoConnection, Rejected, RetryPolicy
-from torchserve_client.answers import Answers, requests
-from torchserve_client.job import Tally, run
+from torchserve_client.answers import Answers
+from torchserve_client.inputs import Input, Keys, source
+from torchserve_client.job import READY, Tally, requests, run
 from torchserve_client.transport import Incoming, Outgoing
 
+KEYS = Keys("m", {})
 
-def ask(server: Server, source: Path, out: Path, lines: int = 2) -> tuple[Tally, list[int]]:
+
+def ask(server: Server, path: Path, out: Path, lines: int = 2) -> tuple[Tally, list[int]]:
     advanced: list[int] = []
     with (
         Answers.open(out) as answers,
+        source(path) as inputs,
         FuturesClient(client(server, retry=RetryPolicy(attempts=1)), max_workers=3) as futures,
     ):
-        todo = requests(source, answers.answered, lines)
+        answers.match(inputs, KEYS)
+        todo = requests(inputs, KEYS, answers, lines)
         tally = run(futures, "m", todo, answers, options={}, advance=lambda _, count: advanced.append(count))
     return tally, advanced
 
@@ -94,9 +102,14 @@ def test_file_that_goes_away_is_an_error_of_its_own(tmp_path: Path) -> None:
     (folder / "x.jpg").write_bytes(b"x")
     (folder / "y.jpg").write_bytes(b"y")
     out = tmp_path / "out.jsonl"
-    with Answers.open(out) as answers, FuturesClient(client(Server(lambda _: ok(1)))) as futures:
-        todo = requests(folder, set(), 1)
+    with (
+        Answers.open(out) as answers,
+        source(folder) as inputs,
+        FuturesClient(client(Server(lambda _: ok(1)))) as futures,
+    ):
+        listed = list(inputs)
         (folder / "x.jpg").unlink()
+        todo = requests(listed, KEYS, answers, 1)
         tally = run(futures, "m", todo, answers, options={}, advance=lambda *_: None)
     assert tally == Tally(answered=1, failed=1)
     assert recorded(out)["x.jpg"]["message"] == "cannot be read: No such file or directory"
@@ -114,7 +127,7 @@ def test_what_would_fail_for_all_ends_the_run_and_keeps_what_there_is(
     tmp_path: Path, lines: Path, step: Step, kind: type[Exception]
 ) -> None:
     out = tmp_path / "out.jsonl"
-    out.write_text('{"input":"1","answer":"A"}\n')
+    out.write_text(f'{{"input":"1","key":"{KEYS.of(b"a")}","answer":"A"}}\n')
     with pytest.raises(kind):
         ask(Server(lambda _: step), lines, out)
     assert recorded(out) == {"1": "A"}
@@ -133,3 +146,38 @@ def test_answer_that_is_no_json_is_kept_as_text(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     ask(Server(lambda _: Incoming(200, "안녕".encode())), folder, out)
     assert recorded(out) == {"a.txt": "안녕"}
+
+
+def test_inputs_are_read_as_there_is_place_for_them(tmp_path: Path) -> None:
+    opened, read = threading.Event(), 0
+
+    def inputs() -> Iterator[Input]:
+        nonlocal read
+        for number in range(1000):
+            read += 1
+            yield Input(str(number), f"text {number}")
+
+    def answer(request: Outgoing) -> Step:
+        assert opened.wait(10)
+        return upper(request)
+
+    with (
+        Answers.open(tmp_path / "out.jsonl") as answers,
+        FuturesClient(client(Server(answer)), max_workers=3, max_queue_items=READY) as futures,
+    ):
+        todo = requests(inputs(), KEYS, answers, 1)
+        tallies: list[Tally] = []
+        thread = threading.Thread(
+            target=lambda: tallies.append(run(futures, "m", todo, answers, options={}, advance=lambda *_: None))
+        )
+        thread.start()
+        # As far as it gets while nothing is answered.
+        before = -1
+        while read > before:
+            before = read
+            time.sleep(0.2)
+        assert read == 3 + READY + 1
+        opened.set()
+        thread.join(30)
+    assert tallies == [Tally(answered=1000)]
+    assert read == 1000

@@ -122,7 +122,7 @@ def exchanges(*attacks: Attack) -> list[list[Exchange]]:
     async def generate() -> list[Recording]:
         return await asyncio.gather(*(each.generate(Recording()) for each in attacks))
 
-    return [recording.exchanges for recording in precise_loop.run(generate())]
+    return [list(recording.exchanges) for recording in precise_loop.run(generate())]
 
 
 def capacity_per_s(server: Server) -> float:

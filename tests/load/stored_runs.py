@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from load.generate.pacers import Poisson
 from load.measure.exchange import Exchange
+from load.measure.exchanges import Exchanges
 from load.measure.rates import of_window
 from load.measure.recording import Recording
 from load.measure.server_metrics import ServerStatistics
@@ -25,7 +26,7 @@ def step_result(step: Step, throughput_per_s: float = 50.0, repeat: int = 1, min
         for n in range(count)
     ]
     exchanges += [Exchange(5, 5, 5.001, 503), Exchange(6, 6, 7, 0, error="ServerDisconnectedError")]
-    recording = Recording(exchanges, opens_s=0, closes_s=10)
+    recording = Recording(Exchanges(exchanges), opens_s=0, closes_s=10)
     return StepResult.of(
         step,
         summarise(recording, of_window, THRESHOLD_MS),

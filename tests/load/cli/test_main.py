@@ -181,6 +181,14 @@ def test_several_models_are_measured_in_turn_into_a_folder(folder: Path) -> None
         (("--concurrency", "1", "--model", "n", "--out", "run.json"), "name a folder"),
         (("--concurrency", "1", "--out", "/dev/null/run.json"), "cannot write /dev/null/run.json"),
         (("--concurrency", "1", "--html", "."), "cannot write .: it is a folder"),
+        (
+            ("--rate", "100,1000", "--duration", "2h", "--repeats", "2"),
+            "some 15,840,110 requests take 3,0",
+        ),
+        (
+            ("--concurrency", "1", "--requests", "20000", "--max-memory", "1MB"),
+            "some 20,000 requests take 3.8 MB to record, --max-memory is 1.0 MB",
+        ),
         (("--concurrency", "1", "--url", NOWHERE), f"nothing answers at {NOWHERE}: start the server"),
     ],
 )
@@ -210,7 +218,10 @@ def test_model_that_refuses_the_input_is_one_line_with_its_words(
     )
 
 
-@pytest.mark.parametrize("flag", [("--duration", "soon"), ("--percentile", "101"), ("--repeats", "0"), ("-l", "nan")])
+@pytest.mark.parametrize(
+    "flag",
+    [("--duration", "soon"), ("--percentile", "101"), ("--repeats", "0"), ("-l", "nan"), ("--max-memory", "much")],
+)
 def test_flag_that_makes_no_sense_is_refused(server: str, folder: Path, flag: tuple[str, str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(arguments(server, folder, "--concurrency", "1", *flag))
@@ -233,3 +244,22 @@ def test_interrupted_run_keeps_and_reports_what_was_measured(server: str, folder
     assert step["status"]["200"] > 5
     assert "2 clients" in output
     assert "Traceback" not in error
+
+
+@pytest.mark.clock
+def test_run_ends_where_its_memory_does_and_keeps_what_was_measured(
+    server: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A closed loop's requests are known only when they are answered; one takes 135 bytes here.
+    out = folder / "run.json"
+    call = arguments(server, folder, "--concurrency", "4,8", "--duration", "60s", "--out", str(out))
+    started_s = time.monotonic()
+    assert main([*call, "--max-memory", "0.05MB"]) == 0
+    assert time.monotonic() - started_s < 30
+    (step,) = json.loads(out.read_text())["steps"]
+    assert not step["is_valid"]
+    assert "requests take as much memory as --max-memory allows" in step["invalid_reason"]
+    assert 300 < step["requests"] < 450
+    output = capsys.readouterr()
+    assert "NOT VALID: m, 4 clients: cut short" in output.out
+    assert "load: m, 8 clients: not measured: what was recorded before takes as much as --max" in output.err

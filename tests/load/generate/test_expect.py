@@ -84,3 +84,8 @@ def test_expected_answers_that_are_missing_say_so(tmp_path: Path, content: str |
         path.write_text(content)
     with pytest.raises(InputError, match=message):
         read(path, TWO)
+
+
+def test_answer_that_is_too_deep_to_parse_is_wrong() -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    assert Expected([[1]], 0.01).verdict(0, deep) is Verdict.WRONG

@@ -2,18 +2,20 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
 
 import pytest
 from aiohttp import web
 
 from load.generate import precise_loop
-from load.generate.attack import Attack
+from load.generate.attack import Attack, Load
 from load.generate.closed_loop import ClosedLoop
 from load.generate.inputs import Inputs
 from load.generate.open_loop import OpenLoop
 from load.generate.pacers import Bursts, Constant, Pacer, Poisson
 from load.generate.target import Target
 from load.generate.windows import Duration
+from load.measure.exchange import Verdict
 from load.measure.recording import Recording
 from load.measure.summary import Summary
 from tests.load.fake_server import Answer, Counting, serving
@@ -162,3 +164,39 @@ def test_timer_of_the_precise_loop_is_late_by_far_less_than_a_millisecond() -> N
     late_s = precise_loop.run(lateness_s())
     assert late_s[len(late_s) // 4] < 0.00035
     assert late_s[0] >= 0
+
+
+@pytest.mark.parametrize("load", [OpenLoop(Constant(100)), ClosedLoop(2), ClosedLoop(1, samples=2)], ids=str)
+def test_exception_of_a_send_is_a_failed_request_and_the_run_goes_on(load: Load) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.01)
+        return web.Response(body=await request.read())
+
+    def judge(source: int, body: bytes) -> Verdict:
+        if body == b"b":
+            raise KeyError("a bug of ours")
+        return Verdict.RIGHT
+
+    with serving(answer) as url:
+        target = Target(f"{url}/predictions/m", timeout_s=10, check=judge)
+        summary = Attack(target, Inputs.of([b"a", b"b"]), load, Duration(1.0), max_lag_ms=200).run()
+    (error,) = summary.errors
+    assert error.startswith("generator: KeyError at test_open_loop.py:")
+    failed = summary.errors[error]
+    assert summary.failures == {0: failed}
+    # It goes on after the first one; of a query of two, one is always wrong.
+    assert failed > 1
+    assert bool(summary.completed) == (load != ClosedLoop(1, samples=2))
+    assert f"{failed} requests failed in the generator itself" in summary.invalid_reasons
+
+
+def test_schedule_that_breaks_ends_the_run_with_its_error() -> None:
+    class Broken(Constant):
+        def due_s(self) -> Iterator[float]:
+            yield from (0.0, 0.1, 0.2)
+            raise LookupError("a bug of ours")
+
+    started_s = time.monotonic()
+    with serving(Counting(0).answer) as url, pytest.raises(LookupError, match="a bug of ours"):
+        attack(url, OpenLoop(Broken(10)), 60.0).run()
+    assert time.monotonic() - started_s < 10

@@ -3,6 +3,7 @@
 import pytest
 
 from load.measure.exchange import NO_ANSWER, Exchange, Verdict, together
+from load.measure.exchanges import Exchanges
 from load.measure.rates import Rate, of_cycles, of_window
 from load.measure.recording import Recording
 from load.measure.summary import Summary, summarise
@@ -16,7 +17,7 @@ def exchange(due_s: float, answered_s: float, status: int = 200, client: int = 0
 def summary_of(
     exchanges: list[Exchange], rate: Rate = of_cycles, opens_s: float = 0, closes_s: float = 10, **settings: float
 ) -> Summary:
-    recording = Recording(exchanges, opens_s=opens_s, closes_s=closes_s)
+    recording = Recording(Exchanges(exchanges), opens_s=opens_s, closes_s=closes_s)
     return summarise(recording, rate, **settings)
 
 
@@ -90,7 +91,7 @@ def test_fair_measurement_is_repeated_where_the_generator_may_be_to_blame(
     def measure(load: float) -> Summary:
         loads.append(load)
         exchanges = [exchange(n / 100, (n + latency_ms / 10) / 100, sent_s=(n + lag_ms / 10) / 100) for n in range(100)]
-        recording = Recording(exchanges, opens_s=0, closes_s=10, unsent=unsent)
+        recording = Recording(Exchanges(exchanges), opens_s=0, closes_s=10, unsent=unsent)
         return summarise(recording, of_window, latency_threshold_ms=100)
 
     fair(measure, 99)(7)
@@ -118,7 +119,7 @@ def test_run_of_a_late_generator_is_not_valid_and_says_by_how_much(
 
 
 def test_run_with_doubts_names_each() -> None:
-    recording = Recording([exchange(1, 2)], opens_s=0, closes_s=10, throttled=3, unsent=4, cpu_s=9.5)
+    recording = Recording(Exchanges([exchange(1, 2)]), opens_s=0, closes_s=10, throttled=3, unsent=4, cpu_s=9.5)
     recording.doubts.append("not stable")
     recording.stop()
     reasons = summarise(recording, of_window).invalid_reasons

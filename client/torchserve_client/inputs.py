@@ -1,0 +1,156 @@
+"""Reads what `predict` asks about, an input at a time: never all of it is in memory.
+
+    folder of files | file of lines -> Source: inputs by name, as often as it is gone through -> Keys: a key each
+
+A name says where an input is, and changes when a line is inserted before it. A key is a hash of what decides its
+answer: the input, the model and the options.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import orjson
+
+from torchserve_client.errors import InvalidPayload
+
+# Bytes of a key: among a billion inputs, two have the same with a probability of 10^-21 (birthday bound).
+KEY_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input.
+
+    Attributes:
+        name: a file's path in its folder, or a line's number from 1 on.
+        value: the file, or the line.
+    """
+
+    name: str
+    value: Path | str
+
+    def content(self) -> bytes:
+        """Return what is sent.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        return self.value.encode() if isinstance(self.value, str) else self.value.read_bytes()
+
+
+class Source(Protocol):
+    """Inputs in an order that stays; each iteration reads them anew."""
+
+    def __iter__(self) -> Iterator[Input]:
+        """Yield the inputs."""
+
+
+@contextmanager
+def source(path: Path, own: frozenset[str] = frozenset()) -> Iterator[Source]:
+    """Open what is asked about, until the end of the block.
+
+    Args:
+        path: a folder, in which every file at any depth is one input and hidden ones are left out; or a file of UTF-8
+            text, in which every line is one input and empty ones are left out.
+        own: names of files of the folder that are no inputs.
+
+    Raises:
+        InvalidPayload: there is no such file or folder.
+    """
+    if path.is_dir():
+        yield Folder(path, own)
+        return
+    with ExitStack() as stack:
+        try:
+            file: IO[bytes] = stack.enter_context(path.open("rb"))
+        except OSError as error:
+            raise InvalidPayload(f"{shown(path)}: {error.strerror}") from error
+        if not path.is_file():
+            # A pipe can be read once, and it is gone through twice.
+            copy = stack.enter_context(tempfile.TemporaryFile())
+            shutil.copyfileobj(file, copy)
+            file = copy
+        yield Lines(path, file)
+
+
+class Folder:
+    """The files of a folder and of those below it, in the order of their names."""
+
+    def __init__(self, root: Path, own: frozenset[str]) -> None:
+        self.root = root
+        self._own = own
+
+    def __iter__(self) -> Iterator[Input]:
+        """Walk, with no more in memory than the names of one folder and of those above it."""
+        return self._below(self.root, "")
+
+    def _below(self, folder: Path, prefix: str) -> Iterator[Input]:
+        with os.scandir(folder) as entries:
+            # A folder of a link could lead back here. With its "/" it stands where the paths of its files would.
+            found = [
+                entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "")
+                for entry in entries
+                if not entry.name.startswith(".") and (entry.is_dir(follow_symlinks=False) or entry.is_file())
+            ]
+        for name in sorted(found):
+            if name.endswith("/"):
+                yield from self._below(folder / name[:-1], prefix + name)
+            elif prefix + name not in self._own:
+                yield Input(shown(prefix + name), folder / name)
+
+
+class Lines:
+    """The lines of a file."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path = path
+        self._file = file
+
+    def __iter__(self) -> Iterator[Input]:
+        """Read from the start; a pass ends before the next one begins.
+
+        Raises:
+            InvalidPayload: the file is not UTF-8.
+        """
+        self._file.seek(0)
+        # Not splitlines(): a form feed or U+2028 within a text would count as its end, and editors number otherwise.
+        with os.fdopen(os.dup(self._file.fileno()), encoding="utf-8-sig") as text:
+            try:
+                for number, line in enumerate(text, 1):
+                    if line.strip():
+                        yield Input(str(number), line.removesuffix("\n"))
+            except UnicodeDecodeError as error:
+                words = "neither a folder nor a file of UTF-8 lines"
+                raise InvalidPayload(f"{shown(self._path)}: {words}") from error
+
+
+class Keys:
+    """Makes the keys of one model's inputs."""
+
+    def __init__(self, model: str, options: Mapping[str, Any]) -> None:
+        """Take what all inputs have in common.
+
+        Args:
+            model: the model's name.
+            options: what the model is told with every input; JSON can hold it.
+        """
+        common = orjson.dumps([model, dict(options)], option=orjson.OPT_SORT_KEYS)
+        self._hash = blake2b(b"%d:%b" % (len(common), common), digest_size=KEY_BYTES)
+
+    def of(self, content: bytes) -> str:
+        """Return the key of an input by what is sent of it."""
+        whole = self._hash.copy()
+        whole.update(content)
+        return whole.hexdigest()
+
+
+def shown(path: str | Path) -> str:
+    r"""Return a path as text that can be written: bytes of it that are not UTF-8 stand as \xe9."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,0 +1,32 @@
+"""Listeners and certificates for the tests of what goes over a socket."""
+
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.client.certificates import Certificates
+from tests.client.listener import Listener, Reply
+
+Listen = Callable[..., Listener]
+
+
+@pytest.fixture
+def listen() -> Iterator[Listen]:
+    """Starts listeners that are closed after the test."""
+    opened: list[Listener] = []
+
+    def start(reply: Reply, tls: ssl.SSLContext | None = None, **options: bool) -> Listener:
+        opened.append(Listener(reply, tls, **options))
+        return opened[-1]
+
+    yield start
+    for listener in opened:
+        listener.close()
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """A private authority, and what it has signed."""
+    return Certificates(Path(tmp_path_factory.mktemp("certificates")))

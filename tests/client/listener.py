@@ -1,0 +1,85 @@
+"""A server on a real socket that says, byte by byte, what a test wants to hear."""
+
+import contextlib
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+
+Reply = Callable[[socket.socket], None]
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"
+
+
+class Listener:
+    """A server of one reply, which it gives to every request."""
+
+    def __init__(self, reply: Reply, tls: ssl.SSLContext | None = None, *, is_http: bool = True) -> None:
+        """Listen.
+
+        Args:
+            reply: called after each request.
+            tls: speaks TLS with this; None does not.
+            is_http: whether a request is one of HTTP; otherwise it is whatever comes at once.
+        """
+        self.connections = self.received = self.requests = 0
+        self._lock = threading.Lock()
+        self._reply = reply
+        self._tls = tls
+        self._is_http = is_http
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http{'' if tls is None else 's'}://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._threads.append(threading.Thread(target=self._serve, args=[connection]))
+            self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.suppress(OSError))
+            stack.enter_context(connection)
+            if self._tls is not None:
+                connection = stack.enter_context(self._tls.wrap_socket(connection, server_side=True))
+            unread = b""
+            while content := connection.recv(65536):
+                with self._lock:
+                    self.received += len(content)
+                unread += content
+                while unread and (size := _size(unread) if self._is_http else len(unread)):
+                    unread = unread[size:]
+                    with self._lock:
+                        self.requests += 1
+                    self._reply(connection)
+
+    def close(self) -> None:
+        """Stop listening; the connections end when their clients do."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def _size(content: bytes) -> int:
+    """The bytes of the first request in what came; 0 where it is not there as a whole."""
+    head, end, _ = content.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+    size = len(head) + len(end) + (int(length[1]) if length else 0)
+    return size if end and len(content) >= size else 0
+
+
+def silent(connection: socket.socket) -> None:
+    """Never answers."""
+
+
+def answering(connection: socket.socket) -> None:
+    """Answers 1."""
+    connection.sendall(ANSWER)

@@ -1,0 +1,135 @@
+"""Against servers that are slow in every way there is: a deadline is that of the whole answer."""
+
+import socket
+import ssl
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.client.certificates import Certificates
+from tests.client.conftest import Listen
+from tests.client.listener import answering, silent
+from torchserve_client import Client, DeadlineExceeded, Management, RetryPolicy, Unreachable
+from torchserve_client.transport import Outgoing, PooledTransport
+
+pytestmark = pytest.mark.clock
+
+# Seconds: a byte, the deadline, and what is left of ten seconds of dripping where a machine stands still for some.
+DRIP_S, DEADLINE_S, ALLOWED_S = 0.05, 0.5, 5.0
+DRIPS = 200
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
+WHOLE: dict[str, tuple[bytes, bytes, bytes]] = {
+    # What comes at once, what drips byte by byte, what comes at once behind it: a good answer, each of them.
+    "status line": (b"HTTP/1.1 200 ", b"O" * DRIPS, b"\r\nContent-Length: 1\r\n\r\n1"),
+    "header": (HEAD + b"X-Long: ", b"a" * DRIPS, b"\r\nContent-Length: 1\r\n\r\n1"),
+    "body": (HEAD + b"Content-Length: %d\r\n\r\n" % DRIPS, b"1" * DRIPS, b""),
+    "body without a length": (HEAD + b"Connection: close\r\n\r\n", b"1" * DRIPS, b""),
+    "chunks": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n1\r\n" * (DRIPS // 6), b"0\r\n\r\n"),
+}
+
+
+def dripping(name: str) -> Callable[[socket.socket], None]:
+    """Make a reply whose bytes come one by one, for ten seconds."""
+    before, drops, after = WHOLE[name]
+
+    def reply(connection: socket.socket) -> None:
+        connection.sendall(before)
+        for drop in drops:
+            connection.sendall(bytes([drop]))
+            time.sleep(DRIP_S)
+        connection.sendall(after)
+        connection.shutdown(socket.SHUT_WR)
+
+    return reply
+
+
+def pausing(seconds: float) -> Callable[[socket.socket], None]:
+    """Make a reply that is none: a server that stops reading once, and then goes on."""
+    pauses = [seconds]
+
+    def reply(connection: socket.socket) -> None:
+        time.sleep(pauses.pop() if pauses else 0)
+
+    return reply
+
+
+def took_s(call: Callable[[], object]) -> float:
+    """Assert that a call ends at its deadline; give the seconds that it took."""
+    started_s = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match="no answer within"):
+        call()
+    return time.monotonic() - started_s
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_dripping_answer_ends_at_the_deadline(
+    name: str, is_tls: bool, listen: Listen, certificates: Certificates
+) -> None:
+    listener = listen(dripping(name), certificates.server() if is_tls else None)
+    with Client(listener.url, verify=certificates.pem("ca"), timeout_s=DEADLINE_S) as client:
+        assert DEADLINE_S <= took_s(lambda: client.predict("m", "a")) < ALLOWED_S
+
+
+def test_dripping_answer_of_the_management_api_ends_at_the_deadline(listen: Listen) -> None:
+    management = Management(listen(dripping("body")).url, timeout_s=DEADLINE_S)
+    started_s = time.monotonic()
+    with pytest.raises(Unreachable, match="DeadlineExceeded"):
+        management.models()
+    assert DEADLINE_S <= time.monotonic() - started_s < ALLOWED_S
+    management.close()
+
+
+def test_second_answer_on_a_kept_connection_has_a_deadline_of_its_own(listen: Listen) -> None:
+    replies = [answering, dripping("body")]
+
+    def next_reply(connection: socket.socket) -> None:
+        replies.pop(0)(connection)
+
+    listener = listen(next_reply)
+    with Client(listener.url, timeout_s=DEADLINE_S) as client:
+        assert client.predict("m", "a") == 1
+        time.sleep(2 * DEADLINE_S)
+        assert DEADLINE_S <= took_s(lambda: client.predict("m", "a")) < ALLOWED_S
+    assert listener.connections == 1
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_upload_that_nobody_reads_ends_at_the_deadline(
+    is_tls: bool, listen: Listen, certificates: Certificates
+) -> None:
+    # More than the buffers of both ends hold: what is left waits for somebody who reads.
+    content = bytes(64 << 20)
+    tls = certificates.server() if is_tls else None
+    listener = listen(pausing(2), tls, is_http=False)
+    with Client(listener.url, verify=certificates.pem("ca"), timeout_s=DEADLINE_S) as client:
+        assert DEADLINE_S <= took_s(lambda: client.predict("m", content)) < ALLOWED_S
+
+
+@pytest.mark.parametrize("reading_after_s", [1, 3.5])
+def test_deadline_bounds_handshake_upload_and_answer_together(
+    reading_after_s: float, listen: Listen, certificates: Certificates
+) -> None:
+    # A late handshake, a late start of reading, an answer that never comes.
+    class Late(ssl.SSLContext):
+        def wrap_socket(self, sock: socket.socket, *arguments: object, **keywords: object) -> ssl.SSLSocket:
+            time.sleep(1.5)
+            return super().wrap_socket(sock, server_side=True)
+
+    late = Late(ssl.PROTOCOL_TLS_SERVER)
+    late.load_cert_chain(certificates.pem("server"), certificates.key("server"))
+    listener = listen(pausing(reading_after_s), late, is_http=False)
+    transport = PooledTransport(verify=certificates.pem("ca"))
+    request = Outgoing("POST", f"{listener.url}/predictions/m", bytes(64 << 20))
+    # Each with a deadline of its own would take 1.5 + 1 + 3 s, or 1.5 + 3 s.
+    assert 3 <= took_s(lambda: transport.send(request, 3)) < 4.4
+    transport.close()
+
+
+def test_handshake_that_never_ends_ends_at_the_deadline(listen: Listen, certificates: Certificates) -> None:
+    listener = listen(silent)
+    url = listener.url.replace("http:", "https:")
+    with Client(url, verify=certificates.pem("ca"), timeout_s=DEADLINE_S, retry=RetryPolicy(attempts=1)) as client:
+        assert DEADLINE_S <= took_s(lambda: client.predict("m", "a")) < ALLOWED_S

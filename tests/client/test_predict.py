@@ -1,0 +1,169 @@
+"""`torchserve-client predict` against a server on a socket: what a second run makes of what the first one left."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.models import ROOT
+from tests.client.http_server import serving
+from torchserve_client.cli import main
+
+
+class Server:
+    """Answers with what it was asked, in capitals; it can be told to wait."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.opened = threading.Event()
+        self.opened.set()
+        self.url = ""
+
+    def __call__(self, path: str, content_type: str, body: bytes) -> Any:
+        assert self.opened.wait(30)
+        model = path.rpartition("/")[2]
+        if path.startswith("/models/"):
+            return [{"batchSize": 1}]
+        if content_type == "application/json":
+            texts = json.loads(body)["instances"]
+            self.asked += texts
+            return {"predictions": [f"{model} {text.upper()}" for text in texts]}
+        self.asked.append(body.decode())
+        return f"{model} {body.decode().upper()}"
+
+    def predict(self, path: Path, out: Path, *options: str, model: str = "m") -> int:
+        """Run the command; what it asks for is in `asked`, in some order."""
+        self.asked.clear()
+        return main([*self.addresses, "predict", model, str(path), "--out", str(out), *options])
+
+    @property
+    def addresses(self) -> list[str]:
+        return ["--server", self.url, "--management", self.url]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    with serving(made) as made.url:
+        yield made
+
+
+def answers(out: Path) -> dict[str, Any]:
+    """Name -> answer of every line; no name stands there twice."""
+    lines = [json.loads(line) for line in out.read_bytes().splitlines()]
+    found = {line["input"]: line.get("answer", "error") for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def test_inserted_line_and_a_changed_one_are_asked_and_no_answer_moves_to_another_text(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "lines.txt", tmp_path / "out.jsonl"
+    path.write_text("a\nb\nc\n")
+    assert server.predict(path, out, "--chunk", "1") == 0
+    path.write_text("new\na\nb\nchanged\n")
+    assert server.predict(path, out, "--chunk", "1") == 0
+    assert sorted(server.asked) == ["changed", "new"]
+    assert "2 answered, 2 before, 0 failed" in capsys.readouterr().out
+    # The third text is no more, and its number is another's: its answer does not stand there.
+    assert answers(out) == {"1": "m NEW", "2": "m A", "3": "m B", "4": "m CHANGED"}
+    assert answers(tmp_path / "out.jsonl.old") == {"3": "m C"}
+
+
+def test_another_model_or_option_is_asked_for_everything_and_the_first_answers_are_kept(
+    server: Server, tmp_path: Path
+) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in "ab":
+        (folder / name).write_text(name)
+    # In the folder itself: neither file of answers is taken for an input.
+    out = folder / "out.jsonl"
+    assert server.predict(folder, out) == 0
+    assert server.predict(folder, out, model="n") == 0
+    assert sorted(server.asked) == ["a", "b"]
+    assert answers(out) == {"a": "n A", "b": "n B"}
+    assert answers(folder / "out.jsonl.old") == {"a": "m A", "b": "m B"}
+    assert server.predict(folder, out, model="n") == 0
+    assert server.asked == []
+    assert server.predict(folder, out, "--option", "top_k=1", model="n") == 0
+    assert len(server.asked) == 2
+
+
+def test_file_that_is_moved_keeps_its_answer_and_a_changed_one_is_asked_again(server: Server, tmp_path: Path) -> None:
+    folder, out = tmp_path / "texts", tmp_path / "out.jsonl"
+    (folder / "below").mkdir(parents=True)
+    for name in "abc":
+        (folder / name).write_text(name)
+    assert server.predict(folder, out) == 0
+    (folder / "a").rename(folder / "below" / "z")
+    (folder / "b").write_text("other")
+    (folder / "c").unlink()
+    assert server.predict(folder, out) == 0
+    assert server.asked == ["other"]
+    # The answer to the file that is gone stays.
+    assert answers(out) == {"below/z": "m A", "b": "m OTHER", "c": "m C"}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_names_that_are_not_utf8_are_answered_under_ones_that_are(
+    server: Server, tmp_path: Path, encoding: str
+) -> None:
+    folder = tmp_path / os.fsdecode(b"fotos-\xe9")
+    folder.mkdir()
+    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("coffee")
+    (folder / "tea.txt").write_text("tea")
+    out = tmp_path / os.fsdecode(b"out-\xe9.jsonl")
+    command = [sys.executable, "-m", "torchserve_client", *server.addresses, "predict", "m", "--out", str(out)]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "1", "PYTHONPATH": str(ROOT / "client")}
+
+    def run(path: Path) -> tuple[int, bytes]:
+        finished = subprocess.run([*command, str(path)], env=environment, capture_output=True, check=False, timeout=60)
+        return finished.returncode, finished.stdout + finished.stderr
+
+    code, printed = run(folder)
+    assert (code, printed.partition(b": ")[0]) == (0, os.fsencode(tmp_path) + rb"/out-\xe9.jsonl")
+    assert answers(out) == {r"caf\xe9.txt": "m COFFEE", "tea.txt": "m TEA"}
+    server.asked.clear()
+    assert run(folder)[0] == 0
+    assert server.asked == []
+    code, printed = run(folder / "none")
+    assert (code, printed) == (
+        2,
+        b"client: " + os.fsencode(tmp_path) + b"/fotos-\\xe9/none: No such file or directory\n",
+    )
+
+
+def test_second_run_on_the_same_answers_is_told_and_nothing_is_lost(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "lines.txt", tmp_path / "out.jsonl"
+    path.write_text("a\nb\nc\nd\n")
+    # A first run left a failure: both the file and the one that takes its place are locked.
+    out.write_text('{"input":"1","key":"k","error":{"code":503}}\n')
+    server.opened.clear()
+    codes: list[int] = []
+    first = threading.Thread(target=lambda: codes.append(server.predict(path, out, "--chunk", "1")))
+    first.start()
+    while out.read_bytes():
+        assert first.is_alive()
+    assert main([*server.addresses, "predict", "m", str(path), "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert said == f"client: {out}: another run writes to it; wait for it, or name another file\n"
+    other = [sys.executable, "-m", "torchserve_client", *server.addresses, "predict", "m", str(path), "--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "client")}
+    finished = subprocess.run(other, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert (finished.returncode, finished.stderr) == (2, said)
+    server.opened.set()
+    first.join(30)
+    assert codes == [0]
+    assert answers(out) == {"1": "m A", "2": "m B", "3": "m C", "4": "m D"}
+    assert server.predict(path, out) == 0
+    assert server.asked == []

@@ -1,0 +1,201 @@
+"""Against real servers with certificates of a private authority: who is trusted, who is not, and who is asked once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from urllib3.exceptions import InsecureRequestWarning
+
+from tests.client.certificates import Certificates
+from tests.client.conftest import Listen
+from tests.client.listener import Listener, answering
+from torchserve_client import Client, FuturesClient, Management, NoConnection, RetryPolicy, TLSFailed
+from torchserve_client.cli import main
+
+# Tries again at once, and would do so often: whatever is not tried again is refused as such.
+EAGER = RetryPolicy(attempts=5, first_pause_s=0.0)
+
+
+@pytest.fixture(autouse=True)
+def no_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def server(listen: Listen, certificates: Certificates) -> Listener:
+    return listen(answering, certificates.server())
+
+
+@pytest.fixture
+def asking(listen: Listen, certificates: Certificates) -> Listener:
+    """A server that wants a certificate of its client."""
+    return listen(answering, certificates.server(asks_for_client=True))
+
+
+def predict(url: str, **trust: Any) -> Any:
+    with Client(url, timeout_s=20, retry=EAGER, **trust) as client:
+        return client.predict("m", "a")
+
+
+def refused(listener: Listener, words: str, **trust: Any) -> None:
+    """Assert that it is an error of TLS, with these words, at the first try."""
+    before = listener.connections
+    with pytest.raises(TLSFailed, match=words) as raised:
+        predict(listener.url, **trust)
+    assert raised.value.message.startswith(f"{listener.url}: TLS: ")
+    assert raised.value.to_json()["type"] == "TLSFailed"
+    assert listener.connections == before + 1
+
+
+def test_private_authority_is_trusted_where_it_is_named(server: Listener, certificates: Certificates) -> None:
+    assert predict(server.url, verify=certificates.pem("ca")) == 1
+    assert predict(server.url, verify=str(certificates.pem("ca"))) == 1
+    refused(server, "certificate verify failed: unable to get local issuer certificate")
+    refused(server, "certificate verify failed", verify=certificates.pem("stranger"))
+
+
+def test_authorities_of_a_folder_are_trusted(server: Listener, certificates: Certificates, tmp_path: Path) -> None:
+    hashed = certificates.hash("ca")
+    (tmp_path / f"{hashed}.0").write_bytes(certificates.pem("ca").read_bytes())
+    assert predict(server.url, verify=tmp_path) == 1
+
+
+@pytest.mark.parametrize("name", ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+def test_bundle_of_the_environment_is_trusted_unless_another_is_named(
+    name: str, server: Listener, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, str(certificates.pem("ca")))
+    assert predict(server.url) == 1
+    refused(server, "certificate verify failed", verify=certificates.pem("stranger"))
+    monkeypatch.setenv(name, str(certificates.pem("stranger")))
+    refused(server, "certificate verify failed")
+    assert predict(server.url, verify=certificates.pem("ca")) == 1
+    monkeypatch.setenv(name, "/nowhere.pem")
+    with pytest.raises(TLSFailed, match=f"^{name}: /nowhere.pem: No such file or directory$"):
+        predict(server.url)
+
+
+def test_requests_bundle_goes_before_curls(
+    server: Listener, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificates.pem("ca")))
+    monkeypatch.setenv("CURL_CA_BUNDLE", str(certificates.pem("stranger")))
+    assert predict(server.url) == 1
+
+
+def test_certificate_of_another_host_is_refused(listen: Listen, certificates: Certificates) -> None:
+    listener = listen(answering, certificates.server("elsewhere"))
+    refused(listener, "IP address mismatch", verify=certificates.pem("ca"))
+
+
+def test_check_that_is_off_lets_everybody_in_and_warns(
+    server: Listener, listen: Listen, certificates: Certificates
+) -> None:
+    elsewhere = listen(answering, certificates.server("elsewhere"))
+    for listener in (server, elsewhere):
+        with pytest.warns(InsecureRequestWarning):
+            assert predict(listener.url, verify=False) == 1
+
+
+def test_client_certificate_is_shown(asking: Listener, certificates: Certificates) -> None:
+    ca = certificates.pem("ca")
+    assert predict(asking.url, verify=ca, cert=(certificates.pem("client"), str(certificates.key("client")))) == 1
+    assert predict(asking.url, verify=ca, cert=certificates.pem("both")) == 1
+
+
+def test_client_without_a_certificate_or_with_a_strangers_is_refused(
+    asking: Listener, certificates: Certificates
+) -> None:
+    ca = certificates.pem("ca")
+    refused(asking, "alert certificate required", verify=ca)
+    strange = certificates.pem("strange-client"), certificates.key("strange-client")
+    refused(asking, "alert unknown ca", verify=ca, cert=strange)
+
+
+def test_server_without_tls_is_refused(listen: Listen) -> None:
+    listener = listen(lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"), is_http=False)
+    listener.url = listener.url.replace("http:", "https:")
+    refused(listener, "wrong version number|record layer failure")
+
+
+def test_server_that_goes_away_in_a_handshake_is_tried_again(listen: Listen) -> None:
+    listener = listen(lambda connection: connection.close(), is_http=False)
+    with pytest.raises(NoConnection):
+        predict(listener.url.replace("http:", "https:"))
+    assert listener.connections == EAGER.attempts
+
+
+@pytest.mark.parametrize(
+    ("trust", "words"),
+    [
+        ({"verify": "none.pem"}, "verify: none.pem: No such file or directory"),
+        ({"verify": "{}/note"}, "verify: .*/note: no certificate"),
+        ({"cert": "none.pem"}, "cert: none.pem: no such file"),
+        ({"cert": ("{}/client.pem", "none.key")}, "cert: none.key: no such file"),
+        ({"cert": "{}/client.pem"}, "cert: .*client.pem, .*client.pem: "),
+        ({"cert": ("{}/client.pem", "{}/server.key")}, "key values mismatch"),
+        ({"cert": ("{}/client.pem", "{}/encrypted.key")}, "cert: .*client.pem, .*encrypted.key: "),
+    ],
+)
+def test_wrong_file_is_named(trust: dict[str, Any], words: str, server: Listener, certificates: Certificates) -> None:
+    (certificates.folder / "note").write_text("no certificate at all")
+    certificates.encrypt("client", "encrypted")
+
+    def placed(value: Any) -> Any:
+        return tuple(map(placed, value)) if isinstance(value, tuple) else value.format(certificates.folder)
+
+    with pytest.raises(TLSFailed, match=words):
+        predict(server.url, **{name: placed(value) for name, value in trust.items()})
+    assert server.connections == 0
+
+
+def test_connection_with_tls_is_kept(server: Listener, certificates: Certificates) -> None:
+    with Client(server.url, verify=certificates.pem("ca")) as client, FuturesClient(client, max_workers=1) as futures:
+        assert [future.result() for future in [futures.submit("m", "a") for _ in range(3)]] == [1, 1, 1]
+    assert server.connections == 1
+
+
+def test_management_has_the_same_trust(listen: Listen, certificates: Certificates) -> None:
+    models = b'{"models":[{"modelName":"m"}]}'
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(models)
+    asking = listen(lambda connection: connection.sendall(head + models), certificates.server(asks_for_client=True))
+    ca, both = certificates.pem("ca"), certificates.pem("both")
+    management = Management(asking.url, verify=ca, cert=both)
+    assert management.models() == ["m"]
+    management.close()
+    with Client(asking.url, asking.url, verify=ca, cert=both) as client:
+        assert client.management.models() == ["m"]
+    management = Management(asking.url)
+    with pytest.raises(TLSFailed, match="certificate verify failed"):
+        management.models()
+    management.close()
+
+
+def test_commands_take_the_files_by_curls_names(
+    asking: Listener, certificates: Certificates, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lines.txt").write_text("a\n")
+    ca, certificate = str(certificates.pem("ca")), str(certificates.pem("client"))
+    command = ["predict", "m", str(tmp_path / "lines.txt"), "--out"]
+    addresses = ["--server", asking.url, "--management", asking.url]
+    trusted = [*addresses, "--cacert", ca, "--cert", certificate, "--key", str(certificates.key("client"))]
+    # The answer 1 is no list, so the command fails, but of that.
+    assert main([*trusted, *command, str(tmp_path / "a")]) == 1
+    assert "is not a list of 1" in (tmp_path / "a").read_text()
+    assert main([*addresses, "--insecure", "--cert", str(certificates.pem("both")), *command, str(tmp_path / "b")]) == 1
+    assert "is not a list of 1" in (tmp_path / "b").read_text()
+    capsys.readouterr()
+    assert main([*addresses, *command, str(tmp_path / "c")]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"client: {asking.url}: TLS: certificate verify failed: ")
+    assert printed.count("\n") == 1
+    assert main([*addresses, "describe"]) == 2
+    assert "TLS: certificate verify failed" in capsys.readouterr().err
+
+
+def test_key_without_a_certificate_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["--key", "a.key", "describe"])
+    assert raised.value.code == 2
+    assert "--key needs --cert" in capsys.readouterr().err
