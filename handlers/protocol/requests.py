@@ -31,6 +31,7 @@ from handlers.errors import (
     TooManyInstances,
     UnknownShape,
     UnsupportedMedia,
+    shown,
 )
 from handlers.protocol import open_inference
 from handlers.protocol.responses import Form, Instances, OneItem
@@ -263,7 +264,7 @@ def _column(name: str, array: NDArray[Any], dimensions: int) -> NDArray[Any]:
         return array.reshape(len(array))
     if dimensions == 0 or array.ndim != dimensions + 1:
         expected = ", ".join(["B", *(["..."] if dimensions else ["1"]) * max(dimensions, 1)])
-        raise UnknownShape(f"{name}: the shape is {list(array.shape)}; [{expected}] is needed.")
+        raise UnknownShape(f"{shown(name)}: the shape is {list(array.shape)}; [{expected}] is needed.")
     return array
 
 
@@ -290,4 +291,4 @@ def _option(name: str, value: Any) -> Any:
     try:
         return value.decode("utf-8") if isinstance(value, bytes) else value
     except UnicodeDecodeError as error:
-        raise InvalidText(f"{name}: not valid UTF-8 at byte {error.start}.") from None
+        raise InvalidText(f"{shown(name)}: not valid UTF-8 at byte {error.start}.") from None
