@@ -1,7 +1,7 @@
 """Turn the bytes of an image, or its pixels, into the square of pixels that a classifier sees.
 
-    bytes -> header (format, size, orientation) -> limits -> scaled decode -> RGB -> upright -> resize and crop in one
-    pixels                                      -> limits                            ->         resize and crop in one
+    bytes -> metadata off -> header -> limits -> scaled decode -> RGB -> upright -> resize and crop in one
+    pixels                           -> limits                                   -> resize and crop in one
 
 The arithmetic is torchvision's ImageClassification transform on PIL images: shorter side to `resize_size` with an
 antialiased bilinear filter, then the centre square of `crop_size`.
@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, UnknownShape, UnsupportedMedia
+from handlers.vision.metadata import orientation, strip
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
@@ -34,6 +35,17 @@ SCALED_DECODE_MARGIN = 2
 
 # Pillow holds 16-bit samples in these modes; `convert` would clip them at 255 instead of scaling.
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+
+# What turns an image upright, by its orientation in Exif.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +92,14 @@ def decode_image(body: bytes | bytearray, geometry: Geometry) -> NDArray[np.uint
     Raises:
         EmptyInput: there are no bytes.
         UnsupportedMedia: the bytes are of none of the formats.
-        ImageTooLarge: the image has more than `max_pixels`.
+        ImageTooLarge: the image has more than `max_pixels`, or its file more parts than an image needs.
         CorruptInput: the bytes are truncated or broken.
     """
     if not body:
         raise EmptyInput("The image is empty.")
+    stripped = strip(body)
     try:
-        image = Image.open(io.BytesIO(body), formats=FORMATS)
+        image = Image.open(io.BytesIO(stripped.body), formats=FORMATS)
     except UnidentifiedImageError:
         raise UnsupportedMedia(f"Not an image in one of the formats {', '.join(FORMATS)}.") from None
     except Exception:  # Pillow's parsers raise whatever a broken header makes them raise
@@ -99,7 +112,9 @@ def decode_image(body: bytes | bytearray, geometry: Geometry) -> NDArray[np.uint
         if geometry.scaled_decode:
             enough = SCALED_DECODE_MARGIN * geometry.resize_size
             image.draft(None, (enough, enough))
-        return np.asarray(_square(_upright(_to_rgb(image)), geometry))
+        exif, xmp = (stripped.exif, stripped.xmp) if image.format != "WEBP" else map(image.info.get, ("exif", "xmp"))
+        turned = orientation(exif or b"", xmp or b"")
+        return np.asarray(_square(_upright(_to_rgb(image), turned), geometry))
     except Exception:  # likewise its decoders, for broken data
         raise CorruptInput(f"The {image.format or 'image'} data is truncated or broken.") from None
 
@@ -131,7 +146,7 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Load the first frame as RGB, and keep `info`, where the orientation stands."""
+    """Load the first frame as RGB."""
     if image.mode == "RGB":
         image.load()
         return image
@@ -143,13 +158,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Apply the EXIF orientation; a broken EXIF block counts as none, as browsers have it."""
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:
-        return image
-    return image if orientation == 1 else ImageOps.exif_transpose(image)
+def _upright(image: Image.Image, turned: int) -> Image.Image:
+    """Apply the orientation, 1 to 8."""
+    return image if turned == 1 else image.transpose(TURNS[turned])
 
 
 def _square(image: Image.Image, geometry: Geometry) -> Image.Image:
