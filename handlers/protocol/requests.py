@@ -29,6 +29,7 @@ from handlers.errors import (
     ItemError,
     MalformedJson,
     TooManyInstances,
+    UnknownOption,
     UnknownShape,
     UnsupportedMedia,
     shown,
@@ -38,6 +39,9 @@ from handlers.protocol.responses import Form, Instances, OneItem
 
 # The names under which TorchServe hands over a body and under which its handlers look for an input.
 BODY, DATA = "body", "data"
+
+# The most options of an item. Those beside "instances" hold for every item of the list, which then has them all.
+MOST_OPTIONS = 100
 
 Value = bytes | bytearray | str | Mapping[str, Any] | NDArray[Any]
 
@@ -184,6 +188,7 @@ def _from_json(value: Any, options: Mapping[str, Any], shape: Shape) -> Request:
     if not isinstance(value, dict) or "instances" not in value:
         return Request((_payload(value, options, shape),))
     shared = {**options, **{name: option for name, option in value.items() if name != "instances"}}
+    _check_count(shared)
     instances = value["instances"]
     if not isinstance(instances, list):
         raise UnknownShape('"instances" must be a list.')
@@ -201,6 +206,11 @@ def _instance(value: Any, shared: Mapping[str, Any], shape: Shape) -> Payload | 
         return ItemError.of(error)
 
 
+def _check_count(options: Mapping[str, Any]) -> None:
+    if len(options) > MOST_OPTIONS:
+        raise UnknownOption(f"{len(options)} options; at most {MOST_OPTIONS} are taken.")
+
+
 def _payload(value: Any, shared: Mapping[str, Any], shape: Shape) -> Payload:
     if isinstance(value, str):
         return Payload(value, shared)
@@ -215,7 +225,9 @@ def _payload(value: Any, shared: Mapping[str, Any], shape: Shape) -> Payload:
 def _from_inference(document: Any, binary: memoryview, options: Mapping[str, Any], shape: Shape) -> Request:
     try:
         inquiry = open_inference.read(document, binary, shape.model)
-        return Request(_tensor_items(inquiry.tensors, {**options, **inquiry.parameters}, shape), inquiry.form)
+        shared = {**options, **inquiry.parameters}
+        _check_count(shared)
+        return Request(_tensor_items(inquiry.tensors, shared, shape), inquiry.form)
     except InvalidInput as error:
         return Request((ItemError.of(error),), open_inference.Inference(shape.model))
 

@@ -211,6 +211,16 @@ class Fuzzer:
             index = order.index(("sent", number))
             self._check_alone(number, sent[number], answers[index], decodes=decodes)
 
+    def beside_neighbours(self, sent: Sent, *, decodes: bool) -> tuple[Received, list[str]]:
+        """Send any request between neighbours; return its answer, and whose of the neighbours changed."""
+        batch = [self._neighbours[0], sent, self._neighbours[-1]]
+        first, answer, last = self._target.answers(batch, decodes=decodes)
+        changed = {
+            "the first": differ(self._kind, self._alone[0], first),
+            "the last": differ(self._kind, self._alone[-1], last),
+        }
+        return answer, [which for which, is_changed in changed.items() if is_changed]
+
     def _check(self, number: int, sent: Sent, answer: Received, log: str) -> None:
         self.outcome.bodies += 1
         self.outcome.statuses[answer.status] += 1

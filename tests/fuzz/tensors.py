@@ -61,7 +61,7 @@ def _head(tensor: Tensor) -> dict[str, Any]:
 
 
 def _around(draw: Draw, parameters: dict[str, Any]) -> dict[str, Any]:
-    around: dict[str, Any] = {"id": draw.one("1", CANARY, "x" * 1000)} if draw.often(0.3) else {}
+    around: dict[str, Any] = {"id": draw.one("1", CANARY, "x" * 1000, "\ud800")} if draw.often(0.3) else {}
     if draw.often(0.3):
         parameters = {**parameters, "binary_data_output": draw.often(0.5)}
     if parameters:
@@ -110,6 +110,8 @@ def lie(draw: Draw, tree: Any) -> str:
     for index, (name, _) in enumerate(tensor):
         if name == wanted:
             tensor[index] = (name, odd)
+            if wanted == "shape" and draw.often(0.3):
+                tensor.append(("data", []))
             break
     else:
         tensor.append((wanted, odd))
