@@ -19,6 +19,9 @@ from tests.fuzz.sent import Sent
 IN_PROCESS, SERVED = "in-process", "served"
 # Importing, and making the model: what a process takes before its first body.
 START_S = 12.0
+# What a task behind a server takes at least, in both modes.
+SERVED_S = 40.0
+MODES = ("classic", "adaptive")
 # A process that says nothing for so long hangs, whatever it was sent; it prints the stacks of its threads.
 HANGS_S = 120.0
 
@@ -48,13 +51,15 @@ def main() -> int:
     if options.journal is not None:
         (task,) = tasks
         return _child(task, options)
-    against = options.against or [IN_PROCESS]
+    against = options.against or [IN_PROCESS, SERVED]
     outcomes: list[Outcome] = []
     if IN_PROCESS in against:
         share = 1.0 if SERVED not in against else 0.6
         seconds = max(1.0, (60 * options.minutes * share / len(tasks) - START_S) / 2)
         for task in tasks:
             outcomes += _in_process(task, options, seconds)
+    if SERVED in against:
+        outcomes += _served(tasks, options, 60 * options.minutes * (1.0 if IN_PROCESS not in against else 0.4))
     print(f"seed {options.seed}\n\n{table(outcomes)}")
     for outcome in outcomes:
         for line in lines(outcome, options.seed):
@@ -63,6 +68,23 @@ def main() -> int:
             if finding.number and (path := keep(outcome.task, options.seed, finding.number, finding.problem)):
                 print(f"kept: {path}")
     return int(any(outcome.findings for outcome in outcomes))
+
+
+def _served(tasks: Sequence[str], options: argparse.Namespace, seconds: float) -> list[Outcome]:
+    """Fuzz tasks behind a server, in both modes: all, or those whose turn it is where there is no time for all."""
+    from tests.fuzz import served  # noqa: PLC0415 - only here is a server needed
+
+    if options.bodies is None:
+        first, count = options.seed % len(tasks), max(1, min(len(tasks), int(seconds / SERVED_S)))
+        tasks = [*tasks, *tasks][first : first + count]
+    seconds = max(5.0, (seconds - START_S) / len(tasks) / 2 - START_S)
+    outcomes = []
+    with served.serving(tasks) as server:
+        for task in tasks:
+            for mode in MODES:
+                outcomes.append(served.fuzz(server, task, mode, options.seed, _until(options, seconds)))
+                print(f"{task}, served, {mode}: {outcomes[-1].bodies} bodies", file=sys.stderr)
+    return outcomes
 
 
 Until = Callable[[], Callable[[float], float]]

@@ -15,7 +15,8 @@ from tests.fuzz.values import CANARY, Draw
 JSON_TYPES = ("application/json", "application/json", "application/json", "", "application/json; charset=utf-8")
 # A request has so many items, by how often; limits and one beyond are among them.
 COUNTS = (0, 1, 1, 1, 2, 3, 5, MAX_INSTANCES - 1, MAX_INSTANCES, MAX_INSTANCES + 1)
-CHANGED_BYTES = 0.12
+CHANGED_BYTES, ODD_WIRE = 0.12, 0.06
+WIRES = ("cut", "no boundary", "another boundary", "chunked", "GET", "PUT")
 
 
 def neighbours(kind: Kind, seed: int) -> list[Sent]:
@@ -42,7 +43,8 @@ def request(kind: Kind, seed: int, number: int) -> Sent:
         sent = _changed_bytes(kind, draw, sent)
     drawn, may_time_out = headers.headers(draw, size=sent.size)
     is_inference = sent.is_inference or "Inference-Header-Content-Length" in drawn
-    return sent.but(headers={**sent.headers, **drawn}, may_time_out=may_time_out, is_inference=is_inference)
+    wire = draw.choice(WIRES) if draw.often(ODD_WIRE) else ""
+    return sent.but(headers={**sent.headers, **drawn}, may_time_out=may_time_out, is_inference=is_inference, wire=wire)
 
 
 def _languages(kind: Kind) -> dict[str, Any]:

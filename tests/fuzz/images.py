@@ -39,6 +39,7 @@ REFUSED = (
     "EPS",
     "AVIF",
 )
+DIFFERENT = 500
 SIDES = (1, 2, 3, 7, 8, 9, 16, 31, 32, 33, 64, 100, 257)
 # The archives of the fuzzer take so many pixels.
 MAX_PIXELS = 1_000_000
@@ -61,7 +62,13 @@ def _picture(draw: Draw) -> Image.Image:
 
 
 def image(draw: Draw) -> bytes:
-    """An image that a client might send."""
+    """An image that a client might send; one of so many, since writing one takes longer than answering it."""
+    return _image(draw.randrange(DIFFERENT))
+
+
+@cache
+def _image(index: int) -> bytes:
+    draw = Draw(f"image {index}")
     image_format = draw.choice(list(TAKEN))
     picture = _picture(draw)
     mode = draw.choice(TAKEN[image_format])
@@ -95,7 +102,11 @@ def _options(draw: Draw, image_format: str) -> dict[str, object]:
 
 def refused(draw: Draw) -> bytes:
     """An image of a format that the handlers do not take."""
-    image_format = draw.choice(REFUSED)
+    return _refused(draw.choice(REFUSED))
+
+
+@cache
+def _refused(image_format: str) -> bytes:
     mode = {"MSP": "1", "XBM": "1"}.get(image_format, "RGB")
     with io.BytesIO() as written:
         _photograph("coffee").resize((32, 32)).convert(mode).save(written, image_format)

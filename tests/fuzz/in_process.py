@@ -3,22 +3,27 @@
 archive -> Classic or Adaptive, both a Target -> answers(batch) -> one Received for each, in order
 """
 
+import ctypes
+import gc
 import io
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import psutil
 from ts.protocol.otf_message_handler import create_predict_response, retrieve_msg
 from ts.service import Service
 
 from handlers.base import BatchHandler
 from tests.fuzz.archives import ARCHIVES
 from tests.fuzz.checks import Received
+from tests.fuzz.run import Target, Usage
 from tests.fuzz.sent import Sent
 from tests.handlers.adaptive import frontend
 from tests.handlers.adaptive.frontend import Field, Frontend, message, read_answers
@@ -37,19 +42,12 @@ SCHEDULING = {
 ANSWER_TIMEOUT_S = 120
 
 
-class Target(Protocol):
-    """What is sent to."""
-
-    is_adaptive: bool
-
-    def answers(self, batch: Sequence[Sent], *, decodes: bool) -> list[Received]:
-        """Send requests together.
-
-        Args:
-            batch: the requests.
-            decodes: whether TorchServe parses JSON and decodes text before the handler sees them, its
-                `decode_input_request`; an adaptive worker reads the bytes itself.
-        """
+def own_usage() -> Usage:
+    """What this process holds, after everything that is free has been given back."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+    return Usage.of(psutil.Process())
 
 
 class Socket:
@@ -70,7 +68,7 @@ def _fields(sent: Sent) -> list[Field]:
 class Classic:
     """TorchServe's worker in classic mode, without its socket: what is raised, is raised here."""
 
-    is_adaptive = False
+    is_adaptive = is_served = False
 
     def __init__(self, handler: BatchHandler[Any, Any]) -> None:
         self._handler = handler
@@ -93,6 +91,10 @@ class Classic:
             for each in (answers[str(index)] for index in range(len(batch)))
         ]
 
+    def usage(self) -> Usage:
+        """See `Target`."""
+        return own_usage()
+
 
 class RawFrontend(Frontend):
     """A frontend that hands over an answer's bytes."""
@@ -105,7 +107,7 @@ class RawFrontend(Frontend):
 class Adaptive:
     """The worker's own loop, threads and scheduler, on a socket."""
 
-    is_adaptive = True
+    is_adaptive, is_served = True, False
 
     def __init__(self, connected: RawFrontend) -> None:
         self._frontend = connected
@@ -128,6 +130,10 @@ class Adaptive:
             )
             for answer, future in zip(answers, futures, strict=True)
         ]
+
+    def usage(self) -> Usage:
+        """See `Target`."""
+        return own_usage()
 
 
 @contextmanager

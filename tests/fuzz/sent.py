@@ -15,6 +15,8 @@ from urllib.parse import quote_plus
 
 # How parts travel: one as the body itself, any number as a form.
 Form = Literal["body", "multipart", "urlencoded"]
+# What is wrong with the request as HTTP has it; only a server sees it.
+Wire = Literal["", "cut", "no boundary", "another boundary", "chunked", "GET", "PUT"]
 BOUNDARY = "fuzz-f1d0a7"
 # A run of at least so many equal bytes is written as one piece and a count.
 SHORTEST_RUN = 64
@@ -48,6 +50,7 @@ class Sent:
         how: what was done to a valid request, in words.
         is_inference: whether it claims to be of the Open Inference Protocol, whose errors are written in another way.
         may_time_out: whether it asks for so little time that 504 is an answer.
+        wire: what is odd about it as HTTP.
     """
 
     parts: tuple[Part, ...]
@@ -56,6 +59,7 @@ class Sent:
     how: tuple[str, ...] = ()
     is_inference: bool = False
     may_time_out: bool = False
+    wire: Wire = ""
 
     @property
     def size(self) -> int:
@@ -73,7 +77,17 @@ def body(value: bytes, content_type: str = "", **more: Any) -> Sent:
 
 
 def http(sent: Sent) -> tuple[dict[str, str], bytes]:
-    """Write the headers and the body of a POST."""
+    """Write the headers and the body."""
+    headers, content = _http(sent)
+    content_type = headers.get("Content-Type", "")
+    if sent.wire == "no boundary":
+        return {**headers, "Content-Type": content_type.partition(";")[0]}, content
+    if sent.wire == "another boundary":
+        return {**headers, "Content-Type": f"multipart/form-data; boundary={BOUNDARY}x"}, content
+    return headers, content[: len(content) // 2] if sent.wire == "cut" else content
+
+
+def _http(sent: Sent) -> tuple[dict[str, str], bytes]:
     headers = {name: value for name, value in sent.headers.items() if not UNSENDABLE.search(name + value)}
     if sent.form == "body":
         (part,) = sent.parts
@@ -98,6 +112,7 @@ def to_json(sent: Sent) -> dict[str, Any]:
         "headers": dict(sent.headers),
         "how": list(sent.how),
         "is_inference": sent.is_inference,
+        "wire": sent.wire,
         "parts": [
             {"name": part.name, "content_type": part.content_type, "value": _pieces(part.value)} for part in sent.parts
         ],
@@ -113,6 +128,7 @@ def from_json(document: Mapping[str, Any]) -> Sent:
         document.get("headers", {}),
         tuple(document.get("how", ())),
         document.get("is_inference", False),
+        wire=document.get("wire", ""),
     )
 
 
