@@ -2,7 +2,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: serve stop archive lint check test test-all bench soak lock help
+.PHONY: serve stop archive lint check test test-all fuzz bench soak lock help
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -40,6 +40,12 @@ test: check ## check, then every other test but the long ones
 
 test-all: test ## test, then what takes minutes or needs more than the environment has
 	@$(BIN)/python -m pytest -m long
+
+MINUTES ?= 5
+SEED ?= 1
+
+fuzz: .venv/.installed ## what no client should send, for MINUTES=5 by SEED=1, against handlers and a server
+	@nice $(BIN)/python -W ignore -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
 
 bench: .venv/.installed ## this server against its peers, as ratios; ONLY=translation runs a part
 	@$(BIN)/python -m load.bench $(ONLY)

@@ -12,9 +12,13 @@ from pydantic import BeforeValidator, ConfigDict, Field, Strict, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from handlers.errors import InvalidConfig, UnknownOption
+from handlers.errors import InvalidConfig, UnknownOption, shown
 
 T = TypeVar("T")
+
+# A client is told so many of its mistakes: an item may have as many options as its body has room for, and every item of
+# a list its own list of them.
+MOST_PROBLEMS = 5
 
 # Parsing is strict, since YAML already has types: `max_items: true` is a mistake, not a one.
 SETTINGS = ConfigDict(extra="forbid", strict=True)
@@ -157,22 +161,26 @@ def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
         values: what the client sent beside its input.
 
     Raises:
-        UnknownOption: lists every problem, and the options that there are.
+        UnknownOption: lists the first problems, and the options that there are.
     """
     try:
         return cls(**values)
     except ValidationError as error:
         known = ", ".join(signature(cls).parameters)
-        raise UnknownOption(f"Options: {_problems(error)}. Known options: {known or 'none'}.") from None
+        problems = _problems(error, MOST_PROBLEMS)
+        raise UnknownOption(f"Options: {problems}. Known options: {known or 'none'}.") from None
     except TypeError:
         # Named like a parameter of the class's own making, `self` say.
         known = ", ".join(signature(cls).parameters)
         raise UnknownOption(f"Options: one has a name that is none. Known options: {known or 'none'}.") from None
 
 
-def _problems(error: ValidationError) -> str:
-    """Name the field and the reason of each problem, never the value that was sent."""
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or 'all'}: {problem['msg']}"
-        for problem in error.errors(include_url=False, include_input=False, include_context=False)
-    )
+def _problems(error: ValidationError, most: int | None = None) -> str:
+    """Name the field and the reason of each problem, or of so many, never the value that was sent."""
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    told = [
+        f"{'.'.join(shown(str(part)) for part in problem['loc']) or 'all'}: {problem['msg']}"
+        for problem in problems[:most]
+    ]
+    more = len(problems) - len(told)
+    return "; ".join([*told, f"{more} more"] if more else told)

@@ -151,6 +151,16 @@ class ItemError:
         return cls(error.code, type(error).__name__, str(error))
 
 
+# A name of a client's own making is repeated to it up to so many characters; ours have fewer.
+LONGEST_NAME = 40
+
+
+def shown(name: str) -> str:
+    """Repeat a name of a client's own making for a message, unless it is long or odd and so may be anything."""
+    is_plain = len(name) <= LONGEST_NAME and name.isascii() and name.isprintable()
+    return name if is_plain else f"a name of {len(name)} characters"
+
+
 INTERNAL_ERROR = ItemError(500, "InternalError", "The model failed on this input; the server's log says where.")
 OUT_OF_MEMORY = ItemError(507, "OutOfMemory", "The model ran out of memory on this input alone.")
 OUT_OF_TIME = ItemError(

@@ -56,7 +56,7 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
     Args:
         folder: to write it to.
         kind: `bert`, with segments, `distilbert`, without, or `roberta`, on a byte-level vocabulary.
-        task: the name of a built-in one; its head is scaled up, so that answers are decided.
+        task: the name of a built-in one; its head, where it has one, is scaled up, so that answers are decided.
         labels: names of the classes, where the task has some.
         config: more of the model's configuration.
 
@@ -88,8 +88,9 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
     torch.manual_seed(1)
     network = getattr(transformers, head_of(task).auto_class).from_config(settings)
     with torch.no_grad():
-        head = getattr(network, "qa_outputs", None) or network.classifier
-        getattr(head, "out_proj", head).weight.mul_(8)
+        head = getattr(network, "qa_outputs", None) or getattr(network, "classifier", None)
+        if head is not None:
+            getattr(head, "out_proj", head).weight.mul_(8)
     network.save_pretrained(folder)
     return folder
 

@@ -159,8 +159,8 @@ def read(document: Any, binary: memoryview, model: Model) -> Inquiry:
     if not is_inference(document) or not document["inputs"]:
         raise UnknownShape('"inputs" must be a list of tensors, at least one.')
     request_id = document.get("id")
-    if not isinstance(request_id, str | None):
-        raise UnknownShape('"id" must be a string.')
+    if not isinstance(request_id, str | None) or not _is_writable(request_id or ""):
+        raise UnknownShape('"id" must be a string, without lone surrogates.')
     parameters = _parameters(document)
     is_binary = _flag(parameters, "binary_data_output", default=False)
     wanted = _wanted(document.get("outputs"), model.outputs.names, is_binary)
@@ -225,6 +225,15 @@ def _wanted(outputs: Any, names: Sequence[str], is_binary: bool) -> dict[str, bo
                 raise UnknownShape(f"Output {name}: {unsupported} is not supported.")
         wanted[name] = _flag(parameters, "binary_data", default=is_binary)
     return wanted
+
+
+def _is_writable(text: str) -> bool:
+    """Whether an answer can repeat a text: TorchServe's own parser lets surrogates stand alone."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _name(tensor: Any) -> str:

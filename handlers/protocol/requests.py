@@ -29,8 +29,10 @@ from handlers.errors import (
     ItemError,
     MalformedJson,
     TooManyInstances,
+    UnknownOption,
     UnknownShape,
     UnsupportedMedia,
+    shown,
 )
 from handlers.protocol import open_inference
 from handlers.protocol.allowance import UNLIMITED, Allowance
@@ -38,6 +40,9 @@ from handlers.protocol.responses import Form, Instances, OneItem
 
 # The names under which TorchServe hands over a body and under which its handlers look for an input.
 BODY, DATA = "body", "data"
+
+# The most options of an item. Those beside "instances" hold for every item of the list, which then has them all.
+MOST_OPTIONS = 100
 
 Value = bytes | bytearray | str | Mapping[str, Any] | NDArray[Any]
 
@@ -189,6 +194,7 @@ def _from_json(value: Any, options: Mapping[str, Any], shape: Shape) -> Request:
     if not isinstance(value, dict) or "instances" not in value:
         return Request((_payload(value, options, shape),))
     shared = {**options, **{name: option for name, option in value.items() if name != "instances"}}
+    _check_count(shared)
     instances = value["instances"]
     if not isinstance(instances, list):
         raise UnknownShape('"instances" must be a list.')
@@ -206,6 +212,11 @@ def _instance(value: Any, shared: Mapping[str, Any], shape: Shape) -> Payload | 
         return ItemError.of(error)
 
 
+def _check_count(options: Mapping[str, Any]) -> None:
+    if len(options) > MOST_OPTIONS:
+        raise UnknownOption(f"{len(options)} options; at most {MOST_OPTIONS} are taken.")
+
+
 def _payload(value: Any, shared: Mapping[str, Any], shape: Shape) -> Payload:
     if isinstance(value, str):
         return Payload(value, shared)
@@ -220,7 +231,9 @@ def _payload(value: Any, shared: Mapping[str, Any], shape: Shape) -> Payload:
 def _from_inference(document: Any, binary: memoryview, options: Mapping[str, Any], shape: Shape) -> Request:
     try:
         inquiry = open_inference.read(document, binary, shape.model)
-        return Request(_tensor_items(inquiry.tensors, {**options, **inquiry.parameters}, shape), inquiry.form)
+        shared = {**options, **inquiry.parameters}
+        _check_count(shared)
+        return Request(_tensor_items(inquiry.tensors, shared, shape), inquiry.form)
     except InvalidInput as error:
         return Request((ItemError.of(error),), open_inference.Inference(shape.model))
 
@@ -269,7 +282,7 @@ def _column(name: str, array: NDArray[Any], dimensions: int) -> NDArray[Any]:
         return array.reshape(len(array))
     if dimensions == 0 or array.ndim != dimensions + 1:
         expected = ", ".join(["B", *(["..."] if dimensions else ["1"]) * max(dimensions, 1)])
-        raise UnknownShape(f"{name}: the shape is {list(array.shape)}; [{expected}] is needed.")
+        raise UnknownShape(f"{shown(name)}: the shape is {list(array.shape)}; [{expected}] is needed.")
     return array
 
 
@@ -296,4 +309,4 @@ def _option(name: str, value: Any) -> Any:
     try:
         return value.decode("utf-8") if isinstance(value, bytes) else value
     except UnicodeDecodeError as error:
-        raise InvalidText(f"{name}: not valid UTF-8 at byte {error.start}.") from None
+        raise InvalidText(f"{shown(name)}: not valid UTF-8 at byte {error.start}.") from None

@@ -64,13 +64,17 @@ def read_shape(shape: Any) -> tuple[int, ...]:
     """Read a shape of any size; nothing is allocated for it.
 
     Raises:
-        MalformedTensor: it is not a list of at most MAX_DIMENSIONS whole numbers from 0 to MAX_SIZE.
+        MalformedTensor: it is not a list of at most MAX_DIMENSIONS whole numbers from 0 to MAX_SIZE; or those of them
+            that are not 0 multiply to more.
     """
     is_shape = isinstance(shape, list) and all(type(size) is int and 0 <= size <= MAX_SIZE for size in shape)
     if not is_shape or len(shape) > MAX_DIMENSIONS:
         raise MalformedTensor(
             f'"shape" must be a list of at most {MAX_DIMENSIONS} whole numbers, none negative or above {MAX_SIZE}.'
         )
+    # numpy wants to count even what a 0 beside it leaves nothing of.
+    if math.prod(size or 1 for size in shape) > MAX_SIZE:
+        raise MalformedTensor(f'"shape" has more than {MAX_SIZE} elements.')
     return tuple(shape)
 
 

@@ -1,7 +1,7 @@
 """Turn the bytes of an image, or its pixels, into the square of pixels that a classifier sees.
 
-    bytes -> header (format, size, orientation) -> limits -> scaled decode -> RGB -> upright -> resize and crop in one
-    pixels                                      -> limits                            ->         resize and crop in one
+    bytes -> metadata off -> header -> limits -> scaled decode -> RGB -> upright -> resize and crop in one
+    pixels                           -> limits                                   -> resize and crop in one
 
 The arithmetic is torchvision's ImageClassification transform on PIL images: shorter side to `resize_size` with an
 antialiased bilinear filter, then the centre square of `crop_size`.
@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, UnknownShape, UnsupportedMedia
 from handlers.protocol.allowance import UNLIMITED, Allowance
+from handlers.vision.metadata import orientation, strip
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
@@ -37,6 +38,17 @@ SCALED_DECODE_MARGIN = 2
 
 # Pillow holds 16-bit samples in these modes; `convert` would clip them at 255 instead of scaling.
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+
+# What turns an image upright, by its orientation in Exif.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +98,7 @@ def decode_image(body: bytes | bytearray, geometry: Geometry, allowance: Allowan
     Raises:
         EmptyInput: there are no bytes.
         UnsupportedMedia: the bytes are of none of the formats.
-        ImageTooLarge: the image has more than `max_pixels`.
+        ImageTooLarge: the image has more than `max_pixels`, or its file more parts than an image needs.
         WorkTooLarge: with it, the images of its request have more than `max_request_pixels`.
         CorruptInput: the bytes are truncated or broken.
     """
@@ -95,8 +107,9 @@ def decode_image(body: bytes | bytearray, geometry: Geometry, allowance: Allowan
     # Pillow's limit is ours, wherever it looks: at the header and at what it finds behind it. A worker has one model,
     # so its threads all write the same. TorchServe's limit_max_image_pixels is for its own handlers only.
     Image.MAX_IMAGE_PIXELS = geometry.max_pixels
+    stripped = strip(body)
     try:
-        image = Image.open(io.BytesIO(body), formats=FORMATS)
+        image = Image.open(io.BytesIO(stripped.body), formats=FORMATS)
     except BOMBS as error:
         raise _too_large(error, geometry) from None
     except UnidentifiedImageError:
@@ -111,7 +124,9 @@ def decode_image(body: bytes | bytearray, geometry: Geometry, allowance: Allowan
         if geometry.scaled_decode:
             enough = SCALED_DECODE_MARGIN * geometry.resize_size
             image.draft(None, (enough, enough))
-        return np.asarray(_square(_upright(_to_rgb(image)), geometry))
+        exif, xmp = (stripped.exif, stripped.xmp) if image.format != "WEBP" else map(image.info.get, ("exif", "xmp"))
+        turned = orientation(exif or b"", xmp or b"")
+        return np.asarray(_square(_upright(_to_rgb(image), turned), geometry))
     except BOMBS as error:
         raise _too_large(error, geometry) from None
     except Exception:  # likewise its decoders, for broken data
@@ -156,7 +171,7 @@ def _too_large(error: Exception, geometry: Geometry) -> ImageTooLarge:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Load the first frame as RGB, and keep `info`, where the orientation stands."""
+    """Load the first frame as RGB."""
     if image.mode == "RGB":
         image.load()
         return image
@@ -168,13 +183,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Apply the EXIF orientation; a broken EXIF block counts as none, as browsers have it."""
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:
-        return image
-    return image if orientation == 1 else ImageOps.exif_transpose(image)
+def _upright(image: Image.Image, turned: int) -> Image.Image:
+    """Apply the orientation, 1 to 8."""
+    return image if turned == 1 else image.transpose(TURNS[turned])
 
 
 def _square(image: Image.Image, geometry: Geometry) -> Image.Image:

@@ -92,3 +92,16 @@ def test_options_unknown_name_what_is_known_and_quote_no_value(values: dict[str,
 def test_options_named_like_python_s_own_are_unknown(name: str) -> None:
     with pytest.raises(UnknownOption, match=r"Known options: top_k, threshold, label_prefix\."):
         parse_options(LanguageIdOptions, {name: 1})
+
+
+def test_options_names_that_are_no_names_and_problems_beyond_the_first_are_counted() -> None:
+    wrong = {"top_k": 0, "topk": 1, "secret " * 1000: 1, "clé": 1, **{f"option{index}": 1 for index in range(996)}}
+    with pytest.raises(UnknownOption) as raised:
+        parse_options(ImageClassificationOptions, wrong)
+    message = str(raised.value)
+    assert "topk: Unexpected keyword" in message
+    assert "a name of 7000 characters: Unexpected keyword" in message
+    assert "a name of 3 characters: Unexpected keyword" in message
+    assert "; 995 more." in message
+    assert "secret" not in message
+    assert len(message) < 500

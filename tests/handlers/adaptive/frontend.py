@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import count
@@ -31,10 +31,22 @@ MAX_BATCH_DELAY_S = 0.001
 ANSWER_TIMEOUT_S = 20
 
 
+class Field(NamedTuple):
+    """A field of a form, or the body, as the frontend hands it over."""
+
+    name: str
+    content_type: str
+    value: bytes
+
+
+# A request's body, or the fields of its form.
+Body = bytes | Sequence[Field]
+
+
 class Sent(NamedTuple):
     """A request in the frontend; a future takes one result and raises at a second."""
 
-    body: bytes
+    body: Body
     headers: dict[str, Any]
     answer: "Future[Answer]"
 
@@ -83,11 +95,11 @@ class Frontend:
         self._thread.join(ANSWER_TIMEOUT_S)
         assert not self._thread.is_alive()
 
-    def submit(self, body: bytes, **headers: str) -> "Future[Answer]":
+    def submit(self, body: Body, **headers: str) -> "Future[Answer]":
         """One request; `x_priority="1"` is the header X-Priority."""
         return self.submit_together([(body, headers)])[0]
 
-    def submit_together(self, requests: Sequence[tuple[bytes, dict[str, str]]]) -> "list[Future[Answer]]":
+    def submit_together(self, requests: Sequence[tuple[Body, dict[str, str]]]) -> "list[Future[Answer]]":
         """Several that an idle worker sees in one exchange."""
         sent = [
             Sent(body, {name.replace("_", "-"): value for name, value in headers.items()}, Future())
@@ -98,7 +110,7 @@ class Frontend:
             self._is_something_there.notify()
         return [each.answer for each in sent]
 
-    def send(self, body: bytes, **headers: str) -> Answer:
+    def send(self, body: Body, **headers: str) -> Answer:
         """One request and its answer."""
         return self.submit(body, **headers).result(ANSWER_TIMEOUT_S)
 
@@ -138,16 +150,21 @@ class Frontend:
         for id_, received in read_answers(answers).items():
             assert received.phrase
             headers = {"content-type": received.content_type, **received.headers}
-            answer = Answer(received.status, json.loads(received.body), headers)
-            self._in_flight.pop(id_).answer.set_result(answer)
+            self._in_flight.pop(id_).answer.set_result(Answer(received.status, self.read(received), headers))
+
+    def read(self, received: "Received") -> Any:
+        """Make of an answer's body what its client sees: here, what its JSON says."""
+        return json.loads(received.body)
 
 
-def message(requests: dict[str, tuple[dict[str, str], bytes]]) -> bytes:
+def message(requests: Mapping[str, tuple[dict[str, str], Body]]) -> bytes:
     """What the frontend sends: requests by id, their headers and bodies."""
     parts = [b"I"]
     for id_, (headers, body) in requests.items():
         parts += [field(id_), *(field(name) + field(value) for name, value in headers.items()), pack("!i", -1)]
-        parts += [field("body"), field(""), field(body), pack("!i", -1)]
+        for each in [Field("body", "", body)] if isinstance(body, bytes) else body:
+            parts += [field(each.name), field(each.content_type), field(each.value)]
+        parts.append(pack("!i", -1))
     return b"".join([*parts, pack("!i", -1)])
 
 

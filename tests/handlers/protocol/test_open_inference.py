@@ -156,6 +156,21 @@ def test_request_wrong_as_a_whole_is_one_error_in_tritons_form(fields: Any, code
 
 
 @pytest.mark.parametrize(
+    ("fields", "type_"),
+    [
+        ({"id": "\ud800"}, "UnknownShape"),
+        ({"parameters": {f"option{n}": n for n in range(101)}}, "UnknownOption"),
+    ],
+)
+def test_request_that_torchserve_parsed_is_refused_where_an_answer_could_not_be_written(
+    fields: dict[str, Any], type_: str
+) -> None:
+    (error,) = unpack({"body": {"inputs": [GOOD], **fields}}, {}, TEXT).payloads
+    assert isinstance(error, ItemError)
+    assert error.type == type_
+
+
+@pytest.mark.parametrize(
     ("body", "length", "type_"),
     [
         (b"{}", "3", "MalformedTensor"),

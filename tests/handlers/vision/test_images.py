@@ -228,3 +228,23 @@ def test_decode_flipped_bytes_never_raise_anything_else() -> None:
                 assert decode_image(broken, SCALED).shape == (224, 224, 3)
             except InvalidInput:
                 pass
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+@pytest.mark.parametrize("image_format", ["PNG", "WEBP"])
+def test_decode_orientation_of_other_formats_stands_upright(orientation: int, image_format: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    body = encoded(chelsea(), image_format, exif=exif, **({"lossless": True} if image_format == "WEBP" else {}))
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(body)))
+    assert upright is not None
+    assert np.abs(decode_image(body, FULL).astype(int) - torchvision_square(upright)).max() <= 1
+
+
+def test_decode_orientation_in_xmp_alone_stands_upright() -> None:
+    packet = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    body = encoded(chelsea(), "JPEG", xmp=packet, quality=95)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(body)))
+    assert upright is not None
+    assert upright.size == (chelsea().height, chelsea().width)
+    assert np.abs(decode_image(body, FULL).astype(int) - torchvision_square(upright)).mean() < 2.0
