@@ -183,8 +183,13 @@ class Reporter:
             self._is_due.wait()
             self._is_stopped.wait(self._interval_s)
             self._is_due.clear()
-            try:
-                self.report()
-            except Exception as error:
-                # One report is lost, and not every one after it. The error itself may say more than a log should.
-                logger.error("Metrics could not be reported: %s", type(error).__name__)
+            self._try_report()
+        # What was recorded between the last report and the end.
+        self._try_report()
+
+    def _try_report(self) -> None:
+        try:
+            self.report()
+        except Exception as error:
+            # One report is lost, and not every one after it. The error itself may say more than a log should.
+            logger.error("Metrics could not be reported: %s", type(error).__name__)

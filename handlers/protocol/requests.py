@@ -249,7 +249,7 @@ def _tensor_items(
     }
     sizes = sorted({len(column) for column in columns.values()})
     if len(sizes) > 1:
-        raise UnknownShape(f"The tensors must have the same first dimension, not {', '.join(map(str, sizes))}.")
+        raise UnknownShape(f"The tensors must have the same first dimension, not {', '.join(map(str, sizes[:5]))}.")
     (size,) = sizes
     if not size:
         raise EmptyInput("The tensors are empty.")

@@ -80,7 +80,7 @@ def _form(kind: Kind, draw: Draw) -> Sent:
         value = documents.written(document(item))
         parts.append(Part("data", draw.one("application/json", "application/json", "", "text/plain"), value))
     else:
-        field = draw.one("data", "data", "data", "body", "image", "text", "", CANARY * 4)
+        field = draw.one(*["data"] * 8, "body", "image", "", CANARY * 4)
         parts.append(Part(field, draw.choice(headers.CONTENT_TYPES), kind.raw(draw, item)))
     for name, option in _options(kind, draw).items():
         value = (
@@ -107,8 +107,8 @@ def _document(kind: Kind, draw: Draw) -> Any:
 
 
 def _changed(draw: Draw, tree: Any, how: tuple[str, ...], most: int = 4) -> tuple[Any, tuple[str, ...]]:
-    """Change a document in up to so many places, one in four in none."""
-    for _ in range(draw.one(0, *range(1, most + 1))):
+    """Change a document in up to so many places, half of them in none."""
+    for _ in range(draw.one(*[0] * most, *range(1, most + 1))):
         tree, change = documents.mutate(tree, draw, lambda: values.value(draw), lambda: values.name(draw))
         how = (*how, change)
     return tree, how
@@ -149,9 +149,9 @@ def _parameters(kind: Kind, draw: Draw) -> dict[str, Any]:
 
 
 def _lied(draw: Draw, tree: Any, how: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
-    if draw.often(0.4):
+    if draw.often(0.35):
         how = (*how, tensors.lie(draw, tree))
-    return _changed(draw, tree, how, 2) if draw.often(0.5) else (tree, how)
+    return _changed(draw, tree, how, 2)
 
 
 def _inference(kind: Kind, draw: Draw) -> Sent:

@@ -112,6 +112,7 @@ def to_json(sent: Sent) -> dict[str, Any]:
         "headers": dict(sent.headers),
         "how": list(sent.how),
         "is_inference": sent.is_inference,
+        "may_time_out": sent.may_time_out,
         "wire": sent.wire,
         "parts": [
             {"name": part.name, "content_type": part.content_type, "value": _pieces(part.value)} for part in sent.parts
@@ -128,6 +129,7 @@ def from_json(document: Mapping[str, Any]) -> Sent:
         document.get("headers", {}),
         tuple(document.get("how", ())),
         document.get("is_inference", False),
+        document.get("may_time_out", False),
         wire=document.get("wire", ""),
     )
 
