@@ -124,6 +124,10 @@ class Log(logging.Handler):
         return "\n".join(lines)
 
 
+class Gone(Exception):
+    """What is sent to is not there any more, and does not come back."""
+
+
 class Target(Protocol):
     """What is sent to."""
 
@@ -179,7 +183,11 @@ class Fuzzer:
         try:
             for numbers in batches:
                 self._note(numbers)
-                self.batch(numbers)
+                try:
+                    self.batch(numbers)
+                except Gone:
+                    self._find(numbers[0], f"after the batch from {numbers[0]} on nobody answers any more")
+                    break
                 share = is_over(self.outcome.bodies)
                 if settled is None and share >= SETTLED_SHARE and self.outcome.bodies >= SETTLED_BODIES:
                     settled = self._target.usage()
@@ -203,6 +211,8 @@ class Fuzzer:
         batch = [sent[index] if what == "sent" else self._neighbours[index] for what, index in order]
         try:
             answers = self._target.answers(batch, decodes=decodes)
+        except Gone:
+            raise
         except Exception as error:
             self._raised(sent, error, decodes=decodes)
             return
@@ -251,9 +261,12 @@ class Fuzzer:
     def _raised(self, sent: dict[int, Sent], error: Exception, *, decodes: bool) -> None:
         """Find out whose request made `handle` raise, which fails a batch."""
         found = False
+        self.outcome.bodies += len(sent)
         for number, each in sent.items():
             try:
                 self._target.answers([each], decodes=decodes)
+            except Gone:
+                raise
             except Exception as own:
                 found = True
                 self._find(number, f"the whole batch fails: {type(own).__name__}", each.how, _traceback(own))

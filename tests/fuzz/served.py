@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,12 +21,13 @@ from deploy.sandbox import started
 from deploy.server import Server
 from tests import tiny_models, tiny_seq2seq
 from tests.fuzz.archives import ARCHIVES
-from tests.fuzz.checks import CANARIES, Received
+from tests.fuzz.checks import CANARIES, CUT_OFF, Received
 from tests.fuzz.child import no_note
 from tests.fuzz.in_process import ANSWER_TIMEOUT_S, MODES, SCHEDULING, WINDOW
 from tests.fuzz.kinds import KINDS
-from tests.fuzz.run import Finding, Fuzzer, Outcome, Usage, batches_from
+from tests.fuzz.run import Finding, Fuzzer, Gone, Outcome, Usage, batches_from
 from tests.fuzz.sent import Sent, http
+from torchserve_client.management import ManagementError
 
 # Long enough for all requests of a batch to come before it is formed.
 MAX_BATCH_DELAY_MS = 15
@@ -106,9 +107,14 @@ class Served:
 
         Raises:
             WorkerEnded: another process has taken the worker's place.
+            Gone: the server is not there any more.
         """
         try:
             return list(self._pool.map(self._answer, batch))
+        except OSError as error:
+            if self._server.pid() is None:
+                raise Gone(self._name) from error
+            raise
         finally:
             if not self._process.is_running():
                 self._process = self._worker()
@@ -133,6 +139,8 @@ class Served:
             response = connection.getresponse()
             received = response.read()
             given = dict(response.getheaders())
+        except (ConnectionResetError, BrokenPipeError):
+            return Received(CUT_OFF, "", {}, b"", time.perf_counter() - begun)
         finally:
             connection.close()
         seconds = time.perf_counter() - begun
@@ -141,11 +149,14 @@ class Served:
     def _worker(self) -> psutil.Process:
         """Find the worker's process, once it answers."""
         deadline = time.monotonic() + READY_TIMEOUT_S
-        while not self._server.management.is_ready(self._name):
-            if time.monotonic() > deadline:
-                raise WorkerEnded(f"{self._name} does not come back")
-            time.sleep(0.2)
-        (worker,) = self._server.management.describe(self._name)["workers"]
+        try:
+            while not self._server.management.is_ready(self._name):
+                if time.monotonic() > deadline:
+                    raise Gone(self._name)
+                time.sleep(0.2)
+            (worker,) = self._server.management.describe(self._name)["workers"]
+        except ManagementError as error:
+            raise Gone(self._name) from error
         return psutil.Process(int(worker["pid"]))
 
 
@@ -170,7 +181,8 @@ def fuzz(server: Server, task: str, mode: str, seed: int, until: Callable[[], Ca
         fuzzer = Fuzzer(KINDS[task], Served(server, name), seed, f"served, {mode}", no_note)
         outcome = fuzzer.run(batches_from(0), until())
     finally:
-        server.management.unregister(name)
+        with suppress(ManagementError):
+            server.management.unregister(name)
     for path in sorted(server.logs.iterdir()):
         if CANARIES.search(path.read_text(errors="replace")):
             outcome.findings.append(Finding(0, f"a payload stands in {path.name}"))
