@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.fuzz.kinds import KINDS
+from tests.fuzz.outcome import Finding, Outcome
 from tests.fuzz.report import distinct, keep, lines, table
-from tests.fuzz.run import Finding, Outcome
 from tests.fuzz.sent import Sent
 
 IN_PROCESS, SERVED = "in-process", "served"

@@ -80,7 +80,7 @@ def _form(kind: Kind, draw: Draw) -> Sent:
         value = documents.written(document(item))
         parts.append(Part("data", draw.one("application/json", "application/json", "", "text/plain"), value))
     else:
-        field = draw.one(*["data"] * 8, "body", "image", "", CANARY * 4)
+        field = draw.one(*["data"] * 8, "body", "image", "", CANARY)
         parts.append(Part(field, draw.choice(headers.CONTENT_TYPES), kind.raw(draw, item)))
     for name, option in _options(kind, draw).items():
         value = (
@@ -88,7 +88,7 @@ def _form(kind: Kind, draw: Draw) -> Sent:
         )
         parts.append(Part(name.encode("utf-8", "replace").decode(), draw.one("", "", "application/json"), value))
     if draw.often(0.05):
-        parts += [Part(f"{CANARY * 4}{index}", "", b"1") for index in range(draw.one(10, 500))]
+        parts += [Part(f"{CANARY}{index}", "", b"1") for index in range(draw.one(10, 500))]
     if draw.often(0.05):
         parts = parts[1:]
     draw.shuffle(parts)

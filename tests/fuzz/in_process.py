@@ -23,7 +23,8 @@ from ts.service import Service
 from handlers.base import BatchHandler
 from tests.fuzz.archives import ARCHIVES
 from tests.fuzz.checks import Received
-from tests.fuzz.run import Target, Usage
+from tests.fuzz.outcome import Usage
+from tests.fuzz.run import Target
 from tests.fuzz.sent import Sent
 from tests.handlers.adaptive import frontend
 from tests.handlers.adaptive.frontend import Field, Frontend, message, read_answers

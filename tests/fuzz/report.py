@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.fuzz import bodies
 from tests.fuzz.kinds import KINDS
-from tests.fuzz.run import Finding, Outcome
+from tests.fuzz.outcome import Finding, Outcome
 from tests.fuzz.sent import to_json
 
 FOUND = Path(__file__).parent / "found"

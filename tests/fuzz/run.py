@@ -4,20 +4,16 @@ seed, numbers -> batches of fuzzed requests and neighbours -> Target -> checks -
 """
 
 import itertools
-import json
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple, Protocol
-
-import psutil
+from typing import Any, Protocol
 
 from tests.fuzz import bodies
 from tests.fuzz.checks import CANARIES, Received, differ, problems
 from tests.fuzz.kinds import Kind
+from tests.fuzz.outcome import Finding, Outcome, Usage
 from tests.fuzz.sent import Sent
 from tests.fuzz.values import Draw
 
@@ -31,75 +27,6 @@ ALONE_EVERY = 3
 MOST_GROWTH_MIB = 64.0
 MOST_MORE_THREADS = MOST_MORE_FILES = 2
 SETTLED_SHARE, SETTLED_BODIES = 1 / 3, 500
-
-
-@dataclass(slots=True)
-class Finding:
-    """Something that does not hold.
-
-    Attributes:
-        number: of the request; `--only` sends it again.
-        problem: what is wrong.
-        how: how the request came about.
-        log: what the worker's log said.
-    """
-
-    number: int
-    problem: str
-    how: Sequence[str] = ()
-    log: str = ""
-
-
-class Usage(NamedTuple):
-    """What the process holds."""
-
-    rss_mib: float
-    threads: int
-    files: int
-
-    @classmethod
-    def of(cls, process: psutil.Process) -> "Usage":
-        """Measure a process."""
-        return cls(process.memory_info().rss / 2**20, process.num_threads(), process.num_fds())
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What came of a run.
-
-    Attributes:
-        task, mode: of whom.
-        bodies: how many fuzzed requests were answered.
-        statuses: how often each came.
-        slowest_s: the slowest answer; that of a batch in classic mode, whose requests are answered together.
-        slowest_number: one of whose batch it was.
-        growth_mib: of the resident memory since the first third.
-        findings: what does not hold.
-    """
-
-    task: str
-    mode: str
-    bodies: int = 0
-    statuses: Counter[int] = field(default_factory=Counter)
-    slowest_s: float = 0.0
-    slowest_number: int = 0
-    growth_mib: float = 0.0
-    more_threads: int = 0
-    more_files: int = 0
-    seconds: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
-
-    def to_json(self) -> str:
-        """Write it as one line."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return json.dumps({**values, "findings": [asdict(finding) for finding in self.findings]})
-
-    @classmethod
-    def of(cls, line: str) -> "Outcome":
-        """Read such a line."""
-        read = json.loads(line)
-        statuses = Counter({int(status): count for status, count in read["statuses"].items()})
-        return cls(**{**read, "statuses": statuses, "findings": [Finding(**each) for each in read["findings"]]})
 
 
 class Log(logging.Handler):

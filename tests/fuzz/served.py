@@ -25,7 +25,8 @@ from tests.fuzz.checks import CANARIES, CUT_OFF, Received
 from tests.fuzz.child import no_note
 from tests.fuzz.in_process import ANSWER_TIMEOUT_S, MODES, SCHEDULING, WINDOW
 from tests.fuzz.kinds import KINDS
-from tests.fuzz.run import Finding, Fuzzer, Gone, Outcome, Usage, batches_from
+from tests.fuzz.outcome import Finding, Outcome, Usage
+from tests.fuzz.run import Fuzzer, Gone, batches_from
 from tests.fuzz.sent import Sent, http
 from torchserve_client.management import ManagementError
 

@@ -10,8 +10,9 @@ from tests.fuzz import bodies, in_process
 from tests.fuzz.checks import Received, differ, problems
 from tests.fuzz.child import no_note
 from tests.fuzz.kinds import KINDS
+from tests.fuzz.outcome import Outcome, Usage
 from tests.fuzz.report import keep, lines
-from tests.fuzz.run import Fuzzer, Outcome, Target, Usage, batches_from
+from tests.fuzz.run import Fuzzer, Target, batches_from
 from tests.fuzz.sent import Sent, body, from_json, http, to_json
 from tests.fuzz.values import CANARY
 
