@@ -173,6 +173,9 @@ def _png(body: bytes | bytearray) -> Stripped:
             return Stripped(b"".join([*kept, view[at:]]), exif, xmp)
         (length,) = CHUNK_LENGTH.unpack_from(body, at)
         name, end = bytes(view[at + 4 : at + 8]), at + CHUNK_OVERHEAD + length
+        if end > len(body) and name not in NEEDED_CHUNKS:
+            # Without it the rest would look like no PNG at all.
+            raise CorruptInput("The PNG data is truncated or broken.")
         if name in NEEDED_CHUNKS:
             kept.append(view[at:end])
         elif name == b"eXIf" and not exif:

@@ -163,7 +163,10 @@ def break_worker(site: Site) -> None:
         (name_another_model, rf"{MOBILENET}\.mar holds {MOBILENET}, which models= has no entry for"),
         (cut_archive, rf"{MOBILENET}\.mar"),
         (lower_heap, r"72 requests may be held at once, .* that needs -Xmx\d+m"),
-        (break_worker, r"Cannot load mobilenet-v2: InvalidConfig: handler: resize_sise"),
+        (
+            break_worker,
+            r"Cannot load mobilenet-v2: InvalidConfig: this archive is not as it was .*model-config.yaml",
+        ),
     ],
 )
 def test_production_that_is_not_as_configured_fails_with_one_line_and_leaves_nothing(

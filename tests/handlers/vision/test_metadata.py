@@ -144,3 +144,12 @@ def test_strip_any_prefix_of_a_file_is_refused_or_left_to_pillow() -> None:
 )
 def test_orientation_is_read_from_exif_then_xmp(exif: bytes, xmp: bytes, expected: int) -> None:
     assert orientation(exif, xmp) == expected
+
+
+def test_png_that_is_cut_off_anywhere_is_corrupt_and_never_unknown() -> None:
+    """chelsea.png has metadata of some kilobytes before its pixels."""
+    whole = photograph("chelsea")
+    assert whole.startswith(b"\x89PNG")
+    for size in (200, 1000, 5000, len(whole) // 2):
+        with pytest.raises(CorruptInput):
+            decode_image(whole[:size], GEOMETRY)
