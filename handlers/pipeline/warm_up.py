@@ -1,6 +1,7 @@
 """Run a model before its first request, so that no request pays for a first time.
 
-measure     runs micro-batches of the sizes that matter: it prepares the engine for them, and says how long they take
+prepare     runs a micro-batch of each size that matters, once: it prepares the engine for them
+measure     runs micro-batches of the sizes that matter: it prepares the engine likewise, and says how long they take
 Rehearsal   has micro-batches of every other likely size, one at a time, for whoever has time: an engine prepares itself
             for each shape it meets
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -117,3 +118,11 @@ def started(
     with patch("handlers.adaptive.start.measure", lambda *_: [(1, RUN_S), (8, RUN_S)]):
         handler.initialize(handler.worker_context)
     return handler
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until it holds; the test fails where it does not in time."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)

@@ -16,16 +16,9 @@ from handlers.errors import EXPIRED
 from handlers.pipeline.slots import Slot
 from handlers.protocol.requests import Payload, Request
 from tests.handlers.adaptive.frontend import Frontend
-from tests.handlers.adaptive.gated import TIMEOUT_S, GatedHandler, StreamedHandler, ThreadedHandler, started
+from tests.handlers.adaptive.gated import TIMEOUT_S, GatedHandler, StreamedHandler, ThreadedHandler, started, wait_for
 
 pytestmark = pytest.mark.clock
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def listed(*values: Any) -> bytes:

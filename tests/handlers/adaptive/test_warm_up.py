@@ -2,6 +2,7 @@
 
 import logging
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +14,7 @@ from handlers.pipeline import warm_up
 from handlers.pipeline.warm_up import Allowed, Rehearsal
 from handlers.protocol.requests import Payload
 from tests.handlers.adaptive.frontend import Frontend
-from tests.handlers.adaptive.gated import SCHEDULING, TIMEOUT_S, GatedHandler, StreamedHandler, started
+from tests.handlers.adaptive.gated import SCHEDULING, TIMEOUT_S, GatedHandler, StreamedHandler, started, wait_for
 from tests.handlers.serving import DoublingHandler, context
 
 pytestmark = pytest.mark.clock
@@ -26,13 +27,6 @@ def initialized(handler: GatedHandler, model_dir: Path, **scheduling: Any) -> Ga
     handler.worker_context.model_yaml_config["continuousBatching"] = True
     handler.initialize(handler.worker_context)
     return handler
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_worker_that_comes_back_runs_one_item_and_knows_the_rest(
@@ -94,7 +88,7 @@ def test_rehearsal_that_fails_is_left_out_and_harms_nobody(tmp_path: Path, caplo
     with caplog.at_level(logging.ERROR):
         for number, kind in enumerate((Failing, Unsampled)):
             handler = started(kind, tmp_path, warm_up_s=5)
-            wait_for(lambda number=number: len(caplog.records) == number + 1)
+            wait_for(partial(lambda count: len(caplog.records) == count, number + 1))
             with Frontend(handler) as frontend:
                 assert frontend.send(b"2").body == 4
     assert "a bug" not in caplog.text
