@@ -37,7 +37,9 @@ class Site:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "TMPDIR": str(self.temporary), "TEMP": str(self.temporary)}
+        # As a user's shell has it: under `make test` a make would count itself a part of that one, and say so.
+        own = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
+        return {**own, "TMPDIR": str(self.temporary), "TEMP": str(self.temporary)}
 
     def make(self, target: str, *more: str) -> subprocess.CompletedProcess[str]:
         # Into files: a server that runs on keeps a pipe open, and its reader waiting.
