@@ -1,0 +1,168 @@
+"""deploy/gateway.yaml -> Settings: all that there is to set of the gateway."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError, field_validator
+from pydantic.dataclasses import dataclass
+
+from deploy.models import ROOT
+from deploy.nodes.node import Node
+from handlers.config import SETTINGS, Count
+from handlers.errors import InvalidConfig
+
+CONFIG = ROOT / "deploy" / "gateway.yaml"
+# What Envoy and the control process leave on disk: configuration, logs, what outlives a restart.
+RUN = ROOT / ".gateway"
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class Ports:
+    """Where the gateway listens; 8000 to 8002 are Triton's.
+
+    Attributes:
+        address: of `http` and `grpc`; whoever reaches it is a client.
+        http: predictions and the Open Inference Protocol; with `tls`, HTTPS with HTTP/1.1 and HTTP/2.
+        grpc: the same protocol by gRPC.
+        metrics: Envoy's and each node's, for Prometheus; on loopback, or on `internal_address`.
+        control: draining, canaries, nodes; for who runs the servers; on loopback, or on `internal_address`.
+        internal_address: of `metrics` and `control`.
+    """
+
+    address: str = "127.0.0.1"
+    http: Port = 8000
+    grpc: Port = 8001
+    metrics: Port = 8002
+    control: Port = 8003
+    internal_address: str = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class Tls:
+    """Certificates as PEM files; they are read anew when they are replaced (renamed over).
+
+    Attributes:
+        certificate, key: the gateway's own chain and private key.
+        client_ca: who signs clients' certificates, where clients must have one.
+    """
+
+    certificate: str
+    key: str
+    client_ca: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class Key:
+    """A client's key, and how often it may call.
+
+    Attributes:
+        client: its name in logs and metrics.
+        key: the key itself, sent as `Authorization: Bearer KEY`.
+        requests_per_second: its rate; None for no limit.
+        burst: how many it may send at once; None for one second's worth.
+    """
+
+    client: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    key: Annotated[str, Field(pattern=r"^[!-~]{16,256}$")]
+    requests_per_second: Rate | None = None
+    burst: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class Limits:
+    """What one client may take, and how long.
+
+    Attributes:
+        body_bytes: of a request's body, as it was sent and after decompression; bodies to 32 MiB are sent again where a
+            node dies.
+        form_bytes: of a body that is application/x-www-form-urlencoded, which TorchServe reads very slowly.
+        header_bytes, headers: of a request's head.
+        header_s: seconds in which the head must have come.
+        body_s: seconds in which the whole request must have come.
+        idle_s: seconds that a connection may lie idle between requests, or in which nothing of an answer moves.
+        response_s: seconds until the answer must begin; the longest responseTimeout of the models.
+        connections: how many at once, all clients together.
+        attempts: how many nodes a request may be tried on where one dies.
+        attempt_connect_s: seconds to reach a node.
+        unresponsive_s: seconds without a health answer after which a node that was cut off is left, and what it had is
+            answered elsewhere.
+    """
+
+    body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 32 << 20
+    form_bytes: Annotated[int, Field(ge=1, le=1 << 20)] = 64 << 10
+    header_bytes: Annotated[int, Field(ge=1024, le=96 << 10)] = 16 << 10
+    headers: Annotated[int, Field(ge=10, le=1000)] = 100
+    header_s: Seconds = 10.0
+    body_s: Seconds = 60.0
+    idle_s: Seconds = 300.0
+    response_s: Seconds = 120.0
+    connections: Count = 4096
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    attempt_connect_s: Seconds = 1.0
+    unresponsive_s: Seconds = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class Settings:
+    """See the classes of its parts.
+
+    Attributes:
+        nodes: the TorchServes behind the gateway; none for those that `make serve` started on this machine.
+        ports: where it listens.
+        tls: None for plain HTTP.
+        keys: of the clients; none where everybody may call.
+        limits: what one client may take.
+        management: whether loading, unloading and the repository's index of models are let through, to those who have a
+            key.
+    """
+
+    nodes: tuple[Node, ...] = ()
+    ports: Ports = Field(default_factory=Ports)
+    tls: Tls | None = None
+    keys: tuple[Key, ...] = ()
+    limits: Limits = Field(default_factory=Limits)
+    management: bool = False
+
+    @field_validator("nodes")
+    @classmethod
+    def _check_nodes(cls, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        if len({node.name for node in nodes}) < len(nodes):
+            raise ValueError("two have one name")
+        return nodes
+
+    @field_validator("keys")
+    @classmethod
+    def _check_keys(cls, keys: tuple[Key, ...]) -> tuple[Key, ...]:
+        if len({key.client for key in keys}) < len(keys) or len({key.key for key in keys}) < len(keys):
+            raise ValueError("two have one client or one key")
+        return keys
+
+
+def read(path: Path = CONFIG) -> Settings:
+    """Read the settings.
+
+    Raises:
+        InvalidConfig: it is no YAML, or holds what there is not; every problem is named, no key is.
+        OSError: it cannot be read.
+    """
+    try:
+        document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise InvalidConfig(f"{path.name}{where}: no YAML") from None
+    try:
+        # As JSON, in which a list may be a tuple and an object a dataclass, and nothing else is what it is not.
+        return TypeAdapter(Settings).validate_json(json.dumps(document or {}, default=str))
+    except ValidationError as error:
+        problems = (
+            f"{'.'.join(map(str, problem['loc'])) or 'it'}: {problem['msg'].removeprefix('Value error, ')}"
+            for problem in error.errors(include_input=False, include_url=False)
+        )
+        raise InvalidConfig(f"{path.name}: {'; '.join(problems)}") from None

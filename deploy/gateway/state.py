@@ -1,0 +1,118 @@
+"""What the nodes serve, as discovery found it last. Plain data.
+
+Fleet
+├── nodes: Node and whether it is draining
+├── models: Model -> Version -> Replica, one for each node that has it
+└── canaries: the share of a model's traffic that another version gets
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deploy.nodes.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One version of a model on one node.
+
+    Attributes:
+        workers: how many there are, or should be.
+        ready_workers: how many of them are READY.
+        batch_size, max_batch_delay_ms: of its registration.
+        is_default: whether requests that name no version are its own on that node.
+    """
+
+    workers: int
+    ready_workers: int
+    batch_size: int
+    max_batch_delay_ms: int
+    is_default: bool
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has workers, and all are READY."""
+        return 0 < self.workers <= self.ready_workers
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of a model.
+
+    Attributes:
+        version: the archive's, such as "1.0".
+        replicas: by the name of the node.
+        metadata: what its handler says of itself (`handlers.protocol.metadata`); None until one has answered.
+    """
+
+    version: str
+    replicas: Mapping[str, Replica]
+    metadata: Mapping[str, Any] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has replicas, and all their workers are READY."""
+        return bool(self.replicas) and all(replica.is_ready for replica in self.replicas.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One name that requests may ask for.
+
+    Attributes:
+        name: as it is registered.
+        versions: by the archive's version.
+        default: the version of requests that name none: that of most nodes; None where no node has one.
+    """
+
+    name: str
+    versions: Mapping[str, Version]
+    default: str | None = None
+
+    def find(self, asked: str) -> str | None:
+        """Find a version: the very one, or for "1" the one that is "1.0" (or "1.0.0"), as Triton's clients name it."""
+        if asked in self.versions:
+            return asked
+        wanted = plain(asked)
+        found = [version for version in self.versions if plain(version) == wanted]
+        return found[0] if len(found) == 1 else None
+
+
+def plain(version: str) -> str:
+    """Leave out what does not matter to whoever counts versions: "1.0" and "1.0.0" are "1"."""
+    while version.endswith(".0"):
+        version = version.removesuffix(".0")
+    return version
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """The share of a model's traffic that one version gets, of requests that name no version.
+
+    Attributes:
+        version: the version that gets it.
+        percent: 0 to 100.
+        header: name and value; requests that carry it go there, whatever the share; None for none.
+    """
+
+    version: str
+    percent: float
+    header: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Everything behind the gateway.
+
+    Attributes:
+        nodes: by name.
+        draining: the names of those that get no new requests.
+        models: by name.
+        canaries: by the model's name.
+    """
+
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    draining: frozenset[str] = frozenset()
+    models: Mapping[str, Model] = field(default_factory=dict)
+    canaries: Mapping[str, Canary] = field(default_factory=dict)
