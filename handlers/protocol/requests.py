@@ -92,6 +92,7 @@ class Shape:
         options: the names of the options of an item.
         item_dimensions: how many dimensions one item has in a tensor of numbers; a tensor of so many holds one item.
         model: what answers in the Open Inference Protocol say of the model.
+        tensors: the field of each input by the name of its tensor; nothing where tensors are named like the fields.
     """
 
     inputs: frozenset[str]
@@ -100,6 +101,7 @@ class Shape:
     options: frozenset[str] = frozenset()
     item_dimensions: int = 0
     model: open_inference.Model = field(default_factory=open_inference.Model)
+    tensors: Mapping[str, str] = field(default_factory=dict)
 
 
 def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> Request:
@@ -296,7 +298,8 @@ def _tensor_items(
 
 def _tensor_inputs(names: Iterable[str], shape: Shape) -> Mapping[str, str]:
     """Map names of tensors to the inputs they are; where a task has one input, clients call it what they like."""
-    named = {name: name for name in names if name in shape.inputs}
+    fields = shape.tensors or {name: name for name in shape.inputs}
+    named = {name: fields[name] for name in names if name in fields}
     if named:
         return named
     others = [name for name in names if name not in shape.options]
@@ -304,7 +307,7 @@ def _tensor_inputs(names: Iterable[str], shape: Shape) -> Mapping[str, str]:
         return dict(zip(others, shape.inputs, strict=True))
     known = ", ".join(sorted(shape.options)) or "none"
     if len(shape.inputs) > 1:
-        raise UnknownShape(f"The inputs must be named {', '.join(sorted(shape.inputs))}; options: {known}.")
+        raise UnknownShape(f"The inputs must be named {', '.join(sorted(fields))}; options: {known}.")
     raise UnknownShape(f"{len(others)} tensors are no options; one must be the input. Options: {known}.")
 
 
