@@ -45,7 +45,7 @@ from handlers.pipeline.slots import FinishedMicroBatch, Slot, attempt, server_ti
 from handlers.protocol.allowance import SharedAllowance
 from handlers.protocol.headers import GRPC_HEADERS, is_grpc
 from handlers.protocol.metadata import Metadata, asks_for_metadata
-from handlers.protocol.requests import Payload, Request
+from handlers.protocol.requests import Payload, Request, failed
 from handlers.protocol.responses import OneItem, Reply
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Runner:
             request = self._task.unpack(row, headers)
         except Exception as error:
             logger.error("A request failed: %s", where(error))
-            request = Request((INTERNAL_ERROR,))
+            request = failed(headers, INTERNAL_ERROR)
         request = _sharing(request)
         return replace(request, is_grpc=True) if is_grpc(headers) else request
 

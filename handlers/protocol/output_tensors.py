@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.responses import encode
-from handlers.protocol.tensors import datatype_of
+from handlers.protocol.tensors import datatype_of, to_bfloat16
 
 Arrays = Mapping[str, NDArray[Any]]
 Record = Mapping[str, Any]
 
-# These values stand where there is nothing, by `dtype.kind`.
-_NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "O": ""}
+# These values stand where there is nothing, by `dtype.kind`; V is BF16.
+_NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "O": "", "V": to_bfloat16(np.array(np.nan))}
 
 
 class OutputTensors(Protocol):
@@ -36,7 +36,7 @@ class OutputTensors(Protocol):
         """The names of the tensors, in the order of an answer."""
 
     def arrays(self, results: Sequence[Any]) -> Arrays:
-        """Make the tensors, by name; each is (B, ...), FP32, INT64 or objects.
+        """Make the tensors, by name; each is (B, ...), FP32, INT64, BF16 (`handlers.protocol.tensors`) or objects.
 
         Args:
             results: B of the task's results, at least one, without errors.
