@@ -4,7 +4,7 @@ Fleet -> models with their metadata -> /predictions/M: what it accepts, its opti
       -> every model                -> /v2: health, metadata, inference
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -49,17 +49,11 @@ FIELDS: Mapping[str, Mapping[str, Schema]] = {
     "image_classification": {"b64": {"type": "string", "contentEncoding": "base64"}},
     "question_answering": {"question": TEXT, "context": TEXT},
 }
-# What metadata calls an option's type -> JSON Schema's name of it.
-TYPES = {
-    "int": "integer",
-    "integer": "integer",
-    "float": "number",
-    "number": "number",
-    "str": "string",
-    "string": "string",
-    "bool": "boolean",
-    "boolean": "boolean",
-}
+# JSON Schema's types, of which an option's is one; others ("any") are left out.
+TYPES = frozenset({"integer", "number", "string", "boolean", "array", "object"})
+
+# Words of JSON Schema that metadata uses as they are.
+WORDS = ("enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 # Status -> what it means; docs/requests.md has the types of each.
 ERRORS: Mapping[str, str] = {
@@ -202,10 +196,9 @@ def _content(task: str, metadata: Mapping[str, Any], rows: Any) -> dict[str, Any
 def _option(option: Mapping[str, Any]) -> Schema:
     """Describe an option as JSON Schema; an unknown type is any value."""
     schema: Schema = {}
-    if kind := TYPES.get(str(option.get("type", ""))):
-        schema["type"] = kind
-    if isinstance(values := option.get("enum"), Sequence) and not isinstance(values, str):
-        schema["enum"] = list(values)
+    if option.get("type") in TYPES:
+        schema["type"] = option["type"]
+    schema |= {word: option[word] for word in WORDS if word in option}
     if option.get("default") is not None:
         schema["default"] = option["default"]
     if description := option.get("description"):

@@ -33,6 +33,8 @@ TUNING = Tuning()
 
 # The label that names the model: the handlers' metrics have the first, TorchServe's own the second.
 MODEL_LABELS = ("ModelName", "model_name")
+# Types of errors that say that an item was refused, not that it failed.
+REFUSED = frozenset({"Overloaded", "QueueFull", "QueueTimeout"})
 # A request's way through a worker; their quantiles are added up where no histogram has the whole of it.
 PARTS = ("handler_decode_seconds", "handler_wait_seconds", "handler_forward_seconds", "handler_encode_seconds")
 REQUEST = "handler_request_seconds"
@@ -67,7 +69,7 @@ class Point:
         queue_items: items that were ready as a micro-batch began, on average; adaptive mode only.
         queue_age_ms: how long the oldest of them had been there, on average; adaptive mode only.
         refusals_per_s: requests that an adaptive worker refused.
-        errors_per_s: items without a result, those of refused requests included.
+        errors_per_s: items without a result, but for those of refused requests.
     """
 
     time_s: float
@@ -95,9 +97,11 @@ class Interval:
         rates: counter -> growth a second.
         totals: counter -> growth.
         buckets: histogram -> upper end -> growth, cumulative.
+        refused_items_per_s: of handler_item_errors_total, those of refused requests.
     """
 
     time_s: float
+    refused_items_per_s: float = 0.0
     rates: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     totals: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     buckets: dict[str, dict[float, float]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(float)))
@@ -113,6 +117,8 @@ class Interval:
         else:
             self.rates[series.name] += growth / seconds
             self.totals[series.name] += growth
+            if labels.get("Type") in REFUSED:
+                self.refused_items_per_s += growth / seconds
 
 
 class Traffic:
@@ -168,7 +174,7 @@ class Traffic:
             queue_items=self._mean(QUEUE_DEPTH),
             queue_age_ms=_milliseconds(self._mean(QUEUE_AGE)),
             refusals_per_s=rates.get("handler_refusals_total", 0.0),
-            errors_per_s=errors,
+            errors_per_s=max(0.0, errors - interval.refused_items_per_s),
         )
 
     def _latency_ms(self, share: float) -> float | None:

@@ -12,7 +12,6 @@ const EXAMPLES = {
 };
 const QUESTION = "Who met Babbage?";
 const CONTEXT = "In June 1833 Ada Lovelace met Charles Babbage at a party in London.";
-const CHOICES = { aggregation: ["none", "simple", "first", "average", "max"] };
 
 /** What a model takes: an image, a question, a text, or any JSON. */
 function kindOf(metadata) {
@@ -23,27 +22,40 @@ function kindOf(metadata) {
 }
 
 /** A control for one option; empty stands for the model's own default. */
-function optionControl(name, option) {
+function optionControl(option) {
   const preset = option.default === null || option.default === undefined ? "" : String(option.default);
-  const choices = option.enum ?? CHOICES[name] ?? (/^bool/.test(option.type) ? ["true", "false"] : null);
+  const choices = option.enum ?? (option.type === "boolean" ? ["true", "false"] : null);
   if (choices) {
     const control = h("select", {}, h("option", { value: "" }, preset ? `default: ${preset}` : "default"));
     control.append(...choices.map((choice) => h("option", { value: String(choice) }, String(choice))));
     return control;
   }
-  const isNumber = /^(int|float|num)/.test(option.type ?? "");
+  const isNumber = isNumeric(option);
   return h("input", {
     type: isNumber ? "number" : "text",
-    step: isNumber ? (/^int/.test(option.type) ? "1" : "any") : null,
+    step: isNumber ? (option.type === "integer" ? "1" : "any") : null,
+    min: option.minimum,
+    max: option.maximum,
     placeholder: preset ? `default: ${preset}` : "default",
     autocomplete: "off",
     spellcheck: "false",
   });
 }
 
+function isNumeric(option) {
+  return option.type === "integer" || option.type === "number";
+}
+
+/** What a control's text stands for, in JSON. */
 function valueOf(text, option) {
-  if (/^bool/.test(option.type ?? "")) return text === "true";
-  return /^(int|float|num)/.test(option.type ?? "") ? Number(text) : text;
+  if (option.type === "boolean") return text === "true";
+  if (isNumeric(option)) return Number(text);
+  if (option.type === "string") return text;
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
 }
 
 function dropZone(change) {
@@ -146,7 +158,7 @@ function requestOf(sent) {
 export function panel(metadata, where, changed) {
   const task = metadata?.task ?? "";
   const fields = FIELDS[kindOf(metadata)](task, () => changed());
-  const options = Object.entries(metadata?.options ?? {}).map(([name, option]) => ({ name, option, control: optionControl(name, option) }));
+  const options = Object.entries(metadata?.options ?? {}).map(([name, option]) => ({ name, option, control: optionControl(option) }));
   const say = () => {
     const set = options.filter(({ control }) => control.value !== "");
     const chosen = Object.fromEntries(set.map(({ name, option, control }) => [name, valueOf(control.value, option)]));
@@ -161,7 +173,7 @@ export function panel(metadata, where, changed) {
   const answer = h("div", { class: "answer", role: "region", "aria-label": "Answer", "aria-live": "polite", tabindex: "0" });
   answer.append(h("p", { class: "empty" }, "The answer appears here."));
   const timing = h("p", { class: "timing" });
-  const form = h("form", { class: "ask" }, ...fields.nodes);
+  const form = h("form", { class: "ask", novalidate: true }, ...fields.nodes);
   if (options.length) {
     const grid = h("div", { class: "options" }, ...options.map(({ name, control }) => field(name, control)));
     form.append(h("details", {}, h("summary", {}, "Options"), grid));

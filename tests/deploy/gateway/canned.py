@@ -28,7 +28,7 @@ ENTITIES = [
     {"entity_group": "PER", "score": 0.9981, "word": "Charles Babbage", "start": 17, "end": 32},
     {"entity_group": "LOC", "score": 0.9993, "word": "London", "start": 36, "end": 42},
 ]
-TOP_K = {"top_k": {"type": "integer", "default": 5, "description": "the most labels of an answer"}}
+TOP_K = {"top_k": {"type": "integer", "minimum": 1, "default": 5, "description": "the most labels of its answer."}}
 
 
 class Canned(NamedTuple):
@@ -72,7 +72,7 @@ MODELS: Mapping[str, Canned] = {
         "token_classification",
         ("text",),
         {"result": ("BYTES", [-1])},
-        {"aggregation": {"type": "string", "default": "simple", "description": "how tokens become entities"}},
+        {"aggregation": {"type": "string", "enum": ["none", "simple", "first", "average", "max"], "default": "simple"}},
         ENTITIES,
     ),
     "question-answering": Canned(
