@@ -16,7 +16,7 @@ from deploy.gateway import sandbox
 from deploy.gateway.sandbox import Sandbox
 from deploy.models import ROOT
 from deploy.server import Server
-from tests.e2e.conftest import MOBILENET, curl
+from tests.e2e.conftest import MOBILENET, curl, metrics
 from torchserve_client.version import VERSION
 
 PHOTOGRAPH = (ROOT / "examples" / "resnet-152" / "cat.jpg").read_bytes()
@@ -136,7 +136,9 @@ def test_repository_loads_and_unloads(gateway: Sandbox, session: requests.Sessio
     assert (refused.status_code, refused.json()) == (404, {"error": "no archive unknown.mar"})
 
 
-def test_statistics_count_requests_and_never_fall(served: Sandbox, session: requests.Session) -> None:
+def test_statistics_are_the_nodes_own_and_never_fall(
+    served: Sandbox, server: Server, session: requests.Session
+) -> None:
     def statistics() -> dict[str, Any]:
         (found,) = session.get(f"{served.http}/v2/models/{MOBILENET}/stats", timeout=30).json()["model_stats"]
         return dict(found)
@@ -144,17 +146,25 @@ def test_statistics_count_requests_and_never_fall(served: Sandbox, session: requ
     def succeeded() -> int:
         return int(statistics()["inference_stats"]["success"]["count"])
 
+    def counted() -> float:
+        return sum(
+            value
+            for name, value in metrics(server).items()
+            if name.startswith("handler_requests_total{")
+            and all(label in name for label in (f'"{MOBILENET}"', '"1.0"', '"success"'))
+        )
+
     before = succeeded()
     for _ in range(5):
         assert predict(session, served).status_code == 200
-    until(lambda: succeeded() == before + 5)
+    until(lambda: before + 5 <= succeeded() == counted())
     found = statistics()
     assert found["last_inference"] > 0
     assert found["inference_stats"]["compute_infer"]["ns"] > 0
     assert sum(size["compute_infer"]["count"] for size in found["batch_stats"]) == found["execution_count"]
     kill_control(served)
     until(lambda: status(session, f"{served.http}/v2") == 200)
-    assert succeeded() >= before + 5
+    assert succeeded() == counted() >= before + 5
 
 
 def test_inference_goes_on_without_the_control_process(served: Sandbox, session: requests.Session) -> None:
