@@ -15,13 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.protocol import tensors
 from handlers.protocol.responses import encode
 
 Arrays = Mapping[str, NDArray[Any]]
 Record = Mapping[str, Any]
 
-# These values stand where there is nothing, by `dtype.kind`.
-_NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "O": ""}
+# These values stand where there is nothing, by `dtype.kind`; V is BF16.
+_NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "O": "", "V": tensors.to_bfloat16(np.array(np.nan))}
 
 
 class OutputTensors(Protocol):
@@ -32,7 +33,7 @@ class OutputTensors(Protocol):
         """The names of the tensors, in the order of an answer."""
 
     def arrays(self, results: Sequence[Any]) -> Arrays:
-        """Make the tensors, by name; each is (B, ...), FP32, INT64 or objects.
+        """Make the tensors, by name; each is (B, ...), FP32, INT64, BF16 (`handlers.protocol.tensors`) or objects.
 
         Args:
             results: B of the task's results, at least one, without errors.
