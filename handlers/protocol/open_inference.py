@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import ItemError, MalformedTensor, UnknownShape
+from handlers.errors import ItemError, MalformedTensor, UnknownShape, shown
 from handlers.protocol import tensors
 from handlers.protocol.output_tensors import Documents, OutputTensors, scattered
 from handlers.protocol.responses import Reply, encode, encode_padded
@@ -48,6 +48,16 @@ class Model:
     name: str = ""
     version: str | None = None
     outputs: OutputTensors = field(default_factory=Documents)
+
+    def output(self, name: str) -> str | None:
+        """Find the output that a request asks for; where a model has one, clients call it what they like.
+
+        Returns:
+            Its name among `outputs`, or ERROR; None where there is no such output.
+        """
+        if name in (*self.outputs.names, ERROR):
+            return name
+        return self.outputs.names[0] if len(self.outputs.names) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +96,8 @@ class Inference:
             wanted.setdefault(ERROR, self.is_binary)
         if ERROR in wanted:
             arrays[ERROR] = _errors(results)
-        return {name: (arrays[name], is_binary) for name, is_binary in wanted.items()}
+        sources = {name: self.model.output(name) or name for name in wanted}
+        return {name: (arrays[sources[name]], is_binary) for name, is_binary in wanted.items()}
 
     def _written(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Reply:
         document: dict[str, Any] = {"model_name": self.model.name}
@@ -186,7 +197,7 @@ def inquiry(document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], mod
         raise UnknownShape('"id" must be a string, without lone surrogates.')
     parameters = _parameters(document)
     is_binary = _flag(parameters, "binary_data_output", default=False)
-    wanted = _wanted(document.get("outputs"), model.outputs.names, is_binary)
+    wanted = _wanted(document.get("outputs"), model, is_binary)
     options = {
         name: value
         for name, value in parameters.items()
@@ -233,20 +244,24 @@ def _binary_size(parameters: Mapping[str, Any], binary: memoryview) -> int | Non
     return size
 
 
-def _wanted(outputs: Any, names: Sequence[str], is_binary: bool) -> dict[str, bool]:
+def _wanted(outputs: Any, model: Model, is_binary: bool) -> dict[str, bool]:
     """Read which outputs the client names, in its order, and whether each is binary."""
     if outputs is None:
         return {}
     if not isinstance(outputs, list):
         raise UnknownShape('"outputs" must be a list of {"name": ...}.')
-    wanted = {}
+    wanted: dict[str, bool] = {}
     for output in outputs:
         name, parameters = _name(output), _parameters(output)
-        if name not in (*names, ERROR):
-            raise UnknownShape(f'"outputs" has one that this model has not; it has {", ".join((*names, ERROR))}.')
+        source = model.output(name)
+        if source is None or not _is_writable(name):
+            known = ", ".join((*model.outputs.names, ERROR))
+            raise UnknownShape(f'"outputs" has one that this model has not; it has {known}.')
+        if any(model.output(other) == source for other in wanted if other != name):
+            raise UnknownShape(f'"outputs" has two names for {source}.')
         for unsupported in ("classification", "shared_memory_region"):
             if unsupported in parameters:
-                raise UnknownShape(f"Output {name}: {unsupported} is not supported.")
+                raise UnknownShape(f"Output {shown(name)}: {unsupported} is not supported.")
         wanted[name] = _flag(parameters, "binary_data", default=is_binary)
     return wanted
 

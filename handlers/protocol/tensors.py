@@ -82,6 +82,11 @@ def read_shape(shape: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
+def size_of(shape: tuple[int, ...]) -> int:
+    """Count the elements of a shape."""
+    return math.prod(shape)
+
+
 def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) -> NDArray[Any]:
     """Read a binary tensor.
 
@@ -96,9 +101,9 @@ def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) 
     Raises:
         MalformedTensor: the bytes do not make up the shape.
     """
-    count = math.prod(shape)
+    count = size_of(shape)
     if dtype.kind == "O":
-        return _objects(_elements(data, count)).reshape(shape)
+        return objects(_elements(data, count)).reshape(shape)
     if len(data) != count * dtype.itemsize:
         raise MalformedTensor(f"{_NAMES[dtype]} {list(shape)} takes {count * dtype.itemsize} bytes, not {len(data)}.")
     if dtype.kind == "b":  # a byte other than 0 and 1 is no bool to numpy
@@ -204,7 +209,7 @@ def _encoded(element: str | bytes) -> bytes:
     return element.encode() if isinstance(element, str) else element
 
 
-def _objects(elements: Sequence[Any]) -> NDArray[Any]:
+def objects(elements: Sequence[Any]) -> NDArray[Any]:
     """Make an array of one dimension, whatever the elements are."""
     array = np.empty(len(elements), object)
     array[:] = elements

@@ -37,6 +37,7 @@ from tests.handlers.adaptive.gated import (
     StreamedHandler,
     ThreadedHandler,
     started,
+    wait_for,
 )
 from tests.handlers.serving import Answer, context, serve
 
@@ -72,6 +73,23 @@ def result_of(answer: Answer) -> Any:
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_adaptive_metadata_is_answered_while_the_engine_is_busy_and_counts_for_nobody(start: Start) -> None:
+    handler = start(max_queue_items=1)
+    with Frontend(handler) as frontend:
+        handler.gate.clear()
+        busy = frontend.submit(b"2")
+        wait_for(lambda: handler.worker.state.running_batches == 1)
+        waiting = frontend.submit(b"4")
+        wait_for(lambda: handler.worker.state.waiting_items == 1)
+        asked = [frontend.submit(b"", X_Model_Metadata="1").result(TIMEOUT_S) for _ in range(3)]
+        assert not busy.done()
+        handler.gate.set()
+        assert [result_of(each.result(TIMEOUT_S)) for each in (busy, waiting)] == [4.0, 8.0]
+    assert {answer.status for answer in asked} == {200}
+    assert asked[0].body["mode"] == "adaptive"
+    assert asked[0].body["inputs"] == [{"name": "number", "datatype": "BYTES", "shape": [-1]}]
 
 
 def test_adaptive_many_clients_each_get_their_own_answer_once(handler: GatedHandler) -> None:

@@ -44,6 +44,34 @@ def test_terms_with_a_timeout_that_is_no_time_are_invalid_and_quote_nothing(valu
 
 
 @pytest.mark.parametrize(
+    ("parameters", "terms"),
+    [
+        ({"priority": 1}, Terms(1, 5.0)),
+        ({"timeout": 1_500}, Terms(3, 0.0015)),
+        ({"priority": 2, "timeout": 2**63 - 1}, Terms(2, (2**63 - 1) / 1e6)),
+        # Triton's clients send these for what is not asked.
+        ({"priority": 0, "timeout": 0}, Terms(3, 5.0)),
+    ],
+)
+def test_terms_of_the_protocols_parameters_stand_before_those_of_headers(
+    parameters: dict[str, Any], terms: Terms
+) -> None:
+    assert Terms.of({"X-Priority": "3", "X-Timeout-Ms": "5000"}, 3, parameters) == terms
+
+
+@pytest.mark.parametrize("value", [4, -1, 1.0, True, "1", "", None, [1], 10**400])
+def test_terms_with_a_priority_parameter_that_is_no_level_are_invalid(value: Any) -> None:
+    with pytest.raises(InvalidPriority, match=r"^priority must be a whole number from 1 \(first\) to 3, or 0 "):
+        Terms.of({}, 3, {"priority": value})
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, True, "1", "", None, 2**64, 10**400])
+def test_terms_with_a_timeout_parameter_that_is_no_time_are_invalid(value: Any) -> None:
+    with pytest.raises(InvalidTimeout, match=r"^timeout must be a whole number of microseconds above 0, or 0 "):
+        Terms.of({}, 3, {"timeout": value})
+
+
+@pytest.mark.parametrize(
     ("headers", "expected"),
     [
         ({}, True),
