@@ -1,7 +1,7 @@
 """What a request's headers say beside its body. Pure.
 
 X-Priority, X-Timeout-Ms    -> Terms, what it asks of the scheduler; the Open Inference Protocol's parameters
-                               priority and timeout say the same, and stand before the headers
+                               priority and timeout say the same to whom the headers do not
 none at all                 -> is_grpc: it came by TorchServe's own gRPC
 """
 
@@ -57,7 +57,8 @@ class Terms:
             headers: the request's.
             priority_levels: how many there are.
             parameters: may have "priority", a level, and "timeout", in microseconds; 0 of either says nothing, as
-                Triton has it. What they say stands before what the headers say.
+                Triton has it. A header has the last word on the priority, since a proxy may have set it, and of two
+                timeouts the shorter counts.
 
         Raises:
             InvalidPriority: the value is not a level there is.
@@ -66,13 +67,13 @@ class Terms:
         sent = {name.lower(): value for name, value in headers.items() if isinstance(value, str)}
         priority = sent.get(PRIORITY_HEADER)
         timeout_ms = sent.get(TIMEOUT_HEADER)
-        level = None if priority is None else _priority(priority, priority_levels)
-        timeout_s = inf if timeout_ms is None else _timeout_ms(timeout_ms) / 1000
-        if (asked := parameters.get("priority", 0)) != 0:
-            level = _level(asked, priority_levels)
-        if (timeout_us := parameters.get("timeout", 0)) != 0:
-            timeout_s = _timeout_us(timeout_us) / 1e6
-        return cls(level, timeout_s)
+        asked, timeout_us = parameters.get("priority", 0), parameters.get("timeout", 0)
+        level = None if asked == 0 else _level(asked, priority_levels)
+        if priority is not None:
+            level = _priority(priority, priority_levels)
+        header_s = inf if timeout_ms is None else _timeout_ms(timeout_ms) / 1000
+        timeout_s = inf if timeout_us == 0 else _timeout_us(timeout_us) / 1e6
+        return cls(level, min(header_s, timeout_s))
 
 
 def _priority(text: str, levels: int) -> int:
