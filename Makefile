@@ -14,13 +14,15 @@ $(BIN)/python: # a moved or removed environment is built anew
 	@echo "environment: installing requirements.lock into .venv"
 	@deploy/environment.sh
 
-# CONFIG as an argument of make alone: the environment's own CONFIG may be anybody's.
+# CONFIG and NODES as arguments of make alone: the environment's own may be anybody's.
 config = $(if $(filter command,$(firstword $(origin CONFIG))),--config $(CONFIG))
 
-serve: .venv/.installed ## build, start, register, and print one prediction; CONFIG=production: what is named there
-	@$(BIN)/python -m deploy.serve start $(config)
+nodes = $(if $(filter command,$(firstword $(origin NODES))),--nodes $(NODES))
 
-stop: .venv/.installed ## end the server that `make serve` started
+serve: .venv/.installed ## build, start, register, and print one prediction; CONFIG=production, NODES=4
+	@$(BIN)/python -m deploy.serve start $(config) $(nodes)
+
+stop: .venv/.installed ## end what `make serve` started, once it has answered everything
 	@$(BIN)/python -m deploy.serve stop $(config)
 
 archive: .venv/.installed ## build every archive of examples/models.yaml
