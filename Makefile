@@ -2,7 +2,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: serve stop archive lint check test test-all fuzz bench soak lock help
+.PHONY: serve gateway stop archive lint check test test-all fuzz bench soak lock help
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -16,13 +16,16 @@ $(BIN)/python: # a moved or removed environment is built anew
 
 # CONFIG and NODES as arguments of make alone: the environment's own may be anybody's.
 config = $(if $(filter command,$(firstword $(origin CONFIG))),--config $(CONFIG))
-
 nodes = $(if $(filter command,$(firstword $(origin NODES))),--nodes $(NODES))
 
 serve: .venv/.installed ## build, start, register, and print one prediction; CONFIG=production, NODES=4
 	@$(BIN)/python -m deploy.serve start $(config) $(nodes)
 
-stop: .venv/.installed ## end what `make serve` started, once it has answered everything
+gateway: .venv/.installed ## Envoy in front of what `make serve` started, on ports 8000 to 8002; deploy/gateway.yaml
+	@$(BIN)/python -m deploy.gateway start
+
+stop: .venv/.installed ## end the gateway, when its last answer is out, and then what `make serve` started
+	@$(BIN)/python -m deploy.gateway stop
 	@$(BIN)/python -m deploy.serve stop $(config)
 
 archive: .venv/.installed ## build every archive of examples/models.yaml
