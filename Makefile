@@ -24,7 +24,7 @@ serve: .venv/.installed ## build, start, register, and print one prediction; CON
 gateway: .venv/.installed ## Envoy in front of what `make serve` started, on ports 8000 to 8002; deploy/gateway.yaml
 	@$(BIN)/python -m deploy.gateway start
 
-stop: .venv/.installed ## end the gateway and what `make serve` started, once they have answered everything
+stop: .venv/.installed ## end the gateway, when its last answer is out, and then what `make serve` started
 	@$(BIN)/python -m deploy.gateway stop
 	@$(BIN)/python -m deploy.serve stop $(config)
 

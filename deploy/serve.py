@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 from deploy.archive import ArchiverFailed
+from deploy.gateway.settings import CONFIG, RUN
 from deploy.models import ROOT
 from deploy.nodes import configured, development
+from deploy.nodes.drain import Edge, come_back, leave
 from deploy.nodes.local import FOLDER, Layout, Local, found, locals_of, nodes_of
 from deploy.nodes.node import write
 from deploy.nodes.running import supervise
@@ -49,12 +51,13 @@ def layout_of(config: Path, nodes: int | None, folder: Path) -> Layout:
     return Layout(config, nodes or 1)
 
 
-def start(layout: Layout, folder: Path, only: str | None = None) -> list[Local]:
+def start(layout: Layout, folder: Path, edge: Edge, only: str | None = None) -> list[Local]:
     """Bring everything from nothing to a prediction; what is there already is used as it is.
 
     Args:
         layout: what is to run.
         folder: of the nodes.
+        edge: the gateway that may stand in front of them.
         only: the one node that is started, by a supervisor; None for all.
 
     Returns:
@@ -77,6 +80,8 @@ def start(layout: Layout, folder: Path, only: str | None = None) -> list[Local]:
             development.start(nodes, waits, is_supervised=only is not None)
         else:
             configured.start(nodes, waits, is_logged=only is not None)
+    for each in nodes:
+        come_back(each, edge)
     return nodes
 
 
@@ -101,12 +106,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--nodes", type=_positive, metavar="N", help="how many share this machine; default: 1")
     parser.add_argument("--node", metavar="NAME", help="of run: the one to run, node-1 to node-N")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of the nodes; default: .nodes")
+    parser.add_argument("--gateway-config", type=Path, default=CONFIG, metavar="PATH", help="gateway.yaml")
+    parser.add_argument("--gateway-run", type=Path, default=RUN, metavar="PATH", help="folder that the gateway runs in")
     options = parser.parse_args(arguments)
+    edge = Edge(options.gateway_config, options.gateway_run)
     nodes: list[Local] = []
     try:
         config = config_of(options.config)
         if options.command == "stop":
-            stop(config, options.folder)
+            stop(config, options.folder, edge)
             return 0
         layout = layout_of(config, options.nodes, options.folder)
         only = None
@@ -115,9 +123,9 @@ def main(arguments: list[str]) -> int:
                 raise ServerError(f"run watches one node, and there are {layout.nodes}: name it with --node")
             only = options.node or "node-1"
         nodes = [each for each in locals_of(layout, options.folder) if only in (None, each.name)]
-        started = start(layout, options.folder, only)
+        started = start(layout, options.folder, edge, only)
         if only is not None:
-            supervise(started[0])
+            supervise(started[0], lambda local: leave(local, options.folder, edge))
     except (ServerError, ManagementError, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError) as error:
         deaths = [f"{each.title}: {death}" for each in nodes if (death := each.server.died()) is not None]
         more = [death for death in deaths if death.partition(": ")[2] not in str(error)]

@@ -28,14 +28,11 @@ def start(nodes: Sequence[Local], waits: Waits, *, is_logged: bool) -> None:
     Raises:
         ServerError: something is not as it should be. The nodes that this call has started are stopped again.
     """
-    named = [
-        production.named(node.server.settings, node.server.directory / node.server.settings.model_store)
-        for node in nodes
-    ]
+    named = [_named(node) for node in nodes]
     new = [node for node in nodes if node.server.pid() is None]
     try:
         with ThreadPoolExecutor(len(nodes)) as pool:
-            list(pool.map(lambda node, models: _prove(node, models, waits), nodes, named))
+            list(pool.map(lambda node: prove(node, waits), nodes))
     except BaseException:
         for node in new:
             # What died is left as it is, for whoever says of what.
@@ -54,7 +51,13 @@ def start(nodes: Sequence[Local], waits: Waits, *, is_logged: bool) -> None:
             print(f"\n$ {line}")
 
 
-def _prove(node: Local, models: Sequence[Named], waits: Waits) -> None:
+def prove(node: Local, waits: Waits) -> None:
+    """Start a node unless it runs, and wait until all that is named is READY.
+
+    Raises:
+        ServerError: something is not as it should be.
+    """
+    models = _named(node)
     printed = production.logs(node.server, models)
     run_node(node, waits)
     names = ", ".join(model.name for model in models)
@@ -62,6 +65,10 @@ def _prove(node: Local, models: Sequence[Named], waits: Waits) -> None:
         production.prove(node.server, models, printed)
     if node.server.settings.has_tokens and not node.server.key("inference"):
         raise ServerError(f"{node.server.keys} has no key: calls need one")
+
+
+def _named(node: Local) -> list[Named]:
+    return production.named(node.server.settings, node.server.directory / node.server.settings.model_store)
 
 
 def _shown(node: Local) -> Path:

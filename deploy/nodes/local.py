@@ -153,6 +153,24 @@ def found(folder: Path = FOLDER) -> list[Local]:
     ]
 
 
+def everything(config: Path, folder: Path = FOLDER) -> list[Local]:
+    """The server that is alone, and the nodes that have folders of their own; running or not.
+
+    Args:
+        config: of the server that is alone.
+        folder: of the nodes.
+    """
+    return [Local("node-1", folder / "node-1", Server(config)), *found(folder)]
+
+
+def running_at(management_url: str, config: Path, folder: Path = FOLDER) -> Local | None:
+    """Find the running node whose management API is there; None where none of this machine is."""
+    for each in everything(config, folder):
+        if each.server.pid() is not None and each.node().management == management_url:
+            return each
+    return None
+
+
 def nodes_of(nodes: Sequence[Local]) -> list[Node]:
     """Those of them that the gateway can reach: all, or none where the one that there is has other addresses."""
     try:

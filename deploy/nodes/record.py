@@ -90,6 +90,10 @@ class Record:
         """Everything that could be restored is: what TorchServe writes is the record from now on."""
         self._pending.unlink(missing_ok=True)
 
+    def is_done(self) -> bool:
+        """Whether nothing waits to be restored."""
+        return not self._pending.exists()
+
     def forget(self) -> None:
         """The node is stopped for good: it starts as the configuration has it."""
         self._mark.unlink(missing_ok=True)
