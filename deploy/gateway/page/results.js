@@ -55,11 +55,11 @@ function marked(text, parts) {
   for (const part of [...parts].sort((a, b) => a.start - b.start)) {
     if (part.start < at) continue;
     paragraph.append(characters.slice(at, part.start).join(""));
-    const label = part.label ? h("small", {}, part.label) : null;
+    const label = part.label ? [" ", h("small", {}, part.label)] : [];
     const hue = part.label ? String(hues.indexOf(part.label) % 4) : null;
     const title = part.score === undefined ? null : score(part.score);
     const words = characters.slice(part.start, part.end).join("");
-    paragraph.append(h("mark", { "data-hue": hue, title }, words, label));
+    paragraph.append(h("mark", { "data-hue": hue, title }, words, ...label));
     at = part.end;
   }
   paragraph.append(characters.slice(at).join(""));

@@ -171,8 +171,8 @@ def test_since_leaves_out_what_the_client_has() -> None:
 def test_document_tells_the_state_of_every_replica() -> None:
     document = Summary().document(fleet())
     assert [model["name"] for model in document["models"] if not model["is_ready"]] == [
+        "colours",
         "text-classification",
-        "translation",
     ]
     (resnet,) = [model for model in document["models"] if model["name"] == "resnet-152"]
     assert (resnet["default"], resnet["canary"]) == ("1.0", {"version": "2.0", "percent": 5.0})
