@@ -2,7 +2,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: serve stop archive lint check test test-all fuzz bench soak lock help
+.PHONY: serve gateway stop archive lint check test test-all fuzz bench soak lock help
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -20,7 +20,11 @@ config = $(if $(filter command,$(firstword $(origin CONFIG))),--config $(CONFIG)
 serve: .venv/.installed ## build, start, register, and print one prediction; CONFIG=production: what is named there
 	@$(BIN)/python -m deploy.serve start $(config)
 
-stop: .venv/.installed ## end the server that `make serve` started
+gateway: .venv/.installed ## Envoy in front of what `make serve` started, on ports 8000 to 8002; deploy/gateway.yaml
+	@$(BIN)/python -m deploy.gateway start
+
+stop: .venv/.installed ## end the gateway, when its last answer is out, and the server that `make serve` started
+	@$(BIN)/python -m deploy.gateway stop
 	@$(BIN)/python -m deploy.serve stop $(config)
 
 archive: .venv/.installed ## build every archive of examples/models.yaml

@@ -12,7 +12,7 @@ import yaml
 
 from deploy.models import ROOT
 from handlers import errors, metrics
-from handlers.config import HandlerConfig, SchedulingConfig
+from handlers.config import HandlerConfig, SchedulingConfig, TensorNames
 from handlers.text.config import (
     LanguageIdConfig,
     QuestionAnsweringConfig,
@@ -113,6 +113,8 @@ def _written(default: Any) -> str:
         return "required"
     if isinstance(default, SchedulingConfig):
         return f"mode: {default.mode}"
+    if isinstance(default, TensorNames):
+        return "{}"
     if isinstance(default, bool | type(None)):
         return "null" if default is None else str(default).lower()
     if isinstance(default, tuple):

@@ -44,7 +44,8 @@ from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.slots import FinishedMicroBatch, Slot, attempt, server_timing
 from handlers.protocol.allowance import SharedAllowance
 from handlers.protocol.headers import GRPC_HEADERS, is_grpc
-from handlers.protocol.requests import Payload, Request
+from handlers.protocol.metadata import Metadata, asks_for_metadata
+from handlers.protocol.requests import Payload, Request, failed
 from handlers.protocol.responses import OneItem, Reply
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class Task(Protocol):
 
     @property
     def config(self) -> HandlerConfig: ...
+    @property
+    def metadata(self) -> Metadata: ...
 
     def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request: ...
     def decode(self, payload: Payload) -> Any: ...
@@ -73,12 +76,17 @@ class Runner:
         self._recorder = recorder
 
     def read(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
-        """Unpack what a client sent; a bug in that is this request's own error."""
+        """Unpack what a client sent; a bug in that is this request's own error.
+
+        Where it asks for the model's metadata, there is nothing to unpack: such a request has no items.
+        """
+        if asks_for_metadata(headers):
+            return Request((), self._task.metadata)
         try:
             request = self._task.unpack(row, headers)
         except Exception as error:
             logger.error("A request failed: %s", where(error))
-            request = Request((INTERNAL_ERROR,))
+            request = failed(headers, INTERNAL_ERROR)
         request = _sharing(request)
         return replace(request, is_grpc=True) if is_grpc(headers) else request
 
@@ -165,7 +173,8 @@ class Runner:
         started = time.perf_counter()
         reply = self._pack(request, slots)
         encode_s = time.perf_counter() - started
-        self._recorder.observe(ENCODE, encode_s)
+        if slots:
+            self._recorder.observe(ENCODE, encode_s)
         for slot in slots:
             self._record(slot)
         own = GRPC_HEADERS if request.is_grpc else {}

@@ -102,10 +102,10 @@ def attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Call
 def server_timing(slots: Sequence[Slot], encode_s: float) -> str:
     """Write the Server-Timing header (W3C): the durations of the request's slowest item, in milliseconds."""
     parts = {
-        "decode": max(slot.decode_s for slot in slots),
-        "wait": max(slot.wait_s for slot in slots),
-        "forward": max(slot.forward_s for slot in slots),
+        "decode": max((slot.decode_s for slot in slots), default=0.0),
+        "wait": max((slot.wait_s for slot in slots), default=0.0),
+        "forward": max((slot.forward_s for slot in slots), default=0.0),
         "encode": encode_s,
     }
     durations = (f"{name};dur={1000 * seconds:.2f}" for name, seconds in parts.items())
-    return ", ".join([*durations, f'batch;desc="{max(slot.batch_size for slot in slots)}"'])
+    return ", ".join([*durations, f'batch;desc="{max((slot.batch_size for slot in slots), default=0)}"'])

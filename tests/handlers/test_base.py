@@ -7,14 +7,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from hypothesis import given
 from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
 
 from handlers.base import BatchHandler
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Request
+from tests.handlers.protocol import test_grpc_inference
 from tests.handlers.serving import DoublingHandler, context, serve, started
 
 
@@ -34,6 +38,34 @@ def test_handle_bad_rows_fail_alone(handler: DoublingHandler) -> None:
     assert [answers[i].body for i in (0, 1, 2)] == [4.0, CORRUPT, 8.0]
     assert answers[5].body == {"predictions": [12.0, {"error": CORRUPT}]}
     assert {answer.headers["content-type"] for answer in answers} == {"application/json"}
+
+
+def number_by_grpc(number: float, **more: Any) -> dict[str, Any]:
+    """A row as the gateway's bridge makes one."""
+    return {"body": bytearray(test_grpc_inference.message(test_grpc_inference.tensor("x", np.array([number])), **more))}
+
+
+def test_handle_grpc_requests_share_the_batch_and_are_answered_in_their_way(handler: DoublingHandler) -> None:
+    handler.module.batches.clear()
+    by_grpc = test_grpc_inference.HEADERS
+    rows = [number_by_grpc(2, request_id="7"), b"4", number_by_grpc(444), {"body": bytearray(b"{}")}]
+    good, plain, failed, malformed = serve(handler, rows, [by_grpc, {"content-type": ""}, by_grpc, by_grpc])
+    assert handler.module.batches == [[2.0, 4.0]]
+    message = service_pb2.ModelInferResponse.FromString(good.body)
+    assert (good.status, message.id, message.outputs[0].name) == (200, "7", "result")
+    assert triton.InferResult(message).as_numpy("result").tolist() == [b"4.0"]
+    assert (plain.status, plain.body) == (200, 8.0)
+    assert (failed.status, failed.body, failed.headers["X-Grpc-Status"]) == (500, b"", "13")
+    assert (malformed.status, malformed.body, malformed.headers["X-Grpc-Status"]) == (400, b"", "3")
+    assert malformed.headers["X-Grpc-Message"] == "The body is no ModelInferRequest."
+
+
+def test_handle_bug_in_unpacking_a_grpc_request_is_its_own_internal_error(
+    handler: DoublingHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "unpack", lambda *_: {}["a bug"])
+    (answer,) = serve(handler, [number_by_grpc(2)], [test_grpc_inference.HEADERS])
+    assert (answer.status, answer.body, answer.headers["X-Grpc-Status"]) == (500, b"", "13")
 
 
 def test_handle_requests_share_forward_passes_by_group_and_size(handler: DoublingHandler) -> None:

@@ -23,6 +23,7 @@ HEAVY = frozenset(
         "openvino.torch",
         "openvino.frontend.pytorch",
         "openvino",
+        "google.protobuf.descriptor_pool",
         "sympy",
         "transformers",
         "transformers.modeling_utils",

@@ -1,0 +1,105 @@
+"""What an operator has decided: which nodes are draining, which version is tried on a share of the traffic.
+
+PUT /control/... -> Decisions -> a file, so that it outlives the control process -> Fleet
+"""
+
+import json
+import logging
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from deploy.gateway.state import Canary
+from handlers.config import SETTINGS
+
+logger = logging.getLogger(__name__)
+
+# A header as HTTP writes one: a token, and a value without controls at its ends.
+HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$")]
+HeaderValue = Annotated[str, Field(pattern=r"^[!-~]([ -~]{0,254}[!-~])?$")]
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class CanaryRequest:
+    """A canary as it is asked for; see `Canary`."""
+
+    version: Annotated[str, Field(min_length=1, max_length=64)]
+    percent: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+    header: tuple[HeaderName, HeaderValue] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class DrainingRequest:
+    """Whether a node is to be taken out."""
+
+    draining: bool
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class _Document:
+    draining: tuple[str, ...] = ()
+    canaries: dict[str, CanaryRequest] = Field(default_factory=dict)
+
+
+class Decisions:
+    """Draining nodes and canaries, as they were decided last."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what the file holds; a file that cannot be read is as none, and the log says so."""
+        self._path = path
+        self.draining: frozenset[str] = frozenset()
+        self.canaries: dict[str, Canary] = {}
+        try:
+            document = TypeAdapter(_Document).validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return
+        except (OSError, ValidationError) as error:
+            logger.warning("%s: no node drains and no canary is tried (%s)", path.name, type(error).__name__)
+            return
+        self.draining = frozenset(document.draining)
+        self.canaries = {model: _canary(canary) for model, canary in document.canaries.items()}
+
+    def drain(self, node: str, is_draining: bool) -> None:
+        """Take a node out, or let it get requests again."""
+        self.draining = self.draining | {node} if is_draining else self.draining - {node}
+        self._save()
+
+    def keep(self, nodes: set[str]) -> None:
+        """Forget nodes that are no more: one that comes with an old name is not draining."""
+        if self.draining - nodes:
+            self.draining &= nodes
+            self._save()
+
+    def try_canary(self, model: str, asked: CanaryRequest) -> None:
+        """Give a version a share of a model's traffic."""
+        self.canaries = {**self.canaries, model: _canary(asked)}
+        self._save()
+
+    def end_canary(self, model: str) -> None:
+        """Give it none."""
+        self.canaries = {name: canary for name, canary in self.canaries.items() if name != model}
+        self._save()
+
+    def _save(self) -> None:
+        document = {
+            "draining": sorted(self.draining),
+            "canaries": {model: canary_document(canary) for model, canary in self.canaries.items()},
+        }
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        new.replace(self._path)
+
+
+def canary_document(canary: Canary) -> dict[str, object]:
+    """A canary as JSON has it."""
+    return {
+        "version": canary.version,
+        "percent": canary.percent,
+        "header": list(canary.header) if canary.header else None,
+    }
+
+
+def _canary(asked: CanaryRequest) -> Canary:
+    return Canary(asked.version, asked.percent, asked.header)

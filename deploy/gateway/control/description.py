@@ -1,0 +1,149 @@
+"""What the protocol says of models, as plain documents; pure.
+
+Fleet, model, version -> metadata, configuration, index
+
+HTTP answers these as JSON, gRPC makes its messages of them.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from deploy.gateway.control.errors import NotFound, NotReady
+from deploy.gateway.state import Fleet, Model, Version, plain
+from torchserve_client.version import VERSION
+
+NAME = "torchserve-batching"
+# Of Triton's extensions those that are answered.
+EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration", "statistics")
+MANAGEMENT_EXTENSIONS = ("model_repository",)
+# What a handler is that says nothing of itself.
+UNKNOWN_PLATFORM = "torchserve"
+
+
+def server(is_managed: bool) -> dict[str, Any]:
+    """Server metadata."""
+    extensions = [*EXTENSIONS, *(MANAGEMENT_EXTENSIONS if is_managed else ())]
+    return {"name": NAME, "version": VERSION, "extensions": extensions}
+
+
+def find(fleet: Fleet, name: str, asked: str = "") -> tuple[Model, Version]:
+    """Find a version of a model; the default one where none is asked for.
+
+    Raises:
+        NotFound: there is none.
+    """
+    model = fleet.models.get(name)
+    if model is None:
+        raise NotFound(f"Request for unknown model: '{name}' is not found")
+    version = model.find(asked) if asked else model.default
+    if version is None:
+        of = f"version {asked}" if asked else "its default version"
+        raise NotFound(f"Request for unknown model: '{name}' {of} is not found; versions: {', '.join(model.versions)}")
+    return model, model.versions[version]
+
+
+def is_server_ready(fleet: Fleet) -> bool:
+    """Whether all workers of every version are READY, on all nodes but those that are draining.
+
+    A version that is on draining nodes alone is not ready; nothing registered at all is.
+    """
+    return all(
+        replicas and all(replica.is_ready for replica in replicas)
+        for model in fleet.models.values()
+        for version in model.versions.values()
+        for replicas in [[replica for node, replica in version.replicas.items() if node not in fleet.draining]]
+    )
+
+
+def is_model_ready(fleet: Fleet, version: Version) -> bool:
+    """Whether requests for it are answered: on some node that takes requests, all its workers are READY."""
+    return any(replica.is_ready for node, replica in version.replicas.items() if node not in fleet.draining)
+
+
+def metadata(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
+    """Model metadata.
+
+    Raises:
+        NotFound: there is no such version.
+        NotReady: it has not said yet what it is.
+    """
+    model, version = find(fleet, name, asked)
+    said = _said(fleet, model, version)
+    return {
+        "name": name,
+        "versions": [version.version] if asked else list(model.versions),
+        "platform": said.get("platform", UNKNOWN_PLATFORM),
+        "inputs": [_tensor(tensor) for tensor in said.get("inputs", [])],
+        "outputs": [_tensor(tensor) for tensor in said.get("outputs", [])],
+    }
+
+
+def configuration(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
+    """Triton's model configuration; max_batch_size is the rows that one request may carry.
+
+    Raises:
+        NotFound, NotReady: the same as of `metadata`.
+    """
+    model, version = find(fleet, name, asked)
+    said = _said(fleet, model, version)
+    delay_ms = max((replica.max_batch_delay_ms for replica in version.replicas.values()), default=0)
+    batch_size = max((replica.batch_size for replica in version.replicas.values()), default=0)
+    rows = said.get("max_batch_size")
+    return {
+        "name": name,
+        "platform": said.get("platform", UNKNOWN_PLATFORM),
+        "backend": UNKNOWN_PLATFORM,
+        "version_policy": {"all": {}},
+        "max_batch_size": rows if isinstance(rows, int) and rows > 0 else 1,
+        "input": [_configured(tensor) for tensor in said.get("inputs", [])],
+        "output": [_configured(tensor) for tensor in said.get("outputs", [])],
+        # Requests that TorchServe hands over together, and how long it waits for them.
+        "dynamic_batching": {
+            "preferred_batch_size": [batch_size] if batch_size > 0 else [],
+            "max_queue_delay_microseconds": delay_ms * 1000,
+        },
+        "instance_group": [
+            {"name": name, "kind": "KIND_AUTO", "count": workers}
+            for workers in [sum(replica.workers for replica in version.replicas.values())]
+            if workers
+        ],
+    }
+
+
+def index(fleet: Fleet, *, is_ready_only: bool) -> Iterator[dict[str, str]]:
+    """The repository's index: every version that is registered, with its state."""
+    for model in fleet.models.values():
+        for version in model.versions.values():
+            if is_model_ready(fleet, version):
+                yield {"name": model.name, "version": version.version, "state": "READY", "reason": ""}
+            elif not is_ready_only:
+                workers = sum(replica.workers for replica in version.replicas.values())
+                state, reason = ("LOADING", "workers are starting") if workers else ("UNAVAILABLE", "no workers")
+                yield {"name": model.name, "version": version.version, "state": state, "reason": reason}
+
+
+def numbered(model: Model, version: str) -> str:
+    """A version as Triton's tools can read it in statistics: "1" of "1.0", where that finds it again."""
+    number = plain(version)
+    return number if number.isdecimal() and model.find(number) == version else version
+
+
+def _said(fleet: Fleet, model: Model, version: Version) -> dict[str, Any]:
+    """What a handler said of itself; nothing, of one that is served and does not know the question."""
+    if version.metadata is None and not is_model_ready(fleet, version):
+        raise NotReady(f"Request for unknown model: '{model.name}' version {version.version} is not at ready state")
+    return dict(version.metadata or {})
+
+
+def _tensor(tensor: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensor[name] for name in ("name", "datatype", "shape")}
+
+
+def _configured(tensor: dict[str, Any]) -> dict[str, Any]:
+    """A tensor as the configuration has it, without the dimension of the batch."""
+    datatype = tensor["datatype"]
+    return {
+        "name": tensor["name"],
+        "data_type": "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}",
+        "dims": tensor["shape"][1:],
+    }

@@ -1,0 +1,97 @@
+"""What whoever runs the servers asks and decides, on the control port alone: nodes, draining, canaries.
+
+GET /control/nodes; PUT /control/nodes/NAME; GET, PUT, DELETE /control/canaries/MODEL
+"""
+
+from typing import Any
+
+from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
+
+from deploy.gateway.control import description
+from deploy.gateway.control.decisions import CanaryRequest, DrainingRequest, canary_document
+from deploy.gateway.control.errors import BadRequest, NotFound
+from deploy.gateway.control.gateway import Gateway
+
+
+class Operator:
+    """The handlers of the routes."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        """Decide over the gateway's nodes and models."""
+        self._gateway = gateway
+
+    def add_routes(self, app: web.Application) -> None:
+        """Register them."""
+        app.router.add_get("/control/nodes", self.nodes)
+        app.router.add_put("/control/nodes/{node}", self.drain)
+        app.router.add_get("/control/canaries", self.canaries)
+        app.router.add_get("/control/canaries/{model}", self.canary)
+        app.router.add_put("/control/canaries/{model}", self.try_canary)
+        app.router.add_delete("/control/canaries/{model}", self.end_canary)
+
+    async def nodes(self, _request: web.Request) -> web.Response:
+        """Every node: whether it answers, whether it is draining, and what it has in flight."""
+        in_flight = await self._gateway.in_flight()
+        return web.json_response([self._node(name, in_flight.get(name, 0)) for name in self._gateway.fleet.nodes])
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """Take a node out, or let it get requests again."""
+        name = request.match_info["node"]
+        if name not in self._gateway.fleet.nodes:
+            raise NotFound(f"no node {name[:100]}; known are {', '.join(self._gateway.fleet.nodes) or 'none'}")
+        asked: DrainingRequest = await _read(request, DrainingRequest)
+        self._gateway.decisions.drain(name, asked.draining)
+        await self._gateway.write()
+        return web.json_response(self._node(name, (await self._gateway.in_flight()).get(name, 0)))
+
+    async def canaries(self, _request: web.Request) -> web.Response:
+        """Every canary, by its model."""
+        canaries = self._gateway.decisions.canaries
+        return web.json_response({model: canary_document(canary) for model, canary in canaries.items()})
+
+    async def canary(self, request: web.Request) -> web.Response:
+        """A model's canary."""
+        model = request.match_info["model"]
+        canary = self._gateway.decisions.canaries.get(model)
+        if canary is None:
+            raise NotFound(f"no canary of {model[:100]}")
+        return web.json_response(canary_document(canary))
+
+    async def try_canary(self, request: web.Request) -> web.Response:
+        """Give a version a share of a model's traffic."""
+        name = request.match_info["model"]
+        asked: CanaryRequest = await _read(request, CanaryRequest)
+        model, version = description.find(self._gateway.fleet, name, asked.version)
+        if version.version == model.default:
+            raise BadRequest(f"version {version.version} of {name} is its default version: nothing to try")
+        self._gateway.decisions.try_canary(
+            name, CanaryRequest(version=version.version, percent=asked.percent, header=asked.header)
+        )
+        await self._gateway.write()
+        return web.json_response(canary_document(self._gateway.decisions.canaries[name]))
+
+    async def end_canary(self, request: web.Request) -> web.Response:
+        """Give it none; it is no error where there was none."""
+        self._gateway.decisions.end_canary(request.match_info["model"])
+        await self._gateway.write()
+        return web.Response(status=204)
+
+    def _node(self, name: str, in_flight: int) -> dict[str, Any]:
+        return {
+            "name": name,
+            "state": "up" if self._gateway.discovery.is_up(name) else "down",
+            "is_draining": name in self._gateway.fleet.draining,
+            "in_flight": in_flight,
+        }
+
+
+async def _read(request: web.Request, kind: type[Any]) -> Any:
+    try:
+        return TypeAdapter(kind).validate_json(await request.read() or b"{}")
+    except ValidationError as error:
+        problems = (
+            f"{'.'.join(map(str, problem['loc'])) or 'the body'}: {problem['msg']}"
+            for problem in error.errors(include_input=False, include_url=False)
+        )
+        raise BadRequest("; ".join(problems)) from None

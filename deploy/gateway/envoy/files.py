@@ -1,0 +1,118 @@
+"""Envoy's files: written whole, by rename, and only where they change; Envoy reads them anew at once.
+
+    (Settings, Fleet) -> endpoints/*.json, clusters.json, listeners.json, routes-http.json, routes-grpc.json
+
+What others need comes first: endpoints before their cluster, clusters before the routes to them. The folder and all
+in it are their owner's alone, since keys and tokens stand in there.
+"""
+
+import contextlib
+import hashlib
+import ipaddress
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from deploy.gateway.envoy.bootstrap import CLUSTERS, LISTENERS, bootstrap
+from deploy.gateway.envoy.clusters import Tokens, clusters, endpoints, served
+from deploy.gateway.envoy.listeners import listeners
+from deploy.gateway.envoy.resources import Resource
+from deploy.gateway.envoy.routes import GRPC, HTTP, routes
+from deploy.gateway.settings import Settings
+from deploy.gateway.state import Fleet
+from deploy.nodes.node import Node
+
+BOOTSTRAP, ENDPOINTS = "bootstrap.json", "endpoints"
+
+
+def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
+    """Write what changed, and remove the endpoints of what is no longer served.
+
+    Host names are looked up and files of tokens read anew each time: this may block for as long as a name server takes.
+
+    Returns:
+        Names of the files that changed, those removed included.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    prepare(run)
+    addresses: dict[str, str | None] = {}
+
+    def resolve(host: str) -> str | None:
+        if host not in addresses:
+            addresses[host] = lookup(host)
+        return addresses[host]
+
+    tokens = read_tokens(fleet.nodes)
+    parts = list(served(fleet))
+    changed = [each.file for each in parts if _put(run / each.file, [endpoints(fleet, each, resolve, tokens)])]
+    everything: dict[str, list[Resource]] = {
+        CLUSTERS: clusters(settings, fleet),
+        f"routes-{HTTP}.json": [routes(settings, fleet, HTTP)],
+        f"routes-{GRPC}.json": [routes(settings, fleet, GRPC)],
+        LISTENERS: listeners(settings),
+    }
+    changed += [name for name, resources in everything.items() if _put(run / name, resources)]
+    kept = {run / each.file for each in parts}
+    for path in sorted((run / ENDPOINTS).glob("*.json")):
+        if path not in kept:
+            path.unlink()
+            changed.append(f"{ENDPOINTS}/{path.name}")
+    return changed
+
+
+def write_bootstrap(settings: Settings, run: Path) -> bool:
+    """Write what Envoy starts with; say whether it changed."""
+    prepare(run)
+    return _replace(run / BOOTSTRAP, json.dumps(bootstrap(settings), indent=1))
+
+
+def prepare(run: Path) -> None:
+    """Make the folder, for its owner alone."""
+    for folder in (run, run / ENDPOINTS):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+
+
+def read_tokens(nodes: Mapping[str, Node]) -> dict[str, Tokens]:
+    """Read the tokens of the nodes that have them; a file that is missing or no such file is none, until it is."""
+    found = {}
+    for node in nodes.values():
+        if node.token_file is not None:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                keys = json.loads(Path(node.token_file).read_text(encoding="utf-8"))
+                found[node.name] = Tokens(str(keys["inference"]["key"]), str(keys["management"]["key"]))
+    return found
+
+
+def lookup(host: str) -> str | None:
+    """Find a host's address; None where its name is not known."""
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(host))
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    # The same one each time where there are several, or every look would be a change; IPv4 before IPv6.
+    address = min(found, key=lambda each: (each[0] != socket.AF_INET, str(each[4][0])))[4][0]
+    return str(address)
+
+
+def _put(path: Path, resources: list[Resource]) -> bool:
+    text = json.dumps(resources, sort_keys=True, separators=(",", ":"))
+    version = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return _replace(path, json.dumps({"version_info": version, "resources": resources}, indent=1))
+
+
+def _replace(path: Path, text: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        if path.read_text(encoding="utf-8") == text:
+            return False
+    new = path.with_name(path.name + ".new")
+    new.touch(mode=0o600)
+    new.chmod(0o600)
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+    return True

@@ -1,0 +1,157 @@
+"""The two ports that clients reach: what a connection may take, and the filters that its requests pass.
+
+HTTP   lua/keys.lua -> rates -> decompressor -> buffer -> lua/http.lua -> router
+gRPC   lua/keys.lua -> rates -> buffer -> lua/grpc_outer.lua -> bridge -> lua/grpc_inner.lua -> router
+"""
+
+from dataclasses import dataclass
+
+from deploy.gateway.envoy.access_log import access_log
+from deploy.gateway.envoy.errors import local_reply
+from deploy.gateway.envoy.keys import key_filters
+from deploy.gateway.envoy.resources import LISTENER, TYPE, Resource, address, lua, seconds, typed, watched
+from deploy.gateway.envoy.routes import GRPC, HTTP
+from deploy.gateway.settings import Settings
+
+HTTP_FILTERS, EXTENSIONS = "envoy.filters.http.", "envoy.extensions.filters.http."
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What one connection may take of the gateway's memory.
+
+    Attributes:
+        buffer_bytes: read at once, and kept of what its other side does not take. A read of a gzip body becomes up to a
+            thousand times as much before the limit of bodies sees it.
+        streams: requests at once on one connection of HTTP/2; gRPC clients send all of theirs on one.
+        stream_window_bytes, connection_window_bytes: that HTTP/2 lets a client send before it is read.
+        inflate_ratio: the most that deflate can reach, so that nothing is cut off in silence; the limit of bodies
+            answers 413.
+    """
+
+    buffer_bytes: int = 64 << 10
+    streams: int = 1024
+    stream_window_bytes: int = 256 << 10
+    connection_window_bytes: int = 1 << 20
+    inflate_ratio: int = 1032
+
+
+CONNECTION = Connection()
+
+
+def listeners(settings: Settings) -> list[Resource]:
+    """Make the listeners of HTTP and gRPC."""
+    return [
+        _listener(settings, HTTP, settings.ports.http, _http_filters(settings)),
+        _listener(settings, GRPC, settings.ports.grpc, _grpc_filters(settings)),
+    ]
+
+
+def _listener(settings: Settings, name: str, port: int, filters: list[Resource]) -> Resource:
+    chain: Resource = {"filters": [_manager(settings, name, filters)]}
+    return {
+        "@type": LISTENER,
+        "name": name,
+        "address": address(settings.ports.address, port),
+        "per_connection_buffer_limit_bytes": CONNECTION.buffer_bytes,
+        "filter_chains": [chain],
+    }
+
+
+def _manager(settings: Settings, name: str, filters: list[Resource]) -> Resource:
+    limits = settings.limits
+    return typed(
+        "envoy.filters.network.http_connection_manager",
+        "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        stat_prefix=name,
+        codec_type="HTTP2" if name == GRPC and settings.tls is None else "AUTO",
+        rds={"route_config_name": name, "config_source": watched(f"routes-{name}.json")},
+        http_filters=filters,
+        access_log=access_log(),
+        local_reply_config=local_reply(settings, is_grpc=name == GRPC),
+        use_remote_address=True,
+        skip_xff_append=True,
+        preserve_external_request_id=True,
+        always_set_request_id_in_response=True,
+        server_name="gateway",
+        # What only the gateway may say; before anything else reads it.
+        early_header_mutation_extensions=[
+            typed(
+                "envoy.http.early_header_mutation.header_mutation",
+                "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
+                mutations=[
+                    {"remove": "x-client"},
+                    {"remove": "x-model-metadata"},
+                    {"remove_on_match": {"key_matcher": {"prefix": "x-envoy-", "ignore_case": True}}},
+                ],
+            )
+        ],
+        normalize_path=True,
+        merge_slashes=True,
+        path_with_escaped_slashes_action="REJECT_REQUEST",
+        max_request_headers_kb=-(-limits.header_bytes // 1024),
+        request_headers_timeout=seconds(limits.header_s),
+        request_timeout=seconds(limits.body_s),
+        stream_idle_timeout=seconds(limits.idle_s),
+        common_http_protocol_options={
+            "idle_timeout": seconds(limits.idle_s),
+            "max_headers_count": limits.headers,
+            "headers_with_underscores_action": "REJECT_REQUEST",
+        },
+        http2_protocol_options={
+            "max_concurrent_streams": CONNECTION.streams,
+            "initial_stream_window_size": CONNECTION.stream_window_bytes,
+            "initial_connection_window_size": CONNECTION.connection_window_bytes,
+        },
+    )
+
+
+def _http_filters(settings: Settings) -> list[Resource]:
+    form_bytes = f"local FORM_BYTES = {settings.limits.form_bytes}\n"
+    return [
+        *key_filters(settings),
+        _decompressor(),
+        _buffer(settings),
+        lua("http", form_bytes),
+        _router(),
+    ]
+
+
+def _grpc_filters(settings: Settings) -> list[Resource]:
+    bridge = typed(
+        HTTP_FILTERS + "grpc_http1_reverse_bridge",
+        EXTENSIONS + "grpc_http1_reverse_bridge.v3.FilterConfig",
+        content_type="application/x-protobuf",
+        withhold_grpc_frames=True,
+    )
+    return [*key_filters(settings), _buffer(settings), lua("grpc_outer"), bridge, lua("grpc_inner"), _router()]
+
+
+def _decompressor() -> Resource:
+    library = typed(
+        "gzip",
+        "envoy.extensions.compression.gzip.decompressor.v3.Gzip",
+        window_bits=15,
+        max_inflate_ratio=CONNECTION.inflate_ratio,
+    )
+    return typed(
+        HTTP_FILTERS + "decompressor",
+        EXTENSIONS + "decompressor.v3.Decompressor",
+        decompressor_library=library,
+        request_direction_config={"advertise_accept_encoding": False},
+        response_direction_config={
+            "common_config": {"enabled": {"default_value": False, "runtime_key": "gateway.inflate"}}
+        },
+    )
+
+
+def _buffer(settings: Settings) -> Resource:
+    return typed(HTTP_FILTERS + "buffer", EXTENSIONS + "buffer.v3.Buffer", max_request_bytes=settings.limits.body_bytes)
+
+
+def _router() -> Resource:
+    # Neither how long a node took by Envoy's count, nor anything else of it, is for clients.
+    return {
+        "name": HTTP_FILTERS + "router",
+        "typed_config": {"@type": TYPE + EXTENSIONS + "router.v3.Router", "suppress_envoy_headers": True},
+    }

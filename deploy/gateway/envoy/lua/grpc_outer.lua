@@ -1,0 +1,142 @@
+-- gRPC, in front of the bridge: says what is not supported, finds the model in a ModelInferRequest and makes a path of it,
+-- and gives answers the status that their X-Grpc-Status names.
+
+local ABOUT = "gateway"
+local SERVICE = "^/inference%.GRPCInferenceService/(%w+)$"
+local INVALID_ARGUMENT, UNIMPLEMENTED = "3", "12"
+-- Bytes of a frame's head: one flag, and the length of the message in four.
+local HEAD = 5
+-- No name of a model or version is longer.
+local NAME_BYTES = 255
+-- Method -> what to say of it.
+local UNSUPPORTED = {
+  ModelStreamInfer = "ModelStreamInfer is not supported: call ModelInfer",
+  TraceSetting = "tracing is not supported",
+  LogSettings = "settings of the log are not supported",
+  SystemSharedMemoryStatus = "shared memory is not supported",
+  SystemSharedMemoryRegister = "shared memory is not supported",
+  SystemSharedMemoryUnregister = "shared memory is not supported",
+  CudaSharedMemoryStatus = "shared memory is not supported",
+  CudaSharedMemoryRegister = "shared memory is not supported",
+  CudaSharedMemoryUnregister = "shared memory is not supported",
+}
+
+local function fail(handle, status, message)
+  handle:respond({[":status"] = "200", ["content-type"] = "application/grpc", ["grpc-status"] = status,
+    ["grpc-message"] = message}, "")
+end
+
+-- Reads a varint at an offset: its value and the offset behind it, or nil.
+local function varint(body, at)
+  local value, scale = 0, 1
+  for offset = at, math.min(at + 9, body:length() - 1) do
+    local byte = body:getBytes(offset, 1):byte()
+    value = value + (byte % 128) * scale
+    if byte < 128 then
+      return value, offset + 1
+    end
+    scale = scale * 128
+  end
+end
+
+-- Finds fields 1 and 2, model_name and model_version; every other field is skipped by its length.
+local function model_of(body)
+  local at, found = HEAD, {}
+  while at < body:length() do
+    local key, size
+    key, at = varint(body, at)
+    if not key then
+      return nil
+    end
+    local field, wire = math.floor(key / 8), key % 8
+    if wire == 0 then
+      size, at = varint(body, at)
+      size = size and 0
+    elseif wire == 1 then
+      size = 8
+    elseif wire == 2 then
+      size, at = varint(body, at)
+    elseif wire == 5 then
+      size = 4
+    end
+    if not size or at + size > body:length() then
+      return nil
+    end
+    if wire == 2 and field <= 2 then
+      found[field] = size <= NAME_BYTES and body:getBytes(at, size) or "?"
+    end
+    at = at + size
+  end
+  return found[1] or "", found[2] or ""
+end
+
+local function is_name(text)
+  return text:find("^[%w_.-]+$") ~= nil
+end
+
+function envoy_on_request(handle)
+  local headers = handle:headers()
+  local about = handle:streamInfo():dynamicMetadata()
+  local client = headers:get("x-client")
+  if client then
+    about:set(ABOUT, "client", client)
+  end
+  local method = (headers:get(":path") or ""):match(SERVICE)
+  local kind = headers:get("content-type") or ""
+  if not kind:find("^application/grpc") or kind:find("^application/grpc%-web") then
+    handle:respond({[":status"] = "415"}, "")
+    return
+  end
+  if not method then
+    fail(handle, UNIMPLEMENTED, "only inference.GRPCInferenceService is served here")
+    return
+  end
+  if UNSUPPORTED[method] then
+    fail(handle, UNIMPLEMENTED, UNSUPPORTED[method])
+    return
+  end
+  local body = handle:body()
+  local length = body and body:length() or 0
+  if length < HEAD then
+    fail(handle, INVALID_ARGUMENT, "the request has no message")
+    return
+  end
+  local a, b, c, d = body:getBytes(1, 4):byte(1, 4)
+  if HEAD + ((a * 256 + b) * 256 + c) * 256 + d ~= length then
+    fail(handle, INVALID_ARGUMENT, "the request must be one message, whole")
+    return
+  end
+  if method ~= "ModelInfer" then
+    return
+  end
+  local name, version = model_of(body)
+  if not name then
+    fail(handle, INVALID_ARGUMENT, "the message is no ModelInferRequest")
+  elseif name == "" then
+    fail(handle, INVALID_ARGUMENT, "model_name is empty")
+  elseif is_name(name) and (version == "" or is_name(version)) then
+    -- What was taken of the handle before the body came holds no more.
+    handle:headers():replace(":path", "/predictions/" .. name .. (version ~= "" and "/" .. version or ""))
+    handle:clearRouteCache()
+  end
+end
+
+function envoy_on_response(handle)
+  local headers = handle:headers()
+  local status, message = headers:get("x-grpc-status"), headers:get("x-grpc-message")
+  if not status then
+    return
+  end
+  headers:remove("x-grpc-status")
+  headers:remove("x-grpc-message")
+  if headers:get("grpc-status") then
+    headers:replace("grpc-status", status)
+    headers:replace("grpc-message", message or "")
+    return
+  end
+  local trailers = handle:trailers()
+  if trailers then
+    trailers:replace("grpc-status", status)
+    trailers:replace("grpc-message", message or "")
+  end
+end

