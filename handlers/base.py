@@ -59,6 +59,9 @@ BATCH_SHARE, RUN_SHARE = 0.5, 0.4
 Config = TypeVar("Config", bound=HandlerConfig)
 Item = TypeVar("Item")
 
+# The label ModelVersion where the archive's manifest has none: TorchServe reads no empty label.
+UNKNOWN_VERSION = "unknown"
+
 # Rows and TorchServe's context -> a body per row.
 Answer = Callable[[Sequence[Mapping[str, Any]], Any], list[bytes]]
 
@@ -213,7 +216,9 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         properties = context.system_properties
         self.model_dir = Path(properties["model_dir"])
         self._recorder = Recorder()
-        self.reporter = Reporter(self._recorder, partial(_emit, context.metrics, context.model_name))
+        version = context.manifest.get("model", {}).get("modelVersion")
+        labels = (context.model_name, version or UNKNOWN_VERSION)
+        self.reporter = Reporter(self._recorder, partial(_emit, context.metrics, labels))
         self.runner = Runner(self, self._recorder)
         # Seconds after which TorchServe takes the worker for dead; its own default where the archive does not say.
         self._response_timeout_s = (context.model_yaml_config or {}).get("responseTimeout") or RESPONSE_TIMEOUT_S
@@ -225,7 +230,6 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             self.config = cast(Config, parse(self.config_class, settings.get("handler")))
             self.device = _device(properties.get("gpu_id"))
             self.engine = self.load()
-            version = context.manifest.get("model", {}).get("modelVersion")
             self._shape, self.metadata = described(self, context.model_name, version)
             start = self._start_adaptive if self.config.scheduling.mode == "adaptive" else self._start_classic
             self._answer = start(window, settings)
@@ -322,15 +326,15 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         ]
 
 
-def _emit(cache: Any, model_name: str, sample: Sample) -> None:
+def _emit(cache: Any, model: tuple[str, str], sample: Sample) -> None:
     """Hand one sample to TorchServe's metrics, which write it as a line on stdout."""
     name = sample.counter.name
     try:
         counter = cache.get_metric(name, MetricTypes.COUNTER)
     except MetricsCacheKeyError:  # the server runs with a metrics file of its own
-        names = ["ModelName", *sample.counter.labels]
+        names = ["ModelName", "ModelVersion", *sample.counter.labels]
         counter = cache.add_metric_to_cache(name, "count", names, MetricTypes.COUNTER)
-    counter.add_or_update(sample.value, [model_name, *sample.labels])
+    counter.add_or_update(sample.value, [*model, *sample.labels])
 
 
 def _device(gpu_id: int | None) -> torch.device:

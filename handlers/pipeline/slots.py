@@ -34,6 +34,14 @@ class Slot:
     forward_s: float = 0.0
     batch_size: int = 0
 
+    def queue_s(self, came_s: float) -> float:
+        """Say how many seconds of its request's stay the item waited, for its decoding and for the engine.
+
+        Args:
+            came_s: when the request came, in seconds of `time.perf_counter`; the item has been in a micro-batch.
+        """
+        return max(0.0, self.decoded_at + self.wait_s - self.decode_s - came_s)
+
     @property
     def is_failed(self) -> bool:
         """Whether an error took the place of the item or its result."""

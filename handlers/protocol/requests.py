@@ -73,12 +73,14 @@ class Request:
         form: how the answer is written.
         is_grpc: whether it came by TorchServe's own gRPC.
         terms: what the Open Inference Protocol's parameters ask of the scheduler, unchecked; see `Terms.of`.
+        came_s: when the worker read it, in seconds of `time.perf_counter`.
     """
 
     payloads: tuple[Payload | ItemError, ...]
     form: Form = field(default_factory=OneItem)
     is_grpc: bool = False
     terms: Mapping[str, Any] = field(default_factory=dict)
+    came_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Triton's own client against a real TorchServe."""
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,15 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
+import tritonclient.grpc as grpc_triton
 import tritonclient.http as triton
 from numpy.typing import NDArray
 from PIL import Image
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from deploy.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.server import Server
+from handlers.protocol.grpc_status import PROTOBUF
 from tests.e2e.conftest import send, url
+from tests.handlers.protocol import test_grpc_inference
 from tests.photographs import path, photograph
 
 EMBEDDING = "sentence-embedding"
@@ -86,6 +91,29 @@ def test_the_same_body_is_answered_alike_on_predictions_and_v2(
         for answer in answers
     )
     np.testing.assert_allclose(predictions.as_numpy("embedding"), v2.as_numpy("embedding"), atol=1e-6)
+
+
+def test_grpc_messages_as_bodies_get_the_vectors_that_http_gives(
+    server: Server, client: triton.InferenceServerClient, embedding: str
+) -> None:
+    """What the gateway's bridge sends, sent by hand: TorchServe itself has nothing to do with gRPC here."""
+    sentences = [text.encode() for text in KOREAN]
+    expected = client.infer(embedding, [tensor("text", sentences, "BYTES")]).as_numpy("embedding")
+    message = test_grpc_inference.message(
+        test_grpc_inference.tensor("text", np.array(sentences, object)), request_id="뉴스-7"
+    )
+    for body in (message, gzip.compress(message)):
+        answer = requests.post(url(server, embedding), data=body, headers={"Content-Type": PROTOBUF}, timeout=60)
+        assert (answer.status_code, answer.headers["Content-Type"]) == (200, PROTOBUF)
+        assert answer.headers["X-Model-Version"] == "1.0"
+        response = service_pb2.ModelInferResponse.FromString(answer.content)
+        assert (response.id, response.model_name, response.model_version) == ("뉴스-7", embedding, "1.0")
+        vectors = grpc_triton.InferResult(response).as_numpy("embedding")
+        np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    failed = requests.post(url(server, embedding), data=b"{}", headers={"Content-Type": PROTOBUF}, timeout=60)
+    assert (failed.status_code, failed.headers["Content-Type"], failed.content) == (400, PROTOBUF, b"")
+    assert failed.headers["X-Grpc-Status"] == "3"
+    assert failed.headers["X-Grpc-Message"] == "The body is no ModelInferRequest."
 
 
 def test_images_as_files_and_as_pixels_are_classified_alike(

@@ -457,7 +457,7 @@ def test_adaptive_metrics_say_what_was_refused_missed_and_exchanged(
     for record in caplog.records:
         if match := pattern.search(record.getMessage()):
             name, value, labels = match.groups()
-            series = name + "".join(re.findall(r"Reason:(\w+)", labels))
+            series = name + "".join(re.findall(r"(?:Reason|Outcome|Size):(\w+)", labels))
             totals[series] = totals.get(series, 0) + float(value)
     assert totals["handler_refusals_totalQueueTimeout"] == 1
     assert totals["handler_refusals_totalQueueFull"] == 2
@@ -466,6 +466,12 @@ def test_adaptive_metrics_say_what_was_refused_missed_and_exchanged(
     assert totals["handler_exchanges_total"] >= 1
     assert totals["handler_queue_depth_count"] == totals["handler_forward_prediction_ratio_count"] == 2
     assert totals["handler_deadline_misses_total"] == 1
+    assert (totals["handler_requests_totalsuccess"], totals["handler_requests_totalfail"]) == (2, 3)
+    assert totals["handler_executions_total1"] == totals["handler_wait_seconds_count"] == 2
+    # One stood at the gate; the other, behind it, in the queue, and is as much longer in its request's time.
+    assert 0.3 <= totals["handler_queue_seconds_total"] <= elapsed_s
+    assert 0.6 <= totals["handler_request_seconds_totalsuccess"] <= 2 * elapsed_s
+    assert 0.3 <= totals["handler_execution_seconds_total1"] <= elapsed_s
 
 
 class Bug(BaseException):
