@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,8 +104,11 @@ def test_charts_tell_the_last_five_minutes(page: Visit, site: Site) -> None:
     assert "Now: p50 43" in said[1]
     # A place of the past is read by pointing at it: there something was refused.
     refused = page.page.locator(".chart").nth(4)
+    refused.scroll_into_view_if_needed()
     expect(refused.locator(".now")).to_contain_text("0/s refused")
-    refused.locator(".plot").hover(position={"x": refused.locator(".plot").bounding_box()["width"] * 0.58, "y": 30})  # type: ignore[index]
+    box = refused.locator(".plot").bounding_box()
+    assert box is not None
+    page.page.mouse.move(box["x"] + box["width"] * 0.58, box["y"] + 30)
     expect(refused.locator(".now")).to_contain_text("2.5/s refused")
 
 
@@ -514,10 +518,10 @@ NASTY = """It's "quoted" $HOME `id` \\n @file
 über 🙂 {a}"""
 
 
-def run_shell(command: str, **environment: str) -> Any:
+def run_shell(command: str, folder: Path = CAT.parent, **environment: str) -> Any:
     finished = subprocess.run(
         ["bash", "-c", command],
-        cwd=CAT.parent,
+        cwd=folder,
         env={**os.environ, "no_proxy": "*", **environment},
         capture_output=True,
         text=True,
@@ -527,10 +531,10 @@ def run_shell(command: str, **environment: str) -> Any:
     return json.loads(finished.stdout)
 
 
-def run_python(program: str, **environment: str) -> str:
+def run_python(program: str, folder: Path = CAT.parent, **environment: str) -> str:
     finished = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=CAT.parent,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT / "client"), **environment},
         capture_output=True,
         text=True,
