@@ -19,6 +19,7 @@ from handlers.text.config import (
     TextClassificationConfig,
     TextConfig,
     TokenClassificationConfig,
+    TokenizationConfig,
 )
 from handlers.text.translation_config import TranslationConfig
 from handlers.vision.config import ImageClassificationConfig
@@ -42,6 +43,7 @@ SETTINGS: dict[str, type[Any]] = {
     "## Token classification": TokenClassificationConfig,
     "## Question answering": QuestionAnsweringConfig,
     "## Translation": TranslationConfig,
+    "## Tokenization": TokenizationConfig,
     "## Language identification": LanguageIdConfig,
 }
 

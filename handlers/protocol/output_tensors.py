@@ -3,6 +3,7 @@
     embeddings                       -> Vectors   -> FP32 (B, D)
     ranked labels, answers           -> Ranked    -> one tensor (B, k) for each of their fields; shorter lists padded
     records with one text each       -> Texts     -> BYTES (B,)
+    token ids, masks                 -> Padded    -> INT64 (B, T) each, as wide as the longest
     anything else                    -> Documents -> BYTES (B,), each item's JSON
 
 A task says which in one line, and an archive's owner may give them other names (Renamed); `scattered` puts the rows of
@@ -136,6 +137,36 @@ class Vectors:
     def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:
         """See `OutputTensors`; the size of a vector is that of the example."""
         return [TensorMetadata(self.name, "FP32", (-1, *np.shape(example())))]
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Stacks results that are records of whole numbers, one for each position, right-padded to the longest result.
+
+    Attributes:
+        fills: the number to pad with, by field.
+    """
+
+    fills: Mapping[str, int]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `OutputTensors`."""
+        return tuple(self.fills)
+
+    def arrays(self, results: Sequence[Mapping[str, NDArray[np.int64]]]) -> Arrays:
+        """See `OutputTensors`; INT64 (B, T) each."""
+        return {name: self._stacked([result[name] for result in results], fill) for name, fill in self.fills.items()}
+
+    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
+        """See `OutputTensors`; the length is the request's affair."""
+        return [TensorMetadata(name, "INT64", (-1, -1)) for name in self.fills]
+
+    def _stacked(self, rows: Sequence[NDArray[np.int64]], fill: int) -> NDArray[np.int64]:
+        stacked = np.full((len(rows), max(map(len, rows))), fill, np.int64)
+        for into, row in zip(stacked, rows, strict=True):
+            into[: len(row)] = row
+        return stacked
 
 
 def _as_they_are(result: Sequence[Record]) -> Sequence[Record]:

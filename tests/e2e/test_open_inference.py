@@ -44,6 +44,16 @@ def embedding(model_store: Path, serve: Callable[..., str]) -> str:
     return serve(archive=archive.path.name, name=EMBEDDING)
 
 
+@pytest.fixture
+def triton_names(model_store: Path, serve: Callable[..., str]) -> list[str]:
+    """The embedding and its tokenizer, under the names of tensors that a Triton server's clients use."""
+    names = ["embedding", "tokenizer"]
+    for name in names:
+        recipe = Recipe(model(name), engine="openvino", export_path=model_store)
+        serve(archive=(recipe.find() or recipe.build()).path.name, name=name, max_batch_delay_ms=1)
+    return names
+
+
 def tensor(name: str, array: Any, datatype: str, *, is_binary: bool = True) -> triton.InferInput:
     array = np.asarray(array, {"BYTES": object, "UINT8": np.uint8, "INT64": np.int64}[datatype])
     return triton.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array, binary_data=is_binary)
@@ -192,3 +202,62 @@ def test_malformed_requests_among_good_ones_fail_alone(server: Server, serve: Ca
     assert all(list(answer.json()) == ["error"] for answer in answers[1::2])
     sizes = [answer.headers["Server-Timing"].rpartition("batch;desc=")[2] for answer in answers[::2]]
     assert '"3"' in sizes or '"2"' in sizes
+
+
+# As a client of a Triton embedding service sends it, to the address that a gateway makes of its own.
+NESTED = {
+    "name": "embedding",
+    "inputs": [
+        {
+            "name": "input_text",
+            "shape": [2, 1],
+            "datatype": "BYTES",
+            "data": [["슈퍼 엔저 장기화에…"], ["엔저 기조 끝날까…"]],
+        }
+    ],
+}
+
+
+def test_triton_services_clients_get_vectors_and_tokens_under_their_own_names(
+    server: Server, client: triton.InferenceServerClient, triton_names: list[str]
+) -> None:
+    texts = np.array([[text.encode()] for text in KOREAN], object)
+    asked = triton.InferInput("input_text", [2, 1], "BYTES")
+    asked.set_data_from_numpy(texts)
+    embedding = client.infer("embedding", [asked], outputs=[triton.InferRequestedOutput("output__0")])
+    vectors = embedding.as_numpy("output__0")
+    assert (vectors.dtype, vectors.shape) == (np.float32, (2, 384))
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-2)
+    wanted = [triton.InferRequestedOutput("input_ids"), triton.InferRequestedOutput("attention_mask")]
+    tokens = client.infer("tokenizer", [asked], outputs=wanted)
+    ids, mask = tokens.as_numpy("input_ids"), tokens.as_numpy("attention_mask")
+    assert ids.dtype == mask.dtype == np.int64
+    assert ids.shape == mask.shape
+    assert (ids[:, 0] == 101).all()
+    assert mask.sum(axis=1).max() == ids.shape[1] < 256
+    fixed = client.infer("tokenizer", [asked], outputs=wanted, parameters={"padding": "max_length"})
+    assert fixed.as_numpy("input_ids").shape == (2, 256)
+    np.testing.assert_array_equal(fixed.as_numpy("input_ids")[:, : ids.shape[1]], ids)
+
+    headers = {"Content-Type": "application/json"}
+    answer = requests.post(url(server, "embedding"), json.dumps(NESTED).encode(), headers=headers, timeout=60)
+    assert answer.status_code == 200
+    (output,) = answer.json()["outputs"]
+    assert (output["name"], output["datatype"], output["shape"]) == ("output__0", "FP32", [2, 384])
+    assert answer.json()["model_version"] == "1"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_metadata_is_asked_for_by_a_header_of_a_prediction(
+    server: Server, triton_names: list[str], method: str
+) -> None:
+    asked = {"X-Model-Metadata": "1"}
+    for place in ("embedding", "embedding/1"):
+        answer = requests.request(method, url(server, place), headers=asked, timeout=60)
+        assert answer.status_code == 200
+        assert answer.headers["Content-Type"] == "application/json"
+        described = answer.json()
+        assert (described["name"], described["version"], described["task"]) == ("embedding", "1", "sentence_embedding")
+        assert described["inputs"] == [{"name": "input_text", "datatype": "BYTES", "shape": [-1]}]
+        assert described["outputs"] == [{"name": "output__0", "datatype": "FP32", "shape": [-1, 384]}]
+        assert (described["mode"], described["platform"]) == ("classic", "torchserve_openvino")

@@ -56,6 +56,8 @@ def weights(task: str, folder: Path) -> str | None:
         return None
     if task == "translation":
         return str(tiny_seq2seq.m2m100(folder))
+    if task == "tokenization":
+        return str(tiny_models.checkpoint(folder, "bert", "sentence_embedding"))
     labels = LABELS if task == "text_classification" else tiny_models.LABELS
     return str(tiny_models.checkpoint(folder, "bert", task, labels))
 

@@ -32,6 +32,8 @@ def routes(settings: Settings, fleet: Fleet, name: str) -> Resource:
     return {
         "@type": ROUTES,
         "name": name,
+        # Envoy's own notes are not for clients.
+        "response_headers_to_remove": ["x-envoy-upstream-service-time", "x-envoy-attempt-count"],
         "virtual_hosts": [
             {
                 "name": name,

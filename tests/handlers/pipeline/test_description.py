@@ -14,6 +14,7 @@ from handlers.tasks.question_answering import QuestionAnsweringHandler
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.tasks.text_classification import TextClassificationHandler
 from handlers.tasks.token_classification import TokenClassificationHandler
+from handlers.tasks.tokenization import TokenizationHandler
 from handlers.tasks.translation import TranslationHandler
 from tests import tiny_models, tiny_seq2seq
 from tests.handlers.open_inference import columns, inquiry
@@ -108,6 +109,15 @@ TASKS = {
         platform="torchserve_fasttext",
         max_batch_size=1024,
     ),
+    "tokenization": Case(
+        TokenizationHandler,
+        "tokenizer",
+        inputs=[TEXT],
+        outputs=[tensor("input_ids", "INT64", -1, -1), tensor("attention_mask", "INT64", -1, -1)],
+        platform="torchserve_function",
+        accepts=["text/plain", "application/json"],
+        max_batch_size=256,
+    ),
     "text_classification": Case(
         TextClassificationHandler,
         tiny("text_classification", labels=("bad", "fair", "good")),
@@ -140,7 +150,7 @@ TASKS = {
         platform="torchserve_torch",
     ),
 }
-# What the first three cannot be served without.
+# What they cannot be served without.
 SETTINGS: dict[str, dict[str, Any]] = {
     "image_classification": {"arch": "mobilenet_v2"},
     "translation": translating.SETTINGS,
