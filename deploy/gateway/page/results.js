@@ -120,7 +120,10 @@ export function resultOf(task, answer, sent) {
   } catch {
     // An answer of another form than this task's.
   }
-  const text = typeof answer === "string" ? answer : JSON.stringify(answer, null, 2);
+  // Lists of numbers on one line, which is wrapped where it must be.
+  const numbers = /\[\s+([-\d.,\seE+]+?)\s+\]/g;
+  const json = JSON.stringify(answer, null, 2);
+  const text = typeof answer === "string" ? answer : json.replace(numbers, (_, list) => `[${list.replace(/\s+/g, " ")}]`);
   return [h("pre", { class: "json" }, text.length > 20000 ? `${text.slice(0, 20000)} …` : text)];
 }
 

@@ -248,6 +248,26 @@ def test_answer_of_another_form_is_shown_as_json(page: Visit, site: Site) -> Non
     assert json.loads(page.run()) == {"anything": [1, None]}
 
 
+def test_model_that_says_nothing_of_itself_is_sent_what_the_user_likes(page: Visit, site: Site) -> None:
+    site.answers["colours"] = {"red": [1, 2.5, -3], "name": "x"}
+    page.open(site.url, "colours")
+    assert page.run() == '{\n  "red": [1, 2.5, -3],\n  "name": "x"\n}'
+    page.page.get_by_label("Send").select_option("JSON")
+    page.page.get_by_role("textbox", name="JSON").fill("[")
+    page.page.get_by_role("button", name="Run").click()
+    expect(page.page.locator(".error")).to_have_text("This is no JSON object.")
+    page.page.get_by_role("textbox", name="JSON").fill('{"a": null}')
+    assert run_shell(page.call("curl")) == site.answers["colours"]
+    page.page.get_by_label("Send").select_option("A photograph")
+    page.page.get_by_label("Photograph").set_input_files(CAT)
+    page.run()
+    assert site.bodies == [
+        ("text/plain", b"Hello, world."),
+        ("application/json", b'{"a":null}'),
+        ("image/jpeg", CAT.read_bytes()),
+    ]
+
+
 def test_translation_is_shown_as_it_comes(page: Visit, site: Site) -> None:
     first, last = threading.Event(), threading.Event()
     first.set()
