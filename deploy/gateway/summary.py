@@ -53,6 +53,7 @@ COUNTERS = frozenset(
     }
 )
 BUCKETS = {f"{name}_bucket": name for name in HISTOGRAMS}
+READ = COUNTERS | BUCKETS.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,7 @@ class Summary:
         intervals = {name: Interval(now_s) for name in fleet.models}
         is_measured = False
         for node, values in scraped.items():
-            kept = {series: value for series, value in values.items() if series.name in COUNTERS | BUCKETS.keys()}
+            kept = {series: value for series, value in values.items() if series.name in READ}
             growth = self._increments.observe(now_s, node, kept)
             if growth is not None:
                 is_measured = True
