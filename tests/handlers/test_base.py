@@ -376,6 +376,8 @@ def test_metrics_count_requests_by_outcome_and_micro_batches_by_size(
         serve(handler, [b"2"], [{"X-Model-Metadata": "1"}])
         handler.reporter.report()
     assert [answer.status for answer in answers] == [200, 200, 200, 422, 400, 200, 422]
+    # Of those with a result alone: a refusal comes at once.
+    assert set(metrics_of(caplog, "handler_request_seconds_count").values()) == {4}
     counts = metrics_of(caplog, "handler_requests_total", "handler_executions_total")
     assert counts == {
         ("handler_requests_total", "unknown,Outcome:success"): 4,
