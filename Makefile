@@ -2,7 +2,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: serve gateway stop archive lint check test test-all fuzz bench soak lock help
+.PHONY: serve gateway stop archive lint check packages test test-system test-all fuzz bench soak lock help
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -14,16 +14,17 @@ $(BIN)/python: # a moved or removed environment is built anew
 	@echo "environment: installing requirements.lock into .venv"
 	@deploy/environment.sh
 
-# CONFIG as an argument of make alone: the environment's own CONFIG may be anybody's.
+# CONFIG and NODES as arguments of make alone: the environment's own may be anybody's.
 config = $(if $(filter command,$(firstword $(origin CONFIG))),--config $(CONFIG))
+nodes = $(if $(filter command,$(firstword $(origin NODES))),--nodes $(NODES))
 
-serve: .venv/.installed ## build, start, register, and print one prediction; CONFIG=production: what is named there
-	@$(BIN)/python -m deploy.serve start $(config)
+serve: .venv/.installed ## build, start, register, and print one prediction; CONFIG=production, NODES=4
+	@$(BIN)/python -m deploy.serve start $(config) $(nodes)
 
 gateway: .venv/.installed ## Envoy in front of what `make serve` started, on ports 8000 to 8002; deploy/gateway.yaml
 	@$(BIN)/python -m deploy.gateway start
 
-stop: .venv/.installed ## end the gateway, when its last answer is out, and the server that `make serve` started
+stop: .venv/.installed ## end the gateway, when its last answer is out, and then what `make serve` started
 	@$(BIN)/python -m deploy.gateway stop
 	@$(BIN)/python -m deploy.serve stop $(config)
 
@@ -37,12 +38,19 @@ lint: .venv/.installed ## ruff and mypy
 
 check: lint ## lint, types, and the tests without a server, an environment or a clock
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile \
-		-m "not e2e and not environment and not clock and not long"
+		-m "not e2e and not environment and not clock and not long and not system"
 
-test: check ## check, then every other test but the long ones
-	@$(BIN)/python -m pytest -m "(e2e or environment or clock) and not long"
+test: check ## check, then every other test but the long ones and those that need packages
+	@$(BIN)/python -m pytest -m "(e2e or environment or clock) and not long and not system"
 
-test-all: test ## test, then what takes minutes or needs more than the environment has
+packages: .venv/.installed ## Debian's packages (as root) and perf_analyzer, for test-system
+	@tests/packages.sh
+	@tests/perf_analyzer.sh >/dev/null
+
+test-system: .venv/.installed ## the tests that need what `make packages` installs
+	@$(BIN)/python -m pytest -m "system and not long"
+
+test-all: test test-system ## test and test-system, then what takes minutes or needs more than the environment has
 	@$(BIN)/python -m pytest -m long
 
 MINUTES ?= 5

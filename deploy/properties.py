@@ -15,6 +15,7 @@ from handlers.errors import InvalidConfig
 # An odd number of backslashes at a line's end: it goes on in the next one.
 GOES_ON = re.compile(r"(?<!\\)(?:\\\\)*\\$")
 NAME_AND_VALUE = re.compile(r"(?P<name>[^\s=:]+)\s*[=:\s]\s*(?P<value>.*)", re.DOTALL)
+LOG_CONFIG = re.compile(r"(?<=-Dlog4j2\.configurationFile=)\S+")
 HEAP = re.compile(r"-Xmx(\d+[kmg]?)(?:\s|$)", re.IGNORECASE)
 DIRECT_MEMORY = re.compile(r"-XX:MaxDirectMemorySize=(\d+[kmg]?)(?:\s|$)", re.IGNORECASE)
 UNITS = {"k": 2**10, "m": 2**20, "g": 2**30}
@@ -101,6 +102,32 @@ def parse(text: str) -> dict[str, str]:
         if match := NAME_AND_VALUE.fullmatch(whole):
             found[match["name"]] = match["value"]
     return found
+
+
+def moved(text: str, root: Path, replaced: Mapping[str, str]) -> str:
+    """Another server's configuration: the same, but for what is replaced.
+
+    Args:
+        text: a config.properties.
+        root: what its relative paths are relative to; they become absolute.
+        replaced: names and values of the other server.
+
+    Returns:
+        Its config.properties; lines that stay keep their order, those that are replaced follow.
+    """
+    others = dict(replaced)
+    kept = []
+    for line in text.splitlines():
+        key, separator, value = (part.strip() for part in line.partition("="))
+        if not separator or line.lstrip().startswith("#"):
+            kept.append(line)
+        elif key == "metrics_config":
+            others[key] = str(root / value)
+        elif key == "vmargs":
+            others[key] = LOG_CONFIG.sub(lambda match: str(root / match[0]), value)
+        elif key not in others:
+            kept.append(line)
+    return "\n".join([*kept, *(f"{key}={value}" for key, value in others.items())]) + "\n"
 
 
 def _ports(values: Mapping[str, str], urls: Mapping[str, str]) -> dict[str, tuple[str, int]]:

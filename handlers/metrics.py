@@ -75,6 +75,8 @@ ENCODE = Histogram("handler_encode_seconds", SECONDS)
 REQUESTS = Counter("handler_requests_total", ("Outcome",))
 REQUEST_SECONDS = Counter("handler_request_seconds_total", ("Outcome",))
 SUCCESS, FAIL = "success", "fail"
+# The same seconds, each request's, of those with a result: refusals come at once and would look like speed.
+REQUEST = Histogram("handler_request_seconds", SECONDS)
 # Seconds that items waited in the worker, for decoding and for the engine; WAIT.count is their number.
 QUEUE_SECONDS = Counter("handler_queue_seconds_total")
 # Micro-batches by their exact number of items, and the seconds of their phases: INPUT stacks the items, INFER is the
@@ -97,7 +99,7 @@ DEADLINE_MISSES = Counter("handler_deadline_misses_total")
 REFUSALS = Counter("handler_refusals_total", ("Reason",))
 EXCHANGES = Counter("handler_exchanges_total")
 
-HISTOGRAMS = (BATCH_SIZE, DECODE, WAIT, FORWARD, ENCODE, QUEUE_DEPTH, QUEUE_AGE, PREDICTION_RATIO)
+HISTOGRAMS = (BATCH_SIZE, DECODE, WAIT, FORWARD, ENCODE, REQUEST, QUEUE_DEPTH, QUEUE_AGE, PREDICTION_RATIO)
 # deploy/metrics.yaml declares these to the frontend.
 COUNTERS = (
     ITEMS,

@@ -56,6 +56,8 @@ class Management:
         batch_size: int | None = None,
         max_batch_delay_ms: int | None = None,
         model_name: str | None = None,
+        response_timeout_s: int | None = None,
+        startup_timeout_s: int | None = None,
     ) -> None:
         """Register an archive of the model store; its workers start in the background (see `wait_ready`).
 
@@ -65,6 +67,7 @@ class Management:
             batch_size: most requests of a batch; None takes what the archive's model-config.yaml says.
             max_batch_delay_ms: most ms that a batch waits to be filled; None likewise.
             model_name: name to register it under; None takes the archive's own.
+            response_timeout_s, startup_timeout_s: of its workers; what a model-config.yaml in the archive says wins.
 
         Raises:
             ManagementError: there is no such archive, or the version is registered already (409).
@@ -75,6 +78,8 @@ class Management:
             "max_batch_delay": max_batch_delay_ms,
             "initial_workers": initial_workers,
             "model_name": model_name,
+            "response_timeout": response_timeout_s,
+            "startup_timeout": startup_timeout_s,
             # Waiting would hold a network thread that inference needs too.
             "synchronous": "false",
         }
@@ -132,9 +137,17 @@ class Management:
                 raise NotReady(f"{model}: no ready worker after {timeout_s:g} s")
             time.sleep(POLL_S)
 
-    def scale(self, model: str, workers: int, version: str | None = None) -> None:
-        """Ask for this many workers, which start and stop in the background; a worker that stops drops its batch."""
-        self._call("PUT", _path(model, version), min_worker=workers, max_worker=workers)
+    def scale(self, model: str, workers: int, version: str | None = None, *, most: int | None = None) -> None:
+        """Ask for this many workers, which start and stop in the background; a worker that stops drops its batch.
+
+        Args:
+            model: the model's name.
+            workers: how many there should be.
+            version: the version; None means the default one.
+            most: how many there may be, where that is more.
+        """
+        most = workers if most is None else most
+        self._call("PUT", _path(model, version), min_worker=workers, max_worker=most)
 
     def unregister(self, model: str, version: str | None = None) -> None:
         """Remove a model, or a version other than the default, with every request that waits for it: drain it first.

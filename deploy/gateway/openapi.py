@@ -42,6 +42,7 @@ ANSWERS: Mapping[str, Schema] = {
     "token_classification": _list(ENTITY),
     "question_answering": {"anyOf": [SPAN, _list(SPAN)]},
     "sentence_embedding": _list(NUMBER),
+    "tokenization": _object({"input_ids": _list({"type": "integer"}), "attention_mask": _list({"type": "integer"})}),
     "translation": _object({"translation_text": {"type": "string"}}),
 }
 # Task -> the fields of one item in JSON, beside its options; others take {"text": ...}.
@@ -175,6 +176,9 @@ def _predict(model: Model, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _content(task: str, metadata: Mapping[str, Any], rows: Any) -> dict[str, Any]:
     """Describe the bodies that a model takes: what it accepts as it is, and JSON."""
+    if not metadata.get("accepts"):
+        # A handler that is not of this project, or one that has not told yet.
+        return {"*/*": {"schema": {}}}
     options = {name: _option(option) for name, option in sorted(metadata.get("options", {}).items())}
     fields = dict(FIELDS.get(task, {"text": TEXT}))
     item = {**_object(fields), "properties": {**fields, **options}, "additionalProperties": False}
@@ -187,7 +191,7 @@ def _content(task: str, metadata: Mapping[str, Any], rows: Any) -> dict[str, Any
     many = {**_object({"instances": instances}), "properties": {"instances": instances, **shared}}
     content: dict[str, Any] = {
         str(kind): {"schema": TEXT if str(kind).startswith("text/") else {}}
-        for kind in metadata.get("accepts", ())
+        for kind in metadata["accepts"]
         if str(kind) != JSON
     }
     return {**content, JSON: {"schema": {"anyOf": [item, many, _ref("InferRequest")]}}}

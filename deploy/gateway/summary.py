@@ -53,6 +53,7 @@ COUNTERS = frozenset(
     }
 )
 BUCKETS = {f"{name}_bucket": name for name in HISTOGRAMS}
+READ = COUNTERS | BUCKETS.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class Point:
         time_s: when it was scraped, by the clock of whoever did.
         requests_per_s: requests that its workers answered, or TorchServe took where workers do not count them.
         items_per_s: texts and images in them, failed ones included.
-        p50_ms, p99_ms: of a request in the worker, or of its parts' sum; None where there was none.
+        p50_ms, p99_ms: of a request in the worker, or of its parts' sum, and what one waited in TorchServe's own queue
+            on average; None where there was none.
         batch_items: items of a micro-batch, on average; None where there was none.
         wait_ms: of a request before the engine took it, in TorchServe's queue and the worker's, on average.
         queue_items: items that were ready as a micro-batch began, on average; adaptive mode only.
@@ -179,7 +181,8 @@ class Traffic:
 
     def _latency_ms(self, share: float) -> float | None:
         if self.is_measured_whole():
-            return _milliseconds(quantile(share, self._buckets(REQUEST)))
+            request = quantile(share, self._buckets(REQUEST))
+            return None if request is None else _sum(self._frontend_ms(), _milliseconds(request))
         # Without the time in the model there was no request; the other parts may be missing.
         if quantile(share, self._buckets(PARTS[2])) is None:
             return None
@@ -225,7 +228,7 @@ class Summary:
         intervals = {name: Interval(now_s) for name in fleet.models}
         is_measured = False
         for node, values in scraped.items():
-            kept = {series: value for series, value in values.items() if series.name in COUNTERS | BUCKETS.keys()}
+            kept = {series: value for series, value in values.items() if series.name in READ}
             growth = self._increments.observe(now_s, node, kept)
             if growth is not None:
                 is_measured = True

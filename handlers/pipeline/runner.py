@@ -44,6 +44,7 @@ from handlers.metrics import (
     ITEMS,
     OUTPUT,
     QUEUE_SECONDS,
+    REQUEST,
     REQUEST_SECONDS,
     REQUESTS,
     SUCCESS,
@@ -206,6 +207,8 @@ class Runner:
     def _count(self, request: Request, slots: Sequence[Slot], outcome: str, ended_s: float) -> None:
         self._recorder.add(REQUESTS, 1, outcome)
         self._recorder.add(REQUEST_SECONDS, ended_s - request.came_s, outcome)
+        if outcome == SUCCESS:
+            self._recorder.observe(REQUEST, ended_s - request.came_s)
         queue_s = sum(slot.queue_s(request.came_s) for slot in slots if slot.batch_size)
         self._recorder.add(QUEUE_SECONDS, queue_s)
 

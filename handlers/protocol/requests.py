@@ -43,6 +43,9 @@ from handlers.protocol.responses import Form, Instances, OneItem
 # The names under which TorchServe hands over a body and under which its handlers look for an input.
 BODY, DATA = "body", "data"
 
+# Where a proxy that rewrites paths, Envoy above all, says what was asked for; it lets no client say so.
+ORIGINAL_PATH = "x-envoy-original-path"
+
 # The most options of an item. Those beside "instances" hold for every item of the list, which then has them all.
 MOST_OPTIONS = 100
 
@@ -149,7 +152,10 @@ def failed(headers: Mapping[str, Any], error: ItemError) -> Request:
 def _error_form(headers: Mapping[str, Any], model: open_inference.Model) -> Form:
     if _is_protobuf(headers):
         return GrpcErrors()
-    return OneItem() if _header(headers, open_inference.LENGTH_HEADER) is None else open_inference.Inference(model)
+    is_asked_for = _header(headers, open_inference.LENGTH_HEADER) is not None
+    # What no document could be read of: the path that a gateway has rewritten tells which protocol its client speaks.
+    is_asked_for |= (_header(headers, ORIGINAL_PATH) or "").startswith("/v2/")
+    return open_inference.Inference(model) if is_asked_for else OneItem()
 
 
 def _is_protobuf(headers: Mapping[str, Any]) -> bool:

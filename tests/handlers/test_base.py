@@ -385,6 +385,8 @@ def test_metrics_count_requests_by_outcome_and_micro_batches_by_size(
     totals = metrics_of(caplog, "1.0-counted")
     assert totals["handler_requests_total Outcome:success"] == 4
     assert totals["handler_requests_total Outcome:fail"] == 3
+    # Of those with a result alone: a refusal comes at once.
+    assert totals["handler_request_seconds_count"] == 4
     executions = {key: value for key, value in totals.items() if key.startswith("handler_executions_total")}
     assert executions == {"handler_executions_total Size:1": 1, "handler_executions_total Size:3": 1}
     seconds_of = {key: value for key, value in totals.items() if key.startswith("handler_execution_seconds")}

@@ -1,6 +1,6 @@
 // Requests to this server: the key, errors in words, answers as they come.
 
-const KEY = "key";
+const KEY = "gateway-key";
 
 // Where storage is forbidden, the key lasts as long as the page.
 let kept = null;

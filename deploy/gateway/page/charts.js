@@ -37,9 +37,10 @@ function path(points, most) {
 
 /**
  * A chart of one or two lines.
- * lines: [{column, name, unit}]; a line whose column never has a value is left out of the drawing.
+ * lines: [{column, name, unit, isTold}]; one that is told has a number and no line. After the first, those whose column
+ * has no value at all are left out.
  */
-export function lineChart(title, lines, properties = {}) {
+export function lineChart(title, offered, properties = {}) {
   const now = h("span", { class: "now" });
   const most = h("span", { class: "most" });
   const drawing = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
@@ -52,13 +53,15 @@ export function lineChart(title, lines, properties = {}) {
 
   function draw() {
     const { rows, columns, nowS, historyS } = state;
+    const lines = offered.filter((line, number) => !number || rows.some((row) => row[columns.indexOf(line.column)] !== null));
     const indices = lines.map((line) => columns.indexOf(line.column));
     const time = columns.indexOf("time_s");
-    const values = rows.flatMap((row) => indices.map((index) => row[index])).filter((value) => value !== null);
+    const values = rows.flatMap((row) => indices.filter((_, number) => !lines[number].isTold).map((index) => row[index])).filter((value) => value !== null);
     const top = roundUp(Math.max(...values, properties.least ?? 1));
     const place = (row) => WIDTH * (1 - (nowS - row[time]) / historyS);
     const shapes = [];
     lines.forEach((line, number) => {
+      if (line.isTold) return;
       const drawn = path(rows.map((row) => [place(row), row[indices[number]]]), top);
       if (!number && rows.length > 1 && !rows.some((row) => row[indices[0]] === null)) {
         shapes.push(s("path", { class: "area", d: `${drawn}L${WIDTH} ${HEIGHT}L${place(rows[0]).toFixed(1)} ${HEIGHT}Z` }));
@@ -77,7 +80,7 @@ export function lineChart(title, lines, properties = {}) {
     const said = lines.map((line, number) => [line, row ? row[indices[number]] : null]);
     now.replaceChildren(
       ...said.map(([line, value], number) => {
-        const swatch = lines.length > 1 ? h("i", { class: number ? "second" : "", "aria-hidden": "true" }) : null;
+        const swatch = lines.length > 1 && !line.isTold ? h("i", { class: number ? "second" : "", "aria-hidden": "true" }) : null;
         return h("span", {}, swatch, short(value), h("small", {}, `${line.unit}${line.name ? ` ${line.name}` : ""}`));
       }),
     );

@@ -8,6 +8,7 @@ const NAMES = {
   sentence_embedding: "Sentence embedding",
   text_classification: "Text classification",
   token_classification: "Token classification",
+  tokenization: "Tokenization",
   translation: "Translation",
 };
 

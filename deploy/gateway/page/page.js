@@ -162,9 +162,13 @@ class View {
     this.facts = h("div", { class: "facts" }, this.versions);
     const requests = [{ column: "requests_per_s", name: "", unit: "/s" }];
     const latency = [{ column: "p50_ms", name: "p50", unit: "ms" }, { column: "p99_ms", name: "p99", unit: "ms" }];
-    const wait = [{ column: "wait_ms", name: "waiting", unit: "ms" }];
+    // The last two are an adaptive worker's.
+    const wait = [
+      { column: "wait_ms", name: "waiting", unit: "ms" },
+      { column: "queue_age_ms", name: "oldest", unit: "ms" },
+      { column: "queue_items", name: "", unit: "items ready", isTold: true },
+    ];
     const refused = [{ column: "refusals_per_s", name: "refused", unit: "/s" }, { column: "errors_per_s", name: "errors", unit: "/s" }];
-    this.isAdaptive = false;
     this.charts = { requests: lineChart("Requests", requests), latency: lineChart("Latency", latency), sizes: sizeChart("Batch sizes") };
     this.charts.wait = lineChart("Queue", wait, { class: "wide" });
     this.charts.refused = lineChart("Refusals and errors", refused, { class: "wide" });
@@ -274,7 +278,10 @@ function draw() {
   if (store.shown !== current) {
     store.shown = current;
     document.title = `${current} – Models`;
-    find("models").querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+    // On a phone the list is a row. scrollIntoView would also move where the Tab key goes on from.
+    const link = find("models").querySelector("[aria-current]");
+    const row = find("models").parentElement;
+    row.scrollLeft = link.offsetLeft - (row.clientWidth - link.offsetWidth) / 2;
   }
 }
 

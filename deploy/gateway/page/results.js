@@ -55,11 +55,11 @@ function marked(text, parts) {
   for (const part of [...parts].sort((a, b) => a.start - b.start)) {
     if (part.start < at) continue;
     paragraph.append(characters.slice(at, part.start).join(""));
-    const label = part.label ? h("small", {}, part.label) : null;
+    const label = part.label ? [" ", h("small", {}, part.label)] : [];
     const hue = part.label ? String(hues.indexOf(part.label) % 4) : null;
     const title = part.score === undefined ? null : score(part.score);
     const words = characters.slice(part.start, part.end).join("");
-    paragraph.append(h("mark", { "data-hue": hue, title }, words, label));
+    paragraph.append(h("mark", { "data-hue": hue, title }, words, ...label));
     at = part.end;
   }
   paragraph.append(characters.slice(at).join(""));
@@ -120,7 +120,10 @@ export function resultOf(task, answer, sent) {
   } catch {
     // An answer of another form than this task's.
   }
-  const text = typeof answer === "string" ? answer : JSON.stringify(answer, null, 2);
+  // Lists of numbers on one line, which is wrapped where it must be.
+  const numbers = /\[\s+([-\d.,\seE+]+?)\s+\]/g;
+  const json = JSON.stringify(answer, null, 2);
+  const text = typeof answer === "string" ? answer : json.replace(numbers, (_, list) => `[${list.replace(/\s+/g, " ")}]`);
   return [h("pre", { class: "json" }, text.length > 20000 ? `${text.slice(0, 20000)} …` : text)];
 }
 

@@ -13,13 +13,16 @@ const EXAMPLES = {
 const QUESTION = "Who met Babbage?";
 const CONTEXT = "In June 1833 Ada Lovelace met Charles Babbage at a party in London.";
 
-/** What a model takes: an image, a question, a text, or any JSON. */
-function kindOf(metadata) {
+/** What a model takes: a question, an image, a text, any JSON; all of the last three where it does not say. */
+function kindsOf(metadata) {
   const accepts = metadata?.accepts ?? [];
-  if (metadata?.task === "question_answering") return "question";
-  if (accepts.some((type) => type.startsWith("image/"))) return "image";
-  return !metadata || metadata.task in EXAMPLES || accepts.some((type) => type.startsWith("text/")) ? "text" : "json";
+  if (metadata?.task === "question_answering") return ["question"];
+  if (accepts.some((type) => type.startsWith("image/"))) return ["image"];
+  if (accepts.some((type) => type.startsWith("text/"))) return ["text"];
+  return accepts.length ? ["json"] : ["text", "image", "json"];
 }
+
+const KIND_NAMES = { text: "A text", image: "A photograph", json: "JSON" };
 
 /** A control for one option; empty stands for the model's own default. */
 function optionControl(option) {
@@ -157,7 +160,15 @@ function requestOf(sent) {
  */
 export function panel(metadata, where, changed) {
   const task = metadata?.task ?? "";
-  const fields = FIELDS[kindOf(metadata)](task, () => changed());
+  const kinds = kindsOf(metadata);
+  const made = kinds.map((kind) => FIELDS[kind](task, () => changed()));
+  let fields = made[0];
+  const body = h("div", { class: "body" }, ...fields.nodes);
+  const choice = h("select", {}, ...kinds.map((kind, index) => h("option", { value: String(index) }, KIND_NAMES[kind] ?? kind)));
+  choice.addEventListener("change", () => {
+    fields = made[Number(choice.value)];
+    body.replaceChildren(...fields.nodes);
+  });
   const options = Object.entries(metadata?.options ?? {}).map(([name, option]) => ({ name, option, control: optionControl(option) }));
   const say = () => {
     const set = options.filter(({ control }) => control.value !== "");
@@ -173,7 +184,7 @@ export function panel(metadata, where, changed) {
   const answer = h("div", { class: "answer", role: "region", "aria-label": "Answer", "aria-live": "polite", tabindex: "0" });
   answer.append(h("p", { class: "empty" }, "The answer appears here."));
   const timing = h("p", { class: "timing" });
-  const form = h("form", { class: "ask", novalidate: true }, ...fields.nodes);
+  const form = h("form", { class: "ask", novalidate: true }, kinds.length > 1 ? field("Send", choice) : null, body);
   if (options.length) {
     const grid = h("div", { class: "options" }, ...options.map(({ name, control }) => field(name, control)));
     form.append(h("details", {}, h("summary", {}, "Options"), grid));

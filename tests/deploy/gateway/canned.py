@@ -129,15 +129,14 @@ def replica(*, workers: int = 1, ready: int = 1, is_default: bool = True) -> Rep
 
 
 def fleet() -> Fleet:
-    """Two nodes with seven models: one of two versions with a canary, one that is not whole, one without workers."""
+    """Two nodes and a model of each task: one of two versions, with a canary, one not whole; one without workers."""
     both = {"node-0": replica(), "node-1": replica()}
     models = {name: Model(name, {"1.0": Version("1.0", both, metadata(name))}, "1.0") for name in MODELS}
     newer = Version("2.0", {"node-1": replica(is_default=False)}, metadata("resnet-152", "2.0"))
     models["resnet-152"] = Model("resnet-152", {**models["resnet-152"].versions, "2.0": newer}, "1.0")
     partly = Version("1.0", {"node-0": replica(), "node-1": replica(workers=2)}, metadata("text-classification"))
     models["text-classification"] = Model("text-classification", {"1.0": partly}, "1.0")
-    none = Version("1.0", {"node-0": replica(workers=0, ready=0)}, metadata("translation"))
-    models["translation"] = Model("translation", {"1.0": none}, "1.0")
+    models["colours"] = Model("colours", {"1.0": Version("1.0", {"node-0": replica(workers=0, ready=0)})}, "1.0")
     return Fleet(
         nodes={name: node(name) for name in ("node-0", "node-1")},
         models=models,
@@ -197,7 +196,7 @@ def five_minutes(summary: Summary, served: Fleet) -> None:
     for second in range(0, 302, 2):
         rate = 24 + 14 * math.sin(second / 40) + 5 * math.sin(second / 7)
         for index, name in enumerate(served.models):
-            if name != "translation":
+            if name != "colours":
                 counters.add(name, rate * 2 / (1 + index / 2), 2, refused=2.5 if 150 < second < 200 else 0)
         summary.observe(1000.0 + second, served, {"node-0": dict(counters.values)})
 
@@ -208,8 +207,12 @@ class Site:
     Attributes:
         url: where it is.
         requests: method and path of everything that was asked.
+        bodies: content type and body of what was asked of /predictions.
+        answers: what each model answers.
         key: what a client must send, or None.
         failure: the status and body that /predictions answers instead, or None.
+        headers: of that answer.
+        pieces: what /predictions sends instead of an answer, each once its event is set, as application/x-ndjson.
         served: the fleet, which a test may replace.
     """
 
@@ -217,8 +220,10 @@ class Site:
         self.served = fleet() if served is None else served
         self.key = key
         self.failure: tuple[int, Any] | None = None
+        self.headers: dict[str, str] = {}
+        self.pieces: list[tuple[threading.Event, bytes]] = []
         self.requests: list[str] = []
-        self.bodies: list[bytes] = []
+        self.bodies: list[tuple[str, bytes]] = []
         self.answers: dict[str, Any] = {name: model.answer for name, model in MODELS.items()}
         self.summary = Summary()
         five_minutes(self.summary, self.served)
@@ -262,10 +267,22 @@ class Site:
         return answer
 
     async def _predict(self, request: web.Request) -> web.StreamResponse:
-        self.bodies.append(await request.read())
+        self.bodies.append((request.content_type, await request.read()))
         if self.failure is not None:
             status, body = self.failure
-            return web.Response(status=status, text=json.dumps(body), content_type="application/json")
+            text = body if isinstance(body, str) else json.dumps(body)
+            return web.Response(status=status, text=text, headers=self.headers)
+        if self.pieces:
+            return await self._stream(request)
         answer = self.answers[request.match_info["model"]]
         timing = 'decode;dur=1.61, wait;dur=2.40, forward;dur=11.20, encode;dur=0.04, batch;desc="8"'
         return web.json_response(answer, headers={"Server-Timing": timing})
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        for event, piece in self.pieces:
+            await asyncio.to_thread(event.wait, 60)
+            await response.write(piece)
+        await response.write_eof()
+        return response

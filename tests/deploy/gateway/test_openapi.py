@@ -93,6 +93,14 @@ def test_options_carry_what_metadata_says_of_them() -> None:
     }
 
 
+def test_model_that_says_nothing_of_itself_takes_anything() -> None:
+    foreign = Version("1.0", {}, {"name": "m", "platform": "torchserve", "inputs": [], "outputs": []})
+    for version in (foreign, Version("1.0", {})):
+        served = Fleet(models={"m": Model("m", {"1.0": version}, "1.0")})
+        body = openapi.document(served)["paths"]["/predictions/m"]["post"]["requestBody"]
+        assert body["content"] == {"*/*": {"schema": {}}}
+
+
 def test_versions_of_a_model_are_listed() -> None:
     (version,) = openapi.document(fleet())["paths"]["/predictions/resnet-152/{version}"]["post"]["parameters"]
     assert version["schema"]["enum"] == ["1.0", "2.0"]

@@ -84,14 +84,17 @@ def test_refused_items_are_refusals_and_no_errors() -> None:
 
 
 def test_latency_is_that_of_requests_where_there_is_a_histogram_of_them() -> None:
+    """And 3 ms in TorchServe's queue on average."""
     forward = "handler_forward_seconds"
     grown = {
+        series("ts_queue_latency_microseconds", "m"): 300_000.0,
+        series("ts_inference_requests_total", "m"): 100.0,
         **buckets("handler_request_seconds", {"0.01": 0, "0.1": 100, "+Inf": 100}),
         **buckets(forward, {"+Inf": 9}),
     }
     summary = seen({"a": buckets("handler_request_seconds", NOTHING)}, {"a": grown})
     (point,) = points(summary)
-    assert (point["p50_ms"], point["p99_ms"]) == (55.0, 99.1)
+    assert (point["p50_ms"], point["p99_ms"]) == (58.0, 102.1)
     assert summary.document(ONE)["models"][0]["latency_of"] == "requests"
 
 
@@ -171,8 +174,8 @@ def test_since_leaves_out_what_the_client_has() -> None:
 def test_document_tells_the_state_of_every_replica() -> None:
     document = Summary().document(fleet())
     assert [model["name"] for model in document["models"] if not model["is_ready"]] == [
+        "colours",
         "text-classification",
-        "translation",
     ]
     (resnet,) = [model for model in document["models"] if model["name"] == "resnet-152"]
     assert (resnet["default"], resnet["canary"]) == ("1.0", {"version": "2.0", "percent": 5.0})

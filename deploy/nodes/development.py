@@ -1,0 +1,139 @@
+"""What `make serve` serves where the configuration names no model: built, registered, and asked once.
+
+Where the published ResNet-152 weights cannot be fetched, resnet-152 is served untrained and says so, and a trained
+mobilenet-v2 beside it gives the prediction.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+
+import requests
+
+from deploy.archive import Archive, Recipe, cache_of, report
+from deploy.memory import Served, too_little
+from deploy.models import ROOT, model
+from deploy.nodes.local import Local
+from deploy.nodes.running import record_of, run_node
+from deploy.server import Server, ServerError
+from deploy.sources import WeightsUnavailable
+from deploy.waits import Waits, banner
+from torchserve_client.archives import original_version
+from torchserve_client.management import ManagementError
+
+MAIN, STAND_IN = "resnet-152", "mobilenet-v2"
+PHOTOGRAPH = ROOT / "examples" / MAIN / "cat.jpg"
+BATCH_SIZE, MAX_BATCH_DELAY_MS, WORKERS = 8, 50, 1
+
+
+def start(nodes: Sequence[Local], waits: Waits, *, is_supervised: bool) -> None:
+    """Build archives, start the nodes, register the models on all of them, and print a prediction.
+
+    Args:
+        nodes: running or not.
+        waits: says what is waited for.
+        is_supervised: whether a node that comes back serves what it did, and nothing else: what was unregistered stays
+            away.
+    """
+    built: dict[str, Archive] | None = None
+    if not (is_supervised and all(record_of(node).exists() for node in nodes)):
+        built = archives(cache_of(os.environ))
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        restored = list(pool.map(lambda node: run_node(node, waits), nodes))
+    others = [node for node, is_restored in zip(nodes, restored, strict=True) if not (is_supervised and is_restored)]
+    if built is not None and others:
+        register(others, built, waits)
+    for node in nodes:
+        management = node.server.management
+        described = [management.describe(name) for name in management.models()]
+        problem = too_little(node.server.settings, [Served.described(model) for model in described])
+        if problem is not None:
+            banner(f"{node.server.config.name}: {problem}")
+    if built is not None and others:
+        predict(others[0].server, list(built)[-1])
+
+
+def archives(cache_path: Path | None) -> dict[str, Archive]:
+    """Find or build what is to be served; the one whose answers mean something comes last."""
+    trained = Recipe(model(MAIN), cache_path=cache_path)
+    untrained = Recipe(model(MAIN), "random", cache_path=cache_path)
+    stand_in = Recipe(model(STAND_IN), cache_path=cache_path)
+    if untrained.find() is None:
+        try:
+            return {MAIN: _ready(trained)}
+        except WeightsUnavailable as error:
+            reason = str(error)
+    else:
+        # Nothing is fetched twice: `./archive.sh` is the way to try again.
+        reason = f"{MAIN}: untrained since its weights could not be fetched; ./archive.sh {MAIN} tries again"
+    banner(
+        reason,
+        f"{MAIN} is served with RANDOM weights: its answers mean nothing.",
+        f"{STAND_IN} is served beside it, trained: the prediction below is its own.",
+    )
+    return {MAIN: _ready(untrained), STAND_IN: _ready(stand_in)}
+
+
+def _ready(recipe: Recipe) -> Archive:
+    started = time.monotonic()
+    archive = recipe.find() or recipe.build()
+    report(archive, time.monotonic() - started)
+    return archive
+
+
+def is_served(server: Server, name: str, archive: Archive) -> bool:
+    """Whether this very archive is registered and ready; an older one of that name is unregistered."""
+    try:
+        described = server.management.describe(name)
+    except ManagementError as error:
+        if error.status != 404:
+            raise
+        return False
+    starts = [datetime.fromisoformat(worker["startTime"]).timestamp() for worker in described["workers"]]
+    # A rollout serves copies of the archive under versions of their own.
+    version = original_version(str(described["modelVersion"]))
+    is_current = version == archive.version and min(starts, default=0) > archive.path.stat().st_mtime
+    if is_current and server.management.is_ready(name):
+        return True
+    server.management.unregister(name)
+    return False
+
+
+def register(nodes: Sequence[Local], archives: Mapping[str, Archive], waits: Waits) -> None:
+    """Serve them all on all nodes, side by side: a worker's start is seconds of one core.
+
+    Raises:
+        LoadFailed, ManagementError: of the first that failed, when all have ended.
+    """
+
+    def serve(node: Local, name: str) -> str:
+        archive, title = archives[name].path.name, name if node.is_alone else f"{node.name}: {name}"
+        if is_served(node.server, name, archives[name]):
+            return f"{title}: already served"
+        with waits.on(f"{title}: waiting for its worker"):
+            node.server.register(
+                name, archive, batch_size=BATCH_SIZE, max_batch_delay_ms=MAX_BATCH_DELAY_MS, workers=WORKERS
+            )
+        words = f"batch_size {BATCH_SIZE}, max_batch_delay {MAX_BATCH_DELAY_MS} ms, {WORKERS} worker"
+        return f"{title}: registered, {words}"
+
+    wanted = [(node, name) for node in nodes for name in archives]
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        for said in pool.map(lambda each: serve(*each), wanted):
+            print(said)
+
+
+def predict(server: Server, name: str) -> None:
+    """Send the photograph and print the answer."""
+    url = f"{server.settings.inference_url}/predictions/{name}"
+    print(f"\n$ curl -T {PHOTOGRAPH.relative_to(ROOT)} {url}")
+    with requests.Session() as session:
+        session.trust_env = False
+        response = session.put(url, data=PHOTOGRAPH.read_bytes(), timeout=60)
+    if response.status_code != 200:
+        raise ServerError(f"{name} answered {response.status_code}: {response.text}")
+    print(json.dumps(response.json(), indent=2))

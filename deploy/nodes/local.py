@@ -1,0 +1,209 @@
+"""The nodes of this machine: where each lies, and what it is configured by.
+
+    config.properties, how many -> layout -> Local: a Server with its folder, ports, share -> Node, for nodes.json
+
+One node is the server as ever: the configuration itself, logs/ and key_file.json of the repository. Several have a
+folder each, .nodes/NAME/, with their own config.properties, logs/, key_file.json and tmp/; the model store is shared.
+The first keeps the ports of the configuration, each other's are 100 higher than those of the one before.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from deploy.models import ROOT
+from deploy.nodes.node import NODES, Node
+from deploy.nodes.share import cores_here, gpus_here, shares
+from deploy.properties import Settings, moved
+from deploy.server import Server, ServerError
+
+FOLDER = NODES.parent
+# Between the ports of two nodes: more than a configuration's own are apart, 8080 to 8082 and 7070 to 7071.
+PORT_STEP = 100
+# Bytes of a socket's path (sockaddr_un, with its end); TorchServe's workers have one in the node's tmp/.
+SOCKET_PATH = 108
+SOCKET_NAME = "/.ts.sock.65535"
+
+
+@dataclass(frozen=True)
+class Local:
+    """A node of this machine.
+
+    Attributes:
+        name: node-1, node-2, ...
+        folder: what is known of it beside the server's own files.
+        server: its TorchServe.
+    """
+
+    name: str
+    folder: Path
+    server: Server
+
+    @property
+    def title(self) -> str:
+        """What it is called where a person reads: TorchServe where it is the only one."""
+        return "TorchServe" if self.is_alone else self.name
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is the repository's one server, in the repository's own folders."""
+        return self.server.directory != self.folder
+
+    @property
+    def logs_shown(self) -> str:
+        """Its folder of logs as a person types it."""
+        logs = self.server.logs
+        return str(logs.relative_to(ROOT)) if logs.is_relative_to(ROOT) else str(logs)
+
+    def node(self) -> Node:
+        """Its name and addresses, as the gateway reaches it.
+
+        Raises:
+            ServerError: it has addresses that the gateway cannot reach.
+        """
+        settings = self.server.settings
+        try:
+            return Node(
+                name=self.name,
+                inference=_reached(settings.inference_url),
+                management=_reached(settings.management_url),
+                metrics=_reached(settings.metrics_url),
+                token_file=str(self.server.keys.resolve()) if settings.has_tokens else None,
+            )
+        except ValidationError as error:
+            (problem, *_) = error.errors(include_url=False)
+            raise ServerError(f"{self.server.config.name}: {problem['loc'][0]} {problem['msg']}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What `make serve` was asked for last.
+
+    Attributes:
+        config: the configuration that all nodes have in common.
+        nodes: how many there are.
+    """
+
+    config: Path
+    nodes: int
+
+    def write(self, folder: Path = FOLDER) -> None:
+        """Leave it for `read`."""
+        folder.mkdir(exist_ok=True)
+        new = folder / "layout.new"
+        new.write_text(json.dumps({"config": str(self.config.resolve()), "nodes": self.nodes}))
+        new.replace(folder / "layout.json")
+
+    @classmethod
+    def read(cls, folder: Path = FOLDER) -> "Layout | None":
+        """What was written last; None where nothing was, or its configuration is gone."""
+        try:
+            found = json.loads((folder / "layout.json").read_text())
+            layout = cls(Path(found["config"]), int(found["nodes"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return layout if layout.config.is_file() else None
+
+
+def locals_of(layout: Layout, folder: Path = FOLDER, root: Path = ROOT) -> list[Local]:
+    """Find the nodes of a layout, running or not.
+
+    Args:
+        layout: which configuration, how many.
+        folder: where their folders are.
+        root: what relative paths of the configuration are relative to.
+
+    Raises:
+        ServerError: there is no room for them: a port beyond 65535, or a folder whose path is too long.
+    """
+    if layout.nodes == 1:
+        return [Local("node-1", folder / "node-1", Server(layout.config))]
+    text = layout.config.read_text(encoding="utf-8")
+    settings = Settings.read(layout.config)
+    own = shares(cores_here(), gpus_here(os.environ), layout.nodes)
+    found = []
+    for number, share in enumerate(own):
+        name = f"node-{number + 1}"
+        place = folder / name
+        temporary = place / "tmp"
+        if len(os.fsencode(temporary.resolve())) + len(SOCKET_NAME) >= SOCKET_PATH:
+            raise ServerError(f"{temporary}: too long a path for the workers' sockets; {SOCKET_PATH} bytes at most")
+        temporary.mkdir(parents=True, exist_ok=True)
+        values = _addresses(settings, number * PORT_STEP)
+        values["model_store"] = str((root / settings.model_store).resolve())
+        if share.gpu is not None:
+            # TorchServe counts the machine's, whatever CUDA_VISIBLE_DEVICES says.
+            values["number_of_gpu"] = "1"
+        config = place / "config.properties"
+        _write(config, moved(text, root, values))
+        found.append(Local(name, place, Server(config, directory=place, temporary=temporary, share=share)))
+    return found
+
+
+def found(folder: Path = FOLDER) -> list[Local]:
+    """The nodes that have a folder of their own, as they were configured last; running or not."""
+    places = sorted(path.parent for path in folder.glob("node-*/config.properties"))
+    return [
+        Local(place.name, place, Server(place / "config.properties", directory=place, temporary=place / "tmp"))
+        for place in places
+    ]
+
+
+def everything(config: Path, folder: Path = FOLDER) -> list[Local]:
+    """The server that is alone, and the nodes that have folders of their own; running or not.
+
+    Args:
+        config: of the server that is alone.
+        folder: of the nodes.
+    """
+    return [Local("node-1", folder / "node-1", Server(config)), *found(folder)]
+
+
+def running_at(management_url: str, config: Path, folder: Path = FOLDER) -> Local | None:
+    """Find the running node whose management API is there; None where none of this machine is."""
+    for each in everything(config, folder):
+        if each.server.pid() is not None and each.node().management == management_url:
+            return each
+    return None
+
+
+def nodes_of(nodes: Sequence[Local]) -> list[Node]:
+    """Those of them that the gateway can reach: all, or none where the one that there is has other addresses."""
+    try:
+        return [each.node() for each in nodes]
+    except ServerError:
+        if len(nodes) > 1:
+            raise
+        return []
+
+
+def _addresses(settings: Settings, shift: int) -> dict[str, str]:
+    """The settings that name a listening port, each so much higher."""
+    urls = {
+        "inference_address": settings.inference_url,
+        "management_address": settings.management_url,
+        "metrics_address": settings.metrics_url,
+    }
+    values = {}
+    for name, (_, port) in settings.ports.items():
+        own = port + shift
+        if own > 65535:
+            raise ServerError(f"{name}: {port} and {shift // PORT_STEP} times {PORT_STEP} are beyond 65535")
+        values[name] = f"{urls[name].rpartition(':')[0]}:{own}" if name in urls else str(own)
+    return values
+
+
+def _reached(url: str) -> str:
+    """An address that is listened at, as one that is called."""
+    return url.rstrip("/").replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        new = path.with_suffix(".new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
