@@ -89,7 +89,9 @@ class Envoy:
             return True
         is_drained = True
         with contextlib.suppress(admin.NoAnswer):
+            # From now on answers end their connections; and nobody new is let in, which the first alone does not do.
             admin.ask(self._run, "/drain_listeners?graceful&skip_exit", "POST")
+            admin.ask(self._run, "/drain_listeners", "POST")
             is_drained = _wait(lambda: self._requests() == 0, timeout_s)
             admin.ask(self._run, "/quitquitquit", "POST")
         if not _wait(lambda: self.pid() is None, END_S):
