@@ -74,7 +74,7 @@ def test_addresses_of_every_interface_are_called_on_loopback(tmp_path: Path) -> 
 
 def test_addresses_that_the_gateway_cannot_reach_are_refused_only_where_there_are_several(tmp_path: Path) -> None:
     assert nodes_of(locals_of(layout(tmp_path, 1, inference_address="https://127.0.0.1:8443"), tmp_path)) == []
-    with pytest.raises(ServerError, match="inference .*must be http://HOST:PORT"):
+    with pytest.raises(ServerError, match=r"inference .*must be http://HOST:PORT"):
         nodes_of(locals_of(layout(tmp_path, 2, inference_address="https://127.0.0.1:8443"), tmp_path / "n"))
 
 
