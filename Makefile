@@ -2,7 +2,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: serve gateway stop archive lint check test test-all fuzz bench soak lock help
+.PHONY: serve gateway stop archive lint check packages test test-system test-all fuzz bench soak lock help
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -38,12 +38,19 @@ lint: .venv/.installed ## ruff and mypy
 
 check: lint ## lint, types, and the tests without a server, an environment or a clock
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile \
-		-m "not e2e and not environment and not clock and not long"
+		-m "not e2e and not environment and not clock and not long and not system"
 
-test: check ## check, then every other test but the long ones
-	@$(BIN)/python -m pytest -m "(e2e or environment or clock) and not long"
+test: check ## check, then every other test but the long ones and those that need packages
+	@$(BIN)/python -m pytest -m "(e2e or environment or clock) and not long and not system"
 
-test-all: test ## test, then what takes minutes or needs more than the environment has
+packages: .venv/.installed ## Debian's packages (as root) and perf_analyzer, for test-system
+	@tests/packages.sh
+	@tests/perf_analyzer.sh >/dev/null
+
+test-system: .venv/.installed ## the tests that need what `make packages` installs
+	@$(BIN)/python -m pytest -m "system and not long"
+
+test-all: test test-system ## test and test-system, then what takes minutes or needs more than the environment has
 	@$(BIN)/python -m pytest -m long
 
 MINUTES ?= 5

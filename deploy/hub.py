@@ -22,13 +22,14 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @contextmanager
-def checkpoint(model: Model, origin: Source, *, with_code: bool = False) -> Iterator[Path]:
+def checkpoint(model: Model, origin: Source, *, with_code: bool = False, with_weights: bool = True) -> Iterator[Path]:
     """Give a folder with the checkpoint's served files, links among them, for as long as the context lasts.
 
     Args:
         model: the entry that it is for.
         origin: where it comes from.
         with_code: whether the Python that it brings belongs to it.
+        with_weights: whether its weights do.
 
     Raises:
         WeightsUnavailable: it cannot be had, or only as a pickle that was not asked for by name.
@@ -36,7 +37,7 @@ def checkpoint(model: Model, origin: Source, *, with_code: bool = False) -> Iter
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "checkpoint"
         if origin.kind == "hub":
-            source = _downloaded(model, origin)
+            source = _downloaded(model, origin, with_weights=with_weights)
             _link(source, served_files(source, with_code=with_code), folder)
         elif origin.kind == "folder":
             source = Path(origin.location)
@@ -49,7 +50,10 @@ def checkpoint(model: Model, origin: Source, *, with_code: bool = False) -> Iter
             )
         if not (folder / "config.json").is_file():
             raise WeightsUnavailable(f"{model.name}: {origin.location} holds no config.json")
-        if not list(folder.glob("*.safetensors")):
+        if not with_weights:
+            for weights in folder.glob("*.safetensors*"):
+                weights.unlink()
+        elif not list(folder.glob("*.safetensors")):
             raise WeightsUnavailable(
                 f"{model.name}: {origin.location} has no model.safetensors; a pickle is read only when "
                 "--weights names the file itself"
@@ -64,13 +68,16 @@ def _link(source: Path, files: Iterable[Path], folder: Path) -> None:
         link.symlink_to(path.resolve())
 
 
-def _downloaded(model: Model, origin: Source) -> Path:
+def _downloaded(model: Model, origin: Source, *, with_weights: bool) -> Path:
     hub_id = origin.location
+    others = [*PICKLES, "*.onnx", "*.h5", "*.msgpack"]
     print(f"{model.name}: {hub_id} from the Hugging Face hub")
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                hub_id, revision=origin.revision, ignore_patterns=[*PICKLES, "*.onnx", "*.h5", "*.msgpack"]
+                hub_id,
+                revision=origin.revision,
+                ignore_patterns=others if with_weights else [*others, "*.safetensors*"],
             )
         )
     except Exception as error:

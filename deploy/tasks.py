@@ -76,6 +76,12 @@ BUILT_IN = {
     "token_classification": _encoder("token_classification", "TokenClassificationConfig"),
     "question_answering": _encoder("question_answering", "QuestionAnsweringConfig"),
     "sentence_embedding": _encoder("sentence_embedding", "TextConfig"),
+    "tokenization": Task(
+        path=_file("tokenization"),
+        builder="deploy.tokenization",
+        settings="handlers.text.config:TokenizationConfig",
+        takes_hub_ids=True,
+    ),
     "translation": Task(
         path=_file("translation"),
         builder="deploy.translation",

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,15 +31,16 @@ from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Engine, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, InvalidConfig, ItemError
 from handlers.metrics import Recorder, Reporter, Sample
+from handlers.pipeline.description import described
 from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead
 from handlers.pipeline.planning import planned
 from handlers.pipeline.runner import Runner, respond
 from handlers.pipeline.slots import Batch
 from handlers.pipeline.warm_up import prepare
 from handlers.protocol import requests
-from handlers.protocol.open_inference import Model
+from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import Documents, OutputTensors
-from handlers.protocol.requests import Payload, Request, Shape
+from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply
 
 # TorchServe's module tries this backend of torch.compile, which brings torch._dynamo and torch._inductor with it: three
@@ -58,6 +58,9 @@ BATCH_SHARE, RUN_SHARE = 0.5, 0.4
 
 Config = TypeVar("Config", bound=HandlerConfig)
 Item = TypeVar("Item")
+
+# The label ModelVersion where the archive's manifest has none: TorchServe reads no empty label.
+UNKNOWN_VERSION = "unknown"
 
 # Rows and TorchServe's context -> a body per row.
 Answer = Callable[[Sequence[Mapping[str, Any]], Any], list[bytes]]
@@ -118,7 +121,11 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         options_class: the dataclass of the options of one item.
         inputs: names of the JSON fields that hold its input; what other fields hold are options.
         item_dimensions: how many dimensions one item has where it comes as a tensor of numbers.
-        output_tensors: how its results become tensors, for the Open Inference Protocol.
+        input_tensors: the tensor of an input, by the input's name; one that is not here is BYTES [B] or, where an item
+            has dimensions, FP32 of so many, under the input's own name.
+        output_tensors: how its results become tensors, for the Open Inference Protocol. `load` may set it, where that
+            takes a loaded model.
+        media_types: what a body may be beside JSON; the model's metadata tells.
         decodes_in_threads: whether decoding an item is worth handing it to another thread.
         staged_files: names or patterns of files beside the model's configuration; the archive takes them along, under
             the same paths in `model_dir`. What the list or `--weights` names lies in `checkpoint_dir`.
@@ -128,7 +135,9 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     options_class: ClassVar[Any] = NoOptions
     inputs: ClassVar[frozenset[str]]
     item_dimensions: ClassVar[int] = 0
-    output_tensors: ClassVar[OutputTensors] = Documents()
+    input_tensors: ClassVar[Mapping[str, TensorMetadata]] = {}
+    output_tensors: OutputTensors = Documents()
+    media_types: ClassVar[tuple[str, ...]] = ()
     decodes_in_threads: ClassVar[bool] = True
     staged_files: ClassVar[tuple[str, ...]] = ()
 
@@ -139,6 +148,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     longest_run_s: float
     # Hash of everything that the archive was made from; None where that is not known.
     fingerprint: str | None
+    # What the model says of itself, to whoever asks.
+    metadata: Metadata
     # Answers everything in adaptive mode, once `initialize` is done.
     worker: AdaptiveWorker
     # What one more micro-batch costs; `load` may know better.
@@ -205,7 +216,9 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         properties = context.system_properties
         self.model_dir = Path(properties["model_dir"])
         self._recorder = Recorder()
-        self.reporter = Reporter(self._recorder, partial(_emit, context.metrics, context.model_name))
+        version = context.manifest.get("model", {}).get("modelVersion")
+        labels = (context.model_name, version or UNKNOWN_VERSION)
+        self.reporter = Reporter(self._recorder, partial(_emit, context.metrics, labels))
         self.runner = Runner(self, self._recorder)
         # Seconds after which TorchServe takes the worker for dead; its own default where the archive does not say.
         self._response_timeout_s = (context.model_yaml_config or {}).get("responseTimeout") or RESPONSE_TIMEOUT_S
@@ -217,7 +230,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             self.config = cast(Config, parse(self.config_class, settings.get("handler")))
             self.device = _device(properties.get("gpu_id"))
             self.engine = self.load()
-            self._shape = self._accepted(context)
+            self._shape, self.metadata = described(self, context.model_name, version)
             start = self._start_adaptive if self.config.scheduling.mode == "adaptive" else self._start_classic
             self._answer = start(window, settings)
         except Exception as error:
@@ -227,17 +240,6 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         self.reporter.start()
         self.initialized = True
         logger.warning("Loaded %s: %s", context.model_name, self.engine.description)
-
-    def _accepted(self, context: Any) -> Shape:
-        version = context.manifest.get("model", {}).get("modelVersion")
-        return Shape(
-            self.inputs,
-            self.config.max_instances,
-            self.config.max_body_bytes,
-            options=frozenset(field.name for field in fields(self.options_class)),
-            item_dimensions=self.item_dimensions,
-            model=Model(context.model_name, version, self.output_tensors),
-        )
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -324,15 +326,15 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         ]
 
 
-def _emit(cache: Any, model_name: str, sample: Sample) -> None:
+def _emit(cache: Any, model: tuple[str, str], sample: Sample) -> None:
     """Hand one sample to TorchServe's metrics, which write it as a line on stdout."""
     name = sample.counter.name
     try:
         counter = cache.get_metric(name, MetricTypes.COUNTER)
     except MetricsCacheKeyError:  # the server runs with a metrics file of its own
-        names = ["ModelName", *sample.counter.labels]
+        names = ["ModelName", "ModelVersion", *sample.counter.labels]
         counter = cache.add_metric_to_cache(name, "count", names, MetricTypes.COUNTER)
-    counter.add_or_update(sample.value, [model_name, *sample.labels])
+    counter.add_or_update(sample.value, [*model, *sample.labels])
 
 
 def _device(gpu_id: int | None) -> torch.device:

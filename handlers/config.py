@@ -5,6 +5,7 @@ fields of a request             -> parse_options(cls, ...) -> options, or one Un
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from inspect import signature
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -81,16 +82,32 @@ class SchedulingConfig:
         return self
 
 
-def _scheduling(value: Any) -> Any:
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TensorNames:
+    """Names of tensors in the Open Inference Protocol, where they are not to be the task's.
+
+    Attributes:
+        inputs, outputs: the name of a tensor by the task's name of it.
+    """
+
+    inputs: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+
+
+def _nested(cls: Callable[..., Any]) -> BeforeValidator:
     """Turn YAML's mapping into the settings it stands for, since strict settings take no mapping for an object."""
-    if isinstance(value, SchedulingConfig):
-        return value
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise PydanticCustomError("scheduling", "a mapping of names to values is needed")
-    try:
-        return SchedulingConfig(**value)
-    except ValidationError as error:
-        raise PydanticCustomError("scheduling", "{problems}", {"problems": _problems(error)}) from None
+
+    def read(value: Any) -> Any:
+        if isinstance(cls, type) and isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise PydanticCustomError("nested", "a mapping of names to values is needed")
+        try:
+            return cls(**value)
+        except ValidationError as error:
+            raise PydanticCustomError("nested", "{problems}", {"problems": _problems(error)}) from None
+
+    return BeforeValidator(read)
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -113,6 +130,7 @@ class HandlerConfig:
         max_response_bytes: the most bytes of one answer (beyond TorchServe's `max_response_size` its worker would be
             cut off).
         scheduling: who decides what runs together, and when.
+        tensors: names of the tensors of the Open Inference Protocol, where they are not to be the task's.
     """
 
     engine: Literal["auto", "openvino", "torch"] = "auto"
@@ -126,7 +144,8 @@ class HandlerConfig:
     max_request_tokens: Count | None = None
     max_groups: Count = 16
     max_response_bytes: Count = 16 * 2**20
-    scheduling: Annotated[SchedulingConfig, BeforeValidator(_scheduling)] = SchedulingConfig()
+    scheduling: Annotated[SchedulingConfig, _nested(SchedulingConfig)] = SchedulingConfig()
+    tensors: Annotated[TensorNames, _nested(TensorNames)] = TensorNames()
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

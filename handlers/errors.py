@@ -3,12 +3,13 @@
     InvalidInput                   400  raised while decoding one item; becomes that item's ItemError
     ├── EmptyInput                 400  nothing was sent
     ├── MalformedJson              400  the body says it is JSON and is not
+    ├── MalformedMessage           400  the body says it is a protobuf message and is not
     ├── UnknownShape               400  the body is not one of the accepted shapes
     ├── MalformedTensor            400  a tensor's bytes, datatype and shape do not agree
     ├── UnknownOption              400  an option's name or value is not accepted
     ├── InvalidText                400  text that is not UTF-8, or has null characters
-    ├── InvalidPriority            400  the header X-Priority is not one of the levels
-    ├── InvalidTimeout             400  the header X-Timeout-Ms is not a number above 0
+    ├── InvalidPriority            400  the header X-Priority, or the parameter, is not one of the levels
+    ├── InvalidTimeout             400  the header X-Timeout-Ms, or the parameter timeout, is no time
     ├── UnsupportedMedia           415  the bytes are of no accepted format
     ├── CorruptInput               422  the format is right, the content broken
     └── TooLarge                   413  a limit of the configuration is exceeded
@@ -49,6 +50,10 @@ class MalformedJson(InvalidInput):
     """The body says it is JSON and is not."""
 
 
+class MalformedMessage(InvalidInput):
+    """The body says it is a protobuf message and is not."""
+
+
 class UnknownShape(InvalidInput):
     """The body is not one of the accepted shapes."""
 
@@ -66,11 +71,11 @@ class InvalidText(InvalidInput):
 
 
 class InvalidPriority(InvalidInput):
-    """The header X-Priority is not one of the levels."""
+    """The header X-Priority, or the protocol's parameter `priority`, is not one of the levels."""
 
 
 class InvalidTimeout(InvalidInput):
-    """The header X-Timeout-Ms is not a number above 0."""
+    """The header X-Timeout-Ms, or the protocol's parameter `timeout`, is not a number above 0."""
 
 
 class UnsupportedMedia(InvalidInput):

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Counter(NamedTuple):
-    """A number that only grows; `labels` are the names of the labels it has beside the model's."""
+    """A number that only grows; `labels` are the names of the labels it has beside the model's name and version."""
 
     name: str
     labels: tuple[str, ...] = ()
@@ -70,6 +70,21 @@ WAIT = Histogram("handler_wait_seconds", SECONDS)
 FORWARD = Histogram("handler_forward_seconds", SECONDS)
 ENCODE = Histogram("handler_encode_seconds", SECONDS)
 
+# Requests that were answered, and the seconds from their arrival at the worker to their answers; Outcome is SUCCESS
+# where any item has a result.
+REQUESTS = Counter("handler_requests_total", ("Outcome",))
+REQUEST_SECONDS = Counter("handler_request_seconds_total", ("Outcome",))
+SUCCESS, FAIL = "success", "fail"
+# The same seconds, each request's, of those with a result: refusals come at once and would look like speed.
+REQUEST = Histogram("handler_request_seconds", SECONDS)
+# Seconds that items waited in the worker, for decoding and for the engine; WAIT.count is their number.
+QUEUE_SECONDS = Counter("handler_queue_seconds_total")
+# Micro-batches by their exact number of items, and the seconds of their phases: INPUT stacks the items, INFER is the
+# engine, OUTPUT takes its outputs apart.
+EXECUTIONS = Counter("handler_executions_total", ("Size",))
+EXECUTION_SECONDS = Counter("handler_execution_seconds_total", ("Size", "Phase"))
+INPUT, INFER, OUTPUT = "input", "infer", "output"
+
 # An adaptive worker observes these as each micro-batch starts: how many items are ready, and how long the oldest of
 # them has been here.
 QUEUE_DEPTH = Histogram("handler_queue_depth", (0, *SIZES, 512))
@@ -84,11 +99,16 @@ DEADLINE_MISSES = Counter("handler_deadline_misses_total")
 REFUSALS = Counter("handler_refusals_total", ("Reason",))
 EXCHANGES = Counter("handler_exchanges_total")
 
-HISTOGRAMS = (BATCH_SIZE, DECODE, WAIT, FORWARD, ENCODE, QUEUE_DEPTH, QUEUE_AGE, PREDICTION_RATIO)
+HISTOGRAMS = (BATCH_SIZE, DECODE, WAIT, FORWARD, ENCODE, REQUEST, QUEUE_DEPTH, QUEUE_AGE, PREDICTION_RATIO)
 # deploy/metrics.yaml declares these to the frontend.
 COUNTERS = (
     ITEMS,
     ITEM_ERRORS,
+    REQUESTS,
+    REQUEST_SECONDS,
+    QUEUE_SECONDS,
+    EXECUTIONS,
+    EXECUTION_SECONDS,
     ENGINE_BUSY,
     DEADLINE_MISSES,
     REFUSALS,

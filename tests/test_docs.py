@@ -12,13 +12,14 @@ import yaml
 
 from deploy.models import ROOT
 from handlers import errors, metrics
-from handlers.config import HandlerConfig, SchedulingConfig
+from handlers.config import HandlerConfig, SchedulingConfig, TensorNames
 from handlers.text.config import (
     LanguageIdConfig,
     QuestionAnsweringConfig,
     TextClassificationConfig,
     TextConfig,
     TokenClassificationConfig,
+    TokenizationConfig,
 )
 from handlers.text.translation_config import TranslationConfig
 from handlers.vision.config import ImageClassificationConfig
@@ -42,6 +43,7 @@ SETTINGS: dict[str, type[Any]] = {
     "## Token classification": TokenClassificationConfig,
     "## Question answering": QuestionAnsweringConfig,
     "## Translation": TranslationConfig,
+    "## Tokenization": TokenizationConfig,
     "## Language identification": LanguageIdConfig,
 }
 
@@ -113,6 +115,8 @@ def _written(default: Any) -> str:
         return "required"
     if isinstance(default, SchedulingConfig):
         return f"mode: {default.mode}"
+    if isinstance(default, TensorNames):
+        return "{}"
     if isinstance(default, bool | type(None)):
         return "null" if default is None else str(default).lower()
     if isinstance(default, tuple):

@@ -19,13 +19,15 @@ import psutil
 
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.settings import CONFIG, RUN, Settings, read
-from deploy.gateway.supervisor import GatewayFailed, Supervisor, environment, listens
+from deploy.gateway.supervisor import GatewayFailed, Supervisor, environment, keep_last, listens
 from deploy.models import ROOT
 from deploy.nodes.node import NODES
 from handlers.errors import InvalidConfig
 
 # Seconds until both processes must be up. `stop` waits as long as Envoy lets answers in flight take, and this longer.
 START_S, STOP_S = 90.0, 30.0
+# Seconds that a control process takes to notice that it is alone, and to end.
+CONTROL_S = 10.0
 
 
 class Background:
@@ -68,6 +70,7 @@ def start(options: argparse.Namespace, settings: Settings) -> None:
     check_ports(settings, is_envoy_up=Envoy(options.run).pid() is not None)
     options.run.mkdir(parents=True, exist_ok=True)
     words = ["run", "--config", str(options.config), "--nodes", str(options.nodes), "--run", str(options.run)]
+    keep_last(background.log)
     with background.log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "deploy.gateway", *words],
@@ -142,10 +145,18 @@ def response_s(options: argparse.Namespace) -> float:
         return Settings().limits.response_s
 
 
-def is_up(settings: Settings) -> bool:
-    """Whether clients reach it; with TLS they have what it takes to ask, and this has not."""
+def addresses(settings: Settings) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """Hosts and ports: Envoy's, and the control process'."""
     ports = settings.ports
-    return all(listens(ports.address, port) for port in (ports.http, ports.grpc))
+    return (
+        [(ports.address, ports.http), (ports.address, ports.grpc)],
+        [(ports.internal_address, ports.metrics), (ports.internal_address, ports.control)],
+    )
+
+
+def is_up(settings: Settings) -> bool:
+    """Whether both processes listen; who may ask them more, with TLS and keys, is not for this to know."""
+    return all(listens(host, port) for part in addresses(settings) for host, port in part)
 
 
 def check_ports(settings: Settings, *, is_envoy_up: bool) -> None:
@@ -154,12 +165,14 @@ def check_ports(settings: Settings, *, is_envoy_up: bool) -> None:
     Raises:
         GatewayFailed: it names the ports.
     """
-    ports = settings.ports
-    wanted = [(ports.internal_address, ports.metrics), (ports.internal_address, ports.control)]
-    if not is_envoy_up:
-        wanted += [(ports.address, ports.http), (ports.address, ports.grpc)]
-    if taken := [f"{host}:{port}" for host, port in wanted if listens(host, port)]:
-        raise GatewayFailed(f"{', '.join(taken)} taken by another server; gateway.yaml names other ports")
+    clients, internal = addresses(settings)
+    wanted = internal if is_envoy_up else clients + internal
+    # A control process ends within seconds of who supervised it.
+    deadline = time.monotonic() + (CONTROL_S if is_envoy_up else 0.0)
+    while taken := [f"{host}:{port}" for host, port in wanted if listens(host, port)]:
+        if time.monotonic() > deadline:
+            raise GatewayFailed(f"{', '.join(taken)} taken by another server; gateway.yaml names other ports")
+        time.sleep(0.1)
 
 
 def print_addresses(settings: Settings) -> None:

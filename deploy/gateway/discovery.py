@@ -17,7 +17,7 @@ import aiohttp
 
 from deploy.gateway.metadata import Metadata
 from deploy.gateway.state import Model, Replica, Version
-from deploy.gateway.watch import Registered, Watch
+from deploy.gateway.watch import Watch
 from deploy.nodes.node import Node
 
 logger = logging.getLogger(__name__)
@@ -121,19 +121,18 @@ class Discovery:
             await asyncio.sleep(self._look_s)
 
     def _ask_versions(self) -> None:
-        """Have every version asked that has a READY worker, on the first node that has one."""
-        served: dict[tuple[str, str], list[tuple[Node, Registered]]] = {}
-        for watch in self._watches.values():
+        """Have every version asked that has a READY worker."""
+        served: dict[tuple[str, str], dict[tuple[str, ...], Node]] = {}
+        for name, watch in self._watches.items():
             for model, versions in watch.models.items():
                 for version, registered in versions.items():
-                    of_version = served.setdefault((model, version), [])
+                    ready = served.setdefault((model, version), {})
                     if watch.is_up and registered.replica.ready_workers:
-                        of_version.append((watch.node, registered))
+                        ready[name, *registered.generation] = watch.node
         self._metadata.keep(set(served))
         for (model, version), ready in served.items():
             if ready:
-                node, registered = ready[0]
-                self._metadata.want(model, version, node, (node.name, *registered.generation))
+                self._metadata.want(model, version, ready)
 
 
 def _default(versions: dict[str, dict[str, Replica]]) -> str | None:

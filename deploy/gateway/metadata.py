@@ -55,14 +55,23 @@ class Metadata:
         asked = self._asked.get((model, version))
         return None if asked is None else asked.metadata
 
-    def want(self, model: str, version: str, node: Node, generation: tuple[str, ...]) -> None:
-        """Have a version asked unless these very workers were; `node` has one that is READY."""
-        asked = self._asked.setdefault((model, version), _Asked(generation))
-        if asked.generation != generation:
-            asked.generation, asked.again_s = generation, 0.0
+    def want(self, model: str, version: str, ready: Mapping[tuple[str, ...], Node]) -> None:
+        """Have a version asked, unless workers that were asked are still there.
+
+        Args:
+            model, version: whose handler is asked.
+            ready: the generation of READY workers on a node -> that node; at least one.
+        """
+        asked = self._asked.get((model, version))
+        if asked is None or asked.generation not in ready:
+            generation = next(iter(ready))
+            if asked is None:
+                asked = self._asked[model, version] = _Asked(generation)
+            else:
+                asked.generation, asked.again_s = generation, 0.0
         is_due = asked.again_s is not None and time.monotonic() >= asked.again_s
         if is_due and (asked.task is None or asked.task.done()):
-            asked.task = asyncio.create_task(self._ask(asked, model, version, node))
+            asked.task = asyncio.create_task(self._ask(asked, model, version, ready[asked.generation]))
 
     def keep(self, versions: set[tuple[str, str]]) -> None:
         """Forget every version but these."""

@@ -3,7 +3,8 @@
     Supervisor ─┬> python -m deploy.gateway.control   writes Envoy's files, then answers; stopped last
                 └> envoy                              starts with those files; stopped when its last answer is out
 
-One that dies is started anew; where it dies again and again the gateway ends, for whoever watches over it to see.
+One that dies is started anew. Where Envoy dies again and again the gateway ends, for whoever watches over it to see;
+where the control process does not come up again, Envoy serves on as it was configured last.
 """
 
 import logging
@@ -28,8 +29,10 @@ logger = logging.getLogger(__name__)
 START_S, STOP_S = 60.0, 15.0
 # Seconds between two looks at the processes.
 LOOK_S = 0.25
-# So many deaths within so many seconds are no accident.
+# So many deaths of Envoy within so many seconds are no accident.
 DEATHS, DEATHS_S = 5, 60.0
+# Seconds between two attempts to have a control process again.
+RETRY_S = 5.0
 
 
 class GatewayFailed(Exception):
@@ -71,15 +74,21 @@ class Supervisor:
         """Keep both alive until told to end.
 
         Raises:
-            GatewayFailed: one of them keeps dying.
+            GatewayFailed: Envoy keeps dying.
         """
+        again_s = 0.0
         while not is_told.wait(LOOK_S):
-            if self._control is not None and (status := self._control.poll()) is not None:
-                self._died(f"the control process ended with {status}: {self._last_words()}")
-                self._start_control()
             if self._envoy.pid() is None:
-                self._died("Envoy has died")
+                self._count_death()
                 self._start_envoy()
+            status = None if self._control is None else self._control.poll()
+            if status is not None and time.monotonic() >= again_s:
+                logger.error("the control process ended with %s: %s", status, self._last_words())
+                again_s = time.monotonic() + RETRY_S
+                try:
+                    self._start_control()
+                except GatewayFailed as error:
+                    logger.error("%s", error)
 
     def stop(self) -> None:
         """End both: Envoy first, when its last answer is out."""
@@ -91,11 +100,11 @@ class Supervisor:
                 end(self._control)
                 self._control = None
 
-    def _died(self, what: str) -> None:
-        logger.error("%s", what)
+    def _count_death(self) -> None:
+        logger.error("Envoy has died")
         self._deaths.append(time.monotonic())
         if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_S:
-            raise GatewayFailed(f"{what}, the {DEATHS}th death in {DEATHS_S:g} s")
+            raise GatewayFailed(f"Envoy has died {DEATHS} times in {DEATHS_S:g} s")
 
     def _start_envoy(self) -> None:
         try:
@@ -104,8 +113,7 @@ class Supervisor:
             raise GatewayFailed(" / ".join(str(error).splitlines())) from None
 
     def _start_control(self) -> None:
-        if self._log.exists():
-            self._log.replace(self._log.with_suffix(".last.log"))
+        keep_last(self._log)
         with self._log.open("wb") as output:
             self._control = subprocess.Popen(
                 [sys.executable, "-m", "deploy.gateway.control", *self._words],
@@ -131,6 +139,12 @@ class Supervisor:
             return " / ".join(self._log.read_text(errors="replace").strip().splitlines()[-2:]) or "without a word"
         except OSError:
             return "without a word"
+
+
+def keep_last(log: Path) -> None:
+    """Keep what the last process of that log said: it may have said why it died."""
+    if log.exists():
+        log.replace(log.with_suffix(".last.log"))
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:

@@ -22,9 +22,9 @@ from deploy.nodes.node import Node
 
 logger = logging.getLogger(__name__)
 
-# Seconds for one answer of the management API, which shares its threads with inference: a node that takes longer is
-# treated as one that does not answer. To connect takes no work of the node at all.
-ANSWER_S, CONNECT_S = 5.0, 1.0
+# Seconds for one answer of the management API: it shares its threads with inference and with registrations that wait
+# for their workers, and a node that is only busy is not to be called dead. To connect takes no work of the node at all.
+ANSWER_S, CONNECT_S = 15.0, 1.0
 # Models of one page of the list, the most that TorchServe gives; and pages, so that no answer keeps us for ever.
 PAGE, PAGES = 1000, 100
 # Questions that a node is asked at once.

@@ -44,7 +44,7 @@ class Arrivals:
         if all(slot.is_failed for slot in slots):
             return arrived
         try:
-            terms = Terms.of(headers, self._scheduler.policy.priority_levels)
+            terms = Terms.of(headers, self._scheduler.policy.priority_levels, request.terms)
         except InvalidInput as error:
             arrived.fail(ItemError.of(error))
             return arrived

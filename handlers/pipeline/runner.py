@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from http import HTTPStatus
 from math import inf
 from typing import Any, Protocol
@@ -33,9 +34,20 @@ from handlers.metrics import (
     BATCH_SIZE,
     DECODE,
     ENCODE,
+    EXECUTION_SECONDS,
+    EXECUTIONS,
+    FAIL,
     FORWARD,
+    INFER,
+    INPUT,
     ITEM_ERRORS,
     ITEMS,
+    OUTPUT,
+    QUEUE_SECONDS,
+    REQUEST,
+    REQUEST_SECONDS,
+    REQUESTS,
+    SUCCESS,
     WAIT,
     Recorder,
 )
@@ -44,10 +56,14 @@ from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.slots import FinishedMicroBatch, Slot, attempt, server_timing
 from handlers.protocol.allowance import SharedAllowance
 from handlers.protocol.headers import GRPC_HEADERS, is_grpc
-from handlers.protocol.requests import Payload, Request
+from handlers.protocol.metadata import Metadata, asks_for_metadata
+from handlers.protocol.requests import Payload, Request, failed
 from handlers.protocol.responses import OneItem, Reply
 
 logger = logging.getLogger(__name__)
+
+# Names the version that answered, for whoever routes between several.
+VERSION_HEADER = "X-Model-Version"
 
 
 class Task(Protocol):
@@ -55,6 +71,8 @@ class Task(Protocol):
 
     @property
     def config(self) -> HandlerConfig: ...
+    @property
+    def metadata(self) -> Metadata: ...
 
     def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request: ...
     def decode(self, payload: Payload) -> Any: ...
@@ -73,14 +91,19 @@ class Runner:
         self._recorder = recorder
 
     def read(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
-        """Unpack what a client sent; a bug in that is this request's own error."""
+        """Unpack what a client sent; a bug in that is this request's own error.
+
+        Where it asks for the model's metadata, there is nothing to unpack: such a request has no items.
+        """
+        came_s = time.perf_counter()
+        if asks_for_metadata(headers):
+            return Request((), self._task.metadata)
         try:
             request = self._task.unpack(row, headers)
         except Exception as error:
             logger.error("A request failed: %s", where(error))
-            request = Request((INTERNAL_ERROR,))
-        request = _sharing(request)
-        return replace(request, is_grpc=True) if is_grpc(headers) else request
+            request = failed(headers, INTERNAL_ERROR)
+        return replace(request, payloads=_sharing(request.payloads), is_grpc=is_grpc(headers), came_s=came_s)
 
     def decode(self, slot: Slot, ends_s: float = inf) -> None:
         """Decode the payload in a slot. This is the only place that catches InvalidInput; any thread may call it.
@@ -146,6 +169,7 @@ class Runner:
     def split(self, micro_batch: FinishedMicroBatch) -> None:
         """Replace the items in the slots of a micro-batch by the results that its outputs hold."""
         items = [slot.outcome for slot in micro_batch.slots]
+        started = time.perf_counter()
         try:
             results = list(zip(micro_batch.slots, self._task.split(micro_batch.outputs, items), strict=True))
         except Exception as error:
@@ -154,9 +178,10 @@ class Runner:
                 self._give_up(slot, error)
         for slot, result in results:
             slot.outcome = result
+        self._recorder.add(EXECUTION_SECONDS, time.perf_counter() - started, str(len(items)), OUTPUT)
 
     def answer(self, request: Request, slots: Sequence[Slot]) -> Reply:
-        """Write the answer to a request, with the header Server-Timing, and count its results and errors.
+        """Write the answer to a request, with the headers of every answer, and count it, its results and its errors.
 
         Args:
             request: what was asked, with the form of its answer.
@@ -164,12 +189,28 @@ class Runner:
         """
         started = time.perf_counter()
         reply = self._pack(request, slots)
-        encode_s = time.perf_counter() - started
-        self._recorder.observe(ENCODE, encode_s)
+        ended = time.perf_counter()
+        if slots:
+            self._recorder.observe(ENCODE, ended - started)
+            self._count(request, slots, SUCCESS if reply.status < 400 else FAIL, ended)
         for slot in slots:
             self._record(slot)
         own = GRPC_HEADERS if request.is_grpc else {}
-        return reply.with_headers({"Server-Timing": server_timing(slots, encode_s), **own})
+        return reply.with_headers({**self._headers, "Server-Timing": server_timing(slots, ended - started), **own})
+
+    @cached_property
+    def _headers(self) -> Mapping[str, str]:
+        """Say in every answer which version it is from; nothing where the archive has none."""
+        version = self._task.metadata.version
+        return {} if version is None else {VERSION_HEADER: version}
+
+    def _count(self, request: Request, slots: Sequence[Slot], outcome: str, ended_s: float) -> None:
+        self._recorder.add(REQUESTS, 1, outcome)
+        self._recorder.add(REQUEST_SECONDS, ended_s - request.came_s, outcome)
+        if outcome == SUCCESS:
+            self._recorder.observe(REQUEST, ended_s - request.came_s)
+        queue_s = sum(slot.queue_s(request.came_s) for slot in slots if slot.batch_size)
+        self._recorder.add(QUEUE_SECONDS, queue_s)
 
     def _pack(self, request: Request, slots: Sequence[Slot]) -> Reply:
         # Results that cannot be written (not a number, a type that JSON lacks) are a bug of the model or the task and
@@ -212,14 +253,21 @@ class Runner:
     def _run(self, slots: list[Slot]) -> FinishedMicroBatch:
         items = [slot.outcome for slot in slots]
         started = time.perf_counter()
-        outputs = self._task.forward(self._task.collate(items), items)
-        seconds = time.perf_counter() - started
+        inputs = self._task.collate(items)
+        collated = time.perf_counter()
+        outputs = self._task.forward(inputs, items)
+        ended = time.perf_counter()
+        seconds = ended - started
         for slot in slots:
             slot.wait_s = started - slot.decoded_at
             slot.forward_s = seconds
             slot.batch_size = len(slots)
         self._recorder.observe(BATCH_SIZE, len(slots))
         self._recorder.observe(FORWARD, seconds)
+        size = str(len(slots))
+        self._recorder.add(EXECUTIONS, 1, size)
+        self._recorder.add(EXECUTION_SECONDS, collated - started, size, INPUT)
+        self._recorder.add(EXECUTION_SECONDS, ended - collated, size, INFER)
         return FinishedMicroBatch(slots, outputs, seconds)
 
     def _give_up(self, slot: Slot, error: Exception) -> None:
@@ -242,16 +290,14 @@ class Runner:
             self._recorder.add(ITEMS, 1)
 
 
-def _sharing(request: Request) -> Request:
+def _sharing(payloads: tuple[Payload | ItemError, ...]) -> tuple[Payload | ItemError, ...]:
     """Give the items of a request one allowance, where there are several."""
-    if len(request.payloads) < 2:
-        return request
+    if len(payloads) < 2:
+        return payloads
     allowance = SharedAllowance()
-    payloads = (
-        replace(payload, allowance=allowance) if isinstance(payload, Payload) else payload
-        for payload in request.payloads
+    return tuple(
+        replace(payload, allowance=allowance) if isinstance(payload, Payload) else payload for payload in payloads
     )
-    return replace(request, payloads=tuple(payloads))
 
 
 def respond(context: Any, index: int, reply: Reply) -> bytes:

@@ -34,6 +34,14 @@ class Slot:
     forward_s: float = 0.0
     batch_size: int = 0
 
+    def queue_s(self, came_s: float) -> float:
+        """Say how many seconds of its request's stay the item waited, for its decoding and for the engine.
+
+        Args:
+            came_s: when the request came, in seconds of `time.perf_counter`; the item has been in a micro-batch.
+        """
+        return max(0.0, self.decoded_at + self.wait_s - self.decode_s - came_s)
+
     @property
     def is_failed(self) -> bool:
         """Whether an error took the place of the item or its result."""
@@ -102,10 +110,10 @@ def attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Call
 def server_timing(slots: Sequence[Slot], encode_s: float) -> str:
     """Write the Server-Timing header (W3C): the durations of the request's slowest item, in milliseconds."""
     parts = {
-        "decode": max(slot.decode_s for slot in slots),
-        "wait": max(slot.wait_s for slot in slots),
-        "forward": max(slot.forward_s for slot in slots),
+        "decode": max((slot.decode_s for slot in slots), default=0.0),
+        "wait": max((slot.wait_s for slot in slots), default=0.0),
+        "forward": max((slot.forward_s for slot in slots), default=0.0),
         "encode": encode_s,
     }
     durations = (f"{name};dur={1000 * seconds:.2f}" for name, seconds in parts.items())
-    return ", ".join([*durations, f'batch;desc="{max(slot.batch_size for slot in slots)}"'])
+    return ", ".join([*durations, f'batch;desc="{max((slot.batch_size for slot in slots), default=0)}"'])

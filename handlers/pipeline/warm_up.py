@@ -65,6 +65,12 @@ def decoded(task: Task, payloads: Iterable[Payload]) -> list[Any]:
     return [item for item in prepared if not isinstance(item, ItemError)]
 
 
+def result(task: Task, item: Any) -> Any:
+    """Run one decoded item alone, and give its result."""
+    (outcome,) = task.split(task.forward(task.collate([item]), [item]), [item])
+    return outcome
+
+
 def prepare(task: Task, sample: Payload, sizes: Iterable[int]) -> None:
     """Run micro-batches that repeat one sample, once for each size."""
     (item,) = decoded(task, [sample])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import ItemError, MalformedTensor, UnknownShape
+from handlers.errors import ItemError, MalformedTensor, UnknownShape, shown
 from handlers.protocol import tensors
 from handlers.protocol.output_tensors import Documents, OutputTensors, scattered
 from handlers.protocol.responses import Reply, encode, encode_padded
@@ -28,10 +28,10 @@ BINARY_TYPE = "application/octet-stream"
 # The output with the errors of the items; an answer has it when any item failed, or when the client asks for it.
 ERROR = "error"
 
+# These parameters say what the headers X-Priority and X-Timeout-Ms do; handlers.protocol.headers reads them.
+TERMS = frozenset({"priority", "timeout"})
 # These parameters are the protocol's own or Triton's scheduling's; all others are options of the task.
-PROTOCOL_PARAMETERS = frozenset(
-    {"binary_data_output", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
-)
+PROTOCOL_PARAMETERS = TERMS | {"binary_data_output", "sequence_id", "sequence_start", "sequence_end"}
 TRITON_PREFIX = "triton_"
 
 
@@ -48,6 +48,16 @@ class Model:
     name: str = ""
     version: str | None = None
     outputs: OutputTensors = field(default_factory=Documents)
+
+    def output(self, name: str) -> str | None:
+        """Find the output that a request asks for; where a model has one, clients call it what they like.
+
+        Returns:
+            Its name among `outputs`, or ERROR; None where there is no such output.
+        """
+        if name in (*self.outputs.names, ERROR):
+            return name
+        return self.outputs.names[0] if len(self.outputs.names) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +78,17 @@ class Inference:
 
     def pack(self, results: Sequence[Any]) -> Reply:
         """See `Form`. Every item has its row, with nothing in it where it failed; if all failed, {"error": ...}."""
-        first, *_ = results
+        if error := shared_error(results):
+            return Reply(error.code, encode({"error": error.message}))
+        return self._written(self.outputs(results))
+
+    def outputs(self, results: Sequence[Any]) -> dict[str, tuple[NDArray[Any], bool]]:
+        """Make the tensors that the client wants, in its order, by name; beside each, whether it is to be binary.
+
+        Args:
+            results: one per item, at least one of them no error.
+        """
         is_good = np.array([not isinstance(result, ItemError) for result in results])
-        if not is_good.any():
-            return Reply(first.code, encode({"error": first.message}))
         good = self.model.outputs.arrays([result for result in results if not isinstance(result, ItemError)])
         arrays = {name: scattered(array, is_good) for name, array in good.items()}
         wanted = dict(self.wanted) or dict.fromkeys(arrays, self.is_binary)
@@ -79,7 +96,8 @@ class Inference:
             wanted.setdefault(ERROR, self.is_binary)
         if ERROR in wanted:
             arrays[ERROR] = _errors(results)
-        return self._written({name: (arrays[name], is_binary) for name, is_binary in wanted.items()})
+        sources = {name: self.model.output(name) or name for name in wanted}
+        return {name: (arrays[sources[name]], is_binary) for name, is_binary in wanted.items()}
 
     def _written(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Reply:
         document: dict[str, Any] = {"model_name": self.model.name}
@@ -112,11 +130,13 @@ class Inquiry:
         tensors: the inputs and options of each item, by name, in the client's order; at least one.
         parameters: the options of all items.
         form: how the answer is written.
+        terms: those of TERMS that the client sent, unchecked.
     """
 
     tensors: Mapping[str, NDArray[Any]]
     parameters: Mapping[str, Any]
     form: Inference
+    terms: Mapping[str, Any] = field(default_factory=dict)
 
 
 def split(body: bytes | bytearray | str, header: str) -> tuple[memoryview, memoryview]:
@@ -158,18 +178,33 @@ def read(document: Any, binary: memoryview, model: Model) -> Inquiry:
     """
     if not is_inference(document) or not document["inputs"]:
         raise UnknownShape('"inputs" must be a list of tensors, at least one.')
+    return inquiry(document, _tensors(document["inputs"], binary), model)
+
+
+def inquiry(document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], model: Model) -> Inquiry:
+    """Read what a request holds beside its inputs.
+
+    Args:
+        document: may have "id", "parameters" and "outputs".
+        arrays: the inputs.
+        model: the model that is asked.
+
+    Raises:
+        UnknownShape: see `read`.
+    """
     request_id = document.get("id")
     if not isinstance(request_id, str | None) or not _is_writable(request_id or ""):
         raise UnknownShape('"id" must be a string, without lone surrogates.')
     parameters = _parameters(document)
     is_binary = _flag(parameters, "binary_data_output", default=False)
-    wanted = _wanted(document.get("outputs"), model.outputs.names, is_binary)
+    wanted = _wanted(document.get("outputs"), model, is_binary)
     options = {
         name: value
         for name, value in parameters.items()
         if name not in PROTOCOL_PARAMETERS and not name.startswith(TRITON_PREFIX)
     }
-    return Inquiry(_tensors(document["inputs"], binary), options, Inference(model, request_id, wanted, is_binary))
+    terms = {name: parameters[name] for name in TERMS & parameters.keys()}
+    return Inquiry(arrays, options, Inference(model, request_id, wanted, is_binary), terms)
 
 
 def _tensors(inputs: Sequence[Any], binary: memoryview) -> dict[str, NDArray[Any]]:
@@ -209,20 +244,24 @@ def _binary_size(parameters: Mapping[str, Any], binary: memoryview) -> int | Non
     return size
 
 
-def _wanted(outputs: Any, names: Sequence[str], is_binary: bool) -> dict[str, bool]:
+def _wanted(outputs: Any, model: Model, is_binary: bool) -> dict[str, bool]:
     """Read which outputs the client names, in its order, and whether each is binary."""
     if outputs is None:
         return {}
     if not isinstance(outputs, list):
         raise UnknownShape('"outputs" must be a list of {"name": ...}.')
-    wanted = {}
+    wanted: dict[str, bool] = {}
     for output in outputs:
         name, parameters = _name(output), _parameters(output)
-        if name not in (*names, ERROR):
-            raise UnknownShape(f'"outputs" has one that this model has not; it has {", ".join((*names, ERROR))}.')
+        source = model.output(name)
+        if source is None or not _is_writable(name):
+            known = ", ".join((*model.outputs.names, ERROR))
+            raise UnknownShape(f'"outputs" has one that this model has not; it has {known}.')
+        if any(model.output(other) == source for other in wanted if other != name):
+            raise UnknownShape(f'"outputs" has two names for {source}.')
         for unsupported in ("classification", "shared_memory_region"):
             if unsupported in parameters:
-                raise UnknownShape(f"Output {name}: {unsupported} is not supported.")
+                raise UnknownShape(f"Output {shown(name)}: {unsupported} is not supported.")
         wanted[name] = _flag(parameters, "binary_data", default=is_binary)
     return wanted
 
@@ -260,6 +299,12 @@ def _content(array: NDArray[Any], binary_size: int | None) -> dict[str, Any]:
     if binary_size is None:
         return {"data": tensors.to_json(array)}
     return {"parameters": {"binary_data_size": binary_size}}
+
+
+def shared_error(results: Sequence[Any]) -> ItemError | None:
+    """Give the first error where every item failed; otherwise None, and the errors stand in the output ERROR."""
+    first, *_ = results
+    return first if all(isinstance(result, ItemError) for result in results) else None
 
 
 def _errors(results: Sequence[Any]) -> NDArray[Any]:

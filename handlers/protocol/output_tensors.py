@@ -3,25 +3,29 @@
     embeddings                       -> Vectors   -> FP32 (B, D)
     ranked labels, answers           -> Ranked    -> one tensor (B, k) for each of their fields; shorter lists padded
     records with one text each       -> Texts     -> BYTES (B,)
+    token ids, masks                 -> Padded    -> INT64 (B, T) each, as wide as the longest
     anything else                    -> Documents -> BYTES (B,), each item's JSON
 
-A task says which in one line; `scattered` puts the rows of good items where they belong among failed ones.
+A task says which in one line, and an archive's owner may give them other names (Renamed); `scattered` puts the rows of
+good items where they belong among failed ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.responses import encode
+from handlers.protocol.tensors import datatype_of, to_bfloat16
 
 Arrays = Mapping[str, NDArray[Any]]
 Record = Mapping[str, Any]
 
-# These values stand where there is nothing, by `dtype.kind`.
-_NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "O": ""}
+# These values stand where there is nothing, by `dtype.kind`; V is BF16.
+_NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "O": "", "V": to_bfloat16(np.array(np.nan))}
 
 
 class OutputTensors(Protocol):
@@ -32,7 +36,7 @@ class OutputTensors(Protocol):
         """The names of the tensors, in the order of an answer."""
 
     def arrays(self, results: Sequence[Any]) -> Arrays:
-        """Make the tensors, by name; each is (B, ...), FP32, INT64 or objects.
+        """Make the tensors, by name; each is (B, ...), FP32, INT64, BF16 (`handlers.protocol.tensors`) or objects.
 
         Args:
             results: B of the task's results, at least one, without errors.
@@ -40,6 +44,39 @@ class OutputTensors(Protocol):
         Raises:
             ValueError: a result holds what is no number.
         """
+
+    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:
+        """Describe the tensors, in the order of an answer.
+
+        Args:
+            example: runs the model, and gives a result of the task; for those whose sizes are the model's.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """Other tensors under the names that an archive's owner chose.
+
+    Attributes:
+        outputs: the task's.
+        given: name of each tensor by the task's name of it.
+    """
+
+    outputs: OutputTensors
+    given: Mapping[str, str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `OutputTensors`."""
+        return tuple(self.given[name] for name in self.outputs.names)
+
+    def arrays(self, results: Sequence[Any]) -> Arrays:
+        """See `OutputTensors`."""
+        return {self.given[name]: array for name, array in self.outputs.arrays(results).items()}
+
+    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:
+        """See `OutputTensors`."""
+        return [replace(tensor, name=self.given[tensor.name]) for tensor in self.outputs.metadata(example)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +94,10 @@ class Documents:
         """See `OutputTensors`; BYTES (B,)."""
         return {self.name: np.array([encode(result) for result in results], object)}
 
+    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
+        """See `OutputTensors`."""
+        return [TensorMetadata(self.name)]
+
 
 @dataclass(frozen=True, slots=True)
 class Texts:
@@ -73,6 +114,10 @@ class Texts:
         """See `OutputTensors`; BYTES (B,)."""
         return {self.name: np.array([result[self.name] for result in results], object)}
 
+    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
+        """See `OutputTensors`."""
+        return [TensorMetadata(self.name)]
+
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
@@ -88,6 +133,40 @@ class Vectors:
     def arrays(self, results: Sequence[NDArray[np.float32]]) -> Arrays:
         """See `OutputTensors`; FP32 (B, D)."""
         return {self.name: _finite(np.stack(results).astype(np.float32, copy=False))}
+
+    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:
+        """See `OutputTensors`; the size of a vector is that of the example."""
+        return [TensorMetadata(self.name, "FP32", (-1, *np.shape(example())))]
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Stacks results that are records of whole numbers, one for each position, right-padded to the longest result.
+
+    Attributes:
+        fills: the number to pad with, by field.
+    """
+
+    fills: Mapping[str, int]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `OutputTensors`."""
+        return tuple(self.fills)
+
+    def arrays(self, results: Sequence[Mapping[str, NDArray[np.int64]]]) -> Arrays:
+        """See `OutputTensors`; INT64 (B, T) each."""
+        return {name: self._stacked([result[name] for result in results], fill) for name, fill in self.fills.items()}
+
+    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
+        """See `OutputTensors`; the length is the request's affair."""
+        return [TensorMetadata(name, "INT64", (-1, -1)) for name in self.fills]
+
+    def _stacked(self, rows: Sequence[NDArray[np.int64]], fill: int) -> NDArray[np.int64]:
+        stacked = np.full((len(rows), max(map(len, rows))), fill, np.int64)
+        for into, row in zip(stacked, rows, strict=True):
+            into[: len(row)] = row
+        return stacked
 
 
 def _as_they_are(result: Sequence[Record]) -> Sequence[Record]:
@@ -116,6 +195,11 @@ class Ranked:
         rows = [self.records(result) for result in results]
         columns = max(map(len, rows))
         return {name: self._column(name, np.dtype(dtype), rows, columns) for name, dtype in self.dtypes.items()}
+
+    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
+        """See `OutputTensors`; how many records there are is the request's affair."""
+        datatypes = {name: datatype_of(np.empty(0, dtype)) for name, dtype in self.dtypes.items()}
+        return [TensorMetadata(name, datatype, (-1, -1)) for name, datatype in datatypes.items()]
 
     def _column(self, name: str, dtype: np.dtype[Any], rows: Sequence[Sequence[Record]], columns: int) -> NDArray[Any]:
         column = np.full((len(rows), columns), _NOTHING[dtype.kind], dtype)

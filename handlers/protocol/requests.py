@@ -10,6 +10,7 @@ A request is one item, or a list of them:
     {"b64": ..., "top_k": 3}                    one item; names the task calls inputs are its value, others options
     {"instances": [..., ...], "top_k": 3}       items in order; outer options are defaults for each
     {"inputs": [tensor, ...], ...}              Open Inference Protocol: an item for each row of the tensors
+    application/x-protobuf                      the same by gRPC (protocol.grpc_inference)
 """
 
 import json
@@ -36,10 +37,14 @@ from handlers.errors import (
 )
 from handlers.protocol import open_inference
 from handlers.protocol.allowance import UNLIMITED, Allowance
+from handlers.protocol.grpc_status import PROTOBUF, GrpcErrors
 from handlers.protocol.responses import Form, Instances, OneItem
 
 # The names under which TorchServe hands over a body and under which its handlers look for an input.
 BODY, DATA = "body", "data"
+
+# Where a proxy that rewrites paths, Envoy above all, says what was asked for; it lets no client say so.
+ORIGINAL_PATH = "x-envoy-original-path"
 
 # The most options of an item. Those beside "instances" hold for every item of the list, which then has them all.
 MOST_OPTIONS = 100
@@ -69,12 +74,16 @@ class Request:
     Attributes:
         payloads: one per item, in the client's order; an ItemError where the item's shape is wrong.
         form: how the answer is written.
-        is_grpc: whether it came by gRPC.
+        is_grpc: whether it came by TorchServe's own gRPC.
+        terms: what the Open Inference Protocol's parameters ask of the scheduler, unchecked; see `Terms.of`.
+        came_s: when the worker read it, in seconds of `time.perf_counter`.
     """
 
     payloads: tuple[Payload | ItemError, ...]
     form: Form = field(default_factory=OneItem)
     is_grpc: bool = False
+    terms: Mapping[str, Any] = field(default_factory=dict)
+    came_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,7 @@ class Shape:
         options: the names of the options of an item.
         item_dimensions: how many dimensions one item has in a tensor of numbers; a tensor of so many holds one item.
         model: what answers in the Open Inference Protocol say of the model.
+        tensors: the field of each input by the name of its tensor; nothing where tensors are named like the fields.
     """
 
     inputs: frozenset[str]
@@ -96,6 +106,7 @@ class Shape:
     options: frozenset[str] = frozenset()
     item_dimensions: int = 0
     model: open_inference.Model = field(default_factory=open_inference.Model)
+    tensors: Mapping[str, str] = field(default_factory=dict)
 
 
 def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> Request:
@@ -122,12 +133,32 @@ def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> 
             return _from_json(value, options, shape)
         if not value:
             raise EmptyInput("The body is empty.")
+        if _is_protobuf(headers):
+            return _from_grpc(value, options, shape)
         if length is not None:
             document, binary = open_inference.split(value, length)
             return _from_inference(_parse_json(document), binary, options, shape)
         return _from_body(value, name, _content_type(headers, name), options, shape)
     except InvalidInput as error:
-        return Request((ItemError.of(error),), OneItem() if length is None else open_inference.Inference(shape.model))
+        return Request((ItemError.of(error),), _error_form(headers, shape.model))
+
+
+def failed(headers: Mapping[str, Any], error: ItemError) -> Request:
+    """Make a request that fails whole, and is answered as its headers let expect."""
+    return Request((error,), _error_form(headers, open_inference.Model()))
+
+
+def _error_form(headers: Mapping[str, Any], model: open_inference.Model) -> Form:
+    if _is_protobuf(headers):
+        return GrpcErrors()
+    is_asked_for = _header(headers, open_inference.LENGTH_HEADER) is not None
+    # What no document could be read of: the path that a gateway has rewritten tells which protocol its client speaks.
+    is_asked_for |= (_header(headers, ORIGINAL_PATH) or "").startswith("/v2/")
+    return open_inference.Inference(model) if is_asked_for else OneItem()
+
+
+def _is_protobuf(headers: Mapping[str, Any]) -> bool:
+    return _content_type(headers, BODY) == PROTOBUF
 
 
 def _header(headers: Mapping[str, Any], name: str) -> str | None:
@@ -231,11 +262,24 @@ def _payload(value: Any, shared: Mapping[str, Any], shape: Shape) -> Payload:
 def _from_inference(document: Any, binary: memoryview, options: Mapping[str, Any], shape: Shape) -> Request:
     try:
         inquiry = open_inference.read(document, binary, shape.model)
-        shared = {**options, **inquiry.parameters}
-        _check_count(shared)
-        return Request(_tensor_items(inquiry.tensors, shared, shape), inquiry.form)
+        return _asked(inquiry, inquiry.form, options, shape)
     except InvalidInput as error:
         return Request((ItemError.of(error),), open_inference.Inference(shape.model))
+
+
+def _from_grpc(body: bytes | bytearray | str, options: Mapping[str, Any], shape: Shape) -> Request:
+    # protobuf is a tenth of a second of a worker's start, for requests that may never come.
+    from handlers.protocol import grpc_inference  # noqa: PLC0415
+
+    message = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
+    inquiry, form = grpc_inference.read(message, shape.model, shape.max_body_bytes)
+    return _asked(inquiry, form, options, shape)
+
+
+def _asked(inquiry: open_inference.Inquiry, form: Form, options: Mapping[str, Any], shape: Shape) -> Request:
+    shared = {**options, **inquiry.parameters}
+    _check_count(shared)
+    return Request(_tensor_items(inquiry.tensors, shared, shape), form, terms=inquiry.terms)
 
 
 def _tensor_items(
@@ -262,7 +306,8 @@ def _tensor_items(
 
 def _tensor_inputs(names: Iterable[str], shape: Shape) -> Mapping[str, str]:
     """Map names of tensors to the inputs they are; where a task has one input, clients call it what they like."""
-    named = {name: name for name in names if name in shape.inputs}
+    fields = shape.tensors or {name: name for name in shape.inputs}
+    named = {name: fields[name] for name in names if name in fields}
     if named:
         return named
     others = [name for name in names if name not in shape.options]
@@ -270,7 +315,7 @@ def _tensor_inputs(names: Iterable[str], shape: Shape) -> Mapping[str, str]:
         return dict(zip(others, shape.inputs, strict=True))
     known = ", ".join(sorted(shape.options)) or "none"
     if len(shape.inputs) > 1:
-        raise UnknownShape(f"The inputs must be named {', '.join(sorted(shape.inputs))}; options: {known}.")
+        raise UnknownShape(f"The inputs must be named {', '.join(sorted(fields))}; options: {known}.")
     raise UnknownShape(f"{len(others)} tensors are no options; one must be the input. Options: {known}.")
 
 

@@ -5,8 +5,9 @@
     bytes behind the JSON document -> from_binary -> array -> to_binary -> bytes
 
 Binary tensors are little-endian and row-major. BYTES are arrays of dtype object, whose elements are bytes where they
-came as binary and str where they came as JSON; each is written as its length in four bytes and itself. Nothing is
-allocated before the sizes that a client names are found to agree with what it sent.
+came as binary and str where they came as JSON; each is written as its length in four bytes and itself. BF16, which
+numpy does not have, is read as FP32, whose upper half it is, and written of arrays of dtype BF16. Nothing is allocated
+before the sizes that a client names are found to agree with what it sent.
 """
 
 import math
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 from handlers.errors import MalformedTensor
 
 BYTES = "BYTES"
+# The upper two bytes of an FP32: a dtype of its own, so that an array says what it holds.
+BF16 = np.dtype([("bf16", "<u2")])
 
 DTYPES = {
     "BOOL": np.dtype("?"),
@@ -32,6 +35,7 @@ DTYPES = {
     "INT32": np.dtype("<i4"),
     "INT64": np.dtype("<i8"),
     "FP16": np.dtype("<f2"),
+    "BF16": BF16,
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
     BYTES: np.dtype(object),
@@ -53,7 +57,7 @@ def read_dtype(datatype: Any) -> np.dtype[Any]:
     """Find the dtype of a datatype's name.
 
     Raises:
-        MalformedTensor: it is none of DTYPES, such as BF16.
+        MalformedTensor: it is none of DTYPES.
     """
     if not isinstance(datatype, str) or datatype not in DTYPES:
         raise MalformedTensor(f'"datatype" must be one of {", ".join(DTYPES)}.')
@@ -78,6 +82,11 @@ def read_shape(shape: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
+def size_of(shape: tuple[int, ...]) -> int:
+    """Count the elements of a shape."""
+    return math.prod(shape)
+
+
 def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) -> NDArray[Any]:
     """Read a binary tensor.
 
@@ -87,19 +96,33 @@ def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) 
         data: exactly the tensor's bytes; arrays of numbers use them where they are.
 
     Returns:
-        An array of that dtype and shape.
+        An array of that dtype and shape; of BF16, the same numbers as FP32.
 
     Raises:
         MalformedTensor: the bytes do not make up the shape.
     """
-    count = math.prod(shape)
+    count = size_of(shape)
     if dtype.kind == "O":
-        return _objects(_elements(data, count)).reshape(shape)
+        return objects(_elements(data, count)).reshape(shape)
     if len(data) != count * dtype.itemsize:
         raise MalformedTensor(f"{_NAMES[dtype]} {list(shape)} takes {count * dtype.itemsize} bytes, not {len(data)}.")
     if dtype.kind == "b":  # a byte other than 0 and 1 is no bool to numpy
         return np.asarray(np.frombuffer(data, np.uint8) != 0).reshape(shape)
+    if dtype == BF16:
+        return from_bfloat16(np.frombuffer(data, dtype)).reshape(shape)
     return np.frombuffer(data, dtype).reshape(shape)
+
+
+def from_bfloat16(array: NDArray[Any]) -> NDArray[np.float32]:
+    """Write numbers of dtype BF16 as FP32, which has all of them."""
+    return (array["bf16"].astype(np.uint32) << 16).view(np.float32)
+
+
+def to_bfloat16(array: NDArray[Any]) -> NDArray[Any]:
+    """Round numbers to BF16, ties to even; beyond its largest is infinity, and what is no number stays none."""
+    bits = np.asarray(array, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(array), 0x7FC0, rounded).astype("<u2").view(BF16)
 
 
 def _elements(data: memoryview, count: int) -> list[bytes]:
@@ -136,8 +159,11 @@ def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArra
         An array of that dtype and shape.
 
     Raises:
-        MalformedTensor: it is no such list, or its elements are not the datatype's, or not as many as the shape has.
+        MalformedTensor: it is no such list, or its elements are not the datatype's, or not as many as the shape has; or
+            the datatype is BF16, which JSON has not.
     """
+    if dtype == BF16:
+        raise MalformedTensor("BF16 must be binary, with parameters.binary_data_size.")
     if not isinstance(data, list):
         raise MalformedTensor('"data" must be a list; a binary tensor has parameters.binary_data_size instead.')
     # They stay objects: left to itself, numpy gives every element the room of the longest string among them.
@@ -157,7 +183,7 @@ def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArra
 
 def datatype_of(array: NDArray[Any]) -> str:
     """Name an array's datatype."""
-    return _NAMES[array.dtype.newbyteorder("<")]
+    return _NAMES[BF16 if array.dtype == BF16 else array.dtype.newbyteorder("<")]
 
 
 def to_binary(array: NDArray[Any]) -> bytes:
@@ -168,7 +194,12 @@ def to_binary(array: NDArray[Any]) -> bytes:
 
 
 def to_json(array: NDArray[Any]) -> Sequence[Any] | NDArray[Any]:
-    """Write a tensor's "data", flat, for an encoder that takes arrays; bytes that are not UTF-8 are replaced."""
+    """Write a tensor's "data", flat, for an encoder that takes arrays; bytes that are not UTF-8 are replaced.
+
+    Numbers of BF16 are written as they are, though JSON does not take them in.
+    """
+    if array.dtype == BF16:
+        array = from_bfloat16(array)
     if array.dtype.kind == "O":
         return [element if isinstance(element, str) else element.decode(errors="replace") for element in array.ravel()]
     return np.ascontiguousarray(array).ravel()
@@ -178,7 +209,7 @@ def _encoded(element: str | bytes) -> bytes:
     return element.encode() if isinstance(element, str) else element
 
 
-def _objects(elements: Sequence[Any]) -> NDArray[Any]:
+def objects(elements: Sequence[Any]) -> NDArray[Any]:
     """Make an array of one dimension, whatever the elements are."""
     array = np.empty(len(elements), object)
     array[:] = elements

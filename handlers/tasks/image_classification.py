@@ -2,8 +2,8 @@
 
 import base64
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.torch import TorchEngine
 from handlers.errors import CorruptInput, InvalidConfig, UnknownShape
 from handlers.probabilities import softmax
+from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.output_tensors import LABELS, Ranked, from_mapping
 from handlers.protocol.requests import Payload
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
@@ -33,6 +34,8 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
     options_class = ImageClassificationOptions
     inputs = frozenset({"b64"})
     item_dimensions = 3
+    input_tensors: ClassVar[Mapping[str, TensorMetadata]] = {"b64": TensorMetadata("image")}
+    media_types = ("image/*",)
     output_tensors = Ranked(LABELS, from_mapping)
 
     def load(self) -> Engine:

@@ -24,6 +24,7 @@ class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]])
     config_class = LanguageIdConfig
     options_class = LanguageIdOptions
     inputs = frozenset({"text"})
+    media_types = ("text/plain",)
     output_tensors = Ranked(LABELS)
     decodes_in_threads = False
 

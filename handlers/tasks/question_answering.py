@@ -32,6 +32,7 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
 
     config_class = QuestionAnsweringConfig
     inputs = frozenset({"question", "context"})
+    media_types = ()
     head = Head("AutoModelForQuestionAnswering", ("start_logits", "end_logits"))
     options_class = QuestionAnsweringOptions
     output_tensors = Ranked({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, one_or_many)

@@ -32,6 +32,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
     config_class = TranslationConfig
     options_class = TranslationOptions
     inputs = frozenset({"text"})
+    media_types = ("text/plain",)
     output_tensors = Texts("translation_text")
     # Checking a text takes microseconds; tokenising is one call for each source language.
     decodes_in_threads = False

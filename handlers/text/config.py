@@ -45,6 +45,35 @@ class TextConfig(HandlerConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TokenizationConfig(TextConfig):
+    """Settings of tokenization; `padding`, `max_length` and `truncation` hold where a request does not say.
+
+    Attributes:
+        max_items: the most texts of one call of the tokenizer.
+        max_tokens: the most padded tokens of one micro-batch; None for any, since no model runs.
+    """
+
+    max_items: Count = 1024
+    max_tokens: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TokenizationOptions:
+    """Options of one text; see TokenizationConfig.
+
+    Attributes:
+        padding: `longest` pads to the longest text of the request where the answer is tensors, and not at all in JSON;
+            `max_length` always pads to `max_length`.
+        max_length: the most tokens of the text, special ones included.
+        truncation: whether to cut a text that is too long, instead of refusing it.
+    """
+
+    padding: Literal["longest", "max_length"]
+    max_length: Count
+    truncation: bool
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class LanguageIdConfig(HandlerConfig):
     """Settings of language identification.
 

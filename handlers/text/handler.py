@@ -43,6 +43,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
 
     config_class: ClassVar[Any] = TextConfig
     inputs = frozenset({"text"})
+    media_types: ClassVar[tuple[str, ...]] = ("text/plain",)
     # Checking a text takes microseconds; tokenising a batch is one call that brings threads of its own.
     decodes_in_threads = False
 

@@ -17,7 +17,7 @@ from types import FrameType
 
 from deploy.archive import ArchiverFailed
 from deploy.server import ServerError
-from load.bench import adaptive, client, resnet, texts, translation
+from load.bench import adaptive, client, gateway, resnet, texts, translation
 from load.bench.peers import BenchError
 from load.bench.progress import progress
 from load.bench.rounds import Rounds
@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, Callable[..., str]] = {
     "texts": texts.run,
     "translation": translation.run,
     "client": client.run,
+    "gateway": gateway.run,
     "adaptive-embedding": partial(adaptive.run, adaptive.EMBEDDING),
     "adaptive-resnet": partial(adaptive.run, adaptive.RESNET),
 }

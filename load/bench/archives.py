@@ -40,19 +40,19 @@ class Archives:
         Raises:
             ArchiverFailed: an archive could not be built.
         """
-        ours = _ours(work / "built")
-        prepared = cls(work / "model_store", work / "unpacked", not ours.version.endswith("-untrained"))
+        built = ours(work / "built")
+        prepared = cls(work / "model_store", work / "unpacked", not built.version.endswith("-untrained"))
         prepared.model_store.mkdir()
-        (prepared.model_store / f"{OURS}.mar").symlink_to(ours.path)
-        with zipfile.ZipFile(ours.path) as archive:
+        (prepared.model_store / f"{OURS}.mar").symlink_to(built.path)
+        with zipfile.ZipFile(built.path) as archive:
             for member in MEMBERS:
                 archive.extract(member, prepared.unpacked)
         _build_stock(prepared.unpacked, prepared.model_store, work)
         return prepared
 
 
-def _ours(export_path: Path) -> Archive:
-    """Find the archive of the model store, or build one where that is missing, stale or made of a user's weights."""
+def ours(export_path: Path) -> Archive:
+    """Find ResNet-152 in the model store, or build it where it is missing, stale or made of a user's weights."""
     entry = model(OURS)
     found = Recipe(entry).find() or Recipe(entry, "random").find()
     if found is not None:

@@ -88,6 +88,8 @@ class ServedModel:
         bodies: Sequence[bytes],
         batch_size: int = TUNING.batch_size,
         max_batch_delay_ms: int = TUNING.max_batch_delay_ms,
+        *,
+        address: str | None = None,
     ) -> None:
         """Register nothing yet.
 
@@ -97,7 +99,9 @@ class ServedModel:
             bodies: bodies of requests, JSON or JPEG, sent in turn.
             batch_size: most requests of a batch.
             max_batch_delay_ms: most ms that a batch waits to be filled.
+            address: http://HOST:PORT of what stands in front of the server; None for the server itself.
         """
+        self._address = address or server.settings.inference_url
         self._max_batch_delay_ms = max_batch_delay_ms
         self._server = server
         self._name = name
@@ -108,7 +112,7 @@ class ServedModel:
     @property
     def url(self) -> str:
         """The address of its predictions."""
-        return f"{self._server.settings.inference_url}/predictions/{self._name}"
+        return f"{self._address}/predictions/{self._name}"
 
     def register(self) -> None:
         """Register its archive and wait for its worker."""

@@ -14,6 +14,8 @@ import requests
 import yaml
 
 from deploy.archive import Recipe
+from deploy.gateway import sandbox
+from deploy.gateway.sandbox import Sandbox
 from deploy.models import model
 from deploy.sandbox import started
 from deploy.server import Server
@@ -44,6 +46,13 @@ def model_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(model_store: Path) -> Iterator[Server]:
     with started(model_store) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def gateway(server: Server) -> Iterator[Sandbox]:
+    """Envoy and the control process in front of the session's TorchServe, management let through."""
+    with sandbox.started([sandbox.node_of(server)], management=True) as running:
         yield running
 
 

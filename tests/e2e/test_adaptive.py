@@ -184,6 +184,13 @@ def test_headers_decide_what_the_schedule_allows(server: Server, adaptive: str) 
     assert sent_with("X-Priority", "3").status_code == 200
 
 
+def test_metadata_of_an_adaptive_model_is_asked_for_without_a_body(server: Server, adaptive: str) -> None:
+    answer = requests.get(url(server, adaptive), headers={"X-Model-Metadata": "1"}, timeout=60)
+    assert answer.status_code == 200
+    assert (answer.json()["name"], answer.json()["mode"]) == (adaptive, "adaptive")
+    assert answer.json()["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, 384]}]
+
+
 def test_photographs_and_errors_are_the_same_in_both_modes(
     server: Server, serve: Callable[..., str], variant: Callable[..., str]
 ) -> None:

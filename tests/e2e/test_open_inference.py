@@ -1,5 +1,6 @@
 """Triton's own client against a real TorchServe."""
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,15 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
+import tritonclient.grpc as grpc_triton
 import tritonclient.http as triton
 from numpy.typing import NDArray
 from PIL import Image
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from deploy.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.server import Server
+from handlers.protocol.grpc_status import PROTOBUF
 from tests.e2e.conftest import send, url
+from tests.handlers.protocol import test_grpc_inference
 from tests.photographs import path, photograph
 
 EMBEDDING = "sentence-embedding"
@@ -37,6 +42,16 @@ def embedding(model_store: Path, serve: Callable[..., str]) -> str:
     recipe = Recipe(model(EMBEDDING), engine="openvino", export_path=model_store)
     archive = recipe.find() or recipe.build()
     return serve(archive=archive.path.name, name=EMBEDDING)
+
+
+@pytest.fixture
+def triton_names(model_store: Path, serve: Callable[..., str]) -> list[str]:
+    """The embedding and its tokenizer, under the names of tensors that a Triton server's clients use."""
+    names = ["embedding", "tokenizer"]
+    for name in names:
+        recipe = Recipe(model(name), engine="openvino", export_path=model_store)
+        serve(archive=(recipe.find() or recipe.build()).path.name, name=name, max_batch_delay_ms=1)
+    return names
 
 
 def tensor(name: str, array: Any, datatype: str, *, is_binary: bool = True) -> triton.InferInput:
@@ -86,6 +101,29 @@ def test_the_same_body_is_answered_alike_on_predictions_and_v2(
         for answer in answers
     )
     np.testing.assert_allclose(predictions.as_numpy("embedding"), v2.as_numpy("embedding"), atol=1e-6)
+
+
+def test_grpc_messages_as_bodies_get_the_vectors_that_http_gives(
+    server: Server, client: triton.InferenceServerClient, embedding: str
+) -> None:
+    """What the gateway's bridge sends, sent by hand: TorchServe itself has nothing to do with gRPC here."""
+    sentences = [text.encode() for text in KOREAN]
+    expected = client.infer(embedding, [tensor("text", sentences, "BYTES")]).as_numpy("embedding")
+    message = test_grpc_inference.message(
+        test_grpc_inference.tensor("text", np.array(sentences, object)), request_id="뉴스-7"
+    )
+    for body in (message, gzip.compress(message)):
+        answer = requests.post(url(server, embedding), data=body, headers={"Content-Type": PROTOBUF}, timeout=60)
+        assert (answer.status_code, answer.headers["Content-Type"]) == (200, PROTOBUF)
+        assert answer.headers["X-Model-Version"] == "1.0"
+        response = service_pb2.ModelInferResponse.FromString(answer.content)
+        assert (response.id, response.model_name, response.model_version) == ("뉴스-7", embedding, "1.0")
+        vectors = grpc_triton.InferResult(response).as_numpy("embedding")
+        np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    failed = requests.post(url(server, embedding), data=b"{}", headers={"Content-Type": PROTOBUF}, timeout=60)
+    assert (failed.status_code, failed.headers["Content-Type"], failed.content) == (400, PROTOBUF, b"")
+    assert failed.headers["X-Grpc-Status"] == "3"
+    assert failed.headers["X-Grpc-Message"] == "The body is no ModelInferRequest."
 
 
 def test_images_as_files_and_as_pixels_are_classified_alike(
@@ -164,3 +202,62 @@ def test_malformed_requests_among_good_ones_fail_alone(server: Server, serve: Ca
     assert all(list(answer.json()) == ["error"] for answer in answers[1::2])
     sizes = [answer.headers["Server-Timing"].rpartition("batch;desc=")[2] for answer in answers[::2]]
     assert '"3"' in sizes or '"2"' in sizes
+
+
+# As a client of a Triton embedding service sends it, to the address that a gateway makes of its own.
+NESTED = {
+    "name": "embedding",
+    "inputs": [
+        {
+            "name": "input_text",
+            "shape": [2, 1],
+            "datatype": "BYTES",
+            "data": [["슈퍼 엔저 장기화에…"], ["엔저 기조 끝날까…"]],
+        }
+    ],
+}
+
+
+def test_triton_services_clients_get_vectors_and_tokens_under_their_own_names(
+    server: Server, client: triton.InferenceServerClient, triton_names: list[str]
+) -> None:
+    texts = np.array([[text.encode()] for text in KOREAN], object)
+    asked = triton.InferInput("input_text", [2, 1], "BYTES")
+    asked.set_data_from_numpy(texts)
+    embedding = client.infer("embedding", [asked], outputs=[triton.InferRequestedOutput("output__0")])
+    vectors = embedding.as_numpy("output__0")
+    assert (vectors.dtype, vectors.shape) == (np.float32, (2, 384))
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-2)
+    wanted = [triton.InferRequestedOutput("input_ids"), triton.InferRequestedOutput("attention_mask")]
+    tokens = client.infer("tokenizer", [asked], outputs=wanted)
+    ids, mask = tokens.as_numpy("input_ids"), tokens.as_numpy("attention_mask")
+    assert ids.dtype == mask.dtype == np.int64
+    assert ids.shape == mask.shape
+    assert (ids[:, 0] == 101).all()
+    assert mask.sum(axis=1).max() == ids.shape[1] < 256
+    fixed = client.infer("tokenizer", [asked], outputs=wanted, parameters={"padding": "max_length"})
+    assert fixed.as_numpy("input_ids").shape == (2, 256)
+    np.testing.assert_array_equal(fixed.as_numpy("input_ids")[:, : ids.shape[1]], ids)
+
+    headers = {"Content-Type": "application/json"}
+    answer = requests.post(url(server, "embedding"), json.dumps(NESTED).encode(), headers=headers, timeout=60)
+    assert answer.status_code == 200
+    (output,) = answer.json()["outputs"]
+    assert (output["name"], output["datatype"], output["shape"]) == ("output__0", "FP32", [2, 384])
+    assert answer.json()["model_version"] == "1"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_metadata_is_asked_for_by_a_header_of_a_prediction(
+    server: Server, triton_names: list[str], method: str
+) -> None:
+    asked = {"X-Model-Metadata": "1"}
+    for place in ("embedding", "embedding/1"):
+        answer = requests.request(method, url(server, place), headers=asked, timeout=60)
+        assert answer.status_code == 200
+        assert answer.headers["Content-Type"] == "application/json"
+        described = answer.json()
+        assert (described["name"], described["version"], described["task"]) == ("embedding", "1", "sentence_embedding")
+        assert described["inputs"] == [{"name": "input_text", "datatype": "BYTES", "shape": [-1]}]
+        assert described["outputs"] == [{"name": "output__0", "datatype": "FP32", "shape": [-1, 384]}]
+        assert (described["mode"], described["platform"]) == ("classic", "torchserve_openvino")

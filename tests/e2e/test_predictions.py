@@ -77,13 +77,16 @@ def test_concurrent_requests_share_batches_and_the_metric_shows_it(server: Serve
     assert {answer.headers["Server-Timing"].rpartition(", ")[2] for answer in answers} == {'batch;desc="8"'}
 
     def grown() -> dict[str, float]:
-        return {series: value - before[series] for series, value in handler_metrics(server, name).items()}
+        return {series: value - before.get(series, 0.0) for series, value in handler_metrics(server, name).items()}
 
     deadline = time.monotonic() + 10
     while grown()["handler_items_total"] < 16:
         assert time.monotonic() < deadline
         time.sleep(0.2)
     values = grown()
+    assert values["handler_requests_total success"] == 16
+    assert values["handler_executions_total 8"] == 2
+    assert values["handler_execution_seconds_total 8 infer"] > values["handler_execution_seconds_total 8 output"] > 0
     assert values["handler_batch_size_bucket 7"] == 0
     assert values["handler_batch_size_bucket 8"] == 2
     assert values["handler_batch_size_bucket +Inf"] == 2
@@ -95,9 +98,14 @@ def test_concurrent_requests_share_batches_and_the_metric_shows_it(server: Serve
 
 def handler_metrics(server: Server, model: str) -> dict[str, float]:
     """The handlers' series of one model, as "name" or "name bound"; counters outlive a model's registration."""
-    pattern = re.compile(rf'(handler_\w+){{ModelName="{model}",(?:le="([^"]+)",)?Hostname="[^"]*",}}')
-    matches = ((pattern.fullmatch(series), value) for series, value in metrics(server).items())
-    found = {" ".join(filter(None, match.groups())): value for match, value in matches if match}
+    found = {}
+    for series, value in metrics(server).items():
+        name, _, rest = series.partition("{")
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', rest))
+        if name.startswith("handler_") and labels.pop("ModelName", None) == model:
+            assert labels.pop("ModelVersion") == "1.0"
+            del labels["Hostname"]
+            found[" ".join([name, *labels.values()])] = value
     return {"handler_items_total": 0.0, **found}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import openvino
 import torch
 
-from deploy import language_id
+from deploy import language_id, tokenization
 from deploy.models import model
 from deploy.sources import source
 from handlers.base import BatchHandler
@@ -22,6 +22,7 @@ from handlers.tasks.question_answering import QuestionAnsweringHandler
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.tasks.text_classification import TextClassificationHandler
 from handlers.tasks.token_classification import TokenClassificationHandler
+from handlers.tasks.tokenization import TokenizationHandler
 from handlers.tasks.translation import TranslationHandler
 from handlers.vision.pixel_classifier import PixelClassifier
 from tests import tiny_models, tiny_seq2seq
@@ -77,6 +78,14 @@ def _translation(folder: Path) -> Path:
     return translating.staged("tiny", tiny_seq2seq.m2m100(folder / "checkpoint"), folder, translating.SETTINGS)
 
 
+def _tokenizer(folder: Path) -> Path:
+    checkpoint = tiny_models.checkpoint(folder / "weights", "bert", "sentence_embedding")
+    entry = model("tokenizer")
+    (folder / "archive").mkdir()
+    tokenization.stage(entry, source(entry, str(checkpoint)), "auto", folder / "archive")
+    return folder / "archive"
+
+
 def _encoder(task: str, **more: Any) -> Callable[[Path], Path]:
     return lambda folder: tiny_models.staged(folder, "bert", task, **more)
 
@@ -104,6 +113,7 @@ ARCHIVES = {
         {**TEXT_LIMITS, "max_length": 96, "doc_stride": 32, "max_windows": 6},
     ),
     "sentence_embedding": Archive(SentenceEmbeddingHandler, _encoder("sentence_embedding"), TEXT_LIMITS),
+    "tokenization": Archive(TokenizationHandler, _tokenizer, TEXT_LIMITS),
     "translation": Archive(
         TranslationHandler, _translation, {**TEXT_LIMITS, **translating.SETTINGS, "num_beams_limit": 2}
     ),

@@ -140,6 +140,14 @@ KINDS = {
         ),
         Kind("sentence_embedding"),
         Kind(
+            "tokenization",
+            {
+                "padding": lambda draw: draw.one("longest", "max_length"),
+                "max_length": lambda draw: draw.one(2, 3, 16, 192),
+                "truncation": lambda draw: draw.often(0.5),
+            },
+        ),
+        Kind(
             "translation",
             {
                 "src_lang": lambda draw: draw.choice(LANGUAGES),

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import psutil
 import yaml
@@ -56,6 +56,8 @@ def weights(task: str, folder: Path) -> str | None:
         return None
     if task == "translation":
         return str(tiny_seq2seq.m2m100(folder))
+    if task == "tokenization":
+        return str(tiny_models.checkpoint(folder, "bert", "sentence_embedding"))
     labels = LABELS if task == "text_classification" else tiny_models.LABELS
     return str(tiny_models.checkpoint(folder, "bert", task, labels))
 
@@ -83,6 +85,35 @@ def build(task: str, work: Path, store: Path) -> None:
         (folder / "model-config.yaml").write_text(yaml.safe_dump(config))
         entry = Model(f"{task}-{mode}", task, "1.0", folder, dict(listed))
         Recipe(entry, chosen, "auto", "no-archive", store).build()
+
+
+def ask(address: SplitResult, sent: Sent) -> Received:
+    """Send one request over a connection of its own, odd as it may be, and read what comes.
+
+    Args:
+        address: of what is asked, its path included.
+        sent: the request.
+    """
+    headers, body = http(sent)
+    begun = time.perf_counter()
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=ANSWER_TIMEOUT_S)
+    try:
+        method = sent.wire if sent.wire in ("GET", "PUT") else "POST"
+        connection.putrequest(method, address.path, skip_accept_encoding=True)
+        is_chunked = sent.wire == "chunked"
+        length = {"Transfer-Encoding": "chunked"} if is_chunked else {"Content-Length": str(len(body))}
+        for name, value in {**headers, **length}.items():
+            connection.putheader(name, value.encode("utf-8", "replace"))
+        connection.endheaders(body, encode_chunked=is_chunked)
+        response = connection.getresponse()
+        received = response.read()
+        given = dict(response.getheaders())
+    except (ConnectionResetError, BrokenPipeError):
+        return Received(CUT_OFF, "", {}, b"", time.perf_counter() - begun)
+    finally:
+        connection.close()
+    seconds = time.perf_counter() - begun
+    return Received(response.status, given.get("content-type", ""), given, received, seconds)
 
 
 class Served:
@@ -126,26 +157,7 @@ class Served:
         return Usage.of(self._process)
 
     def _answer(self, sent: Sent) -> Received:
-        headers, body = http(sent)
-        begun = time.perf_counter()
-        connection = HTTPConnection(self._address.hostname or "", self._address.port, timeout=ANSWER_TIMEOUT_S)
-        try:
-            method = sent.wire if sent.wire in ("GET", "PUT") else "POST"
-            connection.putrequest(method, self._address.path, skip_accept_encoding=True)
-            is_chunked = sent.wire == "chunked"
-            length = {"Transfer-Encoding": "chunked"} if is_chunked else {"Content-Length": str(len(body))}
-            for name, value in {**headers, **length}.items():
-                connection.putheader(name, value.encode("utf-8", "replace"))
-            connection.endheaders(body, encode_chunked=is_chunked)
-            response = connection.getresponse()
-            received = response.read()
-            given = dict(response.getheaders())
-        except (ConnectionResetError, BrokenPipeError):
-            return Received(CUT_OFF, "", {}, b"", time.perf_counter() - begun)
-        finally:
-            connection.close()
-        seconds = time.perf_counter() - begun
-        return Received(response.status, given.get("content-type", ""), given, received, seconds)
+        return ask(self._address, sent)
 
     def _worker(self) -> psutil.Process:
         """Find the worker's process, once it answers."""

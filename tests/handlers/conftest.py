@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from deploy import language_id, text, vision
+from deploy import language_id, text, tokenization, vision
 from deploy.models import model
 from deploy.sources import source
 
-STAGES = {"mobilenet-v2": vision.stage, "sentence-embedding": text.stage, "language-id": language_id.stage}
+STAGES = {
+    "mobilenet-v2": vision.stage,
+    "sentence-embedding": text.stage,
+    "language-id": language_id.stage,
+    "tokenizer": tokenization.stage,
+}
 
 
 @pytest.fixture(autouse=True)

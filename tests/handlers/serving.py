@@ -47,8 +47,14 @@ def serve(
     for index, body in enumerate(bodies):
         status, phrase = ctx.get_response_status(index)
         assert phrase
-        answers.append(Answer(status, json.loads(body), ctx.get_response_headers(index)))
+        sent: dict[str, str] = ctx.get_response_headers(index)
+        answers.append(Answer(status, read(body, sent["content-type"]), sent))
     return answers
+
+
+def read(body: bytes, content_type: str) -> Any:
+    """What the JSON of an answer says; what is none as it is."""
+    return json.loads(body) if content_type == "application/json" else body
 
 
 def started(handler: BatchHandler[Any, Any], model_dir: Path, settings: dict[str, Any]) -> BatchHandler[Any, Any]:

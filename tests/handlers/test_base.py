@@ -7,14 +7,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from hypothesis import given
 from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
 
 from handlers.base import BatchHandler
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Request
+from tests.handlers.protocol import test_grpc_inference
 from tests.handlers.serving import DoublingHandler, context, serve, started
 
 
@@ -34,6 +38,34 @@ def test_handle_bad_rows_fail_alone(handler: DoublingHandler) -> None:
     assert [answers[i].body for i in (0, 1, 2)] == [4.0, CORRUPT, 8.0]
     assert answers[5].body == {"predictions": [12.0, {"error": CORRUPT}]}
     assert {answer.headers["content-type"] for answer in answers} == {"application/json"}
+
+
+def number_by_grpc(number: float, **more: Any) -> dict[str, Any]:
+    """A row as the gateway's bridge makes one."""
+    return {"body": bytearray(test_grpc_inference.message(test_grpc_inference.tensor("x", np.array([number])), **more))}
+
+
+def test_handle_grpc_requests_share_the_batch_and_are_answered_in_their_way(handler: DoublingHandler) -> None:
+    handler.module.batches.clear()
+    by_grpc = test_grpc_inference.HEADERS
+    rows = [number_by_grpc(2, request_id="7"), b"4", number_by_grpc(444), {"body": bytearray(b"{}")}]
+    good, plain, failed, malformed = serve(handler, rows, [by_grpc, {"content-type": ""}, by_grpc, by_grpc])
+    assert handler.module.batches == [[2.0, 4.0]]
+    message = service_pb2.ModelInferResponse.FromString(good.body)
+    assert (good.status, message.id, message.outputs[0].name) == (200, "7", "result")
+    assert triton.InferResult(message).as_numpy("result").tolist() == [b"4.0"]
+    assert (plain.status, plain.body) == (200, 8.0)
+    assert (failed.status, failed.body, failed.headers["X-Grpc-Status"]) == (500, b"", "13")
+    assert (malformed.status, malformed.body, malformed.headers["X-Grpc-Status"]) == (400, b"", "3")
+    assert malformed.headers["X-Grpc-Message"] == "The body is no ModelInferRequest."
+
+
+def test_handle_bug_in_unpacking_a_grpc_request_is_its_own_internal_error(
+    handler: DoublingHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "unpack", lambda *_: int("a bug"))
+    (answer,) = serve(handler, [number_by_grpc(2)], [test_grpc_inference.HEADERS])
+    assert (answer.status, answer.body, answer.headers["X-Grpc-Status"]) == (500, b"", "13")
 
 
 def test_handle_requests_share_forward_passes_by_group_and_size(handler: DoublingHandler) -> None:
@@ -274,14 +306,104 @@ def test_metrics_of_a_batch_reach_torchserve_as_lines(
         handler.reporter.report()
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("[METRICS]")]
     expected = {
-        "[METRICS]handler_items_total.Count:3|#ModelName:model|",
-        "[METRICS]handler_item_errors_total.Count:1|#ModelName:model,Type:CorruptInput|",
-        "[METRICS]handler_batch_size_bucket.Count:0|#ModelName:model,le:2|",
-        "[METRICS]handler_batch_size_bucket.Count:1|#ModelName:model,le:3|",
-        "[METRICS]handler_decode_seconds_count.Count:4|#ModelName:model|",
+        "[METRICS]handler_items_total.Count:3|#ModelName:model,ModelVersion:unknown|",
+        "[METRICS]handler_item_errors_total.Count:1|#ModelName:model,ModelVersion:unknown,Type:CorruptInput|",
+        "[METRICS]handler_batch_size_bucket.Count:0|#ModelName:model,ModelVersion:unknown,le:2|",
+        "[METRICS]handler_batch_size_bucket.Count:1|#ModelName:model,ModelVersion:unknown,le:3|",
+        "[METRICS]handler_decode_seconds_count.Count:4|#ModelName:model,ModelVersion:unknown|",
     }
     for start in expected:
         assert any(line.startswith(start) for line in lines), start
+
+
+LINE = re.compile(r"\[METRICS\](handler_\w+)\.Count:([\d.e+-]+)\|#([^|]*)\|")
+
+
+def metrics_of(caplog: pytest.LogCaptureFixture, *names: str) -> dict[tuple[str, str], float]:
+    """What the lines in the log amount to: (metric, labels beside the model's) -> sum."""
+    totals: dict[tuple[str, str], float] = {}
+    for match in filter(None, (LINE.search(record.getMessage()) for record in caplog.records)):
+        name, value, labels = match.groups()
+        model, version, *own = labels.split(",")
+        assert model == "ModelName:model"
+        if name in names:
+            key = (name, ",".join([version.removeprefix("ModelVersion:"), *own]))
+            totals[key] = totals.get(key, 0) + float(value)
+    return totals
+
+
+def test_metrics_and_answers_name_the_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    handler = DoublingHandler()
+    handler.worker_context = context(tmp_path, {})
+    handler.worker_context.manifest = {"model": {"modelVersion": "2.0-untrained"}}
+    handler.initialize(handler.worker_context)
+    with caplog.at_level(logging.INFO, "ts.metrics"):
+        answers = serve(handler, [b"2", b"secret", b"{", number_by_grpc(2)], [*[{}] * 3, test_grpc_inference.HEADERS])
+        handler.reporter.report()
+    assert {answer.headers["X-Model-Version"] for answer in answers} == {"2.0-untrained"}
+    assert metrics_of(caplog, "handler_items_total") == {("handler_items_total", "2.0-untrained"): 2}
+
+
+def test_answers_of_an_archive_without_a_version_name_none(handler: DoublingHandler) -> None:
+    (answer,) = serve(handler, [b"2"])
+    assert "X-Model-Version" not in answer.headers
+
+
+def test_metrics_count_requests_by_outcome_and_micro_batches_by_size(
+    handler: DoublingHandler, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each hook takes a time of its own, so that each is found in its own metric and in no other."""
+    slow = {"decode": 0.01, "collate": 0.02, "forward": 0.04, "split": 0.03}
+
+    def taking(name: str, seconds: float) -> None:
+        hook = getattr(handler, name)
+
+        def slowly(*given: Any) -> Any:
+            time.sleep(seconds)
+            return hook(*given)
+
+        monkeypatch.setattr(handler, name, slowly)
+
+    for name, seconds in slow.items():
+        taking(name, seconds)
+    handler.reporter.report()
+    caplog.clear()
+    lists = [b'{"instances": [{"number": 2}, {"number": "x"}]}', b'{"instances": [{"number": "x"}]}']
+    started_s = time.perf_counter()
+    with caplog.at_level(logging.INFO, "ts.metrics"):
+        answers = serve(handler, [b"4", b"6", b"1", b"secret", b"", *lists])
+        elapsed_s = time.perf_counter() - started_s
+        serve(handler, [b"2"], [{"X-Model-Metadata": "1"}])
+        handler.reporter.report()
+    assert [answer.status for answer in answers] == [200, 200, 200, 422, 400, 200, 422]
+    # Of those with a result alone: a refusal comes at once.
+    assert set(metrics_of(caplog, "handler_request_seconds_count").values()) == {4}
+    counts = metrics_of(caplog, "handler_requests_total", "handler_executions_total")
+    assert counts == {
+        ("handler_requests_total", "unknown,Outcome:success"): 4,
+        ("handler_requests_total", "unknown,Outcome:fail"): 3,
+        ("handler_executions_total", "unknown,Size:1"): 1,
+        ("handler_executions_total", "unknown,Size:3"): 1,
+    }
+    seconds_of = metrics_of(
+        caplog, "handler_request_seconds_total", "handler_queue_seconds_total", "handler_execution_seconds_total"
+    )
+    for size in (1, 3):
+        phases = [
+            seconds_of["handler_execution_seconds_total", f"unknown,Size:{size},Phase:{phase}"]
+            for phase in ("input", "infer", "output")
+        ]
+        least = [slow[name] for name in ("collate", "forward", "split")]
+        assert all(seconds >= bound for seconds, bound in zip(phases, least, strict=True))
+    # All that was measured of the engine ran one after the other.
+    assert sum(value for (name, _), value in seconds_of.items() if name.startswith("handler_execution")) <= elapsed_s
+    good_s, bad_s = (seconds_of["handler_request_seconds_total", f"unknown,Outcome:{o}"] for o in ("success", "fail"))
+    whole = slow["decode"] + 2 * (slow["collate"] + slow["forward"] + slow["split"])
+    assert 4 * whole <= good_s <= 4 * elapsed_s
+    assert 3 * whole <= bad_s <= 3 * elapsed_s
+    # One of the two micro-batches waited for the other; nobody's decoding or run is in it.
+    queue_s = seconds_of["handler_queue_seconds_total", "unknown"]
+    assert slow["collate"] + slow["forward"] <= queue_s <= 4 * elapsed_s - 4 * (slow["decode"] + slow["forward"])
 
 
 def test_docstring_of_batch_handler_holds_a_task_that_runs(tmp_path: Path) -> None:

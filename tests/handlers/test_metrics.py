@@ -110,5 +110,5 @@ def test_reporter_whose_emit_fails_once_reports_what_comes_after(caplog: pytest.
 def test_metrics_yaml_declares_exactly_what_handlers_emit() -> None:
     declared = yaml.safe_load((ROOT / "deploy" / "metrics.yaml").read_text())["model_metrics"]["counter"]
     assert {entry["name"]: tuple(entry["dimensions"]) for entry in declared} == {
-        counter.name: ("ModelName", *counter.labels) for counter in COUNTERS
+        counter.name: ("ModelName", "ModelVersion", *counter.labels) for counter in COUNTERS
     }

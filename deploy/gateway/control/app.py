@@ -1,11 +1,12 @@
 """The two small servers of the control process, both internal: Envoy's questions with the operator's, and Prometheus'.
 
-settings.ports.control -> /v2, /inference.GRPCInferenceService, /control
+settings.ports.control -> /v2, /inference.GRPCInferenceService, /control, the page at /
 settings.ports.metrics -> /metrics
 """
 
 from aiohttp import web
 
+from deploy.gateway import page_routes
 from deploy.gateway.control.errors import answer_errors
 from deploy.gateway.control.gateway import Gateway
 from deploy.gateway.control.grpc import Grpc
@@ -24,6 +25,7 @@ def control_app(gateway: Gateway) -> web.Application:
     Http(gateway, repository).add_routes(app)
     Grpc(gateway, repository).add_routes(app)
     Operator(gateway).add_routes(app)
+    page_routes.add_routes(app, gateway.summary, lambda: gateway.fleet)
     return app
 
 

@@ -84,6 +84,10 @@ async def answer_errors(
         if "Allow" in error.headers:
             told.headers["Allow"] = error.headers["Allow"]
         return told
+    except web.RequestPayloadError as error:
+        # Not even what aiohttp has unpacked of it is left: Content-Encoding says what the body is not.
+        logger.info("%s %s: %s", request.method, request.path, type(error).__name__)
+        return answer(request, BadRequest.status, BadRequest.grpc_status, "the body is not what Content-Encoding says")
     except Exception:
         logger.exception("%s %s", request.method, request.path)
         return answer(request, 500, INTERNAL, "internal error")

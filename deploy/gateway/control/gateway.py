@@ -8,7 +8,7 @@ every two seconds: scrape ─> Totals
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from deploy.gateway.scrape import Series, merge, parse, scrape
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet
 from deploy.gateway.statistics import Totals
+from deploy.gateway.summary import Summary
 from deploy.nodes.node import Node
 
 logger = logging.getLogger(__name__)
@@ -49,15 +50,12 @@ class Edge(Protocol):
         """Its metrics."""
 
 
-Observer = Callable[[float, Fleet, Mapping[str, Mapping[Series, float]]], None]
-
-
 class Gateway:
     """What is known of the nodes, what was decided, and what Envoy is told.
 
     Attributes:
         settings: as they were read last.
-        discovery, decisions, totals: its parts.
+        discovery, decisions, totals, summary: its parts.
         fleet: what Envoy is configured by.
     """
 
@@ -68,7 +66,7 @@ class Gateway:
         self.fleet = Fleet()
         self.decisions = Decisions(run / "decisions.json")
         self.totals = Totals(run / "statistics.json")
-        self.observers: list[Observer] = []
+        self.summary = Summary()
         self._changed = asyncio.Event()
         self.discovery = Discovery(self.update)
         self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
@@ -159,17 +157,20 @@ class Gateway:
             for model, version in wanted
         ]
 
-    async def scrape(self, age_s: float = 0.0) -> None:
-        """Take in the nodes' counters, unless that was done within the last `age_s`."""
+    async def scrape(self, age_s: float = 0.0) -> Mapping[str, Mapping[Series, float]]:
+        """Take in the nodes' counters, unless that was done within the last `age_s`.
+
+        Returns:
+            What each node has that answered; nothing where that was done.
+        """
         async with self._scraping:
             if time.monotonic() - self._scraped_s < age_s:
-                return
+                return {}
             texts = await scrape(self._session, self.fleet.nodes.values())
             self._scraped_s = time.monotonic()
             scraped = {node: parse(text) for node, text in texts.items()}
             self.totals.add(scraped, time.time_ns() // 1_000_000)
-            for observe in self.observers:
-                observe(time.time(), self.fleet, scraped)
+            return scraped
 
     async def metrics(self) -> str:
         """Envoy's metrics and each node's, asked for now."""
@@ -208,7 +209,8 @@ class Gateway:
     async def _scrape(self) -> None:
         while True:
             try:
-                await self.scrape()
+                scraped = await self.scrape()
+                self.summary.observe(time.monotonic(), self.fleet, scraped)
                 await asyncio.to_thread(self.totals.save)
             except Exception:
                 logger.exception("scrape")

@@ -187,7 +187,8 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
         "eds_cluster_config": {"eds_config": watched(each.file)},
         "connect_timeout": seconds(limits.attempt_connect_s),
         "load_balancing_policy": {"policies": [{"typed_extension_config": _least_request()}]},
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        # A change of health is told to the threads at once, and not with all others of the same second.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "health_checks": [check],
         "upstream_connection_options": {
             "tcp_keepalive": {

@@ -7,10 +7,13 @@ gRPC           grpc-status and grpc-message
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.settings import Key, Settings
+
+# HTTP status -> gRPC status, as Triton has them.
+GRPC = {400: 3, 401: 16, 403: 7, 404: 5, 408: 4, 413: 8, 415: 3, 429: 8, 431: 8, 500: 13, 502: 14, 503: 14, 504: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,8 @@ def _slow_key(key: Key, settings: Settings, *, is_grpc: bool) -> list[Resource]:
 def _mappers(answer: Answer, filters: list[Resource], *, is_grpc: bool) -> list[Resource]:
     plain = {"code": answer.status, "type": answer.type, "message": answer.message}
     if is_grpc:
-        return [_mapper(answer, filters, answer.message, "text/plain")]
+        own = replace(answer, headers=(*answer.headers, ("grpc-status", str(GRPC[answer.status]))))
+        return [_mapper(own, filters, answer.message, "text/plain")]
     is_v2 = {"or_filter": {"filters": [_header(name, "prefix", "/v2") for name in (":path", "x-envoy-original-path")]}}
     return [
         _mapper(answer, [*filters, is_v2], json.dumps({"error": answer.message}), "application/json"),

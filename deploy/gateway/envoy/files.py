@@ -1,6 +1,6 @@
 """Envoy's files: written whole, by rename, and only where they change; Envoy reads them anew at once.
 
-    (Settings, Fleet) -> endpoints/*.json, clusters.json, listeners.json, routes-http.json, routes-grpc.json
+    (Settings, Fleet) -> endpoints/, clusters.json, routes-http.json, routes-grpc.json, secret-*.json, listeners.json
 
 What others need comes first: endpoints before their cluster, clusters before the routes to them. The folder and all
 in it are their owner's alone, since keys and tokens stand in there.
@@ -19,6 +19,7 @@ from deploy.gateway.envoy.clusters import Tokens, clusters, endpoints, served
 from deploy.gateway.envoy.listeners import listeners
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP, routes
+from deploy.gateway.envoy.tls import secrets
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet
 from deploy.nodes.node import Node
@@ -49,6 +50,7 @@ def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
     parts = list(served(fleet))
     changed = [each.file for each in parts if _put(run / each.file, [endpoints(fleet, each, resolve, tokens)])]
     everything: dict[str, list[Resource]] = {
+        **({name: [secret] for name, secret in secrets(settings.tls).items()} if settings.tls else {}),
         CLUSTERS: clusters(settings, fleet),
         f"routes-{HTTP}.json": [routes(settings, fleet, HTTP)],
         f"routes-{GRPC}.json": [routes(settings, fleet, GRPC)],

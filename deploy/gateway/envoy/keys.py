@@ -41,6 +41,7 @@ def _rates(settings: Settings) -> list[Resource]:
             filter_enforced=_always(),
             # One bucket for all connections and threads of a client.
             local_rate_limit_per_downstream_connection=False,
+            rate_limited_as_resource_exhausted=True,
             always_consume_default_token_bucket=False,
             token_bucket=unlimited,
             rate_limits=[{"actions": [{"request_headers": {"header_name": CLIENT, "descriptor_key": "client"}}]}],

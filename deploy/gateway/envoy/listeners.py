@@ -1,7 +1,10 @@
 """The two ports that clients reach: what a connection may take, and the filters that its requests pass.
 
-HTTP   lua/keys.lua -> rates -> decompressor -> buffer -> lua/http.lua -> router
-gRPC   lua/keys.lua -> rates -> buffer -> lua/grpc_outer.lua -> bridge -> lua/grpc_inner.lua -> router
+    HTTP   keys.lua -> rates -> inflate.lua -> decompressor -> buffer -> http.lua -> router
+    gRPC   keys.lua -> rates -> buffer -> grpc_unpack.lua -> decompressor -> buffer -> grpc_outer.lua -> bridge
+               -> grpc_inner.lua -> router
+
+Scripts are of lua/; what they do to a request stands on top of each.
 """
 
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from deploy.gateway.envoy.errors import local_reply
 from deploy.gateway.envoy.keys import key_filters
 from deploy.gateway.envoy.resources import LISTENER, TYPE, Resource, address, lua, seconds, typed, watched
 from deploy.gateway.envoy.routes import GRPC, HTTP
+from deploy.gateway.envoy.tls import transport
 from deploy.gateway.settings import Settings
 
 HTTP_FILTERS, EXTENSIONS = "envoy.filters.http.", "envoy.extensions.filters.http."
@@ -27,6 +31,8 @@ class Connection:
         stream_window_bytes, connection_window_bytes: that HTTP/2 lets a client send before it is read.
         inflate_ratio: the most that deflate can reach, so that nothing is cut off in silence; the limit of bodies
             answers 413.
+        packed_ratio, packed_share: of a compressed message of gRPC, which is inflated in one go: by how much at most,
+            and which part of the limit of bodies it may have.
     """
 
     buffer_bytes: int = 64 << 10
@@ -34,6 +40,8 @@ class Connection:
     stream_window_bytes: int = 256 << 10
     connection_window_bytes: int = 1 << 20
     inflate_ratio: int = 1032
+    packed_ratio: int = 100
+    packed_share: int = 16
 
 
 CONNECTION = Connection()
@@ -49,10 +57,16 @@ def listeners(settings: Settings) -> list[Resource]:
 
 def _listener(settings: Settings, name: str, port: int, filters: list[Resource]) -> Resource:
     chain: Resource = {"filters": [_manager(settings, name, filters)]}
+    if settings.tls is not None:
+        chain["transport_socket"] = transport(settings.tls, ["h2"] if name == GRPC else ["h2", "http/1.1"])
+        chain["transport_socket_connect_timeout"] = seconds(settings.limits.header_s)
     return {
         "@type": LISTENER,
         "name": name,
         "address": address(settings.ports.address, port),
+        # Two gateways on one port would share its clients, and nobody would be told.
+        "enable_reuse_port": False,
+        "connection_balance_config": {"exact_balance": {}},
         "per_connection_buffer_limit_bytes": CONNECTION.buffer_bytes,
         "filter_chains": [chain],
     }
@@ -110,8 +124,9 @@ def _http_filters(settings: Settings) -> list[Resource]:
     form_bytes = f"local FORM_BYTES = {settings.limits.form_bytes}\n"
     return [
         *key_filters(settings),
-        _decompressor(),
-        _buffer(settings),
+        lua("inflate"),
+        _decompressor(CONNECTION.inflate_ratio),
+        _buffer(settings, "gateway.buffer"),
         lua("http", form_bytes),
         _router(),
     ]
@@ -124,15 +139,26 @@ def _grpc_filters(settings: Settings) -> list[Resource]:
         content_type="application/x-protobuf",
         withhold_grpc_frames=True,
     )
-    return [*key_filters(settings), _buffer(settings), lua("grpc_outer"), bridge, lua("grpc_inner"), _router()]
+    compressed_bytes = max(1024, settings.limits.body_bytes // CONNECTION.packed_share)
+    return [
+        *key_filters(settings),
+        _buffer(settings, "gateway.buffer"),
+        lua("grpc_unpack", f"local COMPRESSED_BYTES = {compressed_bytes}\n"),
+        _decompressor(CONNECTION.packed_ratio),
+        _buffer(settings, "gateway.unpacked"),
+        lua("grpc_outer"),
+        bridge,
+        lua("grpc_inner"),
+        _router(),
+    ]
 
 
-def _decompressor() -> Resource:
+def _decompressor(ratio: int) -> Resource:
     library = typed(
         "gzip",
         "envoy.extensions.compression.gzip.decompressor.v3.Gzip",
         window_bits=15,
-        max_inflate_ratio=CONNECTION.inflate_ratio,
+        max_inflate_ratio=ratio,
     )
     return typed(
         HTTP_FILTERS + "decompressor",
@@ -145,13 +171,9 @@ def _decompressor() -> Resource:
     )
 
 
-def _buffer(settings: Settings) -> Resource:
-    return typed(HTTP_FILTERS + "buffer", EXTENSIONS + "buffer.v3.Buffer", max_request_bytes=settings.limits.body_bytes)
+def _buffer(settings: Settings, name: str) -> Resource:
+    return typed(name, EXTENSIONS + "buffer.v3.Buffer", max_request_bytes=settings.limits.body_bytes)
 
 
 def _router() -> Resource:
-    # Neither how long a node took by Envoy's count, nor anything else of it, is for clients.
-    return {
-        "name": HTTP_FILTERS + "router",
-        "typed_config": {"@type": TYPE + EXTENSIONS + "router.v3.Router", "suppress_envoy_headers": True},
-    }
+    return {"name": HTTP_FILTERS + "router", "typed_config": {"@type": TYPE + EXTENSIONS + "router.v3.Router"}}

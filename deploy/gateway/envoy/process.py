@@ -27,6 +27,8 @@ PID, LOG = "envoy.pid", "envoy.log"
 # was replaced closes what still stands.
 POLL_S, READY_S, END_S, DRAIN_S = 0.05, 30.0, 10.0, 600
 LOG_LINES = 5
+# Milliseconds until a line of the access log is in its file.
+FLUSH_MS = 500
 
 
 class EnvoyError(Exception):
@@ -58,7 +60,14 @@ class Envoy:
         if not (self._run / LISTENERS).exists():
             raise EnvoyError(f"{self._run}: no configuration has been written")
         command = [find(), "-c", BOOTSTRAP, "--disable-hot-restart", "--log-level", "warning"]
-        command += ["--drain-time-s", str(DRAIN_S), "--drain-strategy", "immediate"]
+        command += [
+            "--file-flush-interval-msec",
+            str(FLUSH_MS),
+            "--drain-time-s",
+            str(DRAIN_S),
+            "--drain-strategy",
+            "immediate",
+        ]
         (self._run / LOG).touch(mode=0o600)
         with (self._run / LOG).open("ab") as log:
             self._child = subprocess.Popen(
@@ -71,6 +80,7 @@ class Envoy:
                 # Ctrl-C ends the control process alone; it drains Envoy then.
                 start_new_session=True,
             )
+        (self._run / PID).touch(mode=0o600)
         (self._run / PID).write_text(str(self._child.pid), encoding="utf-8")
         self._wait_until_ready(self._child)
         return True
@@ -138,6 +148,18 @@ class Envoy:
         """
         return admin.ask(self._run, "/stats/prometheus?usedonly")
 
+    def _has_listeners(self) -> bool:
+        """Whether both ports are open; of one that another program has, Envoy only warns."""
+        listeners = admin.document(self._run, "/listeners?format=json").get("listener_statuses", [])
+        return len(listeners) == len((HTTP, GRPC))
+
+    def _is_rejected(self) -> bool:
+        """Whether Envoy did not take the listeners that it was given."""
+        with contextlib.suppress(admin.NoAnswer):
+            text = admin.ask(self._run, "/stats?filter=^listener_manager.lds.update_rejected$&format=text")
+            return int(text.rpartition(" ")[2] or 0) > 0
+        return False
+
     def _requests(self) -> int:
         text = admin.ask(self._run, "/stats?filter=downstream_rq_active&format=text")
         ours = tuple(f"http.{name}." for name in (HTTP, GRPC))
@@ -146,10 +168,11 @@ class Envoy:
     def _wait_until_ready(self, child: subprocess.Popen[bytes]) -> None:
         def is_ready() -> bool:
             with contextlib.suppress(admin.NoAnswer):
-                return admin.ask(self._run, "/ready").strip() == "LIVE"
+                return admin.ask(self._run, "/ready").strip() == "LIVE" and self._has_listeners()
             return False
 
-        if _wait(lambda: is_ready() or child.poll() is not None, READY_S) and child.poll() is None:
+        _wait(lambda: child.poll() is not None or is_ready() or self._is_rejected(), READY_S)
+        if child.poll() is None and is_ready():
             return
         with contextlib.suppress(ProcessLookupError):
             child.kill()

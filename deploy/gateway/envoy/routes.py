@@ -32,6 +32,8 @@ def routes(settings: Settings, fleet: Fleet, name: str) -> Resource:
     return {
         "@type": ROUTES,
         "name": name,
+        # Envoy's own notes are not for clients.
+        "response_headers_to_remove": ["x-envoy-upstream-service-time", "x-envoy-attempt-count"],
         "virtual_hosts": [
             {
                 "name": name,
@@ -151,7 +153,8 @@ def _control(match: Resource, settings: Settings, *, is_open: bool = False) -> R
     route: Resource = {
         "match": match,
         "route": {"cluster": CONTROL, "timeout": seconds(settings.limits.response_s)},
-        "request_headers_to_remove": ["authorization"],
+        # What comes unpacked is unpacked before it is sent on; of gRPC's own compression its messages tell themselves.
+        "request_headers_to_remove": ["authorization", "content-encoding"],
     }
     if is_open and settings.keys:
         route["typed_per_filter_config"] = {

@@ -310,6 +310,15 @@ def test_body_that_is_no_object_is_refused(play: Callable[..., None], body: byte
     play(scenario, management=True)
 
 
+def test_body_that_is_not_encoded_as_it_says_is_refused(play: Callable[..., None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        headers = {"Content-Encoding": "gzip"}
+        status, document = await scene.ask("POST", "/v2/repository/index", data=b"{}", headers=headers)
+        assert (status, list(document)) == (400, ["error"])
+
+    play(scenario, management=True)
+
+
 # -- over gRPC ----------------------------------------------------------------------------------------------------
 
 

@@ -58,6 +58,8 @@ def test_merged_text_has_each_node_and_each_family_once() -> None:
     assert samples["envoy_cluster_upstream_rq_time_count", None, None] == 1.0
     assert [samples["gateway_node_up", name, None] for name in ("n1", "n2", "n3")] == [1.0, 1.0, 0.0]
     assert samples["up", "n1", None] == 1.0
+    heads = [line for line in text.splitlines() if line.startswith("#")]
+    assert len(heads) == len(set(heads))
 
 
 def test_dead_node_is_left_out() -> None:

@@ -7,7 +7,6 @@ Every exchange sends the worker all requests that it has not answered, payloads 
 message is read by TorchServe's own code, which gives it to `handle`.
 """
 
-import json
 import socket
 import threading
 import time
@@ -25,7 +24,7 @@ from ts.protocol.otf_message_handler import retrieve_msg
 from ts.service import Service
 
 from handlers.base import BatchHandler
-from tests.handlers.serving import Answer
+from tests.handlers.serving import Answer, read
 
 MAX_BATCH_DELAY_S = 0.001
 ANSWER_TIMEOUT_S = 20
@@ -154,7 +153,7 @@ class Frontend:
 
     def read(self, received: "Received") -> Any:
         """Make of an answer's body what its client sees: here, what its JSON says."""
-        return json.loads(received.body)
+        return read(received.body, received.content_type)
 
 
 def message(requests: Mapping[str, tuple[dict[str, str], Body]]) -> bytes:

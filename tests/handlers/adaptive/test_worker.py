@@ -13,7 +13,10 @@ from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as triton
+from tritonclient.grpc import service_pb2
 
 from handlers.adaptive.arrivals import Arrivals
 from handlers.adaptive.decoder import LARGE_BYTES, LEAST_THREADS, Decoder
@@ -24,11 +27,12 @@ from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig
 from handlers.metrics import Recorder
 from handlers.pipeline.warm_up import Rehearsal
+from handlers.protocol.grpc_status import PROTOBUF
 from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.scheduler import Scheduler
 from handlers.scheduling.streams import Streams
-from tests.handlers.adaptive.frontend import Frontend
+from tests.handlers.adaptive.frontend import Body, Field, Frontend
 from tests.handlers.adaptive.gated import (
     RUN_S,
     SCHEDULING,
@@ -37,7 +41,9 @@ from tests.handlers.adaptive.gated import (
     StreamedHandler,
     ThreadedHandler,
     started,
+    wait_for,
 )
+from tests.handlers.protocol import test_grpc_inference
 from tests.handlers.serving import Answer, context, serve
 
 # Threads that wait for each other in real time.
@@ -72,6 +78,23 @@ def result_of(answer: Answer) -> Any:
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_adaptive_metadata_is_answered_while_the_engine_is_busy_and_counts_for_nobody(start: Start) -> None:
+    handler = start(max_queue_items=1)
+    with Frontend(handler) as frontend:
+        handler.gate.clear()
+        busy = frontend.submit(b"2")
+        wait_for(lambda: handler.worker.state.running_batches == 1)
+        waiting = frontend.submit(b"4")
+        wait_for(lambda: handler.worker.state.waiting_items == 1)
+        asked = [frontend.submit(b"", X_Model_Metadata="1").result(TIMEOUT_S) for _ in range(3)]
+        assert not busy.done()
+        handler.gate.set()
+        assert [result_of(each.result(TIMEOUT_S)) for each in (busy, waiting)] == [4.0, 8.0]
+    assert {answer.status for answer in asked} == {200}
+    assert asked[0].body["mode"] == "adaptive"
+    assert asked[0].body["inputs"] == [{"name": "number", "datatype": "BYTES", "shape": [-1]}]
 
 
 def test_adaptive_many_clients_each_get_their_own_answer_once(handler: GatedHandler) -> None:
@@ -212,7 +235,7 @@ def test_adaptive_item_at_fault_costs_the_others_of_its_micro_batch_nothing_but_
 
 
 def behind_a_running_batch(
-    handler: GatedHandler, frontend: Frontend, *requests: tuple[bytes, dict[str, str]]
+    handler: GatedHandler, frontend: Frontend, *requests: tuple[Body, dict[str, str]]
 ) -> list[Answer]:
     """Answers of requests that came while the engine stands at the gate with another; it opens after 0.4 s."""
     handler.gate.clear()
@@ -277,6 +300,52 @@ def test_adaptive_request_whose_time_is_up_in_the_queue_is_answered_504_and_neve
     assert result_of(fine) == 8
     assert handler.module.batches == [[0], [4]]
     assert handler.forgets()
+
+
+def numbers_by_grpc(number: float, **more: Any) -> tuple[list[Field], dict[str, str]]:
+    """A request as the gateway's bridge makes one."""
+    message = test_grpc_inference.message(test_grpc_inference.tensor("x", np.array([number])), **more)
+    return [Field("body", PROTOBUF, message)], {"content-type": PROTOBUF}
+
+
+def numbers_by_json(number: float, **parameters: Any) -> tuple[bytes, dict[str, str]]:
+    tensor = {"name": "x", "datatype": "FP64", "shape": [1], "data": [number]}
+    return json.dumps({"inputs": [tensor], "parameters": parameters}).encode(), {}
+
+
+@pytest.mark.parametrize("asking", [numbers_by_grpc, numbers_by_json])
+def test_adaptive_parameters_of_the_protocol_act_as_the_headers_do(start: Start, asking: Any) -> None:
+    handler = start(max_batch_items=1)
+    with Frontend(handler) as frontend:
+        handler.module.batches.clear()
+        last, late, _, first, wrong = behind_a_running_batch(
+            handler,
+            frontend,
+            asking(30, priority=3),
+            asking(40, timeout=300_000),
+            (b"20", {}),
+            asking(10, priority=1, timeout=4_000_000),
+            asking(50, priority=4),
+        )
+    assert handler.module.batches == [[0], [10], [20], [30]]
+    assert [answer.status for answer in (first, last, late, wrong)] == [200, 200, 504, 400]
+    if asking is numbers_by_grpc:
+        assert triton.InferResult(service_pb2.ModelInferResponse.FromString(first.body)).as_numpy("result") == [b"20.0"]
+        assert [answer.headers["X-Grpc-Status"] for answer in (late, wrong)] == ["4", "3"]
+        assert wrong.headers["X-Grpc-Message"].startswith("priority must be a whole number from 1 (first) to 3")
+    else:
+        assert late.body == {"error": "The request waited longer than it may; no work was spent on it."}
+
+
+def test_adaptive_grpc_request_that_is_refused_is_unavailable(start: Start) -> None:
+    handler = start(max_queue_items=1)
+    with Frontend(handler) as frontend:
+        requests = [numbers_by_grpc(number) for number in (2, 4)]
+        taken, refused = [answer.result(TIMEOUT_S) for answer in frontend.submit_together(requests)]
+    assert (taken.status, refused.status, refused.body) == (200, 503, b"")
+    assert refused.headers["X-Grpc-Status"] == "14"
+    assert refused.headers["X-Grpc-Message"] == "1 items wait; max_queue_items is 1."
+    assert int(refused.headers["Retry-After"]) >= 1
 
 
 def test_adaptive_request_whose_time_is_up_is_run_last_where_that_is_configured(start: Start) -> None:
@@ -388,7 +457,7 @@ def test_adaptive_metrics_say_what_was_refused_missed_and_exchanged(
     for record in caplog.records:
         if match := pattern.search(record.getMessage()):
             name, value, labels = match.groups()
-            series = name + "".join(re.findall(r"Reason:(\w+)", labels))
+            series = name + "".join(re.findall(r"(?:Reason|Outcome|Size):(\w+)", labels))
             totals[series] = totals.get(series, 0) + float(value)
     assert totals["handler_refusals_totalQueueTimeout"] == 1
     assert totals["handler_refusals_totalQueueFull"] == 2
@@ -397,6 +466,12 @@ def test_adaptive_metrics_say_what_was_refused_missed_and_exchanged(
     assert totals["handler_exchanges_total"] >= 1
     assert totals["handler_queue_depth_count"] == totals["handler_forward_prediction_ratio_count"] == 2
     assert totals["handler_deadline_misses_total"] == 1
+    assert (totals["handler_requests_totalsuccess"], totals["handler_requests_totalfail"]) == (2, 3)
+    assert totals["handler_executions_total1"] == totals["handler_wait_seconds_count"] == 2
+    # One stood at the gate; the other, behind it, in the queue, and is as much longer in its request's time.
+    assert 0.3 <= totals["handler_queue_seconds_total"] <= elapsed_s
+    assert 0.6 <= totals["handler_request_seconds_totalsuccess"] <= 2 * elapsed_s
+    assert 0.3 <= totals["handler_execution_seconds_total1"] <= elapsed_s
 
 
 class Bug(BaseException):

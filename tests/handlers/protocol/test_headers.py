@@ -44,6 +44,38 @@ def test_terms_with_a_timeout_that_is_no_time_are_invalid_and_quote_nothing(valu
 
 
 @pytest.mark.parametrize(
+    ("headers", "parameters", "terms"),
+    [
+        ({}, {"priority": 1}, Terms(1, inf)),
+        ({}, {"timeout": 1_500}, Terms(None, 0.0015)),
+        ({}, {"priority": 3, "timeout": 2**63 - 1}, Terms(3, (2**63 - 1) / 1e6)),
+        # Triton's clients send these for what is not asked.
+        ({}, {"priority": 0, "timeout": 0}, Terms(None, inf)),
+        # A proxy may have set the header, whatever the client asks for.
+        ({"X-Priority": "3"}, {"priority": 1}, Terms(3, inf)),
+        ({"X-Timeout-Ms": "5"}, {"timeout": 6_000}, Terms(None, 0.005)),
+        ({"X-Timeout-Ms": "5"}, {"timeout": 4_000}, Terms(None, 0.004)),
+    ],
+)
+def test_terms_of_the_protocols_parameters_hold_where_headers_say_nothing_stricter(
+    headers: dict[str, str], parameters: dict[str, Any], terms: Terms
+) -> None:
+    assert Terms.of(headers, 3, parameters) == terms
+
+
+@pytest.mark.parametrize("value", [4, -1, 1.0, True, "1", "", None, [1], 10**400])
+def test_terms_with_a_priority_parameter_that_is_no_level_are_invalid(value: Any) -> None:
+    with pytest.raises(InvalidPriority, match=r"^priority must be a whole number from 1 \(first\) to 3, or 0 "):
+        Terms.of({}, 3, {"priority": value})
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, True, "1", "", None, 2**64, 10**400])
+def test_terms_with_a_timeout_parameter_that_is_no_time_are_invalid(value: Any) -> None:
+    with pytest.raises(InvalidTimeout, match=r"^timeout must be a whole number of microseconds above 0, or 0 "):
+        Terms.of({}, 3, {"timeout": value})
+
+
+@pytest.mark.parametrize(
     ("headers", "expected"),
     [
         ({}, True),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from handlers.errors import ItemError
 from handlers.protocol.open_inference import Inference, Model
-from handlers.protocol.output_tensors import LABELS, Ranked
+from handlers.protocol.output_tensors import LABELS, Ranked, Renamed, Vectors
 from handlers.protocol.requests import Payload, Request, Shape, unpack
 from tests.handlers.protocol.test_output_tensors import read
 from tests.handlers.protocol.test_tensors import JSON
@@ -253,6 +253,49 @@ def test_wanted_outputs_come_in_their_order_each_as_it_was_asked_for() -> None:
             {"name": "error", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 4}},
         ],
     }
+
+
+EMBEDDING = replace(TEXT, model=Model("embedding", "1", Renamed(Vectors("embedding"), {"embedding": "output__0"})))
+
+
+@pytest.mark.parametrize("is_binary", [True, False])
+@pytest.mark.parametrize("name", ["output__0", "embedding", "출력"])
+def test_the_one_output_of_a_task_is_answered_under_the_name_that_was_asked(name: str, is_binary: bool) -> None:
+    wanted = [triton.InferRequestedOutput(name, binary_data=is_binary)]
+    request = sent(EMBEDDING, tensor("input_text", KOREAN[:1].reshape(1, 1)), outputs=wanted)
+    result = read(request.form.pack([np.array([0.5, 2], np.float32)]))
+    assert [output["name"] for output in result.get_response()["outputs"]] == [name]
+    assert result.as_numpy(name).tolist() == [[0.5, 2.0]]
+
+
+def test_the_one_output_is_named_by_the_owner_where_nothing_is_asked() -> None:
+    request = sent(EMBEDDING, tensor("input_text", KOREAN))
+    result = read(request.form.pack([ItemError(500, "InternalError", "No."), np.array([1.5], np.float32)]))
+    assert [output["name"] for output in result.get_response()["outputs"]] == ["output__0", "error"]
+    assert result.as_numpy("output__0")[1].tolist() == [1.5]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a", "b"], '"outputs" has two names for output__0.'),
+        (["output__0", "embedding"], '"outputs" has two names for output__0.'),
+        (["\ud800"], '"outputs" has one that this model has not; it has output__0, error.'),
+    ],
+)
+def test_the_one_output_under_two_names_or_one_that_cannot_be_written_is_refused(
+    names: list[str], message: str
+) -> None:
+    body = {"inputs": [GOOD], "outputs": [{"name": name} for name in names]}
+    assert failed(unpack({"body": body}, {}, EMBEDDING)).message == message
+
+
+def test_inputs_have_the_names_of_their_tensors_and_options_theirs() -> None:
+    shape = replace(QUESTION, tensors={"QUESTION": "question", "passage": "context"})
+    question, context = np.array([b"Who?"], object), np.array([b"Ada."], object)
+    request = sent(shape, tensor("passage", context), tensor("QUESTION", question), tensor("top_k", np.array([2])))
+    assert request.payloads == (Payload({"question": b"Who?", "context": b"Ada."}, {"top_k": 2}),)
+    assert failed(sent(shape, tensor("question", question))).message.startswith("The inputs must be named QUESTION, p")
 
 
 def test_malformed_inference_among_good_rows_fails_alone(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers.errors import ItemError
+from handlers.protocol import open_inference
 from handlers.protocol.requests import Payload, Request, Shape, unpack
 from handlers.protocol.responses import Form, Instances, OneItem
 
@@ -48,6 +49,20 @@ def test_unpack_accepted_shapes_gives_items_and_options(
     row: dict[str, Any], headers: dict[str, Any], expected: Request
 ) -> None:
     assert unpack(row, headers, SHAPE) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "form"), [("/v2/models/m/infer", open_inference.Inference), ("/predictions/m", OneItem), ("", OneItem)]
+)
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"inputs": 7}'])
+def test_unpack_of_what_is_no_request_fails_in_the_form_of_the_path_that_a_gateway_rewrote(
+    path: str, form: type[Form], body: bytes
+) -> None:
+    request = unpack({"body": body}, {**JSON, "X-Envoy-Original-Path": path}, SHAPE)
+    assert isinstance(request.form, form)
+    (error,) = request.payloads
+    assert isinstance(error, ItemError)
+    assert error.code == 400
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import json
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.http as triton
@@ -12,18 +13,20 @@ from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from handlers.errors import MalformedTensor
 from handlers.protocol.tensors import (
+    BF16,
     DTYPES,
     datatype_of,
     from_binary,
     from_json,
     read_dtype,
     read_shape,
+    to_bfloat16,
     to_binary,
     to_json,
 )
 
 SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
-NUMBERS = st.sampled_from([dtype for name, dtype in DTYPES.items() if name != "BYTES"])
+NUMBERS = st.sampled_from([dtype for name, dtype in DTYPES.items() if name not in ("BYTES", "BF16")])
 
 
 @st.composite
@@ -88,7 +91,37 @@ def test_from_binary_of_any_bytes_is_a_tensor_or_malformed(name: str, shape: tup
         assert str(error).endswith(".")
     else:
         assert array.shape == shape
-        assert name == "BOOL" or to_binary(array) == data
+        if name == "BF16":  # what is no number may be another such
+            np.testing.assert_array_equal(from_binary(BF16, shape, memoryview(to_binary(to_bfloat16(array)))), array)
+        else:
+            assert name == "BOOL" or to_binary(array) == data
+
+
+def test_bf16_is_what_tritonclient_sends_and_reads_and_is_rounded_to_the_nearest() -> None:
+    """Every BF16 there is, as the library that tritonclient uses has it."""
+    every = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
+    tensor, data = sent(every, is_binary=True)
+    assert tensor["datatype"] == "BF16"
+    read = from_binary(read_dtype("BF16"), (2**16,), memoryview(data))
+    np.testing.assert_array_equal(read, every.astype(np.float32), strict=True)
+    written = to_bfloat16(read)
+    assert datatype_of(written) == "BF16"
+    np.testing.assert_array_equal(numbers_of(written), read)
+    np.testing.assert_array_equal(to_json(written), read)
+
+
+@given(npst.arrays(np.float32, SHAPES))
+def test_fp32_is_rounded_to_bf16_as_ml_dtypes_does(array: NDArray[np.float32]) -> None:
+    written = to_bfloat16(array)
+    assert written.shape == array.shape
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = array.astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(numbers_of(written), expected.ravel())
+
+
+def numbers_of(array: NDArray[Any]) -> NDArray[np.float32]:
+    """What ml_dtypes reads of a binary BF16 tensor, as FP32, which numpy compares."""
+    return np.frombuffer(to_binary(array), ml_dtypes.bfloat16).astype(np.float32)
 
 
 JSON = st.recursive(
@@ -112,7 +145,8 @@ HUGE = [2**62, 2**62]
 @pytest.mark.parametrize(
     ("datatype", "shape", "data"),
     [
-        ("BF16", [1], b"\0\0"),
+        ("BF16", [1], b"\0\0\0"),
+        ("BF16", [1], [1.0]),
         ("FP8", [1], b"\0"),
         (None, [1], b"\0"),
         (["FP32"], [1], b"\0"),

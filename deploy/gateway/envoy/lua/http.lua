@@ -12,6 +12,10 @@ local MEANING = {
   ["507"] = "The worker ran out of memory.",
 }
 
+local function about_of(handle)
+  return handle:streamInfo():dynamicMetadata():get(ABOUT) or {}
+end
+
 function envoy_on_request(handle)
   local headers = handle:headers()
   local about = handle:streamInfo():dynamicMetadata()
@@ -27,7 +31,13 @@ function envoy_on_request(handle)
     local body = handle:body()
     if body and body:length() > FORM_BYTES then
       handle:respond({[":status"] = "413"}, "form")
+      return
     end
+  end
+  local noted = about_of(handle)
+  if noted["is_resized"] then
+    local body = handle:body()
+    handle:headers():replace("content-length", tostring(body and body:length() or 0))
   end
 end
 
@@ -40,11 +50,6 @@ local function note_timing(handle, timing)
   if batch then
     about:set(ABOUT, "batch_size", tonumber(batch))
   end
-end
-
-local function asks_v2(handle)
-  local about = handle:streamInfo():dynamicMetadata():get(ABOUT)
-  return about ~= nil and about["is_v2"] == true
 end
 
 function envoy_on_response(handle)
@@ -77,7 +82,7 @@ function envoy_on_response(handle)
     -- What was taken of the handle before the body came holds no more.
     headers = handle:headers()
     headers:replace(":status", status)
-    if asks_v2(handle) then
+    if about_of(handle)["is_v2"] then
       body:setBytes('{"error": "' .. message .. '"}')
     else
       body:setBytes('{"code": ' .. status .. ', "type": "' .. kind .. '", "message": "' .. message .. '"}')

@@ -1,20 +1,17 @@
 """Where requests go, with a real Envoy."""
 
-from collections.abc import Iterator
-from pathlib import Path
+import gzip
+import hashlib
+import random
+import zlib
 
+import grpc
 import pytest
+import requests
 
-from deploy.gateway.settings import Settings
-from tests.deploy.gateway.envoy.harness import Gateway
+from tests.deploy.gateway.envoy.harness import TIMEOUT_S, Gateway
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with Gateway(Path(tmp_path_factory.mktemp("gateway")), Settings()) as gateway:
-        yield gateway
 
 
 @pytest.mark.parametrize(
@@ -112,3 +109,76 @@ def test_grpc_inference_arrives_as_a_post_of_its_message(gateway: Gateway, messa
 def test_grpc_methods_about_models_arrive_at_the_control_process(gateway: Gateway) -> None:
     _, told = gateway.call("ModelMetadata", b"\x0a\x01m")
     assert (told["by"], told["path"]) == ("control", "/inference.GRPCInferenceService/ModelMetadata")
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "status", "text"),
+    [
+        ("ModelInfer", b"", 3, "model_name is empty"),
+        ("ModelInfer", b"\x12\x011", 3, "model_name is empty"),
+        ("ModelInfer", b"\x0a\xff", 3, "no ModelInferRequest"),
+        ("ModelInfer", b"\xff" * 20, 3, "no ModelInferRequest"),
+        ("ModelInfer", b"\x0b", 3, "no ModelInferRequest"),
+        ("ModelStreamInfer", b"", 12, "ModelStreamInfer is not supported"),
+        ("TraceSetting", b"", 12, "tracing is not supported"),
+        ("SystemSharedMemoryRegister", b"", 12, "shared memory is not supported"),
+        ("/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions", b"", 12, "only inference."),
+        ("/predictions/m", b"", 12, "only inference."),
+    ],
+)
+def test_grpc_calls_that_cannot_be_are_told_why(
+    gateway: Gateway, method: str, message: bytes, status: int, text: str
+) -> None:
+    code, details = gateway.refused(method, message)
+    assert (code, text in details) == (status, True), details
+
+
+def test_grpc_several_messages_are_refused(gateway: Gateway) -> None:
+    call = gateway.channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+    with pytest.raises(grpc.RpcError) as raised:
+        call(iter([b"\x0a\x01m", b"\x0a\x01m"]), timeout=TIMEOUT_S)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "one message" in raised.value.details()
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_grpc_compressed_messages_arrive_inflated(gateway: Gateway, compression: grpc.Compression) -> None:
+    message = b"\x0a\x01m" + b"\x1a\x64" + b"i" * 100
+    call = gateway.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    answer, _ = call.with_call(message, timeout=TIMEOUT_S, compression=compression)
+    assert answer == message
+
+
+def test_grpc_on_http_1_gets_nothing(gateway: Gateway) -> None:
+    with pytest.raises(requests.ConnectionError):
+        requests.get(f"http://127.0.0.1:{gateway.settings.ports.grpc}/", timeout=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("name", ["X-Client", "X-Model-Metadata", "X-Envoy-Upstream-Alt-Stat-Name", "Authorization"])
+@pytest.mark.parametrize("path", ["/predictions/m", "/v2/models/m"])
+def test_headers_that_only_the_gateway_may_set_do_not_arrive(gateway: Gateway, name: str, path: str) -> None:
+    told = gateway.told("POST", path, headers={name: "mine"})
+    assert name.lower() not in told["headers"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "raw"])
+@pytest.mark.parametrize("size", [0, 1, 100_000])
+def test_compressed_bodies_arrive_inflated(gateway: Gateway, encoding: str, size: int) -> None:
+    body = random.Random(1).randbytes(size)
+    deflate = zlib.compressobj(wbits=-15)
+    packed = {
+        "gzip": gzip.compress(body),
+        "deflate": zlib.compress(body),
+        "raw": deflate.compress(body) + deflate.flush(),
+    }[encoding]
+    told = gateway.told(
+        "POST", "/predictions/m", data=packed, headers={"Content-Encoding": encoding.replace("raw", "deflate")}
+    )
+    assert (told["bytes"], told["sha256"]) == (size, hashlib.sha256(body).hexdigest())
+    assert told["headers"].get("content-length") == str(size)
+    assert "content-encoding" not in told["headers"]
+
+
+def test_chunked_bodies_arrive_with_their_length(gateway: Gateway) -> None:
+    told = gateway.told("POST", "/predictions/m", data=iter([b"a" * 1000, b"b" * 1000]))
+    assert (told["bytes"], told["headers"]["content-length"]) == (2000, "2000")

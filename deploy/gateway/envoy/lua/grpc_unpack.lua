@@ -1,0 +1,78 @@
+-- gRPC, before everything that looks at the message: one message, whole; a compressed one is taken out of its frame for the
+-- decompressor behind this. COMPRESSED_BYTES is set in front of this file.
+
+local ABOUT = "gateway"
+local INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED = "3", "8", "12"
+-- Bytes of a frame's head: one flag, and the length of the message in four.
+local HEAD = 5
+local GZIP_HEAD = "\31\139\8\0\0\0\0\0\0\255"
+local SERVICE = "^/inference%.GRPCInferenceService/(%w+)$"
+-- Method -> what to say of it.
+local UNSUPPORTED = {
+  ModelStreamInfer = "ModelStreamInfer is not supported: call ModelInfer",
+  TraceSetting = "tracing is not supported",
+  LogSettings = "settings of the log are not supported",
+  SystemSharedMemoryStatus = "shared memory is not supported",
+  SystemSharedMemoryRegister = "shared memory is not supported",
+  SystemSharedMemoryUnregister = "shared memory is not supported",
+  CudaSharedMemoryStatus = "shared memory is not supported",
+  CudaSharedMemoryRegister = "shared memory is not supported",
+  CudaSharedMemoryUnregister = "shared memory is not supported",
+}
+
+local function fail(handle, status, message)
+  handle:respond({[":status"] = "200", ["content-type"] = "application/grpc", ["grpc-status"] = status,
+    ["grpc-message"] = message}, "")
+end
+
+local function unpack_message(handle, body, length)
+  local encoding = handle:headers():get("grpc-encoding")
+  if encoding ~= "gzip" and encoding ~= "deflate" then
+    fail(handle, UNIMPLEMENTED, "this compression is not supported: gzip and deflate are")
+  elseif length > COMPRESSED_BYTES then
+    fail(handle, RESOURCE_EXHAUSTED, "a compressed message may have " .. COMPRESSED_BYTES .. " bytes")
+  elseif length > HEAD + 2 then
+    local bytes = body:getBytes(HEAD, length - HEAD)
+    body:setBytes(encoding == "gzip" and bytes or GZIP_HEAD .. bytes:sub(3))
+    local headers = handle:headers()
+    headers:remove("grpc-encoding")
+    headers:replace("content-encoding", "gzip")
+    handle:streamInfo():dynamicMetadata():set(ABOUT, "is_unpacked", true)
+  else
+    fail(handle, INVALID_ARGUMENT, "the compressed message is empty")
+  end
+end
+
+function envoy_on_request(handle)
+  local headers = handle:headers()
+  local client = headers:get("x-client")
+  if client then
+    handle:streamInfo():dynamicMetadata():set(ABOUT, "client", client)
+  end
+  local kind = headers:get("content-type") or ""
+  if not kind:find("^application/grpc") or kind:find("^application/grpc%-web") then
+    handle:respond({[":status"] = "415"}, "")
+    return
+  end
+  local method = (headers:get(":path") or ""):match(SERVICE)
+  if not method then
+    fail(handle, UNIMPLEMENTED, "only inference.GRPCInferenceService is served here")
+    return
+  end
+  if UNSUPPORTED[method] then
+    fail(handle, UNIMPLEMENTED, UNSUPPORTED[method])
+    return
+  end
+  local body = handle:body()
+  local length = body and body:length() or 0
+  if length < HEAD then
+    fail(handle, INVALID_ARGUMENT, "the request has no message")
+    return
+  end
+  local flag, a, b, c, d = body:getBytes(0, HEAD):byte(1, HEAD)
+  if HEAD + ((a * 256 + b) * 256 + c) * 256 + d ~= length then
+    fail(handle, INVALID_ARGUMENT, "the request must be one message, whole")
+  elseif flag ~= 0 then
+    unpack_message(handle, body, length)
+  end
+end

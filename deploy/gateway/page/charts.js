@@ -1,0 +1,139 @@
+// Small charts of the last minutes, drawn as SVG: lines over time, and how large the micro-batches were.
+import { h, s } from "./dom.js";
+
+const WIDTH = 300;
+const HEIGHT = 100;
+
+const NUMBERS = [0, 1, 2].map((digits) => new Intl.NumberFormat(undefined, { maximumFractionDigits: digits }));
+
+/** A number as short as it says something: 1,234, 56.7, 0.12. */
+export function short(value) {
+  if (value === null || value === undefined) return "–";
+  return NUMBERS[value >= 100 ? 0 : value >= 10 ? 1 : 2].format(value);
+}
+
+/** The least of 1, 2, 5, 10, 20 ... that is not below a value: the top of an axis that does not jump about. */
+function roundUp(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
+}
+
+/** The path of a line, which is broken where there is no value. */
+function path(points, most) {
+  let drawn = "";
+  let isDown = false;
+  for (const [x, value] of points) {
+    if (value === null) {
+      isDown = false;
+      continue;
+    }
+    const y = HEIGHT - (Math.min(value, most) / most) * HEIGHT;
+    // A point alone is drawn too, as a line of no length with round ends.
+    drawn += `${isDown ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}${isDown ? "" : "h0"}`;
+    isDown = true;
+  }
+  return drawn;
+}
+
+/**
+ * A chart of one or two lines.
+ * lines: [{column, name, unit, isTold}]; one that is told has a number and no line. After the first, those whose column
+ * has no value at all are left out.
+ */
+export function lineChart(title, offered, properties = {}) {
+  const now = h("span", { class: "now" });
+  const most = h("span", { class: "most" });
+  const drawing = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
+  const left = h("span", {});
+  const right = h("span", {}, "now");
+  const plot = h("div", { class: "plot" }, drawing, most);
+  const node = h("figure", { class: `chart card ${properties.class ?? ""}` }, h("figcaption", {}, title, now), plot, h("div", { class: "ends" }, left, right));
+  let state = null;
+  let hovered = null;
+
+  function draw() {
+    const { rows, columns, nowS, historyS } = state;
+    const lines = offered.filter((line, number) => !number || rows.some((row) => row[columns.indexOf(line.column)] !== null));
+    const indices = lines.map((line) => columns.indexOf(line.column));
+    const time = columns.indexOf("time_s");
+    const values = rows.flatMap((row) => indices.filter((_, number) => !lines[number].isTold).map((index) => row[index])).filter((value) => value !== null);
+    const top = roundUp(Math.max(...values, properties.least ?? 1));
+    const place = (row) => WIDTH * (1 - (nowS - row[time]) / historyS);
+    const shapes = [];
+    lines.forEach((line, number) => {
+      if (line.isTold) return;
+      const drawn = path(rows.map((row) => [place(row), row[indices[number]]]), top);
+      if (!number && rows.length > 1 && !rows.some((row) => row[indices[0]] === null)) {
+        shapes.push(s("path", { class: "area", d: `${drawn}L${WIDTH} ${HEIGHT}L${place(rows[0]).toFixed(1)} ${HEIGHT}Z` }));
+      }
+      shapes.push(s("path", { class: number ? "second" : "", d: drawn }));
+    });
+    const row = hovered === null ? rows.at(-1) : nearest(rows, time, nowS - (1 - hovered) * historyS);
+    if (hovered !== null && row) {
+      const x = place(row).toFixed(1);
+      shapes.push(s("path", { class: "cross", d: `M${x} 0V${HEIGHT}` }));
+    }
+    drawing.replaceChildren(...shapes);
+    most.textContent = `${short(top)} ${lines[0].unit}`;
+    left.textContent = `${Math.round(historyS / 60)} min ago`;
+    right.textContent = hovered === null || !row ? "now" : `${Math.max(0, Math.round(nowS - row[time]))} s ago`;
+    const said = lines.map((line, number) => [line, row ? row[indices[number]] : null]);
+    now.replaceChildren(
+      ...said.map(([line, value], number) => {
+        const swatch = lines.length > 1 && !line.isTold ? h("i", { class: number ? "second" : "", "aria-hidden": "true" }) : null;
+        return h("span", {}, swatch, short(value), h("small", {}, `${line.unit}${line.name ? ` ${line.name}` : ""}`));
+      }),
+    );
+    const words = said.map(([line, value]) => `${line.name || title} ${short(value)} ${line.unit}`).join(", ");
+    drawing.setAttribute("aria-label", `${title} over five minutes. Now: ${words}.`);
+  }
+
+  plot.addEventListener("pointermove", (event) => {
+    const box = plot.getBoundingClientRect();
+    hovered = Math.max(0, Math.min(1, (event.clientX - box.left) / box.width));
+    if (state) draw();
+  });
+  plot.addEventListener("pointerleave", () => {
+    hovered = null;
+    if (state) draw();
+  });
+  return {
+    node,
+    update(next) {
+      state = next;
+      draw();
+    },
+  };
+}
+
+function nearest(rows, time, wanted) {
+  return rows.reduce((best, row) => (!best || Math.abs(row[time] - wanted) < Math.abs(best[time] - wanted) ? row : best), null);
+}
+
+/** A chart of how many micro-batches had each size, of those buckets that have any. */
+export function sizeChart(title, properties = {}) {
+  const now = h("span", { class: "now" });
+  const drawing = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
+  const bins = h("div", { class: "ends bins" });
+  const node = h("figure", { class: `chart card ${properties.class ?? ""}` }, h("figcaption", {}, title, now), h("div", { class: "plot" }, drawing), bins);
+  return {
+    node,
+    update({ sizes, mean }) {
+      const total = sizes.reduce((sum, [, count]) => sum + count, 0);
+      const most = Math.max(...sizes.map(([, count]) => count), 1);
+      const width = WIDTH / Math.max(sizes.length, 1);
+      const bar = Math.min(width * 0.7, 36);
+      const named = sizes.map(([size]) => (size === null ? "more" : String(size)));
+      drawing.replaceChildren(
+        ...sizes.map(([, count], index) => {
+          const height = (count / most) * (HEIGHT - 8);
+          return s("rect", { x: index * width + (width - bar) / 2, y: HEIGHT - height, width: bar, height });
+        }),
+      );
+      bins.replaceChildren(...(named.length ? named.map((name) => h("span", {}, name)) : [h("span", {}, "none yet")]));
+      now.replaceChildren(h("span", {}, short(mean), h("small", {}, "items on average")));
+      const words = sizes.map(([, count], index) => `${named[index]}: ${Math.round((100 * count) / total)} %`).join(", ");
+      drawing.setAttribute("aria-label", `${title} of five minutes. ${words || "None yet"}.`);
+    },
+  };
+}

@@ -1,0 +1,338 @@
+// The page: asks /summary every two seconds, lists the models, and shows the one that the address names.
+//
+//   /summary -> store: models, five minutes of points -> list, state, charts, facts   (drawn anew)
+//   #/MODEL  -> a view of the model: try, calls                                       (kept, with what was typed)
+import * as api from "./api.js";
+import { lineChart, short, sizeChart } from "./charts.js";
+import { h } from "./dom.js";
+import { metadataTables, stateOf, taskName, versionTable } from "./facts.js";
+import { curl, program } from "./snippets.js";
+import { panel } from "./try.js";
+
+const POLL_MS = 2000;
+const find = (name) => document.getElementById(name);
+
+const store = { summary: null, points: new Map(), views: new Map(), shown: null, timer: null };
+
+// -- what the server says ---------------------------------------------------------------------------------------------
+
+/** Put new points behind those that are here; a clock that ran backwards is that of a new process. */
+function merge(summary) {
+  const time = summary.columns.indexOf("time_s");
+  const isNew = !store.summary || summary.time_s < store.summary.time_s;
+  const points = new Map();
+  for (const model of summary.models) {
+    const known = isNew ? [] : (store.points.get(model.name) ?? []);
+    const last = known.length ? known.at(-1)[time] : -Infinity;
+    const all = [...known, ...model.points.filter((row) => row[time] > last)];
+    points.set(model.name, all.filter((row) => row[time] > summary.time_s - summary.history_s));
+  }
+  Object.assign(store, { summary, points });
+}
+
+async function poll() {
+  clearTimeout(store.timer);
+  let wait = POLL_MS;
+  try {
+    const since = store.summary ? `?since=${store.summary.time_s}` : "";
+    const response = await api.request(`/summary${since}`);
+    const summary = await response.json();
+    if (store.summary && summary.time_s < store.summary.time_s) {
+      // Of a new process: everything, not only what is later than the old one's clock.
+      store.summary = null;
+      wait = 0;
+    } else {
+      merge(summary);
+      trouble(null);
+      draw();
+    }
+  } catch (error) {
+    wait = Math.max(POLL_MS, Number(error.retryAfter) * 1000 || 0);
+    if (error.status === 401) wait = null;
+    else trouble(error instanceof api.Failure ? `${error.message} What is shown may be old; trying again.` : "The summary cannot be read.");
+  }
+  if (wait !== null && !document.hidden) store.timer = setTimeout(poll, wait);
+}
+
+function trouble(words) {
+  const node = find("trouble");
+  if (words !== null && node.textContent !== words) node.textContent = words;
+  node.hidden = words === null;
+}
+
+// -- the list ---------------------------------------------------------------------------------------------------------
+
+function href(name) {
+  return `#/${encodeURIComponent(name)}`;
+}
+
+function chosen() {
+  const names = store.summary.models.map((model) => model.name);
+  let asked = "";
+  try {
+    asked = decodeURIComponent(location.hash.replace(/^#\/?/, ""));
+  } catch {
+    // Not an address that this page made.
+  }
+  return names.includes(asked) ? asked : (names.includes(store.shown) ? store.shown : names[0]);
+}
+
+function drawList(current) {
+  const list = find("models");
+  const { models, columns } = store.summary;
+  const rate = columns.indexOf("requests_per_s");
+  const names = models.map((model) => model.name);
+  const shown = [...list.children].map((item) => item.dataset.model);
+  if (names.join("\n") !== shown.join("\n")) {
+    const items = models.map((model) => {
+      const dot = h("span", { class: "dot", "aria-hidden": "true" });
+      const link = h("a", { href: href(model.name) }, dot, h("span", { class: "name", title: model.name }, model.name), h("span", { class: "rate" }), h("span", { class: "unseen" }));
+      return h("li", { "data-model": model.name }, link);
+    });
+    list.replaceChildren(...items);
+  }
+  models.forEach((model, index) => {
+    const [link] = list.children[index].children;
+    const { state, words } = stateOf(model.versions);
+    link.querySelector(".dot").dataset.state = state;
+    link.querySelector(".unseen").textContent = words;
+    const last = store.points.get(model.name)?.at(-1);
+    link.querySelector(".rate").textContent = last && last[rate] > 0 ? `${short(last[rate])}/s` : "";
+    if (model.name === current) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  });
+}
+
+function count(number, one, many) {
+  return `${number} ${number === 1 ? one : many}`;
+}
+
+function drawFleet() {
+  const { models, nodes } = store.summary;
+  const ready = models.filter((model) => model.is_ready).length;
+  const words = ready === models.length ? `${count(models.length, "model", "models")} ready` : `${ready} of ${models.length} models ready`;
+  const text = models.length ? `${words} on ${count(nodes.length, "node", "nodes")}` : "No model is registered";
+  if (find("fleet").textContent !== text) find("fleet").textContent = text;
+}
+
+// -- one model --------------------------------------------------------------------------------------------------------
+
+function copyButton(text, what) {
+  const button = h("button", { class: "quiet", type: "button", "aria-label": `Copy ${what}` }, "Copy");
+  button.addEventListener("click", async () => {
+    const isCopied = await copy(text());
+    button.textContent = isCopied ? "Copied" : "Not copied";
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  });
+  return button;
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Over plain HTTP from another machine there is no clipboard but this one.
+    const area = h("textarea", { class: "unseen", "aria-hidden": "true" });
+    area.value = text;
+    const focused = document.activeElement;
+    document.body.append(area);
+    area.select();
+    const isCopied = document.execCommand("copy");
+    area.remove();
+    focused?.focus();
+    return isCopied;
+  }
+}
+
+/** The view of a model, kept while the page is open: what was typed stays. */
+class View {
+  constructor(model) {
+    this.name = model.name;
+    this.model = model;
+    this.dot = h("span", { class: "dot", "aria-hidden": "true" });
+    this.state = h("span", {});
+    this.what = h("p", { class: "what" });
+    this.version = h("select", { "aria-label": "Version" });
+    this.version.addEventListener("change", () => this.rebuild());
+    this.panel = h("div", {});
+    this.calls = { curl: h("code", {}), python: h("code", {}) };
+    this.versions = h("div", { class: "wide" });
+    this.tables = [];
+    this.facts = h("div", { class: "facts" }, this.versions);
+    const requests = [{ column: "requests_per_s", name: "", unit: "/s" }];
+    const latency = [{ column: "p50_ms", name: "p50", unit: "ms" }, { column: "p99_ms", name: "p99", unit: "ms" }];
+    // The last two are an adaptive worker's.
+    const wait = [
+      { column: "wait_ms", name: "waiting", unit: "ms" },
+      { column: "queue_age_ms", name: "oldest", unit: "ms" },
+      { column: "queue_items", name: "", unit: "items ready", isTold: true },
+    ];
+    const refused = [{ column: "refusals_per_s", name: "refused", unit: "/s" }, { column: "errors_per_s", name: "errors", unit: "/s" }];
+    this.charts = { requests: lineChart("Requests", requests), latency: lineChart("Latency", latency), sizes: sizeChart("Batch sizes") };
+    this.charts.wait = lineChart("Queue", wait, { class: "wide" });
+    this.charts.refused = lineChart("Refusals and errors", refused, { class: "wide" });
+    this.note = h("span", { class: "aside" });
+    this.node = h(
+      "div",
+      {},
+      h("div", { class: "head" }, h("div", {}, h("h2", {}, model.name), this.what), h("div", { class: "side" }, h("span", { class: "state" }, this.dot, this.state), this.version)),
+      h("section", { "aria-label": "Try it" }, this.panel),
+      h("section", { "aria-label": "Call it" }, h("h3", {}, "Call it"), this.drawCalls()),
+      h("section", { "aria-label": "Live" }, h("h3", {}, "Live ", this.note), h("div", { class: "charts" }, ...Object.values(this.charts).map((chart) => chart.node))),
+      h("section", { "aria-label": "Facts" }, h("h3", {}, "About it"), this.facts),
+    );
+    this.update(model);
+  }
+
+  drawCalls() {
+    const call = (title, code) => h("div", { class: "call" }, h("header", {}, h("h4", {}, title), copyButton(() => code.textContent, title)), h("pre", { tabindex: "0", "aria-label": title }, code));
+    return h("div", { class: "calls card" }, call("curl", this.calls.curl), call("Python", this.calls.python));
+  }
+
+  get chosen() {
+    const asked = this.version.value || this.model.default;
+    return this.model.versions.find((version) => version.version === asked) ?? this.model.versions.at(-1);
+  }
+
+  /** What to ask: no version means the default, and a canary's share of it. */
+  where() {
+    return { model: this.name, version: this.version.value };
+  }
+
+  /** Build what depends on the metadata: fields, and tables of inputs and outputs. */
+  rebuild() {
+    const metadata = this.chosen?.metadata ?? null;
+    this.told = JSON.stringify(metadata);
+    this.made = panel(metadata, () => this.where(), () => this.tell());
+    this.panel.replaceChildren(this.made.node);
+    this.what.textContent = metadata ? [taskName(metadata.task ?? ""), metadata.mode, metadata.platform].filter(Boolean).join(" · ") : "";
+    for (const made of this.tables) made.remove();
+    this.tables = metadataTables(metadata);
+    this.facts.append(...this.tables);
+    this.tell();
+  }
+
+  /** Write the calls that would do what the fields say. */
+  tell() {
+    if (!this.made) return;
+    const call = { ...this.where(), sent: this.made.say(), hasKey: api.key() !== null };
+    this.calls.curl.textContent = curl(call);
+    this.calls.python.textContent = program(call);
+  }
+
+  update(model) {
+    this.model = model;
+    const { state, words } = stateOf(model.versions);
+    this.dot.dataset.state = state;
+    if (this.state.textContent !== words) this.state.textContent = words;
+    this.updateVersions();
+    if (this.told !== JSON.stringify(this.chosen?.metadata ?? null)) this.rebuild();
+    const nodes = store.summary.nodes;
+    const drawn = JSON.stringify([model.versions.map((version) => version.replicas), model.default, model.canary, nodes]);
+    if (drawn !== this.drawn) {
+      this.drawn = drawn;
+      this.versions.replaceChildren(versionTable(model, nodes));
+    }
+    const rows = store.points.get(model.name) ?? [];
+    const { columns, time_s: nowS, history_s: historyS } = store.summary;
+    for (const name of ["requests", "latency", "wait", "refused"]) this.charts[name].update({ rows, columns, nowS, historyS });
+    const batch = columns.indexOf("batch_items");
+    const mean = rows.findLast((row) => row[batch] !== null)?.[batch] ?? null;
+    this.charts.sizes.update({ sizes: model.batch_sizes, mean });
+    this.note.textContent = model.latency_of === "parts" ? "the last five minutes; latency is the sum of its parts' quantiles" : "the last five minutes";
+  }
+
+  updateVersions() {
+    const names = this.model.versions.map((version) => version.version);
+    const offered = ["", ...names];
+    const shown = [...this.version.options].map((option) => option.value);
+    this.version.hidden = names.length < 2;
+    const preset = this.model.default ? `Default (${this.model.default})` : "Default";
+    if (offered.join("\n") !== shown.join("\n")) {
+      const kept = this.version.value;
+      this.version.replaceChildren(...offered.map((name) => h("option", { value: name }, name ? `Version ${name}` : preset)));
+      this.version.value = offered.includes(kept) ? kept : "";
+    } else if (this.version.options[0].textContent !== preset) this.version.options[0].textContent = preset;
+  }
+}
+
+function draw() {
+  drawFleet();
+  const main = find("main");
+  const { models } = store.summary;
+  if (!models.length) {
+    find("models").replaceChildren();
+    store.shown = null;
+    main.replaceChildren(h("p", { class: "empty" }, "Models appear here within seconds of being registered with a node."));
+    return;
+  }
+  const current = chosen();
+  drawList(current);
+  const model = models.find((one) => one.name === current);
+  for (const name of [...store.views.keys()]) if (!store.points.has(name)) store.views.delete(name);
+  const view = store.views.get(current) ?? new View(model);
+  store.views.set(current, view);
+  view.update(model);
+  if (main.firstChild !== view.node) main.replaceChildren(view.node);
+  if (store.shown !== current) {
+    store.shown = current;
+    document.title = `${current} – Models`;
+    // On a phone the list is a row. scrollIntoView would also move where the Tab key goes on from.
+    const link = find("models").querySelector("[aria-current]");
+    const row = find("models").parentElement;
+    row.scrollLeft = link.offsetLeft - (row.clientWidth - link.offsetWidth) / 2;
+  }
+}
+
+// -- the key ----------------------------------------------------------------------------------------------------------
+
+function askForKey(wasRefused) {
+  const dialog = find("key-dialog");
+  const why = find("key-why");
+  why.classList.toggle("wrong", wasRefused);
+  why.textContent = wasRefused ? "The gateway does not know this key." : "It stays in this tab and is forgotten when the tab closes.";
+  if (dialog.open) return;
+  find("key").value = "";
+  dialog.showModal();
+}
+
+function showKeyState() {
+  find("forget-key").hidden = api.key() === null;
+  for (const view of store.views.values()) view.tell();
+}
+
+addEventListener("keyneeded", (event) => askForKey(Boolean(event.detail.sent)));
+find("key-form").addEventListener("submit", () => {
+  api.setKey(find("key").value.trim());
+  find("key").value = "";
+  showKeyState();
+  poll();
+});
+find("key-dialog").addEventListener("cancel", () => trouble("Without a key nothing is shown. Reload the page to enter one."));
+find("forget-key").addEventListener("click", () => {
+  api.setKey(null);
+  location.reload();
+});
+
+// -- the rest ---------------------------------------------------------------------------------------------------------
+
+find("openapi").addEventListener("click", async (event) => {
+  // A link cannot carry a key; a saved copy can be had with one.
+  if (api.key() === null) return;
+  event.preventDefault();
+  try {
+    const response = await api.request("/openapi.json");
+    const address = URL.createObjectURL(await response.blob());
+    h("a", { href: address, download: "openapi.json" }).click();
+    setTimeout(() => URL.revokeObjectURL(address), 10000);
+  } catch (error) {
+    trouble(error.message);
+  }
+});
+addEventListener("hashchange", () => store.summary && location.hash.startsWith("#/") && draw());
+document.addEventListener("visibilitychange", () => !document.hidden && poll());
+showKeyState();
+poll();
+// A photograph that misses its place must not replace the page.
+for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault());

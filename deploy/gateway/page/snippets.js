@@ -1,0 +1,62 @@
+// The same request as a line for a shell and as a program: what is copied runs as it stands.
+
+function shell(text) {
+  return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+// Of JSON's strings and numbers Python reads the same; its names for three values differ.
+function python(value) {
+  if (value === null) return "None";
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (typeof value === "object") {
+    return `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${python(one)}`).join(", ")}}`;
+  }
+  return JSON.stringify(value);
+}
+
+const CONTINUED = " \\\n  ";
+
+function url(model, version) {
+  const path = [model, ...(version ? [version] : [])].map(encodeURIComponent).join("/");
+  return `${location.origin}/predictions/${path}`;
+}
+
+/** curl, for {model, version, sent, hasKey}; `sent` is what a panel would send now. */
+export function curl({ model, version, sent, hasKey }) {
+  const parts = ["curl"];
+  const options = Object.entries(sent.options);
+  if (sent.kind === "image") {
+    // curl takes brackets and braces of a name for a pattern, and a form's name for more than a name.
+    const glob = /[[\]{}]/.test(sent.file) ? "-g " : "";
+    const form = /[,;"\\]/.test(sent.file) ? `"${sent.file.replace(/["\\]/g, "\\$&")}"` : sent.file;
+    if (options.length) parts.push(`-F ${shell(`data=@${form}`)}`, ...options.map(([name, value]) => `-F ${shell(`${name}=${value}`)}`));
+    else parts.push(`${glob}-T ${shell(sent.file)}`);
+  } else if (sent.json !== undefined) {
+    parts.push("-H 'Content-Type: application/json'", `--data-raw ${shell(JSON.stringify(sent.json))}`);
+  } else {
+    parts.push("-H 'Content-Type: text/plain'", `--data-raw ${shell(sent.text)}`);
+  }
+  if (hasKey) parts.push('-H "Authorization: Bearer $KEY"');
+  return [...parts, shell(url(model, version))].join(CONTINUED).replace(CONTINUED, " ");
+}
+
+/** Python, with this project's client. */
+export function program({ model, version, sent, hasKey }) {
+  const isFile = sent.kind === "image";
+  const imports = [...(hasKey ? ["import os"] : []), ...(isFile ? ["from pathlib import Path"] : [])];
+  let payload = python(sent.text ?? "");
+  if (isFile) payload = `Path(${python(sent.file)})`;
+  else if (sent.kind === "json") payload = python(sent.fields);
+  const given = [python(model), payload];
+  if (version) given.push(`version=${python(version)}`);
+  for (const [name, value] of Object.entries(sent.options)) given.push(`${name}=${python(value)}`);
+  const token = hasKey ? ', token=os.environ["KEY"]' : "";
+  return [
+    ...imports,
+    "from torchserve_client import Client",
+    "",
+    `with Client(${python(location.origin)}${token}) as client:`,
+    `    print(client.predict(${given.join(", ")}))`,
+  ].join("\n");
+}

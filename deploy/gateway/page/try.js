@@ -1,0 +1,231 @@
+// "Try it": fields for a task, what they say as a request, and the answer beside them.
+import { read, request } from "./api.js";
+import { field, h } from "./dom.js";
+import { errorOf, resultOf, timingOf } from "./results.js";
+
+const EXAMPLES = {
+  text_classification: "A warm, funny film that I would gladly see again.",
+  token_classification: "Ada Lovelace met Charles Babbage in London.",
+  sentence_embedding: "The river rose by a metre after the storm.",
+  language_id: "Il fait beau aujourd'hui.",
+  translation: "Where is the train station?",
+};
+const QUESTION = "Who met Babbage?";
+const CONTEXT = "In June 1833 Ada Lovelace met Charles Babbage at a party in London.";
+
+/** What a model takes: a question, an image, a text, any JSON; all of the last three where it does not say. */
+function kindsOf(metadata) {
+  const accepts = metadata?.accepts ?? [];
+  if (metadata?.task === "question_answering") return ["question"];
+  if (accepts.some((type) => type.startsWith("image/"))) return ["image"];
+  if (accepts.some((type) => type.startsWith("text/"))) return ["text"];
+  return accepts.length ? ["json"] : ["text", "image", "json"];
+}
+
+const KIND_NAMES = { text: "A text", image: "A photograph", json: "JSON" };
+
+/** A control for one option; empty stands for the model's own default. */
+function optionControl(option) {
+  const preset = option.default === null || option.default === undefined ? "" : String(option.default);
+  const choices = option.enum ?? (option.type === "boolean" ? ["true", "false"] : null);
+  if (choices) {
+    const control = h("select", {}, h("option", { value: "" }, preset ? `default: ${preset}` : "default"));
+    control.append(...choices.map((choice) => h("option", { value: String(choice) }, String(choice))));
+    return control;
+  }
+  const isNumber = isNumeric(option);
+  return h("input", {
+    type: isNumber ? "number" : "text",
+    step: isNumber ? (option.type === "integer" ? "1" : "any") : null,
+    min: option.minimum,
+    max: option.maximum,
+    placeholder: preset ? `default: ${preset}` : "default",
+    autocomplete: "off",
+    spellcheck: "false",
+  });
+}
+
+function isNumeric(option) {
+  return option.type === "integer" || option.type === "number";
+}
+
+/** What a control's text stands for, in JSON. */
+function valueOf(text, option) {
+  if (option.type === "boolean") return text === "true";
+  if (isNumeric(option)) return Number(text);
+  if (option.type === "string") return text;
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+function dropZone(change) {
+  const input = h("input", { type: "file", accept: "image/*", "aria-label": "Photograph" });
+  const preview = h("img", { alt: "", hidden: true });
+  const words = h("span", {}, h("strong", {}, "Choose a photograph"), "or drop one here");
+  const zone = h("div", { class: "drop" }, words, preview, input);
+  let file = null;
+  const take = (taken) => {
+    if (!taken) return;
+    file = taken;
+    if (preview.src) URL.revokeObjectURL(preview.src);
+    preview.src = URL.createObjectURL(file);
+    preview.hidden = false;
+    preview.alt = file.name;
+    input.setAttribute("aria-label", `Photograph: ${file.name}. Choose another`);
+    change();
+  };
+  // What the browser cannot show may still be an image, or shall be refused by the model in its own words.
+  preview.addEventListener("error", () => {
+    preview.hidden = true;
+    words.replaceChildren(h("strong", {}, file.name), "has no preview");
+  });
+  input.addEventListener("change", () => take(input.files[0]));
+  for (const name of ["dragenter", "dragover"]) {
+    zone.addEventListener(name, (event) => {
+      event.preventDefault();
+      zone.classList.add("over");
+    });
+  }
+  for (const name of ["dragleave", "drop"]) zone.addEventListener(name, () => zone.classList.remove("over"));
+  zone.addEventListener("drop", (event) => {
+    event.preventDefault();
+    take(event.dataTransfer.files[0]);
+  });
+  return { zone, file: () => file };
+}
+
+/** Fields of each kind: the nodes, and what they say now: {kind, text | fields | file, problem?}. */
+const FIELDS = {
+  image(_, change) {
+    const { zone, file } = dropZone(change);
+    const say = () => ({ kind: "image", file: file()?.name ?? "photograph.jpg", blob: file(), problem: file() ? null : "Choose a photograph first." });
+    return { nodes: [zone], say };
+  },
+  text(task) {
+    const text = h("textarea", { dir: "auto" });
+    text.value = EXAMPLES[task] ?? "Hello, world.";
+    const say = () => ({ kind: "text", text: text.value, problem: text.value.trim() ? null : "Type a text first." });
+    return { nodes: [field("Text", text, { class: "grow" })], say };
+  },
+  question() {
+    const [question, context] = [h("input", { dir: "auto", autocomplete: "off" }), h("textarea", { dir: "auto" })];
+    question.value = QUESTION;
+    context.value = CONTEXT;
+    const say = () => {
+      const fields = { question: question.value, context: context.value };
+      const isWhole = fields.question.trim() && fields.context.trim();
+      return { kind: "json", fields, context: fields.context, problem: isWhole ? null : "A question needs a context." };
+    };
+    return { nodes: [field("Question", question), field("Context", context, { class: "grow" })], say };
+  },
+  json() {
+    const text = h("textarea", { class: "mono", spellcheck: "false" });
+    text.value = "{}";
+    const say = () => {
+      try {
+        const fields = JSON.parse(text.value);
+        if (fields && typeof fields === "object" && !Array.isArray(fields)) return { kind: "json", fields };
+      } catch {
+        // The same words for whatever is wrong.
+      }
+      return { kind: "json", fields: {}, problem: "This is no JSON object." };
+    };
+    return { nodes: [field("JSON", text, { class: "grow" })], say };
+  },
+};
+
+/** The request of what was said: fetch's options. */
+function requestOf(sent) {
+  const options = Object.entries(sent.options);
+  if (sent.kind === "image" && options.length) {
+    const body = new FormData();
+    body.append("data", sent.blob, sent.file);
+    for (const [name, value] of options) body.append(name, String(value));
+    return { method: "POST", body };
+  }
+  if (sent.kind === "image") {
+    return { method: "POST", body: sent.blob, headers: { "Content-Type": sent.blob.type || "application/octet-stream" } };
+  }
+  if (sent.json === undefined) return { method: "POST", body: sent.text, headers: { "Content-Type": "text/plain" } };
+  return { method: "POST", body: JSON.stringify(sent.json), headers: { "Content-Type": "application/json" } };
+}
+
+/**
+ * The panel of a model.
+ * Returns {node, say, task}: the element, and what it would send now: {kind, options, text | json | file}.
+ * `changed` is called when that may have changed, `where` says {model, version} to ask.
+ */
+export function panel(metadata, where, changed) {
+  const task = metadata?.task ?? "";
+  const kinds = kindsOf(metadata);
+  const made = kinds.map((kind) => FIELDS[kind](task, () => changed()));
+  let fields = made[0];
+  const body = h("div", { class: "body" }, ...fields.nodes);
+  const choice = h("select", {}, ...kinds.map((kind, index) => h("option", { value: String(index) }, KIND_NAMES[kind] ?? kind)));
+  choice.addEventListener("change", () => {
+    fields = made[Number(choice.value)];
+    body.replaceChildren(...fields.nodes);
+  });
+  const options = Object.entries(metadata?.options ?? {}).map(([name, option]) => ({ name, option, control: optionControl(option) }));
+  const say = () => {
+    const set = options.filter(({ control }) => control.value !== "");
+    const chosen = Object.fromEntries(set.map(({ name, option, control }) => [name, valueOf(control.value, option)]));
+    const said = { ...fields.say(), options: chosen };
+    if (said.kind === "json") said.json = { ...said.fields, ...chosen };
+    else if (said.kind === "text" && set.length) said.json = { text: said.text, ...chosen };
+    return said;
+  };
+
+  const run = h("button", { class: "run", type: "submit" }, "Run");
+  const progress = h("span", { class: "aside" });
+  const answer = h("div", { class: "answer", role: "region", "aria-label": "Answer", "aria-live": "polite", tabindex: "0" });
+  answer.append(h("p", { class: "empty" }, "The answer appears here."));
+  const timing = h("p", { class: "timing" });
+  const form = h("form", { class: "ask", novalidate: true }, kinds.length > 1 ? field("Send", choice) : null, body);
+  if (options.length) {
+    const grid = h("div", { class: "options" }, ...options.map(({ name, control }) => field(name, control)));
+    form.append(h("details", {}, h("summary", {}, "Options"), grid));
+  }
+  form.append(h("div", { class: "send" }, run, progress));
+  form.addEventListener("input", () => changed());
+
+  let running = null;
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    // Pressed once more, it begins anew: the answer that is under way is not waited for.
+    running?.abort();
+    const mine = new AbortController();
+    running = mine;
+    const sent = say();
+    const { model, version } = where();
+    const show = (...nodes) => answer.replaceChildren(...nodes.filter(Boolean));
+    timing.textContent = "";
+    if (sent.problem) {
+      show(errorOf({ message: sent.problem }));
+      return;
+    }
+    progress.textContent = "Running";
+    answer.setAttribute("aria-busy", "true");
+    const begin = performance.now();
+    try {
+      const path = [model, ...(version ? [version] : [])].map(encodeURIComponent).join("/");
+      const response = await request(`/predictions/${path}`, { ...requestOf(sent), signal: mine.signal });
+      await read(response, (value) => show(...resultOf(task, value, sent)));
+      timing.textContent = timingOf(performance.now() - begin, response.headers.get("Server-Timing"));
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      show(errorOf(error.message ? error : { message: "The answer was cut off." }));
+    } finally {
+      if (running === mine) {
+        running = null;
+        progress.textContent = "";
+        answer.removeAttribute("aria-busy");
+      }
+    }
+  });
+  const node = h("div", { class: "try card" }, form, h("div", { class: "reply" }, answer, timing));
+  return { node, say };
+}

@@ -1,0 +1,122 @@
+"""A gateway beside any other: free ports, a folder that goes when it does. What tests and benchmarks run on.
+
+nodes, settings -> gateway.yaml -> started (its addresses; stopped and cleaned up at the end)
+"""
+
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.models import ROOT
+from deploy.nodes.node import Node
+from deploy.server import Server
+
+PORTS = ("http", "grpc", "metrics", "control")
+
+
+class NotStarted(Exception):
+    """The gateway did not come up; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A gateway's addresses and files.
+
+    Attributes:
+        http, metrics, control: URLs.
+        grpc: host and port, as gRPC's clients take it.
+        config: its gateway.yaml, which may be written anew.
+        run: its folder of logs and process ids.
+        nodes_file: the nodes.json that it reads where `config` names no nodes.
+    """
+
+    http: str
+    grpc: str
+    metrics: str
+    control: str
+    config: Path
+    run: Path
+    nodes_file: Path
+    document: Mapping[str, Any] = field(default_factory=dict)
+
+    def command(self, name: str) -> subprocess.CompletedProcess[str]:
+        """Run `python -m deploy.gateway NAME` for it."""
+        words = ["--config", str(self.config), "--nodes", str(self.nodes_file), "--run", str(self.run)]
+        return subprocess.run(
+            [sys.executable, "-m", "deploy.gateway", name, *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def configure(self, **settings: Any) -> None:
+        """Write gateway.yaml anew with these settings in place of what it had; it is read within a second or two."""
+        new = self.config.with_suffix(".new")
+        new.write_text(yaml.safe_dump({**self.document, **settings}), encoding="utf-8")
+        new.replace(self.config)
+
+
+def node_of(server: Server, name: str = "node-1") -> Node:
+    """Make a node of a TorchServe of this machine."""
+    settings = server.settings
+    return Node(
+        name=name,
+        inference=settings.inference_url,
+        management=settings.management_url,
+        metrics=settings.metrics_url,
+        token_file=str(server.keys) if settings.has_tokens else None,
+    )
+
+
+@contextmanager
+def started(nodes: Sequence[Node], **settings: Any) -> Iterator[Sandbox]:
+    """A running gateway.
+
+    Args:
+        nodes: what is behind it.
+        settings: of gateway.yaml, as YAML has them, but for nodes and ports.
+
+    Raises:
+        NotStarted: it did not come up.
+    """
+    with tempfile.TemporaryDirectory(prefix="gateway-", ignore_cleanup_errors=True) as folder:
+        ports = dict(zip(PORTS, _free(len(PORTS)), strict=True))
+        document = {"nodes": [asdict(node) for node in nodes], "ports": ports, **settings}
+        urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+        sandbox = Sandbox(
+            http=urls["http"].replace("http:", "https:") if settings.get("tls") else urls["http"],
+            grpc=f"127.0.0.1:{ports['grpc']}",
+            metrics=f"{urls['metrics']}/metrics",
+            control=urls["control"],
+            config=Path(folder) / "gateway.yaml",
+            run=Path(folder) / "run",
+            nodes_file=Path(folder) / "nodes.json",
+            document=document,
+        )
+        sandbox.configure()
+        try:
+            done = sandbox.command("start")
+            if done.returncode:
+                raise NotStarted(done.stderr.strip())
+            yield sandbox
+        finally:
+            sandbox.command("stop")
+
+
+def _free(number: int) -> list[int]:
+    """Find ports that nothing listens on."""
+    with ExitStack() as stack:
+        # All are held until the last is known, so none is given twice.
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

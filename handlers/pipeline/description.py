@@ -1,0 +1,89 @@
+"""What a loaded task takes and gives, said once: to what unpacks requests, and to clients who ask.
+
+task's class, its settings, a run of its sample -> described -> Shape, Metadata
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, Protocol
+
+from handlers.engines import Engine
+from handlers.pipeline import runner
+from handlers.pipeline.warm_up import decoded, result
+from handlers.protocol.metadata import Metadata, TensorMetadata, names_given, options_metadata
+from handlers.protocol.open_inference import ERROR, Model
+from handlers.protocol.output_tensors import OutputTensors, Renamed
+from handlers.protocol.requests import Payload, Shape
+
+
+class Task(runner.Task, Protocol):
+    """A loaded task; see handlers.base.BatchHandler."""
+
+    engine: Engine
+    options_class: Any
+    inputs: Any
+    item_dimensions: Any
+    input_tensors: Any
+    output_tensors: OutputTensors
+    media_types: Any
+
+    def sample(self) -> Payload: ...
+
+
+def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metadata]:
+    """Describe a task, under the names that its archive's owner gave to tensors.
+
+    Args:
+        task: loaded; its sample is decoded, and run where the sizes of outputs are the model's.
+        name, version: as registered.
+
+    Raises:
+        InvalidConfig: the settings name tensors that there are not, or two alike.
+    """
+    config = task.config
+    inputs = _inputs(task)
+    given = names_given("outputs", task.output_tensors.names, config.tensors.outputs, (ERROR,))
+    outputs = Renamed(task.output_tensors, given)
+    shape = Shape(
+        task.inputs,
+        config.max_instances,
+        config.max_body_bytes,
+        options=frozenset(field.name for field in fields(task.options_class)),
+        item_dimensions=task.item_dimensions,
+        model=Model(name, version, outputs),
+        tensors={tensor.name: key for key, tensor in inputs.items()},
+    )
+    (item,) = decoded(task, [task.sample()])
+    metadata = Metadata(
+        name=name,
+        version=version,
+        platform=f"torchserve_{task.engine.description.partition(' ')[0]}",
+        task=type(task).__module__.rpartition(".")[2],
+        mode=config.scheduling.mode,
+        inputs=list(inputs.values()),
+        outputs=outputs.metadata(partial(result, task, item)),
+        max_batch_size=_most_rows(task, item),
+        max_instances=config.max_instances,
+        options=options_metadata(task.options_class, config),
+        accepts=[*task.media_types, "application/json"],
+    )
+    return shape, metadata
+
+
+def _inputs(task: Task) -> Mapping[str, TensorMetadata]:
+    """Give the tensor of each input by the input's name."""
+    own = {name: task.input_tensors.get(name) or _tensor(name, task.item_dimensions) for name in sorted(task.inputs)}
+    options = [field.name for field in fields(task.options_class)]
+    given = names_given("inputs", [tensor.name for tensor in own.values()], task.config.tensors.inputs, options)
+    return {key: replace(tensor, name=given[tensor.name]) for key, tensor in own.items()}
+
+
+def _tensor(name: str, dimensions: int) -> TensorMetadata:
+    return TensorMetadata(name, "FP32" if dimensions else "BYTES", (-1,) * (1 + dimensions))
+
+
+def _most_rows(task: Task, item: Any) -> int:
+    """How many rows like this item one request may carry."""
+    most, tokens = task.config.max_instances, task.config.max_request_tokens
+    return most if tokens is None else max(1, min(most, tokens // task.cost(item).tokens))

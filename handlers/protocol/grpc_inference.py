@@ -1,0 +1,227 @@
+"""Inference by Triton's gRPC service, in the form in which Envoy's bridge hands it on: a message as a body.
+
+    body -> decompressed -> ModelInferRequest -> read -> Inquiry, as the Open Inference Protocol's JSON gives one
+    GrpcInference + one result per item -> pack -> Reply with a ModelInferResponse
+
+Clients compress the message alone, so the body says by its first bytes that it is gzip or zlib. Tensors stand in
+`raw_input_contents`, one for each input, as binary tensors do in JSON's stead; or in `contents`, typed. Answers are
+always raw, as Triton's are. This imports protobuf, so what imports it does so with the first such request.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from handlers.errors import BodyTooLarge, MalformedMessage, MalformedTensor, UnknownShape
+from handlers.protocol import open_inference, tensors
+from handlers.protocol.grpc_messages import CLASSES
+from handlers.protocol.grpc_status import PROTOBUF, GrpcErrors
+from handlers.protocol.open_inference import Inference, Inquiry, Model
+from handlers.protocol.responses import Reply
+
+ModelInferRequest, ModelInferResponse = CLASSES["ModelInferRequest"], CLASSES["ModelInferResponse"]
+OutputTensor = ModelInferResponse.InferOutputTensor
+
+# The most tensors, parameters and outputs of one request: an empty one takes two bytes here and a hundred once read.
+MOST_FIELDS = 1000
+# How gzip and zlib begin; no message does.
+_COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
+# zlib's number for: gzip or zlib, as its head says.
+_ANY_HEAD = 32 + zlib.MAX_WBITS
+
+# Datatype -> the field of `contents` that holds its elements. FP16 and BF16 are raw only, as in Triton.
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcInference:
+    """The form of an answer by gRPC; see `handlers.protocol.responses.Form`.
+
+    Attributes:
+        inference: what the client asks for; whether outputs are binary makes no difference here.
+    """
+
+    inference: Inference
+
+    def pack(self, results: Sequence[Any]) -> Reply:
+        """See `Form`. Every item has its row, with nothing in it where it failed; if all failed, gRPC's own error."""
+        if open_inference.shared_error(results):
+            return GrpcErrors().pack(results)
+        model = self.inference.model
+        arrays = {name: array for name, (array, _) in self.inference.outputs(results).items()}
+        message = ModelInferResponse(
+            model_name=model.name,
+            model_version=model.version or "",
+            id=self.inference.id or "",
+            outputs=[
+                OutputTensor(name=name, datatype=tensors.datatype_of(array), shape=array.shape)
+                for name, array in arrays.items()
+            ],
+            raw_output_contents=map(tensors.to_binary, arrays.values()),
+        )
+        return Reply(200, message.SerializeToString(), PROTOBUF)
+
+
+def read(body: bytes | bytearray, model: Model, max_bytes: int) -> tuple[Inquiry, GrpcInference]:
+    """Read one request.
+
+    Args:
+        body: a ModelInferRequest, compressed maybe.
+        model: the model that is asked.
+        max_bytes: the most bytes of the message, uncompressed.
+
+    Returns:
+        What it asks, and the form of its answer.
+
+    Raises:
+        MalformedMessage: the body is no such message.
+        BodyTooLarge: it would be larger than `max_bytes`.
+        UnknownShape: a part of it is not what the protocol says, or names an output that there is not.
+        MalformedTensor: a tensor's data, datatype and shape do not agree.
+    """
+    body = decompressed(body, max_bytes)
+    _check_count(body)
+    try:
+        message = ModelInferRequest.FromString(bytes(body))
+    except DecodeError:
+        raise MalformedMessage("The body is no ModelInferRequest.") from None
+    document = {
+        "id": message.id or None,
+        "parameters": _parameters(message.parameters),
+        "outputs": [{"name": o.name, "parameters": _parameters(o.parameters)} for o in message.outputs] or None,
+    }
+    inquiry = open_inference.inquiry(document, _tensors(message), model)
+    return inquiry, GrpcInference(inquiry.form)
+
+
+def decompressed(body: bytes | bytearray, max_bytes: int) -> bytes | bytearray:
+    """Undo gzip or zlib, where the body's first bytes say that it is that.
+
+    Raises:
+        MalformedMessage: what follows is not.
+        BodyTooLarge: more than `max_bytes` come out of it; no more than that ever do.
+    """
+    if not body.startswith(_COMPRESSED):
+        return body
+    decompressor = zlib.decompressobj(_ANY_HEAD)
+    try:
+        message = decompressor.decompress(body, max_bytes + 1)
+    except zlib.error:
+        raise MalformedMessage("The message is compressed, and its data is broken.") from None
+    if len(message) > max_bytes:
+        raise BodyTooLarge(f"The message has more bytes than max_body_bytes, {max_bytes}, once it is decompressed.")
+    if not decompressor.eof or decompressor.unused_data:
+        raise MalformedMessage("The message is compressed, and is cut short or followed by something else.")
+    return message
+
+
+def _check_count(body: bytes | bytearray) -> None:
+    """Refuse a message of too many fields before protobuf makes objects of them."""
+    if len(body) <= 2 * MOST_FIELDS:
+        return
+    start, count = 0, 0
+    try:
+        while start < len(body):
+            tag, start = _varint(body, start)
+            kind = tag & 7
+            if kind == 2:
+                length, start = _varint(body, start)
+                start += length
+            elif kind == 0:
+                _, start = _varint(body, start)
+            elif kind in (1, 5):
+                start += 8 if kind == 1 else 4
+            else:
+                raise MalformedMessage("The body is no ModelInferRequest.")
+            count += 1
+            if count > MOST_FIELDS:
+                raise UnknownShape(f"The message has more than {MOST_FIELDS} tensors, outputs and parameters.")
+    except IndexError:
+        raise MalformedMessage("The body is no ModelInferRequest.") from None
+
+
+def _varint(body: bytes | bytearray, start: int) -> tuple[int, int]:
+    """Read an integer of protobuf's: seven bits a byte, lowest first; and where it ends."""
+    value, shift = body[start] & 0x7F, 7
+    while body[start] & 0x80 and shift < 70:
+        start += 1
+        value |= (body[start] & 0x7F) << shift
+        shift += 7
+    return value, start + 1
+
+
+def _parameters(sent: Mapping[str, Any]) -> dict[str, Any]:
+    """Take parameters out of the message that each is; one without a value is None."""
+    return {name: _value(parameter) for name, parameter in sent.items()}
+
+
+def _value(parameter: Any) -> Any:
+    kind = parameter.WhichOneof("parameter_choice")
+    return None if kind is None else getattr(parameter, kind)
+
+
+def _tensors(message: Any) -> dict[str, NDArray[Any]]:
+    """Read the input tensors, by name."""
+    raw = message.raw_input_contents
+    if not message.inputs:
+        raise UnknownShape('"inputs" must have at least one tensor.')
+    if raw and len(raw) != len(message.inputs):
+        raise MalformedTensor(f"raw_input_contents has {len(raw)} tensors; there are {len(message.inputs)} inputs.")
+    arrays: dict[str, NDArray[Any]] = {}
+    for index, tensor in enumerate(message.inputs):
+        try:
+            if tensor.name in arrays:
+                raise MalformedTensor("there is one of that name already.")
+            if any(name.startswith("shared_memory") for name in tensor.parameters):
+                raise UnknownShape("shared memory is not supported.")
+            arrays[tensor.name] = _tensor(tensor, raw[index] if raw else None)
+        except (MalformedTensor, UnknownShape) as error:
+            raise type(error)(f"Input {index}: {error}") from None
+    return arrays
+
+
+def _tensor(tensor: Any, raw: bytes | None) -> NDArray[Any]:
+    dtype = tensors.read_dtype(tensor.datatype)
+    # A shape may be as long as a body, and is cut before it is a list; one more than there may be is refused.
+    shape = tensors.read_shape(list(tensor.shape[: tensors.MAX_DIMENSIONS + 1]))
+    if raw is None:
+        return _from_contents(tensor.datatype, dtype, shape, tensor.contents)
+    if tensor.HasField("contents"):
+        raise MalformedTensor("contents must not stand beside raw_input_contents.")
+    return tensors.from_binary(dtype, shape, memoryview(raw))
+
+
+def _from_contents(datatype: str, dtype: np.dtype[Any], shape: tuple[int, ...], contents: Any) -> NDArray[Any]:
+    """Read a typed tensor: elements of BYTES are bytes, as they are where they are raw."""
+    name = _CONTENTS.get(datatype)
+    if name is None:
+        raise MalformedTensor(f"{datatype} must be in raw_input_contents.")
+    elements = getattr(contents, name)
+    if len(elements) != (size := tensors.size_of(shape)):
+        raise MalformedTensor(f"contents.{name} has {len(elements)} elements; the shape has {size}.")
+    if dtype.kind == "O":
+        return tensors.objects(elements).reshape(shape)
+    array = np.fromiter(elements, np.int64 if dtype.kind in "iu" and dtype.itemsize < 8 else dtype, size)
+    if array.dtype != dtype and size:
+        bounds = np.iinfo(dtype)
+        if array.min() < bounds.min or array.max() > bounds.max:
+            raise MalformedTensor(f"contents.{name} has a number that {datatype} has not.")
+    return array.astype(dtype, copy=False).reshape(shape)

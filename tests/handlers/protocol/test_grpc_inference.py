@@ -1,0 +1,340 @@
+"""gRPC inference against tritonclient.grpc, which writes the requests and reads the answers."""
+
+import gzip
+import zlib
+from dataclasses import replace
+from typing import Any
+from urllib.parse import unquote
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2
+from tritonclient.grpc._utils import _get_inference_request
+from tritonclient.utils import np_to_triton_dtype
+
+from handlers.errors import INTERNAL_ERROR, ItemError
+from handlers.protocol.grpc_inference import MOST_FIELDS, GrpcInference, read
+from handlers.protocol.grpc_status import PROTOBUF, GrpcErrors, code_of, error_headers
+from handlers.protocol.open_inference import Inference, Model
+from handlers.protocol.output_tensors import LABELS, Ranked, Vectors
+from handlers.protocol.requests import Payload, Request, unpack
+from handlers.protocol.responses import Reply
+from handlers.protocol.tensors import to_bfloat16
+from tests.handlers.protocol import test_open_inference
+from tests.handlers.protocol.test_open_inference import IMAGE, KOREAN, TEXT
+from tests.handlers.protocol.test_tensors import arrays
+
+HEADERS = {"body": {"content-type": PROTOBUF}, "content-type": PROTOBUF}
+
+
+def tensor(name: str, array: Any) -> triton.InferInput:
+    array = np.asarray(array)
+    return triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)).set_data_from_numpy(array)
+
+
+def message(*tensors: triton.InferInput, **more: Any) -> bytes:
+    """The very message that tritonclient sends, without the frame around it."""
+    fields: dict[str, Any] = dict.fromkeys(("model_version", "request_id"), "")
+    fields |= {"outputs": None, "sequence_id": 0, "sequence_start": False, "sequence_end": False, "priority": 0}
+    fields |= {"timeout": None, "parameters": None, **more}
+    written: bytes = _get_inference_request(model_name="M", inputs=list(tensors), **fields).SerializeToString()
+    return written
+
+
+def asked(body: bytes, shape: Any = TEXT) -> Request:
+    return unpack({"body": bytearray(body)}, HEADERS, shape)
+
+
+def result_of(reply: Reply) -> triton.InferResult:
+    """What tritonclient makes of an answer."""
+    assert (reply.status, reply.content_type) == (200, PROTOBUF)
+    return triton.InferResult(service_pb2.ModelInferResponse.FromString(reply.body))
+
+
+def failed(request: Request) -> ItemError:
+    """The error of a row that is wrong as a whole, which its answer says in gRPC's way."""
+    (error,) = request.payloads
+    assert isinstance(error, ItemError)
+    reply = request.form.pack([error])
+    assert (reply.status, reply.content_type, reply.body) == (error.code, PROTOBUF, b"")
+    assert reply.headers.keys() == {"X-Grpc-Status", "X-Grpc-Message"}
+    assert unquote(reply.headers["X-Grpc-Message"]) == error.message
+    assert reply.headers["X-Grpc-Status"] == str({400: 3, 413: 8, 415: 3}[error.code])
+    return error
+
+
+def written(datatype: str = "BYTES", shape: tuple[int, ...] = (1,), **contents: Any) -> Any:
+    """A request of one tensor with typed contents, if any."""
+    request = service_pb2.ModelInferRequest(model_name="M")
+    request.inputs.add(name="text", datatype=datatype, shape=shape, contents=contents or None)
+    return request
+
+
+@given(arrays())
+def test_raw_tensor_of_tritonclient_is_read_as_it_was(array: NDArray[Any]) -> None:
+    inquiry, _ = read(message(tensor("x", array)), Model(), 2**20)
+    np.testing.assert_array_equal(inquiry.tensors["x"], array, strict=True)
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1)])
+@pytest.mark.parametrize("name", ["text", "INPUT0"])
+def test_texts_by_grpc_are_the_items_that_binary_http_makes_of_them(name: str, shape: tuple[int, ...]) -> None:
+    counts, shares = np.array([[1], [2]]), np.array([0.5, 0.25], np.float32)
+    more: dict[str, Any] = {"parameters": {"tgt_lang": "de", "top_k": 9}, "request_id": "7"}
+    columns = {name: KOREAN.reshape(shape), "top_k": counts, "threshold": shares}
+    by_grpc = asked(message(*(tensor(key, value) for key, value in columns.items()), **more))
+    by_http = test_open_inference.sent(
+        TEXT, *(test_open_inference.tensor(key, value) for key, value in columns.items()), **more
+    )
+    assert by_grpc.payloads == by_http.payloads
+    assert by_grpc.payloads[1] == Payload(KOREAN[1], {"tgt_lang": "de", "top_k": 2, "threshold": 0.25})
+    assert by_grpc.form == GrpcInference(Inference(TEXT.model, "7"))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "values", "dtype"),
+    [
+        ("BOOL", "bool_contents", [True, False], np.bool_),
+        ("UINT8", "uint_contents", [0, 255], np.uint8),
+        ("UINT16", "uint_contents", [0, 65535], np.uint16),
+        ("UINT32", "uint_contents", [0, 2**32 - 1], np.uint32),
+        ("UINT64", "uint64_contents", [0, 2**64 - 1], np.uint64),
+        ("INT8", "int_contents", [-128, 127], np.int8),
+        ("INT16", "int_contents", [-(2**15), 2**15 - 1], np.int16),
+        ("INT32", "int_contents", [-(2**31), 2**31 - 1], np.int32),
+        ("INT64", "int64_contents", [-(2**63), 2**63 - 1], np.int64),
+        ("FP32", "fp32_contents", [0.5, float("inf")], np.float32),
+        ("FP64", "fp64_contents", [0.1, -1e300], np.float64),
+        ("BYTES", "bytes_contents", [b"\xff\x00", b""], np.object_),
+    ],
+)
+def test_typed_contents_are_read_as_their_datatype(datatype: str, field: str, values: list[Any], dtype: Any) -> None:
+    inquiry, _ = read(written(datatype, (2, 1), **{field: values}).SerializeToString(), Model(), 2**20)
+    np.testing.assert_array_equal(inquiry.tensors["text"], np.array([[v] for v in values], dtype), strict=True)
+
+
+def test_typed_and_raw_texts_are_the_same_items() -> None:
+    typed = written("BYTES", (2,), bytes_contents=list(KOREAN)).SerializeToString()
+    assert asked(typed).payloads == asked(message(tensor("text", KOREAN))).payloads
+
+
+def test_pixels_become_one_item_an_image() -> None:
+    pixels = np.arange(2 * 4 * 3 * 3, dtype=np.uint8).reshape(2, 4, 3, 3)
+    first, second = asked(message(tensor("image", pixels)), IMAGE).payloads
+    assert isinstance(first, Payload)
+    assert isinstance(second, Payload)
+    np.testing.assert_array_equal(np.stack([np.asarray(first.value), np.asarray(second.value)]), pixels)
+
+
+def raw(*contents: bytes, **field: Any) -> bytes:
+    request = written(**field)
+    request.raw_input_contents.extend(contents)
+    return request.SerializeToString()  # type: ignore[no-any-return]
+
+
+def named(name: str, **parameters: Any) -> bytes:
+    """Asks for an output."""
+    request = written(bytes_contents=[b"a"])
+    output = request.outputs.add(name=name)
+    for key, value in parameters.items():
+        output.parameters[key].int64_param = value
+    return request.SerializeToString()  # type: ignore[no-any-return]
+
+
+def shared_memory() -> bytes:
+    request = written()
+    request.inputs[0].parameters["shared_memory_region"].string_param = "region"
+    return request.SerializeToString()  # type: ignore[no-any-return]
+
+
+def with_parameter() -> bytes:
+    request = written(bytes_contents=[b"a"])
+    request.parameters["binary_data_output"].SetInParent()
+    return request.SerializeToString()  # type: ignore[no-any-return]
+
+
+TEXTS = written(bytes_contents=[b"a"]).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("body", "type_", "says"),
+    [
+        (b"", "EmptyInput", "The body is empty."),
+        (b"{}", "MalformedMessage", "The body is no ModelInferRequest."),
+        (TEXTS[:-1], "MalformedMessage", "The body is no ModelInferRequest."),
+        (b"\x0a\x02\xff\xfe", "MalformedMessage", "The body is no ModelInferRequest."),
+        (b"\x0a\x01M", "UnknownShape", '"inputs" must have at least one tensor.'),
+        (gzip.compress(TEXTS)[:-1], "MalformedMessage", "compressed, and is cut short"),
+        (gzip.compress(TEXTS) + b"a", "MalformedMessage", "followed by something else"),
+        (b"\x1f\x8b" + TEXTS, "MalformedMessage", "compressed, and its data is broken"),
+        (gzip.compress(bytes(2**18)), "BodyTooLarge", "more bytes than max_body_bytes, 1000,"),
+        (zlib.compress(bytes(2**18)), "BodyTooLarge", "more bytes than max_body_bytes, 1000,"),
+        (b"\x0a" * 1001, "BodyTooLarge", "The body has 1001 bytes; max_body_bytes is 1000."),
+        (written("FP16", fp32_contents=[1]), "MalformedTensor", "FP16 must be in raw_input_contents."),
+        (written("BF16", fp32_contents=[1]), "MalformedTensor", "BF16 must be in raw_input_contents."),
+        (written("FP8"), "MalformedTensor", '"datatype" must be one of'),
+        (written(shape=(-1,)), "MalformedTensor", '"shape" must be a list of at most 16 whole numbers'),
+        (written(shape=(1,) * 17), "MalformedTensor", '"shape" must be a list of at most 16 whole numbers'),
+        (written("UINT8", uint_contents=[256]), "MalformedTensor", "contents.uint_contents has a number that UINT8"),
+        (written("INT8", int_contents=[-129]), "MalformedTensor", "contents.int_contents has a number that INT8"),
+        (
+            written("INT64", int_contents=[1]),
+            "MalformedTensor",
+            "contents.int64_contents has 0 elements; the shape has 1",
+        ),
+        (written(shape=(2,), bytes_contents=[b"a"]), "MalformedTensor", "has 1 elements; the shape has 2."),
+        (raw(b"\1\0\0\0a", b""), "MalformedTensor", "raw_input_contents has 2 tensors; there are 1 inputs."),
+        (raw(b"\2\0\0\0a"), "MalformedTensor", "Input 0: BYTES: element 0 has 2 bytes"),
+        (raw(b"\1\0\0\0a", bytes_contents=[b"a"]), "MalformedTensor", "must not stand beside raw_input_contents"),
+        (message(tensor("text", KOREAN), tensor("text", KOREAN)), "MalformedTensor", "Input 1: there is one of that"),
+        (shared_memory(), "UnknownShape", "Input 0: shared memory is not supported."),
+        (named("nothing"), "UnknownShape", '"outputs" has one that this model has not'),
+        (named("label", classification=3), "UnknownShape", "Output label: classification is not supported."),
+        (with_parameter(), "UnknownShape", '"binary_data_output" must be true or false.'),
+        (message(tensor("text", KOREAN[[0] * 4])), "TooManyInstances", "The tensors hold 4 items; max_instances is 3."),
+    ],
+)
+def test_request_that_is_wrong_fails_whole_with_grpcs_status(body: Any, type_: str, says: str) -> None:
+    error = failed(asked(body if isinstance(body, bytes) else body.SerializeToString()))
+    assert error.type == type_
+    assert says in error.message
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress, lambda body: zlib.compress(body, 1)])
+def test_compressed_message_is_read_as_it_was(compress: Any) -> None:
+    body = message(tensor("text", KOREAN))
+    assert asked(compress(body)).payloads == asked(body).payloads
+
+
+def test_compressed_message_may_come_to_the_very_limit() -> None:
+    body = message(tensor("text", np.array([b"a" * 500], object)))
+    at_limit, below = (replace(TEXT, max_body_bytes=len(body) + more) for more in (0, -1))
+    assert asked(gzip.compress(body), at_limit).payloads == asked(body).payloads
+    assert failed(asked(gzip.compress(body), below)).type == "BodyTooLarge"
+
+
+@pytest.mark.parametrize("field", [b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x22\x00"])
+def test_message_of_many_empty_fields_is_refused_before_it_is_read(field: bytes) -> None:
+    shape = replace(TEXT, max_body_bytes=2**24)
+    body = field * 2**20
+    assert "more than 1000 tensors, outputs and parameters" in failed(asked(body, shape)).message
+    # A long text is one field, whatever its length, and as many as there may be are read.
+    long_text = np.array([b"a" * 2**20], object)
+    assert asked(message(tensor("text", long_text)), shape).payloads == (Payload(long_text[0], {}),)
+    assert "more than" not in failed(asked(field * MOST_FIELDS, shape)).message
+    for cut in (b"\x3a\xff\xff", b"\x3b", b"\x2a\x00" * 9 + b"\x3a\x80"):
+        assert failed(asked(b"\x3a\x81\x40" + bytes(0x2001) + cut, shape)).type == "MalformedMessage"
+
+
+def answered(shape: Any, results: list[Any], **more: Any) -> triton.InferResult:
+    request = asked(message(tensor("text", KOREAN[: len(results)]), **more), shape)
+    return result_of(request.form.pack(results))
+
+
+def test_answer_is_what_tritonclient_reads() -> None:
+    result = answered(TEXT, [[{"label": "가", "score": 0.5}], [{"label": "b", "score": 0.25}]], request_id="7")
+    response = result.get_response()
+    assert (response.model_name, response.model_version, response.id) == ("classifier", "1.0", "7")
+    assert result.as_numpy("label").tolist() == [["가".encode()], [b"b"]]
+    np.testing.assert_array_equal(result.as_numpy("score"), np.array([[0.5], [0.25]], np.float32), strict=True)
+    assert result.as_numpy("error") is None
+
+
+def test_item_that_fails_has_its_error_and_the_others_their_rows() -> None:
+    result = answered(TEXT, [ItemError(413, "TextTooLong", "긴 글."), [{"label": "b", "score": 0.25}]])
+    assert result.as_numpy("label").tolist() == [[b""], [b"b"]]
+    assert np.isnan(result.as_numpy("score")[0, 0])
+    first, second = result.as_numpy("error")
+    assert first.decode() == '{"code":413,"type":"TextTooLong","message":"긴 글."}'
+    assert second == b""
+
+
+def test_wanted_outputs_come_in_their_order() -> None:
+    wanted = [triton.InferRequestedOutput(name) for name in ("score", "error")]
+    response = answered(TEXT, [[{"label": "a", "score": 0.5}]], outputs=wanted).get_response()
+    assert [output.name for output in response.outputs] == ["score", "error"]
+    assert len(response.raw_output_contents) == 2
+
+
+class Halved(Vectors):
+    """Vectors as a task of one's own may write them."""
+
+    def arrays(self, results: Any) -> Any:
+        return {self.name: to_bfloat16(super().arrays(results)[self.name])}
+
+
+def test_bf16_output_is_what_tritonclient_reads_also_beside_a_failed_item() -> None:
+    shape = replace(TEXT, model=Model("M", "1", Halved("vector")))
+    result = answered(shape, [np.array([1.0, 3.14159], np.float32), INTERNAL_ERROR])
+    read_back = result.as_numpy("vector")
+    assert read_back.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(read_back[0].astype(np.float32), np.array([1.0, 3.140625], np.float32))
+    assert np.isnan(read_back[1].astype(np.float32)).all()
+
+
+def test_request_whose_items_all_fail_has_the_first_error() -> None:
+    request = asked(message(tensor("text", KOREAN)))
+    reply = request.form.pack([ItemError(504, "QueueTimeout", "100 % zu spät\n"), INTERNAL_ERROR])
+    assert (reply.status, reply.content_type, reply.body) == (504, PROTOBUF, b"")
+    assert reply.headers == {"X-Grpc-Status": "4", "X-Grpc-Message": "100 %25 zu sp%C3%A4t%0A"}
+
+
+def test_priority_and_timeout_are_terms_and_no_options() -> None:
+    request = asked(message(tensor("text", KOREAN), priority=2, timeout=1500, sequence_id=4))
+    assert request.terms == {"priority": 2, "timeout": 1500}
+    assert request.payloads[0] == Payload(KOREAN[0], {})
+
+
+@pytest.mark.parametrize(
+    ("code", "statuses"),
+    # https://github.com/grpc/grpc/blob/master/doc/statuscodes.md
+    [
+        (3, [400, 415, 422, 499]),
+        (4, [504]),
+        (5, [404]),
+        (7, [403]),
+        (8, [413, 507]),
+        (12, [405, 501]),
+        (13, [500, 599]),
+        (14, [429, 502, 503]),
+        (16, [401]),
+    ],
+)
+def test_http_status_has_a_grpc_code(code: int, statuses: list[int]) -> None:
+    assert {code_of(status) for status in statuses} == {code}
+
+
+@given(st.text())
+def test_error_headers_of_any_message_are_ascii_and_short_and_read_back(text: str) -> None:
+    value = error_headers(400, text)["X-Grpc-Message"]
+    assert value.isascii()
+    assert value.isprintable()
+    assert len(error_headers(400, "한" * 10**5)["X-Grpc-Message"]) < 5000
+    assert unquote(value) == text[:500].encode(errors="replace").decode()
+
+
+@given(st.binary(max_size=64) | st.binary(max_size=64).map(gzip.compress))
+def test_any_bytes_are_a_request_or_its_own_error(body: bytes) -> None:
+    request = asked(body)
+    assert request.payloads
+    assert isinstance(request.form, GrpcErrors | GrpcInference)
+
+
+@given(st.data())
+def test_errors_never_quote_what_a_message_holds(data: st.DataObject) -> None:
+    secret = data.draw(st.text(min_size=8, alphabet=st.characters(min_codepoint=0x4E00, max_codepoint=0x9FFF)))
+    shape = replace(TEXT, max_body_bytes=2**20)
+    wrongs: list[dict[str, Any]] = [{"shape": (2,)}, {"datatype": "INT64"}, {"datatype": secret}, {"shape": (1, 1, 7)}]
+    for wrong in wrongs:
+        body = written(**wrong, bytes_contents=[secret.encode()]).SerializeToString()
+        assert secret not in failed(asked(body, shape)).message
+
+
+def test_ranked_answers_of_a_model_without_a_version() -> None:
+    shape = replace(TEXT, model=Model("M", None, Ranked(LABELS)))
+    assert answered(shape, [[{"label": "a", "score": 0.5}]]).get_response().model_version == ""

@@ -1,0 +1,181 @@
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from deploy.models import model
+from deploy.sources import Source, source
+from deploy.tokenization import stage
+from handlers.archive_files import CHECKPOINT
+from handlers.errors import InvalidConfig
+from handlers.protocol.requests import Payload
+from handlers.tasks.tokenization import TokenizationHandler
+from tests import tiny_models
+from tests.handlers.open_inference import columns, inquiry
+from tests.handlers.serving import serve, started
+
+ENTRY = model("tokenizer")
+TEXTS = [
+    "A short one.",
+    "슈퍼 엔저 장기화에 일본 여행 수요가 늘고 있다.",
+    "x",
+    "What a goal! " * 9,
+    "👩‍👩‍👧 goes to the beach 🏖️",
+]
+LONG = "The central bank kept its interest rate. " * 60
+
+
+@pytest.fixture(scope="module")
+def staged(staged_example: Callable[[str], Path]) -> Path:
+    return staged_example(ENTRY.name)
+
+
+@pytest.fixture(scope="module")
+def oracle(staged: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(staged / CHECKPOINT)
+
+
+def tokenizer(staged: Path, **settings: Any) -> TokenizationHandler:
+    ready = started(TokenizationHandler(), staged, settings)
+    assert isinstance(ready, TokenizationHandler)
+    return ready
+
+
+@pytest.fixture(scope="module")
+def handler(staged: Path) -> TokenizationHandler:
+    return tokenizer(staged)
+
+
+def listed(encodings: Any) -> dict[str, Any]:
+    return {name: np.asarray(encodings[name]).tolist() for name in ("input_ids", "attention_mask")}
+
+
+def test_tokenization_batch_gives_each_text_the_tokenizers_own_ids(handler: TokenizationHandler, oracle: Any) -> None:
+    answers = serve(handler, [text.encode() for text in TEXTS])
+    assert [answer.body for answer in answers] == [listed(oracle(text)) for text in TEXTS]
+    (together,) = serve(handler, [json.dumps({"instances": TEXTS}).encode()])
+    assert together.body["predictions"] == [answer.body for answer in answers]
+
+
+def test_tokenization_tensors_are_padded_to_the_longest_of_their_request(
+    handler: TokenizationHandler, oracle: Any
+) -> None:
+    alone, together = serve(handler, [inquiry(text=TEXTS[:1]), inquiry(text=TEXTS)])
+    for answer, texts in ((alone, TEXTS[:1]), (together, TEXTS)):
+        assert columns(answer) == listed(oracle(texts, padding=True))
+        assert [output["datatype"] for output in answer.body["outputs"]] == ["INT64", "INT64"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "expected"),
+    [
+        ({"padding": "max_length"}, {}, {"padding": "max_length", "max_length": 256}),
+        ({"padding": "max_length", "max_length": 64}, {}, {"padding": "max_length", "max_length": 64}),
+        ({}, {"padding": "max_length"}, {"padding": "max_length", "max_length": 256}),
+        (
+            {"truncation": True},
+            {"padding": "max_length", "max_length": 8},
+            {"padding": "max_length", "max_length": 8, "truncation": True},
+        ),
+        ({}, {"truncation": True, "max_length": 5}, {"padding": True, "max_length": 5, "truncation": True}),
+        ({"padding": "max_length"}, {"padding": "longest"}, {"padding": True}),
+    ],
+)
+def test_tokenization_pads_and_cuts_as_its_settings_and_options_say(
+    staged: Path, oracle: Any, settings: dict[str, Any], options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    row = inquiry(text=TEXTS)
+    row["body"]["parameters"] = options
+    (answer,) = serve(tokenizer(staged, **settings), [row])
+    assert columns(answer) == listed(oracle(TEXTS, **expected))
+
+
+def test_tokenization_options_are_each_items_own(handler: TokenizationHandler, oracle: Any) -> None:
+    instances: list[Any] = [
+        {"text": TEXTS[1], "max_length": 4, "truncation": True},
+        TEXTS[1],
+        {"text": TEXTS[0], "padding": "max_length", "max_length": 12},
+        {"text": TEXTS[1], "max_length": 6, "truncation": True},
+    ]
+    (answer,) = serve(handler, [json.dumps({"instances": instances}).encode()])
+    assert answer.body["predictions"] == [
+        listed(oracle(TEXTS[1], max_length=4, truncation=True)),
+        listed(oracle(TEXTS[1])),
+        listed(oracle(TEXTS[0], max_length=12, padding="max_length")),
+        listed(oracle(TEXTS[1], max_length=6, truncation=True)),
+    ]
+
+
+def test_tokenization_bad_items_fail_alone_and_have_rows_of_nothing(handler: TokenizationHandler) -> None:
+    rows = [
+        TEXTS[0].encode(),
+        b"canary \xff",
+        LONG.encode(),
+        json.dumps({"text": "canary", "max_length": 257}).encode(),
+        json.dumps({"text": "canary", "padding": True}).encode(),
+    ]
+    answers = serve(handler, rows)
+    assert [answer.status for answer in answers] == [200, 400, 413, 400, 400]
+    assert answers[2].body["message"] == "text: 482 tokens; max_length is 256."
+    assert answers[3].body["message"] == "max_length: 257; at most 256."
+    assert "canary" not in json.dumps([answer.body for answer in answers])
+    (mixed,) = serve(handler, [inquiry(text=["x", " "])])
+    assert columns(mixed)["input_ids"] == [[101, 1060, 102], [-1, -1, -1]]
+    assert json.loads(columns(mixed)["error"][1])["type"] == "EmptyInput"
+
+
+def test_tokenization_request_padded_beyond_its_budget_is_refused(staged: Path) -> None:
+    handler = tokenizer(staged, max_request_tokens=700)
+    row = inquiry(text=["a", "b", "c"])
+    assert serve(handler, [row])[0].status == 200
+    row["body"]["parameters"] = {"padding": "max_length"}
+    (answer,) = serve(handler, [row])
+    assert answer.status == 413
+
+
+@pytest.mark.clock
+def test_tokenization_threads_with_options_of_their_own_do_not_cut_each_others_texts(
+    handler: TokenizationHandler, oracle: Any
+) -> None:
+    def client(length: int) -> None:
+        for _ in range(40):
+            item = handler.decode(Payload(LONG, {"truncation": True, "max_length": length}))
+            (outcome,) = handler.prepare([item])
+            assert list(outcome.ids) == expected[length]  # type: ignore[union-attr]
+
+    expected = {length: oracle(LONG, truncation=True, max_length=length)["input_ids"] for length in (8, 100, 200, 256)}
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(client, expected))
+
+
+def test_tokenization_pads_with_the_tokenizers_own_token(tmp_path: Path) -> None:
+    """RoBERTa's is not 0."""
+    checkpoint = tiny_models.checkpoint(tmp_path / "checkpoint", "roberta", "sentence_embedding")
+    (tmp_path / "archive").mkdir()
+    stage(ENTRY, source(ENTRY, str(checkpoint)), "auto", tmp_path / "archive")
+    texts = ["x", "Anna Berg kept the inn."]
+    (answer,) = serve(tokenizer(tmp_path / "archive"), [inquiry(text=texts)])
+    oracle = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    assert oracle.pad_token_id != 0
+    assert columns(answer) == listed(oracle(texts, padding=True))
+
+
+def test_load_max_length_beyond_the_tokenizers_own_is_refused(staged: Path) -> None:
+    with pytest.raises(InvalidConfig, match="max_length: 300 is more than the model's own 256"):
+        tokenizer(staged, max_length=300)
+
+
+def test_stage_takes_no_weights_and_needs_none(staged: Path, tmp_path: Path) -> None:
+    assert not list(staged.rglob("*.safetensors"))
+    assert not list(staged.rglob("model.*"))
+    bare = tmp_path / "bare"
+    shutil.copytree(staged / CHECKPOINT, bare)
+    (tmp_path / "out").mkdir()
+    stage(ENTRY, Source("folder", str(bare), ""), "openvino", tmp_path / "out")
+    assert (tmp_path / "out" / CHECKPOINT / "tokenizer.json").is_file()
