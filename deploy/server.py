@@ -8,6 +8,7 @@ ServerError                the server did not do what was asked; the message say
 └── LoadFailed             a worker cannot load its model
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -49,6 +50,15 @@ class StartFailed(ServerError):
 
 class LoadFailed(ServerError):
     """A worker cannot load its model."""
+
+
+def _is_orphan(process: psutil.Process) -> bool:
+    """Whether the TorchServe that started a worker is gone."""
+    try:
+        parent = process.parent()
+        return parent is None or JAVA_CLASS not in parent.cmdline()
+    except psutil.Error:
+        return True
 
 
 class Server:
@@ -100,7 +110,12 @@ class Server:
         return f"process {pid} has died: {words[0] if words else 'without a word; killed, or the machine went down'}"
 
     def forget(self) -> None:
-        """Leave nothing of a server that has died."""
+        """Leave nothing of a server that has died: no key, and no worker, which may wait for it forever."""
+        sockets = f"{self.temporary}/.ts.sock."
+        for process in psutil.process_iter(["cmdline", "ppid"]):
+            if any(word.startswith(sockets) for word in process.info["cmdline"] or ()) and _is_orphan(process):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
         self._pid_file.unlink(missing_ok=True)
         self.keys.unlink(missing_ok=True)
 

@@ -4,6 +4,8 @@ Client            one prediction: bytes, a path, text, JSON, lists of them, arra
 FuturesClient     many at once, each a concurrent.futures.Future
 ChunkingClient    one input of any length, in chunks, in parallel
 Management        register, describe, scale, unregister
+Nodes             the same call to several servers, and which of them did it
+Gateway           the gateway's control API: nodes taken out, canaries
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from torchserve_client.errors import (
     LoadFailed,
     ManagementError,
     NoConnection,
+    NodesFailed,
     NotReady,
     QueueFull,
     Rejected,
@@ -30,7 +33,9 @@ from torchserve_client.errors import (
     raise_failed,
 )
 from torchserve_client.futures import FuturesClient
+from torchserve_client.gateway import Gateway
 from torchserve_client.management import Management
+from torchserve_client.nodes import Nodes
 from torchserve_client.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -46,12 +51,15 @@ __all__ = [
     "Closed",
     "DeadlineExceeded",
     "FuturesClient",
+    "Gateway",
     "InvalidPayload",
     "ItemFailed",
     "LoadFailed",
     "Management",
     "ManagementError",
     "NoConnection",
+    "Nodes",
+    "NodesFailed",
     "NotReady",
     "QueueFull",
     "Rejected",

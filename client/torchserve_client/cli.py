@@ -18,14 +18,16 @@ from torchserve_client import commands
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, TLSFailed, Unreachable
 from torchserve_client.inputs import shown
-from torchserve_client.management import Management
+from torchserve_client.nodes import Nodes
 from torchserve_client.rollout import TUNING as ROLLOUT
 from torchserve_client.version import VERSION
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 # Environment variables that say where the server is, and the addresses where they are not set.
-URL, MANAGEMENT_URL = "TORCHSERVE_URL", "TORCHSERVE_MANAGEMENT_URL"
+URL, MANAGEMENT_URL, NODES = "TORCHSERVE_URL", "TORCHSERVE_MANAGEMENT_URL", "TORCHSERVE_NODES"
+GATEWAY = "TORCHSERVE_GATEWAY"
 DEFAULT_URL, DEFAULT_MANAGEMENT_URL = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
+DEFAULT_GATEWAY = "http://127.0.0.1:8003"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +58,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = root.parse_args(arguments)
     if options.key is not None and options.cert is None:
         root.error("--key needs --cert")
+    if options.management and options.nodes:
+        root.error("--management and --nodes say the same thing: give one")
+    if getattr(options, "canary_header", None) and options.canary is None:
+        root.error("--canary-header needs --canary")
     try:
         keys = _keys(options.keys)
         trust = _trust(options)
-        management = Management(options.management, token=keys.get("management"), **trust)
+        nodes = _nodes(options, keys.get("management"), trust)
+        if options.command == "rollout":
+            return commands.rollout(options, nodes)
         if options.command != "predict":
-            run = getattr(commands, options.command.replace("-", "_"))
-            return int(run(options, management))
+            return commands.on_each(getattr(commands, options.command.replace("-", "_")), options, nodes)
         with Client(options.server, token=keys.get("inference"), timeout_s=options.timeout, **trust) as client:
-            return commands.predict(options, management, client)
+            return commands.predict(options, next(iter(nodes.by_name.values())), client)
     except (Unreachable, NoConnection, TLSFailed, InvalidPayload) as error:
         return _failed(error.message, USAGE)
     except (ClientError, OSError) as error:
@@ -91,6 +98,16 @@ def _trust(options: argparse.Namespace) -> dict[str, Any]:
     return {"verify": verify, "cert": (options.cert, options.key) if options.key else options.cert}
 
 
+def _nodes(options: argparse.Namespace, token: str | None, trust: dict[str, Any]) -> Nodes:
+    """Return the servers that are meant: those of the command line, or else those of the environment."""
+    if options.management:
+        return Nodes.at(options.management, token=token, **trust)
+    if file := options.nodes or os.environ.get(NODES):
+        return Nodes.read(Path(file), **trust)
+    urls = os.environ.get(MANAGEMENT_URL, DEFAULT_MANAGEMENT_URL)
+    return Nodes.at([url.strip() for url in urls.split(",")], token=token, **trust)
+
+
 def _keys(path: Path | None) -> dict[str, str]:
     """Read the tokens in TorchServe's key_file.json, by API."""
     if path is None:
@@ -104,13 +121,15 @@ def _keys(path: Path | None) -> dict[str, str]:
 def parser() -> argparse.ArgumentParser:
     """Make the parser of every command with its arguments."""
     root = argparse.ArgumentParser(prog="torchserve-client", description="Operate and use a TorchServe.")
-    inference, management = os.environ.get(URL, DEFAULT_URL), os.environ.get(MANAGEMENT_URL, DEFAULT_MANAGEMENT_URL)
+    inference = os.environ.get(URL, DEFAULT_URL)
     root.add_argument("--version", action="version", version=f"torchserve-client {VERSION}")
     root.add_argument(
         "--server", default=inference, metavar="URL", help=f"inference API; default: ${URL} or {DEFAULT_URL}"
     )
-    words = f"management API; default: ${MANAGEMENT_URL} or {DEFAULT_MANAGEMENT_URL}"
-    root.add_argument("--management", default=management, metavar="URL", help=words)
+    words = f"management API; again for each of several nodes; default: ${MANAGEMENT_URL} or {DEFAULT_MANAGEMENT_URL}"
+    root.add_argument("--management", action="append", metavar="URL", help=words)
+    words = f"the nodes.json of make serve: all of its nodes, each with its key; default: ${NODES}"
+    root.add_argument("--nodes", type=Path, metavar="FILE", help=words)
     words = "TorchServe's key_file.json, where the server asks for tokens"
     root.add_argument("--keys", type=Path, metavar="FILE", help=words)
     _trust_options(root)
@@ -147,6 +166,8 @@ def parser() -> argparse.ArgumentParser:
         help="for the old version's queue to empty; default: %(default)g",
     )
 
+    _canary_parameters(rollout)
+
     predict = _command(added, "predict", "every file of a folder or line of a file; run it again to go on")
     predict.add_argument("path", type=Path, metavar="PATH", help="a folder of files, or a file of lines")
     predict.add_argument("--out", type=Path, required=True, metavar="JSONL", help="answers; started or continued")
@@ -163,6 +184,18 @@ def parser() -> argparse.ArgumentParser:
         help="of a request with its retries; %(default)g",
     )
     return root
+
+
+def _canary_parameters(command: argparse.ArgumentParser) -> None:
+    what = command.add_mutually_exclusive_group()
+    words = "register the new version beside the old one and send it this share; later, change the share"
+    what.add_argument("--canary", type=_percent, metavar="PERCENT", help=words)
+    what.add_argument("--promote", action="store_true", help="give the canary everything, and retire the old version")
+    what.add_argument("--abort", action="store_true", help="send the canary nothing more, and retire it")
+    words = "with --canary: requests that carry it go there, whatever the share"
+    command.add_argument("--canary-header", type=_header, metavar="NAME:VALUE", help=words)
+    words = f"the gateway's control API, for canaries; default: ${GATEWAY} or {DEFAULT_GATEWAY}"
+    command.add_argument("--gateway", default=os.environ.get(GATEWAY, DEFAULT_GATEWAY), metavar="URL", help=words)
 
 
 def _trust_options(root: argparse.ArgumentParser) -> None:
@@ -210,6 +243,23 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return seconds
+
+
+def _percent(text: str) -> float:
+    try:
+        percent = float(text)
+    except ValueError:
+        percent = -1
+    if not 0 <= percent <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 100")
+    return percent
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition(":")
+    if not separator or not name.strip() or not value.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME:VALUE")
+    return name.strip(), value.strip()
 
 
 def _option(text: str) -> tuple[str, Any]:

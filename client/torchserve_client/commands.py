@@ -3,6 +3,7 @@
 import argparse
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ from torchserve_client.answers import ASIDE, Answers
 from torchserve_client.client import Client
 from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError
 from torchserve_client.futures import FuturesClient
+from torchserve_client.gateway import Gateway
 from torchserve_client.inputs import Keys, shown, source
 from torchserve_client.management import Management
+from torchserve_client.nodes import Nodes
 from torchserve_client.rollout import Rollout, Wanted
+from torchserve_client.rollouts import Rollouts
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 
@@ -98,29 +102,85 @@ def unregister(options: argparse.Namespace, management: Management) -> int:
 
 def describe(options: argparse.Namespace, management: Management) -> int:
     """Show one model or all: versions, batch parameters, workers, queue."""
-    models = [options.model] if options.model else management.models()
-    described = [
-        {**management.describe(model, version), "isDefault": version == default}
-        for model in models
-        for default in [management.describe(model)["modelVersion"]]
-        for version in management.versions(model)
-    ]
+    described = _described(options, management)
     if options.json:
-        # The console would colour it.
-        out.file.write(json.dumps(described, indent=2) + "\n")
+        _print_json(described)
         return 0
     out.print(_table(described) if described else "no model is registered")
     return 0
 
 
-def rollout(options: argparse.Namespace, management: Management) -> int:
-    """Put a new version in the place of the one that serves."""
+def _described(options: argparse.Namespace, management: Management) -> list[dict[str, Any]]:
+    models = [options.model] if options.model else management.models()
+    return [
+        {**management.describe(model, version), "isDefault": version == default}
+        for model in models
+        for default in [management.describe(model)["modelVersion"]]
+        for version in management.versions(model)
+    ]
+
+
+def _print_json(document: Any) -> None:
+    # The console would colour it.
+    out.file.write(json.dumps(document, indent=2) + "\n")
+
+
+def rollout(options: argparse.Namespace, nodes: Nodes) -> int:
+    """Put a new version in the place of the one that serves, on every node; or try it on a share of the traffic."""
     wanted = Wanted(options.batch_size, options.max_batch_delay, options.initial_workers, options.url)
-    if wanted == Wanted():
+    is_canary = options.canary is not None or options.promote or options.abort
+    if wanted == Wanted() and not is_canary:
         raise InvalidPayload("nothing to change: give --batch-size, --max-batch-delay, --initial-workers or --url")
-    steps = Rollout(management, options.model_store, options.logs, options.drain_timeout, say=out.print)
-    steps.run(options.model, wanted)
+    if wanted != Wanted() and (options.promote or options.abort):
+        raise InvalidPayload("--promote and --abort take the canary as it is: no --batch-size, --url, ...")
+    steps = {
+        name: Rollout(
+            management, options.model_store, _logs(options, nodes, name), options.drain_timeout, _say(nodes, name)
+        )
+        for name, management in nodes.by_name.items()
+    }
+    gateway = Gateway(options.gateway) if is_canary else None
+    rollouts = Rollouts(steps, gateway)
+    if options.canary is not None:
+        rollouts.try_canary(options.model, wanted, options.canary, options.canary_header)
+    elif options.promote:
+        rollouts.promote(options.model)
+    elif options.abort:
+        rollouts.abort(options.model)
+    else:
+        rollouts.run(options.model, wanted)
     return 0
+
+
+def on_each(run: Callable[[argparse.Namespace, Management], int], options: argparse.Namespace, nodes: Nodes) -> int:
+    """Run a command on every node, under its name where there are several.
+
+    Raises:
+        NodesFailed: some of several failed; the others have done it.
+    """
+    if len(nodes.by_name) == 1:
+        (management,) = nodes.by_name.values()
+        return run(options, management)
+
+    if run is describe and options.json:
+        described = nodes.each(lambda management: _described(options, management))
+        _print_json([{"node": name, **each} for name, listed in described.items() for each in listed])
+        return 0
+
+    def one(name: str, management: Management) -> int:
+        out.print(f"{name}:")
+        return run(argparse.Namespace(**{**vars(options), "logs": _logs(options, nodes, name)}), management)
+
+    return max(nodes.each_named(one).values())
+
+
+def _logs(options: argparse.Namespace, nodes: Nodes, name: str) -> Path:
+    return nodes.logs.get(name, getattr(options, "logs", Path("logs")))
+
+
+def _say(nodes: Nodes, name: str) -> Callable[[str], None]:
+    """Say a line, with the node's name where there are several."""
+    return out.print if len(nodes.by_name) == 1 else lambda line: out.print(f"{name}: {line}")
 
 
 def predict(options: argparse.Namespace, management: Management, client: Client) -> int:

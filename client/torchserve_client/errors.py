@@ -16,7 +16,8 @@
         ├── Unreachable         0   nothing answers at the management address
         ├── NotReady            0   workers did not become ready in time
         ├── LoadFailed          0   a worker cannot load its model
-        └── RolloutFailed       0   the old version serves on
+        ├── RolloutFailed       0   the old version serves on
+        └── NodesFailed             some nodes of several failed; says which, and which did not
 
 `type` is what the server calls it ("CorruptInput", "ServiceUnavailableException"), or the class's own name.
 """
@@ -147,6 +148,22 @@ class LoadFailed(ManagementError):
 
 class RolloutFailed(ManagementError):
     """The new version does not serve; the old one does as before."""
+
+
+class NodesFailed(ManagementError):
+    """A call did not reach all nodes, or not all did what was asked.
+
+    Attributes:
+        errors: a node's name -> the error that it ended with.
+        done: the names of those that did it.
+    """
+
+    def __init__(self, errors: Mapping[str, ClientError], done: Sequence[str]) -> None:
+        first = next(iter(errors.values()))
+        words = "; ".join(f"{name}: {error.message}" for name, error in errors.items())
+        super().__init__(f"{words}; done: {', '.join(done) or 'none'}", first.status, first.type)
+        self.errors = dict(errors)
+        self.done = list(done)
 
 
 def of_status(status: int, type: str, message: str) -> ClientError:

@@ -14,7 +14,7 @@ but what names it. Unregistering kills workers where they stand, hence the drain
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,26 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class New:
+    """What takes over.
+
+    Attributes:
+        archive: in the model store.
+        version: the one that it holds.
+        is_copy: whether it was made for this.
+    """
+
+    archive: Path
+    version: str
+    is_copy: bool
+
+    def discard(self) -> None:
+        """Leave the model store as it was."""
+        if self.is_copy:
+            archives.remove(self.archive)
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """Replaces versions of the models of one server.
 
@@ -91,49 +111,83 @@ class Rollout:
             ManagementError, InvalidPayload: nothing was changed.
         """
         old = self.management.describe(model)
-        archive, description = self._archive(model, old, wanted)
-        version = description.version
-        is_copy = wanted.archive is None
+        new = self.prepare(model, old, wanted, self.management.versions(model))
         try:
-            self._register(model, archive.name, version, old, wanted)
+            self.register(model, new, old, wanted)
         except BaseException:
-            if is_copy:
-                archives.remove(archive)
+            new.discard()
             raise
-        self.management.set_default(model, version)
-        self.say(f"{model}: version {version} is the default")
-        self._drain(model, old)
-        self.management.unregister(model, str(old["modelVersion"]))
-        self.say(f"{model}: version {old['modelVersion']} is unregistered")
-        replaced = self.model_store / str(old["modelUrl"])
-        if "@" in replaced.name and replaced.name != archive.name:
-            # An earlier rollout made this copy; the workers have their archives unpacked elsewhere.
-            archives.remove(replaced)
-        return version
+        self.replace(model, new.version, old)
+        self.clean(old)
+        return new.version
 
-    def _archive(self, model: str, old: dict[str, Any], wanted: Wanted) -> tuple[Path, archives.Description]:
-        """Find or make the archive to register, in the model store, under a version that is free."""
-        taken = self.management.versions(model)
+    def prepare(self, model: str, old: dict[str, Any], wanted: Wanted, taken: Collection[str]) -> New:
+        """Find or make the archive to register, in the model store, under a version that is free.
+
+        Args:
+            model: the model's name.
+            old: the description of the version that serves.
+            wanted: how the new version is to be registered.
+            taken: versions that are not free.
+
+        Raises:
+            RolloutFailed, InvalidPayload: it cannot be had; nothing was changed.
+        """
         path = self.model_store / (wanted.archive or str(old["modelUrl"]))
         description = archives.describe(path)
         if wanted.archive is None:
-            path = archives.reversioned(path, archives.next_version(str(old["modelVersion"]), taken))
-            return path, archives.describe(path)
+            version = archives.next_version(str(old["modelVersion"]), list(taken))
+            return New(archives.reversioned(path, version), version, is_copy=True)
         if description.name != model:
             raise RolloutFailed(f"{path.name} holds {description.name}, not {model}")
         if description.version in taken:
             raise RolloutFailed(
                 f"{model}: version {description.version} is registered already; give {path.name} another"
             )
-        return path, description
+        return New(path, description.version, is_copy=False)
 
-    def _register(self, model: str, archive: str, version: str, old: dict[str, Any], wanted: Wanted) -> None:
+    def replace(self, model: str, version: str, old: dict[str, Any]) -> None:
+        """Make a version the default, and retire the one that was.
+
+        Args:
+            model: the model's name.
+            version: the version that is to serve.
+            old: the description of the one that does.
+        """
+        self.management.set_default(model, version)
+        self.say(f"{model}: version {version} is the default")
+        self.retire(model, old)
+
+    def retire(self, model: str, old: dict[str, Any]) -> None:
+        """Unregister a version that nothing is sent to any more, once it has answered everything.
+
+        Raises:
+            RolloutFailed: it did not drain; it stays registered.
+        """
+        self._drain(model, old)
+        self.management.unregister(model, str(old["modelVersion"]))
+        self.say(f"{model}: version {old['modelVersion']} is unregistered")
+
+    def clean(self, old: dict[str, Any]) -> None:
+        """Remove the archive of a retired version, where a rollout made it; workers have theirs unpacked elsewhere."""
+        replaced = self.model_store / str(old["modelUrl"])
+        if "@" in replaced.name:
+            archives.remove(replaced)
+
+    def register(self, model: str, new: New, old: dict[str, Any], wanted: Wanted) -> None:
+        """Register a version beside the old one, and wait until it is READY; unregistered again where it does not.
+
+        Raises:
+            RolloutFailed: it does not come up; the old one serves on.
+            ManagementError: the server refused.
+        """
+        version = new.version
         log = WorkerLog(self.logs / "model_log.log", model, version)
         workers = wanted.initial_workers or max(1, int(old["minWorkers"]))
         batch_size = wanted.batch_size or int(old["batchSize"])
         max_batch_delay_ms = wanted.max_batch_delay_ms or int(old["maxBatchDelay"])
         self.management.register(
-            archive,
+            new.archive.name,
             batch_size=batch_size,
             max_batch_delay_ms=max_batch_delay_ms,
             initial_workers=workers,

@@ -93,10 +93,8 @@ class Layout:
 
     def write(self, folder: Path = FOLDER) -> None:
         """Leave it for `read`."""
-        folder.mkdir(exist_ok=True)
-        new = folder / "layout.new"
-        new.write_text(json.dumps({"config": str(self.config.resolve()), "nodes": self.nodes}))
-        new.replace(folder / "layout.json")
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / "layout.json", json.dumps({"config": str(self.config.resolve()), "nodes": self.nodes}))
 
     @classmethod
     def read(cls, folder: Path = FOLDER) -> "Layout | None":
@@ -204,6 +202,7 @@ def _reached(url: str) -> str:
 
 def _write(path: Path, text: str) -> None:
     if not path.exists() or path.read_text(encoding="utf-8") != text:
-        new = path.with_suffix(".new")
+        # Supervisors of several nodes write the same at the same time.
+        new = path.with_suffix(f".{os.getpid()}")
         new.write_text(text, encoding="utf-8")
         new.replace(path)

@@ -3,6 +3,7 @@
 make serve -> write -> .nodes/nodes.json -> read -> the gateway, the drain, make stop
 """
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,6 +87,7 @@ def read(path: Path = NODES) -> list[Node]:
 def write(nodes: Sequence[Node], path: Path = NODES) -> None:
     """Leave the nodes for `read`; whoever reads meanwhile sees the old file or the new one."""
     path.parent.mkdir(exist_ok=True)
-    new = path.with_suffix(".new")
+    # Supervisors of several nodes write the same at the same time.
+    new = path.with_suffix(f".{os.getpid()}")
     new.write_bytes(TypeAdapter(list[Node]).dump_json(list(nodes), indent=1))
     new.replace(path)

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,11 @@ NOBODY = ["--server", "http://127.0.0.1:9", "--management", "http://127.0.0.1:9"
         (["predict", "m", "photos"], "--out"),
         (["predict", "m", "photos", "--out", "o", "--option", "top_k"], "'top_k' is not NAME=VALUE"),
         (["predict", "m", "photos", "--out", "o", "--option", "lang=\udce9"], "lang: not UTF-8"),
+        (["--management", "http://a:1", "--nodes", "n.json", "describe"], "give one"),
+        (["rollout", "m", "--canary", "101"], "'101' is not a number from 0 to 100"),
+        (["rollout", "m", "--canary", "5", "--canary-header", "X-Try"], "'X-Try' is not NAME:VALUE"),
+        (["rollout", "m", "--promote", "--canary-header", "X-Try: yes"], "--canary-header needs --canary"),
+        (["rollout", "m", "--promote", "--abort"], "not allowed with"),
     ],
 )
 def test_wrong_usage_exits_2_and_names_what_is_wrong(
@@ -70,6 +76,7 @@ def test_predict_without_a_server_exits_2_and_leaves_an_empty_file(
         (["predict", "m", "{}/blank.txt", "--out", "{}/o"], "blank.txt: nothing in it to predict", 2),
         (["predict", "m", "{}", "--out", "{}/no/o"], "No such file or directory", 1),
         (["rollout", "m"], "nothing to change", 2),
+        (["rollout", "m", "--promote", "--batch-size", "4"], "take the canary as it is", 2),
         (["--keys", "{}/photo.jpg", "describe"], "not a key_file.json of TorchServe", 2),
     ],
 )
@@ -92,11 +99,21 @@ def test_options_of_predict_are_json_where_they_can_be() -> None:
     assert parser().parse_args(arguments).option == [("top_k", 3), ("tgt_lang", "fr"), ("x", "")]
 
 
-def test_addresses_come_from_the_command_line_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHSERVE_URL", "http://a:1")
-    monkeypatch.setenv("TORCHSERVE_MANAGEMENT_URL", "http://a:2")
-    options = parser().parse_args(["describe"])
-    assert (options.server, options.management) == ("http://a:1", "http://a:2")
+def test_addresses_come_from_the_command_line_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def managed(*arguments: str) -> set[str]:
+        assert main([*arguments, "describe", "--json"]) in (1, 2)
+        return set(re.findall(r"no TorchServe answers at (\S+)", capsys.readouterr().err))
+
+    # Ports that nothing listens at.
+    monkeypatch.setenv("TORCHSERVE_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("TORCHSERVE_MANAGEMENT_URL", "http://127.0.0.1:2, http://127.0.0.1:3")
+    assert parser().parse_args(["describe"]).server == "http://127.0.0.1:1"
+    assert managed() == {"http://127.0.0.1:2", "http://127.0.0.1:3"}
+    one = ["--management", "http://127.0.0.1:4"]
+    assert managed(*one) == {"http://127.0.0.1:4"}
+    assert managed(*one, "--management", "http://127.0.0.1:5") == {"http://127.0.0.1:4", "http://127.0.0.1:5"}
     assert parser().parse_args(["--server", "http://b:1", "describe"]).server == "http://b:1"
     monkeypatch.delenv("TORCHSERVE_URL")
     assert parser().parse_args(["describe"]).server == "http://127.0.0.1:8080"

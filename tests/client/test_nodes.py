@@ -1,0 +1,256 @@
+"""Several servers behind one call, and canaries; the servers' answers are scripted."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.client.script import failed, ok
+from torchserve_client import Gateway, Management, ManagementError, NoConnection, Nodes, NodesFailed, RolloutFailed
+from torchserve_client import archives as archive_files
+from torchserve_client.errors import InvalidPayload
+from torchserve_client.rollout import Rollout, Wanted
+from torchserve_client.rollouts import Rollouts
+from torchserve_client.transport import Incoming, Outgoing
+
+MODEL = "m"
+
+
+class FakeServer:
+    """A management API with the versions of one model, in memory."""
+
+    def __init__(self, *, refused: str = "", is_away: bool = False) -> None:
+        self.versions = {"1.0": "m"}
+        self.default = "1.0"
+        self.calls: list[str] = []
+        self.refused, self.is_away = refused, is_away
+
+    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+        if self.is_away:
+            raise NoConnection("refused", was_sent=False)
+        url = urlsplit(request.url)
+        self.calls.append(f"{request.method} {url.path}")
+        if self.refused and re.search(self.refused, self.calls[-1]):
+            return failed(500, "InternalServerException", "no room")
+        parts = url.path.split("/")[3:]
+        if request.method == "POST":
+            archive = parse_qs(url.query)["url"][0]
+            self.versions[archive_files.describe(self.store / archive).version] = archive
+        elif request.method == "DELETE":
+            del self.versions[parts[0]]
+        elif parts[-1:] == ["set-default"]:
+            self.default = parts[0]
+        elif parts == ["all"]:
+            return ok([{"modelVersion": version} for version in self.versions])
+        else:
+            return ok([self._described(parts[0] if parts else self.default)])
+        return ok({})
+
+    def _described(self, version: str) -> dict[str, Any]:
+        return {
+            "modelVersion": version,
+            "modelUrl": self.versions[version],
+            "minWorkers": 1,
+            "batchSize": 8,
+            "maxBatchDelay": 5,
+            "startupTimeout": 5,
+            "responseTimeout": 5,
+            "workers": [{"status": "READY"}],
+            "jobQueueStatus": {"pendingRequests": 0},
+        }
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    store = Path()
+
+
+class FakeGateway:
+    """A control API with one model's canary; it sees a version only when it has been asked twice."""
+
+    def __init__(self) -> None:
+        self.canary: dict[str, Any] | None = None
+        self.calls: list[str] = []
+        self.unseen = 2
+
+    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+        self.calls.append(request.method)
+        if request.method == "PUT":
+            if self.unseen:
+                self.unseen -= 1
+                return failed(404, "NotFound", "no version 1.0-r2")
+            self.canary = json.loads(request.body)
+        elif request.method == "DELETE":
+            self.canary = None
+        elif self.canary is None:
+            return failed(404, "NotFound", "no canary of m")
+        return ok(self.canary or {})
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    manifest = tmp_path / "m" / "MAR-INF" / "MANIFEST.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"model": {"modelName": MODEL, "modelVersion": "1.0"}}))
+    monkeypatch.setattr(FakeServer, "store", tmp_path)
+    return tmp_path
+
+
+def rollouts(store: Path, *servers: FakeServer, gateway: FakeGateway | None = None) -> Rollouts:
+    steps = {
+        f"node-{number}": Rollout(Management("http://n", transport=server), store, store, sleep=lambda _: None)
+        for number, server in enumerate(servers, 1)
+    }
+    edge = Gateway("http://g", transport=gateway) if gateway else None
+    return Rollouts(steps, edge, sleep=lambda _: None)
+
+
+def names(store: Path) -> set[str]:
+    return {path.name for path in store.glob("m*")}
+
+
+def test_every_node_is_called_and_the_error_says_which_did_not_do_it() -> None:
+    first, away, last = FakeServer(), FakeServer(is_away=True), FakeServer(refused="PUT")
+    servers = {"a": first, "b": away, "c": last, "d": FakeServer()}
+    nodes = Nodes({name: Management(f"http://{name}:1", transport=server) for name, server in servers.items()}, {})
+    assert nodes.by_name.keys() == servers.keys()
+    with pytest.raises(NodesFailed) as raised:
+        nodes.each(lambda management: management.scale(MODEL, 2))
+    assert raised.value.message == ("b: no TorchServe answers at http://b:1 (NoConnection); c: no room; done: a, d")
+    assert (list(raised.value.errors), raised.value.done) == (["b", "c"], ["a", "d"])
+    # The node behind the two that failed was called all the same.
+    assert servers["d"].calls == ["PUT /models/m"]
+
+
+def test_nodes_json_gives_names_addresses_keys_and_logs(tmp_path: Path) -> None:
+    keys = tmp_path / "key_file.json"
+    keys.write_text(json.dumps({"management": {"key": "secret"}}))
+    (tmp_path / "node-1" / "logs").mkdir(parents=True)
+    listed = [
+        {"name": "node-1", "management": "http://127.0.0.1:8081", "token_file": str(keys)},
+        {"name": "node-2", "management": "http://127.0.0.1:8181", "token_file": None},
+    ]
+    path = tmp_path / "nodes.json"
+    path.write_text(json.dumps(listed))
+    nodes = Nodes.read(path)
+    assert {name: each.url for name, each in nodes.by_name.items()} == {
+        "node-1": "http://127.0.0.1:8081",
+        "node-2": "http://127.0.0.1:8181",
+    }
+    assert nodes.logs == {"node-1": tmp_path / "node-1" / "logs"}
+    nodes.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("[]", "no node in it"), ("{", "not a nodes.json"), ('[{"name": "a"}]', "not a nodes.json"),
+     ('[{"name": "a", "management": "http://a:1", "token_file": "/none"}]', "/none: not a key_file.json")],
+)  # fmt: skip
+def test_file_that_names_no_nodes_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "nodes.json").write_text(text)
+    with pytest.raises(InvalidPayload, match=words):
+        Nodes.read(tmp_path / "nodes.json")
+
+
+def test_rollout_registers_everywhere_before_any_default_changes(store: Path) -> None:
+    servers = [FakeServer(), FakeServer()]
+    assert rollouts(store, *servers).run(MODEL, Wanted(batch_size=4)) == "1.0-r2"
+    assert [server.default for server in servers] == ["1.0-r2", "1.0-r2"]
+    assert [list(server.versions) for server in servers] == [["1.0-r2"], ["1.0-r2"]]
+    assert names(store) == {"m", "m@1.0-r2"}
+    # A second one removes the copy that the first made, when no node serves from it any more.
+    rollouts(store, *servers).run(MODEL, Wanted(batch_size=2))
+    assert [list(server.versions) for server in servers] == [["1.0-r3"], ["1.0-r3"]]
+    assert names(store) == {"m", "m@1.0-r3"}
+
+
+def test_rollout_that_one_node_cannot_take_leaves_all_as_they_were(store: Path) -> None:
+    servers = [FakeServer(), FakeServer(refused="POST")]
+    with pytest.raises(RolloutFailed, match="node-2: no room; all nodes are as they were"):
+        rollouts(store, *servers).run(MODEL, Wanted(batch_size=4))
+    assert [(server.default, list(server.versions)) for server in servers] == [("1.0", ["1.0"]), ("1.0", ["1.0"])]
+    assert names(store) == {"m"}
+
+
+def test_node_that_is_away_stops_a_rollout_before_it_begins(store: Path) -> None:
+    servers = [FakeServer(), FakeServer(is_away=True)]
+    with pytest.raises(NodesFailed, match=r"node-2: no TorchServe answers at .*; done: node-1"):
+        rollouts(store, *servers).run(MODEL, Wanted(batch_size=4))
+    assert list(servers[0].versions) == ["1.0"]
+    assert names(store) == {"m"}
+
+
+def tried(store: Path) -> tuple[list[FakeServer], FakeGateway, Callable[[], Rollouts]]:
+    servers, gateway = [FakeServer(), FakeServer()], FakeGateway()
+    rollouts(store, *servers, gateway=gateway).try_canary(MODEL, Wanted(batch_size=4), 5, ("X-Try", "yes"))
+    return servers, gateway, lambda: rollouts(store, *servers, gateway=gateway)
+
+
+def test_canary_is_registered_beside_the_old_version_and_waits_until_the_gateway_sees_it(store: Path) -> None:
+    servers, gateway, again = tried(store)
+    assert gateway.canary == {"version": "1.0-r2", "percent": 5, "header": ["X-Try", "yes"]}
+    assert gateway.calls.count("PUT") == 3
+    assert [server.default for server in servers] == ["1.0", "1.0"]
+    assert [list(server.versions) for server in servers] == [["1.0", "1.0-r2"]] * 2
+    # Its share alone changes, and its header stays.
+    again().try_canary(MODEL, Wanted(), 50, None)
+    assert gateway.canary == {"version": "1.0-r2", "percent": 50, "header": ["X-Try", "yes"]}
+    with pytest.raises(RolloutFailed, match="--promote or --abort it first"):
+        again().try_canary(MODEL, Wanted(batch_size=2), 5, None)
+    with pytest.raises(RolloutFailed, match="--promote or --abort it first"):
+        again().run(MODEL, Wanted(batch_size=2))
+
+
+def test_promoted_canary_is_the_default_everywhere_and_the_old_version_is_gone(store: Path) -> None:
+    servers, gateway, again = tried(store)
+    assert again().promote(MODEL) == "1.0-r2"
+    assert gateway.canary is None
+    assert [(server.default, list(server.versions)) for server in servers] == [("1.0-r2", ["1.0-r2"])] * 2
+    for server in servers:
+        assert server.calls.index("PUT /models/m/1.0-r2/set-default") < server.calls.index("DELETE /models/m/1.0")
+
+
+def test_aborted_canary_is_gone_and_so_is_its_copy(store: Path) -> None:
+    servers, gateway, again = tried(store)
+    assert again().abort(MODEL) == "1.0-r2"
+    assert gateway.canary is None
+    assert [(server.default, list(server.versions)) for server in servers] == [("1.0", ["1.0"])] * 2
+    assert names(store) == {"m"}
+    for end in (again().promote, again().abort):
+        with pytest.raises(RolloutFailed, match="m has no canary"):
+            end(MODEL)
+
+
+def test_canary_that_the_gateway_refuses_is_taken_back(store: Path) -> None:
+    class Refusing(FakeGateway):
+        def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+            return failed(400 if request.method == "PUT" else 404, "BadRequest", "is its default")
+
+    servers, gateway = [FakeServer()], Refusing()
+    with pytest.raises(ManagementError, match="is its default"):
+        rollouts(store, *servers, gateway=gateway).try_canary(MODEL, Wanted(batch_size=4), 5, None)
+    assert list(servers[0].versions) == ["1.0"]
+    assert names(store) == {"m"}
+
+
+def test_gateway_says_what_its_nodes_do() -> None:
+    class Control(FakeGateway):
+        def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+            self.calls.append(f"{request.method} {urlsplit(request.url).path} {request.body.decode()}")
+            return ok([{"name": "node-1", "state": "up", "is_draining": True, "in_flight": 3}])
+
+    control = Control()
+    gateway = Gateway("http://g:8003/", transport=control)
+    state = gateway.node("node-1")
+    assert (state.is_up, state.is_draining, state.in_flight) == (True, True, 3)
+    with pytest.raises(ManagementError, match="no node node-9; known are node-1"):
+        gateway.node("node-9")
+    gateway.drain("node-1", is_draining=False)
+    assert control.calls[-1] == 'PUT /control/nodes/node-1 {"draining":false}'
