@@ -469,7 +469,7 @@ def test_adaptive_metrics_say_what_was_refused_missed_and_exchanged(
     assert (totals["handler_requests_totalsuccess"], totals["handler_requests_totalfail"]) == (2, 3)
     assert totals["handler_executions_total1"] == totals["handler_wait_seconds_count"] == 2
     # One stood at the gate; the other, behind it, in the queue, and is as much longer in its request's time.
-    assert 0.3 <= totals["handler_queue_seconds_total"] <= elapsed_s
+    assert 0.3 <= totals["handler_queue_seconds_total"] <= 2 * elapsed_s
     assert 0.6 <= totals["handler_request_seconds_totalsuccess"] <= 2 * elapsed_s
     assert 0.3 <= totals["handler_execution_seconds_total1"] <= elapsed_s
 
