@@ -5,7 +5,8 @@
 
 Clients compress the message alone, so the body says by its first bytes that it is gzip or zlib. Tensors stand in
 `raw_input_contents`, one for each input, as binary tensors do in JSON's stead; or in `contents`, typed. Answers are
-always raw, as Triton's are. This imports protobuf, so what imports it does so with the first such request.
+always raw, as Triton's are. This imports protobuf, so it is imported where a gateway asks for the model's metadata, or
+else with the first such request.
 """
 
 import zlib
