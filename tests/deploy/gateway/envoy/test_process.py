@@ -156,3 +156,18 @@ def is_answered(gateway: Gateway) -> bool:
         return requests.post(f"{gateway.url}/predictions/m", timeout=30).status_code == 200
     except requests.ConnectionError:
         return False
+
+
+def test_a_second_gateway_on_the_same_ports_does_not_start(tmp_path: Path) -> None:
+    """The kernel would let both listen, and share the clients out."""
+    chosen = settings()
+    first, second = tmp_path / "first", tmp_path / "second"
+    for run in (first, second):
+        files.write(chosen, Fleet(), run)
+    envoy = Envoy(first)
+    envoy.start(chosen)
+    try:
+        with pytest.raises(EnvoyError, match=f":{chosen.ports.http}"):
+            Envoy(second).start(chosen)
+    finally:
+        envoy.stop(10)
