@@ -14,7 +14,7 @@ import requests
 
 from deploy.gateway.envoy import admin, files
 from deploy.gateway.envoy.process import Envoy, EnvoyError
-from deploy.gateway.settings import Ports, Settings
+from deploy.gateway.settings import Limits, Ports, Settings
 from deploy.gateway.state import Fleet
 from tests.deploy.gateway.envoy.harness import Gateway, free_port, wait
 
@@ -117,3 +117,57 @@ def test_a_system_without_envoy_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     files.write(chosen, Fleet(), tmp_path)
     with pytest.raises(EnvoyError, match="for Linux alone"):
         Envoy(tmp_path).start(chosen)
+
+
+def test_stop_under_load_cuts_off_no_answer(tmp_path: Path) -> None:
+    """Clients with keep-alive: all that came to a node was answered, and then nobody listens."""
+
+    def load(url: str) -> int:
+        answered = 0
+        with requests.Session() as session:
+            while True:
+                try:
+                    assert session.post(url, data=b"x" * 1000, timeout=60).status_code == 200
+                except requests.ConnectionError:
+                    return answered
+                answered += 1
+
+    with Gateway(tmp_path / "run", Settings()) as gateway, ThreadPoolExecutor(8) as threads:
+        before = sum(node.seen.total() for node in gateway.nodes)
+        running = [threads.submit(load, f"{gateway.url}/predictions/m") for _ in range(8)]
+        wait(lambda: sum(node.seen.total() for node in gateway.nodes) > 100)
+        assert gateway.envoy.stop() is True
+        answered = sum(each.result(60) for each in running)
+        assert answered == sum(node.seen.total() for node in gateway.nodes) - before
+
+
+def test_connections_beyond_the_limit_are_closed(tmp_path: Path) -> None:
+    with Gateway(tmp_path / "run", Settings(limits=Limits(connections=5))) as gateway:
+        port = gateway.settings.ports.http
+        opened = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(10)]
+        wait(lambda: "envoy_listener_downstream_global_cx_overflow" in gateway.envoy.prometheus())
+        for connection in opened:
+            connection.close()
+        wait(lambda: is_answered(gateway))
+
+
+def is_answered(gateway: Gateway) -> bool:
+    try:
+        return requests.post(f"{gateway.url}/predictions/m", timeout=30).status_code == 200
+    except requests.ConnectionError:
+        return False
+
+
+def test_a_second_gateway_on_the_same_ports_does_not_start(tmp_path: Path) -> None:
+    """The kernel would let both listen, and share the clients out."""
+    chosen = settings()
+    first, second = tmp_path / "first", tmp_path / "second"
+    for run in (first, second):
+        files.write(chosen, Fleet(), run)
+    envoy = Envoy(first)
+    envoy.start(chosen)
+    try:
+        with pytest.raises(EnvoyError, match=f":{chosen.ports.http}"):
+            Envoy(second).start(chosen)
+    finally:
+        envoy.stop(10)
