@@ -27,7 +27,7 @@ def answer(path: str, content_type: str, body: bytes) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("program", "printed"), list(zip(PROGRAMS, ["[0.25, -0.5]\n", "[0.25, -0.5]\n1000\n8\n"], strict=True))
+    ("program", "printed"), list(zip(PROGRAMS, ["[0.25, -0.5]\n", "[0.25, -0.5]\n1000\n8\n", "[8]\n"], strict=True))
 )
 def test_readme_program_runs(program: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(answer) as url:
