@@ -226,6 +226,11 @@ def test_gateway_of_nodes_in_a_file_starts_twice_stops_once(server: Server, sess
         assert (started.returncode, started.stderr) == (0, "")
         assert (own.run / "envoy.pid").read_text() == envoy
         assert status(session, f"{own.http}/v2/health/live") == 200
+        # An Envoy that is killed is there again by itself.
+        psutil.Process(int(envoy)).kill()
+        until(lambda: (own.run / "envoy.pid").read_text() not in ("", envoy))
+        envoy = (own.run / "envoy.pid").read_text()
+        until(lambda: answers(session, f"{own.http}/v2/health/live"))
         assert own.command("stop").stdout == "gateway: stopped\n"
         assert own.command("stop").stdout == "gateway: not running\n"
         assert not psutil.pid_exists(int(envoy))
@@ -240,6 +245,13 @@ def test_invalid_settings_are_one_line(tmp_path: Path) -> None:
     assert failed.stderr.startswith("gateway: gateway.yaml: ")
     assert len(failed.stderr.splitlines()) == 1
     assert "short" not in failed.stderr
+
+
+def answers(session: requests.Session, url: str) -> bool:
+    try:
+        return status(session, url) == 200
+    except requests.ConnectionError:
+        return False
 
 
 def nodes_drain(session: requests.Session, url: str) -> list[bool]:
