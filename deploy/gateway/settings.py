@@ -86,7 +86,7 @@ class Limits:
         header_s: seconds in which the head must have come.
         body_s: seconds in which the whole request must have come.
         idle_s: seconds that a connection may lie idle between requests, or in which nothing of an answer moves.
-        response_s: seconds until the answer must begin; the longest responseTimeout of the models.
+        response_s: seconds until the answer must have come, whole; the longest responseTimeout of the models.
         connections: how many at once, all clients together.
         attempts: how many nodes a request may be tried on where one dies.
         attempt_connect_s: seconds to reach a node.

@@ -30,13 +30,11 @@ class Health:
     Attributes:
         body_bytes: of a description that is searched; beyond it nothing is found. One worker takes some 400 bytes.
         failures: how many answers in a row are missing before a node gets no new requests.
-        keepalive_s: seconds between two probes of the kernel on a connection on which nothing moves.
         slow_start_s: seconds in which a node that is new, or back, comes up to its share.
     """
 
     body_bytes: int = 64 << 10
     failures: int = 3
-    keepalive_s: int = 1
     slow_start_s: float = 10.0
 
 
@@ -146,6 +144,7 @@ def _endpoint(node: Node, host: str, management: str, tokens: Tokens, state: str
 def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
     limits = settings.limits
     interval_s = limits.unresponsive_s / (HEALTH.failures + 1)
+    probe_s = max(1, int(interval_s))
     path = f"/models/{quote(each.model)}" + (f"/{quote(each.version)}" if each.version else "")
     check: Resource = {
         "timeout": seconds(interval_s),
@@ -192,9 +191,9 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
         "health_checks": [check],
         "upstream_connection_options": {
             "tcp_keepalive": {
-                "keepalive_time": HEALTH.keepalive_s,
-                "keepalive_interval": HEALTH.keepalive_s,
-                "keepalive_probes": max(1, round(limits.unresponsive_s / HEALTH.keepalive_s) - 1),
+                "keepalive_time": probe_s,
+                "keepalive_interval": probe_s,
+                "keepalive_probes": max(1, min(HEALTH.failures, int(limits.unresponsive_s) // probe_s - 1)),
             }
         },
         "upstream_bind_config": {

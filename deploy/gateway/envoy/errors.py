@@ -30,7 +30,11 @@ def answers(settings: Settings) -> list[Answer]:
     """List what is answered by the gateway itself; limits stand in the messages."""
     limits = settings.limits
     return [
-        Answer(400, "BadRequest", "The request is not valid HTTP, or its path or its headers are not accepted."),
+        Answer(
+            400,
+            "BadRequest",
+            "The request is not valid HTTP, its path or its headers are not accepted, or its body cannot be inflated.",
+        ),
         Answer(
             401,
             "Unauthorized",

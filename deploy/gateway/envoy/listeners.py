@@ -112,6 +112,8 @@ def _manager(settings: Settings, name: str, filters: list[Resource]) -> Resource
             "max_headers_count": limits.headers,
             "headers_with_underscores_action": "REJECT_REQUEST",
         },
+        # Load generators of old speak HTTP/1.0.
+        http_protocol_options={"accept_http_10": True, "default_host_for_http_10": "gateway"},
         http2_protocol_options={
             "max_concurrent_streams": CONNECTION.streams,
             "initial_stream_window_size": CONNECTION.stream_window_bytes,

@@ -23,9 +23,9 @@ from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.settings import Settings
 
 PID, LOG = "envoy.pid", "envoy.log"
-# Seconds: between two looks, until it answers, until it has ended once it was told to, and after which a listener that
-# was replaced closes what still stands.
-POLL_S, READY_S, END_S, DRAIN_S = 0.05, 30.0, 10.0, 600
+# Seconds: between two looks, until it answers, until it has ended once it was told to, in which nothing must come on
+# connections that lie idle, and after which a listener that was replaced closes what still stands.
+POLL_S, READY_S, END_S, QUIET_S, DRAIN_S = 0.05, 30.0, 10.0, 1.0, 600
 LOG_LINES = 5
 # Milliseconds until a line of the access log is in its file.
 FLUSH_MS = 500
@@ -99,10 +99,10 @@ class Envoy:
             return True
         is_drained = True
         with contextlib.suppress(admin.NoAnswer):
-            # From now on answers end their connections; and nobody new is let in, which the first alone does not do.
-            admin.ask(self._run, "/drain_listeners?graceful&skip_exit", "POST")
+            # Answers on connections that stand end them from now on, and no others are taken.
+            admin.ask(self._run, "/healthcheck/fail", "POST")
             admin.ask(self._run, "/drain_listeners", "POST")
-            is_drained = _wait(lambda: self._requests() == 0, timeout_s)
+            is_drained = _wait(self._is_quiet, timeout_s)
             admin.ask(self._run, "/quitquitquit", "POST")
         if not _wait(lambda: self.pid() is None, END_S):
             _signal(pid, signal.SIGKILL)
@@ -160,8 +160,17 @@ class Envoy:
             return int(text.rpartition(" ")[2] or 0) > 0
         return False
 
-    def _requests(self) -> int:
-        text = admin.ask(self._run, "/stats?filter=downstream_rq_active&format=text")
+    def _is_quiet(self) -> bool:
+        """Whether nothing is due, and nothing comes any more on connections that stand."""
+        began = time.monotonic()
+        while self._count("downstream_rq_active") == 0:
+            if self._count("downstream_cx_active") == 0 or time.monotonic() - began > QUIET_S:
+                return True
+            time.sleep(POLL_S)
+        return False
+
+    def _count(self, gauge: str) -> int:
+        text = admin.ask(self._run, f"/stats?filter=^http\\..*\\.{gauge}$&format=text")
         ours = tuple(f"http.{name}." for name in (HTTP, GRPC))
         return sum(int(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(ours))
 

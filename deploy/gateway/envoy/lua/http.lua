@@ -35,9 +35,15 @@ function envoy_on_request(handle)
     end
   end
   local noted = about_of(handle)
-  if noted["is_resized"] then
+  if noted["is_inflated"] then
     local body = handle:body()
-    handle:headers():replace("content-length", tostring(body and body:length() or 0))
+    local length = body and body:length() or 0
+    -- Modulo 2^32 in gzip's own count; no body is as long.
+    if length == 0 or (noted["inflated_bytes"] or length) ~= length then
+      handle:respond({[":status"] = "400"}, "")
+      return
+    end
+    handle:headers():replace("content-length", tostring(length))
   end
 end
 

@@ -1,27 +1,44 @@
--- Envoy inflates gzip alone: what is deflated (RFC 9110: zlib's form; some send the bare stream) gets a head of gzip in the
--- place of zlib's. Its end has no sum of gzip's kind, which nobody misses: the stream itself says where it ends.
+-- In front of the decompressor. Envoy inflates gzip alone: what is deflated (RFC 9110: zlib's form; some send the bare
+-- stream) gets a head of gzip in the place of zlib's; its end has no sum of gzip's kind, and needs none, since the stream
+-- itself says where it ends. Of gzip the last four bytes are kept, the length of what it holds: Envoy passes on what it could
+-- inflate of a damaged one, and http.lua refuses that.
 
+local ABOUT = "gateway"
 -- Ten bytes: magic, deflate, no flags, no time, unknown system.
 local GZIP_HEAD = "\31\139\8\0\0\0\0\0\0\255"
 
+local function as_gzip(chunk, length)
+  local bytes = chunk:getBytes(0, length)
+  local a, b = bytes:byte(1, 2)
+  -- zlib's head: method 8 in the low half, and the two bytes a multiple of 31.
+  local is_zlib = b and a % 16 == 8 and (a * 256 + b) % 31 == 0
+  chunk:setBytes(GZIP_HEAD .. (is_zlib and bytes:sub(3) or bytes))
+end
+
 function envoy_on_request(handle)
   local headers = handle:headers()
-  local encoding = headers:get("content-encoding")
-  if not encoding or encoding:lower() ~= "deflate" then
+  local encoding = (headers:get("content-encoding") or ""):lower()
+  local is_deflate = encoding == "deflate"
+  if not is_deflate and encoding ~= "gzip" then
     return
   end
-  headers:replace("content-encoding", "gzip")
-  handle:streamInfo():dynamicMetadata():set("gateway", "is_resized", true)
-  local is_first = true
+  if is_deflate then
+    headers:replace("content-encoding", "gzip")
+  end
+  handle:streamInfo():dynamicMetadata():set(ABOUT, "is_inflated", true)
+  local is_first, last = true, ""
   for chunk in handle:bodyChunks() do
     local length = chunk:length()
-    if is_first and length > 0 then
-      is_first = false
-      local bytes = chunk:getBytes(0, length)
-      local a, b = bytes:byte(1, 2)
-      -- zlib's head: method 8 in the low half, and the two bytes a multiple of 31.
-      local is_zlib = b and a % 16 == 8 and (a * 256 + b) % 31 == 0
-      chunk:setBytes(GZIP_HEAD .. (is_zlib and bytes:sub(3) or bytes))
+    if length > 0 and is_deflate and is_first then
+      as_gzip(chunk, length)
+    elseif length > 0 and not is_deflate then
+      local size = math.min(length, 4)
+      last = (last .. chunk:getBytes(length - size, size)):sub(-4)
     end
+    is_first = is_first and length == 0
+  end
+  if #last == 4 then
+    local a, b, c, d = last:byte(1, 4)
+    handle:streamInfo():dynamicMetadata():set(ABOUT, "inflated_bytes", a + b * 256 + c * 65536 + d * 16777216)
   end
 end

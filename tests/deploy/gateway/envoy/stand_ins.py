@@ -78,6 +78,7 @@ class StandIn:
         )
 
     def close(self) -> None:
+        self.release.set()
         self.inference.close()
         self.management.close()
 

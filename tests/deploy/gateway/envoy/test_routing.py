@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import random
+import socket
 import zlib
 
 import grpc
@@ -162,7 +163,7 @@ def test_headers_that_only_the_gateway_may_set_do_not_arrive(gateway: Gateway, n
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "raw"])
-@pytest.mark.parametrize("size", [0, 1, 100_000])
+@pytest.mark.parametrize("size", [1, 100_000])
 def test_compressed_bodies_arrive_inflated(gateway: Gateway, encoding: str, size: int) -> None:
     body = random.Random(1).randbytes(size)
     deflate = zlib.compressobj(wbits=-15)
@@ -182,3 +183,27 @@ def test_compressed_bodies_arrive_inflated(gateway: Gateway, encoding: str, size
 def test_chunked_bodies_arrive_with_their_length(gateway: Gateway) -> None:
     told = gateway.told("POST", "/predictions/m", data=iter([b"a" * 1000, b"b" * 1000]))
     assert (told["bytes"], told["headers"]["content-length"]) == (2000, "2000")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("gzip", b"no gzip"),
+        ("gzip", b""),
+        ("gzip", gzip.compress(b"")),
+        ("gzip", gzip.compress(b"a text " * 1000)[:-10]),
+        ("gzip", gzip.compress(b"a text") + gzip.compress(b"another one")),
+        ("deflate", b"no deflate"),
+        ("deflate", b"x"),
+    ],
+)
+def test_compressed_bodies_that_are_damaged_are_refused(gateway: Gateway, encoding: str, body: bytes) -> None:
+    """Whole or cut off: no node sees what came out of them."""
+    answer = gateway.ask("POST", "/predictions/m", data=body, headers={"Content-Encoding": encoding})
+    assert (answer.status_code, answer.json()["type"]) == (400, "BadRequest")
+
+
+def test_http_1_0_is_answered(gateway: Gateway) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.settings.ports.http), timeout=TIMEOUT_S) as connection:
+        connection.sendall(b"POST /predictions/m HTTP/1.0\r\nContent-Length: 1\r\n\r\nx")
+        assert connection.recv(65536).startswith(b"HTTP/1.0 200 ")
