@@ -166,14 +166,25 @@ class Server:
             return error.status != 0
         return True
 
-    def start(self) -> None:
+    def start(self, *, ports_s: float = 0.0) -> None:
         """Start the server and wait until it answers.
+
+        Args:
+            ports_s: seconds in which its ports may still be taken: the system closes those of a process that was killed
+                a moment after it has gone.
 
         Raises:
             StartFailed: another one is in the way, or it ended; the message has its last words. Nothing is left of it.
         """
-        if self.pid() is None:
-            self._check_ports()
+        deadline = time.monotonic() + ports_s
+        while self.pid() is None:
+            try:
+                self._check_ports()
+                break
+            except StartFailed:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
         self.logs.mkdir(exist_ok=True)
         if self.console.exists():
             # What the last one said as it died is not lost with the next start.

@@ -21,6 +21,8 @@ from deploy.waits import Waits, banner
 
 # Seconds between two looks at a server that is supervised.
 SUPERVISE_S = 1.0
+# Seconds that the system is given to close the ports of a server that was killed.
+PORTS_S = 10.0
 
 
 def record_of(local: Local) -> Record:
@@ -49,7 +51,7 @@ def run_node(local: Local, waits: Waits) -> bool:
     is_restored = record.exists() and server.settings.has_model_api
     kept = record.keep()
     with waits.on(f"{local.title}: starting"):
-        server.start()
+        server.start(ports_s=PORTS_S if death is not None else 0.0)
     print(f"{local.title}: started, process {server.pid()}, log in {local.logs_shown}/")
     if is_restored:
         for line in restore(local, kept, waits):
