@@ -9,11 +9,14 @@ Every step leaves its outcome in the slots and never raises for an item: where a
 """
 
 import logging
+import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from http import HTTPStatus
+from importlib import import_module
 from math import inf
 from typing import Any, Protocol
 
@@ -62,6 +65,8 @@ from handlers.protocol.responses import OneItem, Reply
 
 logger = logging.getLogger(__name__)
 
+# Imports protobuf, for a tenth of a second; a worker that gets no gRPC messages does without.
+GRPC_MODULE = "handlers.protocol.grpc_inference"
 # Names the version that answered, for whoever routes between several.
 VERSION_HEADER = "X-Model-Version"
 
@@ -97,6 +102,7 @@ class Runner:
         """
         came_s = time.perf_counter()
         if asks_for_metadata(headers):
+            _expect_grpc()
             return Request((), self._task.metadata)
         try:
             request = self._task.unpack(row, headers)
@@ -288,6 +294,12 @@ class Runner:
             self._recorder.add(ITEM_ERRORS, 1, slot.outcome.type)
         else:
             self._recorder.add(ITEMS, 1)
+
+
+def _expect_grpc() -> None:
+    """Import what reads gRPC messages beside the work: who asks for metadata is a gateway, through which they come."""
+    if GRPC_MODULE not in sys.modules:
+        threading.Thread(target=import_module, args=(GRPC_MODULE,), name="import", daemon=True).start()
 
 
 def _sharing(payloads: tuple[Payload | ItemError, ...]) -> tuple[Payload | ItemError, ...]:

@@ -5,7 +5,8 @@
 
 Clients compress the message alone, so the body says by its first bytes that it is gzip or zlib. Tensors stand in
 `raw_input_contents`, one for each input, as binary tensors do in JSON's stead; or in `contents`, typed. Answers are
-always raw, as Triton's are. This imports protobuf, so what imports it does so with the first such request.
+always raw, as Triton's are. This imports protobuf, so it is imported where a gateway asks for the model's metadata, or
+else with the first such request.
 """
 
 import zlib
@@ -29,6 +30,8 @@ OutputTensor = ModelInferResponse.InferOutputTensor
 
 # The most tensors, parameters and outputs of one request: an empty one takes two bytes here and a hundred once read.
 MOST_FIELDS = 1000
+# The tag of raw_output_contents: field 6, of bytes.
+_RAW_OUTPUT = bytes([6 << 3 | 2])
 # How gzip and zlib begin; no message does.
 _COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 # zlib's number for: gzip or zlib, as its head says.
@@ -75,9 +78,13 @@ class GrpcInference:
                 OutputTensor(name=name, datatype=tensors.datatype_of(array), shape=array.shape)
                 for name, array in arrays.items()
             ],
-            raw_output_contents=map(tensors.to_binary, arrays.values()),
         )
-        return Reply(200, message.SerializeToString(), PROTOBUF)
+        # What protobuf is not given, it need not copy twice; these fields are the last in any case.
+        parts = [message.SerializeToString()]
+        for array in arrays.values():
+            raw = tensors.to_binary(array)
+            parts += [_RAW_OUTPUT, _to_varint(len(raw)), raw]
+        return Reply(200, b"".join(parts), PROTOBUF)
 
 
 def read(body: bytes | bytearray, model: Model, max_bytes: int) -> tuple[Inquiry, GrpcInference]:
@@ -100,7 +107,7 @@ def read(body: bytes | bytearray, model: Model, max_bytes: int) -> tuple[Inquiry
     body = decompressed(body, max_bytes)
     _check_count(body)
     try:
-        message = ModelInferRequest.FromString(bytes(body))
+        message = ModelInferRequest.FromString(body)
     except DecodeError:
         raise MalformedMessage("The body is no ModelInferRequest.") from None
     document = {
@@ -166,6 +173,16 @@ def _varint(body: bytes | bytearray, start: int) -> tuple[int, int]:
         value |= (body[start] & 0x7F) << shift
         shift += 7
     return value, start + 1
+
+
+def _to_varint(value: int) -> bytes:
+    """Write an integer of protobuf's; see `_varint`."""
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
 
 
 def _parameters(sent: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ protocol: names and numbers of fields are theirs. What this project never answer
 tracing and logging, and the parts of a model's configuration that nothing here has. A field that is left out is passed
 over where a client sends it.
 
-The import takes 130 ms, most of it protobuf's own: a worker imports this with its first request by gRPC.
+The import takes 130 ms, most of it protobuf's own: a worker imports this once it has a gateway in front of it.
 """
 
 from typing import Any

@@ -120,7 +120,8 @@ def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> 
     Returns:
         The request. A row that is wrong as a whole becomes one ItemError.
     """
-    length = _header(headers, open_inference.LENGTH_HEADER)
+    is_protobuf = _is_protobuf(headers)
+    length = None if is_protobuf else _header(headers, open_inference.LENGTH_HEADER)
     try:
         if _header(headers, "Content-Encoding") not in (None, "identity"):
             raise UnsupportedMedia("The body is compressed, as Content-Encoding says; send it as it is.")
@@ -133,7 +134,7 @@ def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> 
             return _from_json(value, options, shape)
         if not value:
             raise EmptyInput("The body is empty.")
-        if _is_protobuf(headers):
+        if is_protobuf:
             return _from_grpc(value, options, shape)
         if length is not None:
             document, binary = open_inference.split(value, length)

@@ -1,4 +1,5 @@
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub
@@ -75,6 +76,26 @@ def test_checkpoint_of_the_hub_is_of_the_revision_that_the_list_names(
             pass
     assert asked == [("a/b", None), ("a/b", "v1"), ("a/b", "v2")]
     assert len(identities) == 3
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_checkpoint_of_the_hub_fetches_weights_only_where_they_are_wanted(
+    with_weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def snapshot_download(_: str, *, revision: str | None, ignore_patterns: list[str]) -> str:
+        assert revision is None
+        there = ("config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json", "model.bin")
+        lay(tmp_path, *(name for name in there if not any(fnmatch(name, pattern) for pattern in ignore_patterns)))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    weights = {"model.safetensors", "model.safetensors.index.json"}
+    with checkpoint(MODEL, source(MODEL, "a/b"), with_weights=with_weights) as folder:
+        assert (
+            served(tmp_path)
+            == served(folder)
+            == {"config.json", "tokenizer.json"} | (weights if with_weights else set())
+        )
 
 
 def test_source_of_one_file_is_another_where_its_configuration_is(tmp_path: Path) -> None:

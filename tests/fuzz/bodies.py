@@ -5,7 +5,8 @@ seed, task, number -> Draw -> items and options -> form -> structure changed -> 
 
 from typing import Any
 
-from tests.fuzz import documents, headers, tensors, values
+from handlers.protocol.grpc_status import PROTOBUF
+from tests.fuzz import documents, headers, messages, tensors, values
 from tests.fuzz.documents import Object, document
 from tests.fuzz.kinds import MAX_INSTANCES, Item, Kind
 from tests.fuzz.sent import Part, Sent, body
@@ -38,6 +39,7 @@ def request(kind: Kind, seed: int, number: int) -> Sent:
         (4, lambda: _json(kind, draw)),
         (2, lambda: _inference(kind, draw)),
         (2, lambda: _binary(kind, draw)),
+        (2, lambda: _grpc(kind, draw)),
     )
     if draw.often(CHANGED_BYTES):
         sent = _changed_bytes(kind, draw, sent)
@@ -169,6 +171,11 @@ def _binary(kind: Kind, draw: Draw) -> Sent:
     sent = body(b"".join([head, *blobs]), draw.one("", "application/octet-stream", "application/json"), how=how)
     name = draw.one("Inference-Header-Content-Length", "inference-header-content-length")
     return sent.but(headers={name: tensors.header(draw, len(head))}, is_inference=True)
+
+
+def _grpc(kind: Kind, draw: Draw) -> Sent:
+    written, how = messages.message(draw, _tensors(kind, draw, is_binary=True), _parameters(kind, draw))
+    return body(written, PROTOBUF, how=how)
 
 
 def _changed_bytes(kind: Kind, draw: Draw, sent: Sent) -> Sent:

@@ -11,7 +11,10 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from google.protobuf.message import DecodeError
+
 from tests.fuzz.kinds import Kind
+from tests.fuzz.messages import as_json
 from tests.fuzz.sent import Sent
 from tests.fuzz.values import CANARY
 
@@ -72,7 +75,7 @@ def problems(sent: Sent, received: Received, *, is_adaptive: bool, is_served: bo
         yield f"an answer of more than {LARGEST_ANSWER} bytes"
     try:
         document = json.loads(head(received), parse_constant=_no_constant)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, DecodeError):
         yield "an answer that is no JSON"
         return
     errors = list(_errors(document, received.status))
@@ -83,9 +86,11 @@ def problems(sent: Sent, received: Received, *, is_adaptive: bool, is_served: bo
 
 
 def head(received: Received) -> bytes:
-    """The JSON of an answer: all of it, or what stands before the binary tensors."""
+    """The JSON of an answer: all of it, or what stands before the binary tensors, or what a gRPC message says."""
     sizes = [value for name, value in received.headers.items() if name.lower() == "inference-header-content-length"]
-    return received.body[: int(sizes[0])] if sizes else received.body
+    if sizes:
+        return received.body[: int(sizes[0])]
+    return as_json(received.content_type, received.status, received.headers, received.body)
 
 
 def _no_constant(name: str) -> None:

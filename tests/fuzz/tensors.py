@@ -48,7 +48,7 @@ def inquiry(draw: Draw, tensors: Sequence[Tensor], parameters: dict[str, Any]) -
 
 def binary(draw: Draw, tensors: Sequence[Tensor], parameters: dict[str, Any]) -> tuple[Any, list[bytes]]:
     """The document of a request whose tensors are binary, and their bytes."""
-    blobs = [_blob(tensor) for tensor in tensors]
+    blobs = [blob(tensor) for tensor in tensors]
     inputs = [
         {**_head(tensor), "parameters": {"binary_data_size": len(blob)}}
         for tensor, blob in zip(tensors, blobs, strict=True)
@@ -81,7 +81,8 @@ def _plain(element: Any) -> Any:
     return element.decode("latin-1") if isinstance(element, bytes) else element
 
 
-def _blob(tensor: Tensor) -> bytes:
+def blob(tensor: Tensor) -> bytes:
+    """The bytes of a binary tensor."""
     if tensor.datatype == "BYTES":
         encoded = [
             each if isinstance(each, bytes) else str(each).encode("utf-8", "replace") for each in tensor.elements

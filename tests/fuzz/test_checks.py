@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from handlers.protocol.grpc_status import PROTOBUF
 from tests.fuzz import bodies, in_process
 from tests.fuzz.checks import Received, differ, problems
 from tests.fuzz.child import no_note
@@ -22,6 +23,10 @@ ERROR = {"code": 422, "type": "CorruptInput", "message": "The JPEG data is trunc
 
 def received(status: int, document: Any) -> Received:
     return Received(status, "application/json", {}, json.dumps(document).encode(), 0.01)
+
+
+def by_grpc(status: int, message: bytes, headers: dict[str, str] | None = None) -> Received:
+    return Received(status, PROTOBUF, headers or {}, message, 0.01)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +54,14 @@ def received(status: int, document: Any) -> Received:
         ),
         (Received(200, "", {}, b'{"score": NaN}', 0.01), "an answer that is no JSON"),
         (Received(200, "", {}, b"error", 0.01), "an answer that is no JSON"),
+        (by_grpc(200, b"\x0a\x01M\x2a\x10\x0a\x05label\x12\x05BYTES\x1a\x00\x32\x05\1\0\0\0a"), None),
+        (by_grpc(200, b"\x0a"), "an answer that is no JSON"),
+        (by_grpc(200, b"\x0a\x01M\x2a\x09\x0a\x05error\x1a\x00"), "an answer that is no JSON"),
+        (by_grpc(400, b"", {"X-Grpc-Status": "3", "X-Grpc-Message": "No."}), None),
+        (by_grpc(400, b"", {"X-Grpc-Status": "3", "X-Grpc-Message": CANARY}), "a message that quotes the payload"),
+        (by_grpc(400, b"No.", {"X-Grpc-Status": "3", "X-Grpc-Message": "No."}), "an answer that is no JSON"),
+        (by_grpc(400, b""), "an answer that is no JSON"),
+        (by_grpc(500, b"", {"X-Grpc-Status": "13", "X-Grpc-Message": "No."}), "status 500"),
         (received(200, "x" * 7_000_000), "an answer of more than 6553500 bytes"),
     ],
 )

@@ -319,29 +319,36 @@ def test_metrics_of_a_batch_reach_torchserve_as_lines(
 LINE = re.compile(r"\[METRICS\](handler_\w+)\.Count:([\d.e+-]+)\|#([^|]*)\|")
 
 
-def metrics_of(caplog: pytest.LogCaptureFixture, *names: str) -> dict[tuple[str, str], float]:
-    """What the lines in the log amount to: (metric, labels beside the model's) -> sum."""
-    totals: dict[tuple[str, str], float] = {}
+def versioned(model_dir: Path, version: str) -> DoublingHandler:
+    """A handler whose metrics are told from others' by their version, and reported by nobody but a test."""
+    handler = DoublingHandler()
+    handler.worker_context = context(model_dir, {})
+    handler.worker_context.manifest = {"model": {"modelVersion": version}}
+    handler.initialize(handler.worker_context)
+    handler.reporter.stop()
+    return handler
+
+
+def metrics_of(caplog: pytest.LogCaptureFixture, version: str) -> dict[str, float]:
+    """What the lines in the log amount to: metric and its labels beside the model's -> sum."""
+    totals: dict[str, float] = {}
     for match in filter(None, (LINE.search(record.getMessage()) for record in caplog.records)):
         name, value, labels = match.groups()
-        model, version, *own = labels.split(",")
+        model, of_version, *own = labels.split(",")
         assert model == "ModelName:model"
-        if name in names:
-            key = (name, ",".join([version.removeprefix("ModelVersion:"), *own]))
+        if of_version == f"ModelVersion:{version}":
+            key = " ".join([name, *own])
             totals[key] = totals.get(key, 0) + float(value)
     return totals
 
 
 def test_metrics_and_answers_name_the_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    handler = DoublingHandler()
-    handler.worker_context = context(tmp_path, {})
-    handler.worker_context.manifest = {"model": {"modelVersion": "2.0-untrained"}}
-    handler.initialize(handler.worker_context)
     with caplog.at_level(logging.INFO, "ts.metrics"):
+        handler = versioned(tmp_path, "2.0-untrained")
         answers = serve(handler, [b"2", b"secret", b"{", number_by_grpc(2)], [*[{}] * 3, test_grpc_inference.HEADERS])
         handler.reporter.report()
     assert {answer.headers["X-Model-Version"] for answer in answers} == {"2.0-untrained"}
-    assert metrics_of(caplog, "handler_items_total") == {("handler_items_total", "2.0-untrained"): 2}
+    assert metrics_of(caplog, "2.0-untrained")["handler_items_total"] == 2
 
 
 def test_answers_of_an_archive_without_a_version_name_none(handler: DoublingHandler) -> None:
@@ -350,9 +357,10 @@ def test_answers_of_an_archive_without_a_version_name_none(handler: DoublingHand
 
 
 def test_metrics_count_requests_by_outcome_and_micro_batches_by_size(
-    handler: DoublingHandler, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each hook takes a time of its own, so that each is found in its own metric and in no other."""
+    handler = versioned(tmp_path, "1.0-counted")
     slow = {"decode": 0.01, "collate": 0.02, "forward": 0.04, "split": 0.03}
 
     def taking(name: str, seconds: float) -> None:
@@ -366,43 +374,31 @@ def test_metrics_count_requests_by_outcome_and_micro_batches_by_size(
 
     for name, seconds in slow.items():
         taking(name, seconds)
-    handler.reporter.report()
-    caplog.clear()
     lists = [b'{"instances": [{"number": 2}, {"number": "x"}]}', b'{"instances": [{"number": "x"}]}']
-    started_s = time.perf_counter()
     with caplog.at_level(logging.INFO, "ts.metrics"):
+        started_s = time.perf_counter()
         answers = serve(handler, [b"4", b"6", b"1", b"secret", b"", *lists])
         elapsed_s = time.perf_counter() - started_s
         serve(handler, [b"2"], [{"X-Model-Metadata": "1"}])
         handler.reporter.report()
     assert [answer.status for answer in answers] == [200, 200, 200, 422, 400, 200, 422]
-    # Of those with a result alone: a refusal comes at once.
-    assert set(metrics_of(caplog, "handler_request_seconds_count").values()) == {4}
-    counts = metrics_of(caplog, "handler_requests_total", "handler_executions_total")
-    assert counts == {
-        ("handler_requests_total", "unknown,Outcome:success"): 4,
-        ("handler_requests_total", "unknown,Outcome:fail"): 3,
-        ("handler_executions_total", "unknown,Size:1"): 1,
-        ("handler_executions_total", "unknown,Size:3"): 1,
-    }
-    seconds_of = metrics_of(
-        caplog, "handler_request_seconds_total", "handler_queue_seconds_total", "handler_execution_seconds_total"
-    )
-    for size in (1, 3):
-        phases = [
-            seconds_of["handler_execution_seconds_total", f"unknown,Size:{size},Phase:{phase}"]
-            for phase in ("input", "infer", "output")
-        ]
-        least = [slow[name] for name in ("collate", "forward", "split")]
-        assert all(seconds >= bound for seconds, bound in zip(phases, least, strict=True))
-    # All that was measured of the engine ran one after the other.
-    assert sum(value for (name, _), value in seconds_of.items() if name.startswith("handler_execution")) <= elapsed_s
-    good_s, bad_s = (seconds_of["handler_request_seconds_total", f"unknown,Outcome:{o}"] for o in ("success", "fail"))
+    totals = metrics_of(caplog, "1.0-counted")
+    assert totals["handler_requests_total Outcome:success"] == 4
+    assert totals["handler_requests_total Outcome:fail"] == 3
+    executions = {key: value for key, value in totals.items() if key.startswith("handler_executions_total")}
+    assert executions == {"handler_executions_total Size:1": 1, "handler_executions_total Size:3": 1}
+    seconds_of = {key: value for key, value in totals.items() if key.startswith("handler_execution_seconds")}
+    for phase, hook in {"input": "collate", "infer": "forward", "output": "split"}.items():
+        for size in (1, 3):
+            assert seconds_of[f"handler_execution_seconds_total Size:{size} Phase:{phase}"] >= slow[hook]
+    # All of it ran one after the other.
+    assert len(seconds_of) == 6
+    assert sum(seconds_of.values()) <= elapsed_s
     whole = slow["decode"] + 2 * (slow["collate"] + slow["forward"] + slow["split"])
-    assert 4 * whole <= good_s <= 4 * elapsed_s
-    assert 3 * whole <= bad_s <= 3 * elapsed_s
+    for outcome, count in {"success": 4, "fail": 3}.items():
+        assert count * whole <= totals[f"handler_request_seconds_total Outcome:{outcome}"] <= count * elapsed_s
     # One of the two micro-batches waited for the other; nobody's decoding or run is in it.
-    queue_s = seconds_of["handler_queue_seconds_total", "unknown"]
+    queue_s = totals["handler_queue_seconds_total"]
     assert slow["collate"] + slow["forward"] <= queue_s <= 4 * elapsed_s - 4 * (slow["decode"] + slow["forward"])
 
 

@@ -51,7 +51,17 @@ task, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
 module = import_module(f"handlers.tasks.{task}")
 (handler,) = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__
               and isinstance(each, type)]
-handler().initialize(context(folder, settings))
+worker = handler()
+worker.initialize(context(folder, settings))
+print(json.dumps(sorted(sys.modules)))
+"""
+# Asks it for its metadata, as a gateway does, and waits for what comes of that.
+ASKING = f"""{WORKER}
+import time
+worker.runner.read({{}}, {{"X-Model-Metadata": "1"}})
+ends_s = time.monotonic() + 20
+while "handlers.protocol.grpc_inference" not in sys.modules and time.monotonic() < ends_s:
+    time.sleep(0.01)
 print(json.dumps(sorted(sys.modules)))
 """
 
@@ -88,3 +98,8 @@ def test_tasks_together_import_no_engine_but_openvino_and_the_tokenizers() -> No
     assert len(tasks) >= 8
     imported = modules_after(f"import json, sys, {', '.join(tasks)}; print(json.dumps(sorted(sys.modules)))")
     assert HEAVY & imported <= {"openvino", "transformers"}
+
+
+def test_worker_that_has_a_gateway_imports_protobuf_before_it_is_needed(staged_example: Callable[[str], Path]) -> None:
+    folder = str(staged_example("language-id"))
+    assert "handlers.protocol.grpc_inference" in modules_after(ASKING, "language_id", folder, '{"engine": "auto"}')

@@ -108,12 +108,18 @@ class StreamedHandler(GatedHandler):
 
 
 def started(
-    kind: type[GatedHandler], model_dir: Path, settings: dict[str, Any] | None = None, **scheduling: Any
+    kind: type[GatedHandler],
+    model_dir: Path,
+    settings: dict[str, Any] | None = None,
+    *,
+    version: str | None = None,
+    **scheduling: Any,
 ) -> GatedHandler:
     handler = kind()
     settings = {"max_items": 8, "max_instances": 10, "scheduling": {**SCHEDULING, **scheduling}, **(settings or {})}
     handler.worker_context = context(model_dir, settings, batch_size=64)
     handler.worker_context.model_yaml_config["continuousBatching"] = True
+    handler.worker_context.manifest = {"model": {"modelVersion": version}}
     # Warm-up's times on a busy machine are not what is tested.
     with patch("handlers.adaptive.start.measure", lambda *_: [(1, RUN_S), (8, RUN_S)]):
         handler.initialize(handler.worker_context)
