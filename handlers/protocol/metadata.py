@@ -83,7 +83,9 @@ def asks_for_metadata(headers: Mapping[str, Any]) -> bool:
     Args:
         headers: the request's, and for each field {"content-type": as sent}.
     """
-    return any(name.lower() == METADATA_HEADER and isinstance(value, str) for name, value in headers.items())
+    # Every request is asked; a name of another length need not be lowered.
+    names = (name for name in headers if len(name) == len(METADATA_HEADER) and name.lower() == METADATA_HEADER)
+    return any(isinstance(headers[name], str) for name in names)
 
 
 def names_given(kind: str, own: Iterable[str], given: Mapping[str, str], reserved: Iterable[str]) -> dict[str, str]:
