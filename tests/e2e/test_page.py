@@ -16,7 +16,8 @@ from tests.deploy.gateway.browser import TIMEOUT_MS, Visit, chromium, visit
 from tests.deploy.gateway.test_page import run_python, run_shell
 from tests.e2e.conftest import MOBILENET, Registrations
 
-pytestmark = pytest.mark.system
+# Alone, the first test waits for every archive of the session to be built, with its own.
+pytestmark = [pytest.mark.system, pytest.mark.timeout(420)]
 expect.set_options(timeout=TIMEOUT_MS)
 
 ESPRESSO = ROOT / "examples" / "mobilenet-v2" / "espresso.jpg"
