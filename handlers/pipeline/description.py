@@ -80,7 +80,8 @@ def _inputs(task: Task) -> Mapping[str, TensorMetadata]:
 
 
 def _tensor(name: str, dimensions: int) -> TensorMetadata:
-    return TensorMetadata(name, "FP32" if dimensions else "BYTES", (-1,) * (1 + dimensions))
+    """A row of BYTES has one element: tools that make requests of the metadata want a dimension for it."""
+    return TensorMetadata(name, "FP32", (-1,) * (1 + dimensions)) if dimensions else TensorMetadata(name, shape=(-1, 1))
 
 
 def _most_rows(task: Task, item: Any) -> int:

@@ -36,6 +36,9 @@ TEXTS = ("Good morning, how are you?", "기준금리를 동결했다.")
 TIMEOUT_S = 60
 EMBEDDING, MINILM, TOKENIZER = "sentence-embedding", "embedding", "tokenizer"
 LANGUAGES, ADAPTIVE = "language-id", "sentence-embedding-adaptive"
+# With the start of five models in the first test's.
+pytestmark = pytest.mark.timeout(300)
+
 MODELS = (EMBEDDING, MINILM, TOKENIZER, LANGUAGES, ADAPTIVE)
 CLIENTS = ("http", "http.aio", "grpc", "grpc.aio")
 SIZE = 384
@@ -241,7 +244,7 @@ def test_model_metadata_is_that_of_the_loaded_model(lab: Lab, which: str, versio
     assert metadata["name"] == MINILM
     assert metadata["versions"] == ["1"]
     assert metadata["platform"]
-    assert [tensor(each) for each in metadata["inputs"]] == [("input_text", "BYTES", [-1])]
+    assert [tensor(each) for each in metadata["inputs"]] == [("input_text", "BYTES", [-1, 1])]
     assert [tensor(each) for each in metadata["outputs"]] == [("output__0", "FP32", [-1, SIZE])]
 
 

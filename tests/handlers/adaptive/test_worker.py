@@ -94,7 +94,7 @@ def test_adaptive_metadata_is_answered_while_the_engine_is_busy_and_counts_for_n
         assert [result_of(each.result(TIMEOUT_S)) for each in (busy, waiting)] == [4.0, 8.0]
     assert {answer.status for answer in asked} == {200}
     assert asked[0].body["mode"] == "adaptive"
-    assert asked[0].body["inputs"] == [{"name": "number", "datatype": "BYTES", "shape": [-1]}]
+    assert asked[0].body["inputs"] == [{"name": "number", "datatype": "BYTES", "shape": [-1, 1]}]
 
 
 def test_adaptive_many_clients_each_get_their_own_answer_once(handler: GatedHandler) -> None:

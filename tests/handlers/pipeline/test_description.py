@@ -35,7 +35,7 @@ def tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": list(shape)}
 
 
-TEXT = tensor("text", "BYTES", -1)
+TEXT = tensor("text", "BYTES", -1, 1)
 RANKED = [tensor("label", "BYTES", -1, -1), tensor("score", "FP32", -1, -1)]
 
 
@@ -54,7 +54,7 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
         "platform": "torchserve_torch",
         "task": "serving",
         "mode": "classic",
-        "inputs": [tensor("number", "BYTES", -1)],
+        "inputs": [tensor("number", "BYTES", -1, 1)],
         "outputs": [tensor("result", "BYTES", -1)],
         "max_batch_size": 10,
         "max_instances": 10,
@@ -85,7 +85,7 @@ TASKS = {
     "image_classification": Case(
         ImageClassificationHandler,
         "mobilenet-v2",
-        inputs=[tensor("image", "BYTES", -1)],
+        inputs=[tensor("image", "BYTES", -1, 1)],
         outputs=RANKED,
         platform="torchserve_openvino",
         accepts=["image/*", "application/json"],
@@ -133,7 +133,7 @@ TASKS = {
     "question_answering": Case(
         QuestionAnsweringHandler,
         tiny("question_answering"),
-        inputs=[tensor("context", "BYTES", -1), tensor("question", "BYTES", -1)],
+        inputs=[tensor("context", "BYTES", -1, 1), tensor("question", "BYTES", -1, 1)],
         outputs=[
             tensor("answer", "BYTES", -1, -1),
             tensor("score", "FP32", -1, -1),

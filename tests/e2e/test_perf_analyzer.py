@@ -1,0 +1,97 @@
+"""NVIDIA's perf_analyzer against the gateway, in its default service kind, as Triton's tutorials call it."""
+
+import csv
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from deploy.archive import Recipe
+from deploy.gateway import sandbox
+from deploy.models import ROOT, model
+from deploy.sandbox import started
+
+pytestmark = pytest.mark.system
+
+PROGRAM = ROOT / ".perf_analyzer" / "bin" / "perf_analyzer"
+LIBRARIES = ROOT / ".perf_analyzer" / "nvidia" / "cuda_runtime" / "lib"
+MODEL = "language-id"
+# Whatever the windows show counts as stable: it is the calls that are tried here. Shorter ones could end before the
+# handlers' counts, which come once a second, have moved, and it takes a model without any for one that is not there.
+SHORT = ("--measurement-interval", "1500", "--max-trials", "5", "--stability-percentage", "999")
+# Over HTTP alone.
+JSON = "JSON tensors"
+LOADS = {
+    "one client": (),
+    "a range of concurrency": ("--concurrency-range", "1:4:3"),
+    "a range of rates": ("--request-rate-range", "20:40:20"),
+    "a range of rates, Poisson": ("--request-rate-range", "20", "--request-distribution", "poisson"),
+    "a search within a latency": ("--concurrency-range", "1:8", "--binary-search", "--latency-threshold", "5000"),
+    "a latency that ends it": ("--concurrency-range", "1:2:1", "--latency-threshold", "5000"),
+    "asynchronous": ("--async", "--concurrency-range", "4"),
+    "several rows": ("-b", "4"),
+    JSON: ("--input-tensor-format", "json", "--output-tensor-format", "json"),
+}
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sandbox.Sandbox]:
+    store = tmp_path_factory.mktemp("store")
+    Recipe(model(MODEL), export_path=store).build()
+    with started(store) as server, sandbox.started([sandbox.node_of(server)]) as running:
+        server.register(MODEL, f"{MODEL}.mar", batch_size=8, max_batch_delay_ms=1, workers=1)
+        wait_served(running)
+        yield running
+
+
+def wait_served(gateway: sandbox.Sandbox) -> None:
+    """Wait until the gateway knows the model, which is within 10 s of its registration."""
+    deadline = time.monotonic() + 30
+    while requests.get(f"{gateway.http}/v2/models/{MODEL}/ready", timeout=10).status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def perf_analyzer(gateway: sandbox.Sandbox, protocol: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it; the model's inputs come from what the gateway says of them."""
+    address = gateway.grpc if protocol == "grpc" else gateway.http.removeprefix("http://")
+    return subprocess.run(
+        [str(PROGRAM), "-m", MODEL, "-i", protocol, "-u", address, *SHORT, *arguments],
+        env={**os.environ, "LD_LIBRARY_PATH": str(LIBRARIES)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+
+
+@pytest.mark.parametrize(
+    ("protocol", "load"), [*(("http", load) for load in LOADS), *(("grpc", load) for load in LOADS if load != JSON)]
+)
+def test_perf_analyzer_measures_through_the_gateway(
+    gateway: sandbox.Sandbox, tmp_path: Path, protocol: str, load: str
+) -> None:
+    data, report = tmp_path / "input.json", tmp_path / "report.csv"
+    data.write_text(json.dumps({"data": [{"text": ["hello world"]}, {"text": ["Bonjour, le monde"]}]}))
+    arguments = ("--input-data", str(data), "-f", str(report), *LOADS[load])
+    finished = perf_analyzer(gateway, protocol, *arguments)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    with report.open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows, finished.stdout
+    # The server's times come from its statistics.
+    for row in rows:
+        assert float(row["Inferences/Second"]) > 0, row
+        assert float(row["Server Compute Infer"]) > 0, row
+    assert "error" not in finished.stderr.lower(), finished.stderr
+
+
+def test_perf_analyzer_makes_inputs_of_its_own_from_the_metadata(gateway: sandbox.Sandbox) -> None:
+    finished = perf_analyzer(gateway, "grpc", "--string-length", "20")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "throughput" in finished.stdout
