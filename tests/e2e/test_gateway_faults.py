@@ -192,7 +192,7 @@ def test_rolling_restart_at_60_percent_load_leaves_no_request_without_an_answer(
 
 
 def p99_ms(fleet: Fleet) -> float:
-    summary = Attack(Target(fleet.url), INPUTS, ClosedLoop(4), Duration(5), warm_up_s=0.5).run()
+    summary = Attack(Target(fleet.url), INPUTS, ClosedLoop(4), Duration(3), warm_up_s=0.5).run()
     assert all_answered(summary), (summary.statuses, summary.errors)
     return summary.latency_ms(99)
 
