@@ -15,6 +15,16 @@ from deploy.properties import moved
 from deploy.server import Server
 
 
+def free_ports(number: int) -> list[int]:
+    """Find ports of 127.0.0.1 that nothing listens on."""
+    with ExitStack() as stack:
+        # All are held until the last is known, so none is given twice.
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Every port of one TorchServe, on 127.0.0.1."""
@@ -29,12 +39,7 @@ class Ports:
     @classmethod
     def free(cls) -> "Ports":
         """Find ports that nothing listens on."""
-        with ExitStack() as stack:
-            # All are held until the last is known, so none is given twice.
-            sockets = [stack.enter_context(socket.socket()) for _ in fields(cls)]
-            for each in sockets:
-                each.bind(("127.0.0.1", 0))
-            return cls(*(each.getsockname()[1] for each in sockets))
+        return cls(*free_ports(len(fields(cls))))
 
 
 def config_for(text: str, ports: Ports, root: Path, model_store: Path) -> str:

@@ -1,5 +1,6 @@
 """The shell blocks of the README and the pages that follow it, in a fresh copy with an environment of its own."""
 
+import json
 import os
 import re
 import shutil
@@ -12,13 +13,14 @@ import pytest
 import torch
 
 from deploy.models import ROOT, model
-from deploy.sandbox import Ports, config_for
+from deploy.sandbox import Ports, config_for, free_ports
 from deploy.sources import source
 from deploy.weights import load
 from tests.pages import RUN_PAGES, blocks
 
 # Ports that the pages name; the test's own stand in, so that it runs beside a server.
 INFERENCE, MANAGEMENT, METRICS = "8080", "8081", "8082"
+GATEWAY = {"http": "8000", "grpc": "8001", "metrics": "8002", "control": "8003"}
 CHECKPOINT = "hub/checkpoints/resnet152-f82ba261.pth"
 
 
@@ -41,6 +43,15 @@ def ports(copy: Path) -> Ports:
     free = Ports.free()
     path = copy / "config.properties"
     path.write_text(config_for(path.read_text(), free, copy, copy / "model_store"))
+    return free
+
+
+@pytest.fixture
+def gateway_ports(copy: Path) -> dict[str, int]:
+    """Of the copy's gateway, whose settings are all at their defaults otherwise."""
+    free = dict(zip(GATEWAY, free_ports(len(GATEWAY)), strict=True))
+    path = copy / "deploy" / "gateway.yaml"
+    path.write_text(f"{path.read_text()}\nports: {free}\n")
     return free
 
 
@@ -68,11 +79,12 @@ def has_network() -> bool:
 @pytest.mark.environment
 @pytest.mark.timeout(900)
 def test_readme_shell_blocks_run_as_written(
-    copy: Path, ports: Ports, environment: dict[str, str], tmp_path: Path
+    copy: Path, ports: Ports, gateway_ports: dict[str, int], environment: dict[str, str], tmp_path: Path
 ) -> None:
     commands = [block for page in RUN_PAGES for block in blocks(page)]
-    assert len(commands) == 13
+    assert len(commands) == 14
     own = {INFERENCE: ports.inference, MANAGEMENT: ports.management, METRICS: ports.metrics}
+    own |= {port: gateway_ports[name] for name, port in GATEWAY.items()}
     outputs = []
     # Blocks share their reader's shell, from the README on: its activated environment and its variables.
     shell = ""
@@ -110,9 +122,8 @@ def test_readme_shell_blocks_run_as_written(
         shell += "".join(f"{line}\n" for line in text.splitlines() if re.match(r"(source |\w+=)", line))
 
     # README.md, docs/adaptive.md, docs/operations.md.
-    served, stopped, by_hand, requests, texts, clients, added, custom, helped, adaptive, metrics, loaded, ended = (
-        outputs
-    )
+    served, stopped, by_hand, requests, texts, clients, gateway, added, custom, helped, adaptive, *rest = outputs
+    metrics, loaded, ended = rest
     assert '"Egyptian cat": 0.' in served
     assert "TorchServe: stopped" in stopped
     assert "registered with 1 initial workers" in by_hand
@@ -123,6 +134,11 @@ def test_readme_shell_blocks_run_as_written(
     assert texts.count('"predictions":[[') == 1
     assert "2 answered, 0 failed" in clients
     assert "version 1.0 is unregistered" in clients
+    assert f"http://127.0.0.1:{gateway_ports['http']}" in gateway
+    assert '{"name": "sentence-embedding", "versions": ["1.0"]' in gateway
+    assert '"outputs":[{"name":"output__0","datatype":"FP32","shape":[2,384],"data":[' in gateway
+    # ResNet-152, whatever its weights: five labels.
+    assert len(json.loads(gateway.splitlines()[-1])) == 5
     assert '{"espresso":0.9' in added
     assert custom.count('["navy"]') == 1
     assert '{"predictions":[["chocolate","brown"],["navy","indigo"]]}' in custom

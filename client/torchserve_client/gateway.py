@@ -22,12 +22,14 @@ class NodeState:
         name: the node's.
         is_up: whether its management API answers.
         is_draining: whether it gets no new requests.
+        is_routed: whether it gets requests, for every model that it serves: Envoy itself has found them READY.
         in_flight: requests that it has not answered yet.
     """
 
     name: str
     is_up: bool
     is_draining: bool
+    is_routed: bool
     in_flight: int
 
 
@@ -124,5 +126,9 @@ def _canary(model: str) -> str:
 
 def _state(document: dict[str, Any]) -> NodeState:
     return NodeState(
-        str(document["name"]), document["state"] == "up", bool(document["is_draining"]), int(document["in_flight"])
+        str(document["name"]),
+        document["state"] == "up",
+        bool(document["is_draining"]),
+        bool(document["is_routed"]),
+        int(document["in_flight"]),
     )

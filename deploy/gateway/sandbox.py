@@ -3,12 +3,11 @@
 nodes, settings -> gateway.yaml -> started (its addresses; stopped and cleaned up at the end)
 """
 
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 
 from deploy.models import ROOT
 from deploy.nodes.node import Node
+from deploy.sandbox import free_ports
 from deploy.server import Server
 
 PORTS = ("http", "grpc", "metrics", "control")
@@ -89,7 +89,7 @@ def started(nodes: Sequence[Node], **settings: Any) -> Iterator[Sandbox]:
         NotStarted: it did not come up.
     """
     with tempfile.TemporaryDirectory(prefix="gateway-", ignore_cleanup_errors=True) as folder:
-        ports = dict(zip(PORTS, _free(len(PORTS)), strict=True))
+        ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         document = {"nodes": [asdict(node) for node in nodes], "ports": ports, **settings}
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
         sandbox = Sandbox(
@@ -110,13 +110,3 @@ def started(nodes: Sequence[Node], **settings: Any) -> Iterator[Sandbox]:
             yield sandbox
         finally:
             sandbox.command("stop")
-
-
-def _free(number: int) -> list[int]:
-    """Find ports that nothing listens on."""
-    with ExitStack() as stack:
-        # All are held until the last is known, so none is given twice.
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

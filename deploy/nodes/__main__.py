@@ -11,7 +11,7 @@ from pathlib import Path
 from deploy.gateway.settings import CONFIG
 from deploy.models import ROOT
 from deploy.nodes import configured
-from deploy.nodes.drain import LOOK_S, SETTLE_S, control_url, known, name_of, settings_of, take_out
+from deploy.nodes.drain import LOOK_S, control_url, known, name_of, settings_of, take_out, wait_routed
 from deploy.nodes.local import FOLDER, Local, everything
 from deploy.nodes.running import end_node, record_of, run_node, supervisor
 from deploy.server import ServerError
@@ -38,7 +38,7 @@ def restart(local: Local, name: str, gateway: Gateway, timeout_s: float) -> None
             case, and as it is in the second.
     """
     others = [node for node in gateway.nodes() if node.name != name]
-    if lacking := [node.name for node in others if not node.is_up or node.is_draining]:
+    if lacking := [node.name for node in others if not node.is_routed]:
         raise ServerError(f"{name} is left as it is: {', '.join(lacking)} would not serve for it")
     if not others:
         raise ServerError(f"{name} is left as it is: no other node would serve for it")
@@ -59,7 +59,7 @@ def restart(local: Local, name: str, gateway: Gateway, timeout_s: float) -> None
                 configured.prove(local, waits)
     gateway.drain(name, is_draining=False)
     print(f"{name}: gets requests again")
-    time.sleep(SETTLE_S)
+    wait_routed(gateway, name)
 
 
 def _wait_restarted(local: Local) -> None:

@@ -28,8 +28,8 @@ from torchserve_client.gateway import Gateway
 # is in flight by then.
 MOMENT_S = 1.0
 LOOK_S = 0.1
-# Seconds in which the gateway has seen what a node that is back serves: two of its looks, and two of Envoy's.
-SETTLE_S = 7.0
+# Seconds in which the gateway and Envoy find what a node that is back serves: a few looks each, on a slow machine.
+ROUTED_S = 60.0
 # What says that a supervisor, and no operator, took a node out.
 MARK = "drained"
 
@@ -131,6 +131,19 @@ def take_out(
         said = in_flight
         sleep(LOOK_S)
     return True
+
+
+def wait_routed(gateway: Gateway, name: str) -> None:
+    """Wait until a node that is back gets requests.
+
+    Raises:
+        ServerError: it does not, though its models are READY.
+    """
+    deadline = time.monotonic() + ROUTED_S
+    while not gateway.node(name).is_routed:
+        if time.monotonic() > deadline:
+            raise ServerError(f"{name} gets no requests after {ROUTED_S:g} s: the gateway does not find it READY")
+        time.sleep(LOOK_S)
 
 
 def leave(local: Local, folder: Path = FOLDER, edge: Edge = HERE) -> None:

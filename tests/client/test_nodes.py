@@ -244,12 +244,12 @@ def test_gateway_says_what_its_nodes_do() -> None:
     class Control(FakeGateway):
         def send(self, request: Outgoing, timeout_s: float) -> Incoming:
             self.calls.append(f"{request.method} {urlsplit(request.url).path} {request.body.decode()}")
-            return ok([{"name": "node-1", "state": "up", "is_draining": True, "in_flight": 3}])
+            return ok([{"name": "node-1", "state": "up", "is_draining": True, "is_routed": False, "in_flight": 3}])
 
     control = Control()
     gateway = Gateway("http://g:8003/", transport=control)
     state = gateway.node("node-1")
-    assert (state.is_up, state.is_draining, state.in_flight) == (True, True, 3)
+    assert (state.is_up, state.is_draining, state.is_routed, state.in_flight) == (True, True, False, 3)
     with pytest.raises(ManagementError, match="no node node-9; known are node-1"):
         gateway.node("node-9")
     gateway.drain("node-1", is_draining=False)

@@ -21,7 +21,7 @@ import requests
 from deploy.archive import Recipe
 from deploy.gateway import sandbox
 from deploy.models import ROOT, model
-from deploy.nodes.drain import SETTLE_S, take_out
+from deploy.nodes.drain import take_out
 from deploy.nodes.local import Layout, Local, locals_of
 from deploy.nodes.running import end_node, run_node
 from deploy.sandbox import Ports, config_for
@@ -71,11 +71,11 @@ class Fleet:
 
 
 def wait_ready(gateway: sandbox.Sandbox, names: set[str]) -> None:
-    """Wait until these nodes are up and all of their models READY, as the gateway sees it."""
+    """Wait until these nodes get requests: all of their models are READY, as the gateway and Envoy see it."""
     deadline = time.monotonic() + READY_S
     while True:
         nodes = requests.get(f"{gateway.control}/control/nodes", timeout=10).json()
-        is_up = {each["name"] for each in nodes if each["state"] == "up"} >= names
+        is_up = {each["name"] for each in nodes if each["is_routed"]} >= names
         if is_up and requests.get(f"{gateway.http}/v2/health/ready", timeout=10).status_code == 200:
             return
         assert time.monotonic() < deadline, nodes
@@ -175,7 +175,6 @@ def rolling_restart(fleet: Fleet) -> None:
         start_again(node)
         gateway.drain(node.name, is_draining=False)
         fleet.wait_ready()
-        time.sleep(SETTLE_S)
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.gateway.envoy import admin, files
-from deploy.gateway.envoy.process import Envoy
+from deploy.gateway.envoy.process import Envoy, Traffic
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet
 
@@ -21,14 +21,14 @@ class EnvoyEdge:
         """Write what changed of its files."""
         files.write(settings, fleet, self._run)
 
-    def active_requests(self) -> Mapping[str, int]:
-        """Node -> requests in flight.
+    def traffic(self) -> Mapping[str, Traffic]:
+        """Node -> what it has in flight, and whether it gets more.
 
         Raises:
             ConnectionError: Envoy does not answer.
         """
         try:
-            return self._envoy.active_requests()
+            return self._envoy.traffic()
         except admin.NoAnswer as error:
             raise ConnectionError(str(error)) from None
 

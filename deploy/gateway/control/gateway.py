@@ -17,6 +17,7 @@ import aiohttp
 from deploy.gateway.control import description
 from deploy.gateway.control.decisions import Decisions
 from deploy.gateway.discovery import Discovery
+from deploy.gateway.envoy.process import Traffic
 from deploy.gateway.scrape import Series, merge, parse, scrape
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet
@@ -43,8 +44,8 @@ class Edge(Protocol):
     def write(self, settings: Settings, fleet: Fleet) -> None:
         """Configure it."""
 
-    def active_requests(self) -> Mapping[str, int]:
-        """Node -> requests that it has in flight."""
+    def traffic(self) -> Mapping[str, Traffic]:
+        """Node -> what it has in flight, and whether it gets more."""
 
     def prometheus(self) -> str:
         """Its metrics."""
@@ -186,10 +187,10 @@ class Gateway:
             logger.warning("Envoy's metrics: %s", type(error).__name__)
             return ""
 
-    async def in_flight(self) -> Mapping[str, int]:
-        """Node -> requests that Envoy has in flight there; empty where Envoy does not answer."""
+    async def traffic(self) -> Mapping[str, Traffic]:
+        """Node -> what Envoy has there; empty where Envoy does not answer."""
         try:
-            return await asyncio.to_thread(self.edge.active_requests)
+            return await asyncio.to_thread(self.edge.traffic)
         except OSError as error:
             logger.warning("Envoy's requests in flight: %s", type(error).__name__)
             return {}

@@ -3,6 +3,7 @@
 GET /control/nodes; PUT /control/nodes/NAME; GET, PUT, DELETE /control/canaries/MODEL
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
@@ -12,6 +13,7 @@ from deploy.gateway.control import description
 from deploy.gateway.control.decisions import CanaryRequest, DrainingRequest, canary_document
 from deploy.gateway.control.errors import BadRequest, NotFound
 from deploy.gateway.control.gateway import Gateway
+from deploy.gateway.envoy.process import Traffic
 
 
 class Operator:
@@ -31,9 +33,9 @@ class Operator:
         app.router.add_delete("/control/canaries/{model}", self.end_canary)
 
     async def nodes(self, _request: web.Request) -> web.Response:
-        """Every node: whether it answers, whether it is draining, and what it has in flight."""
-        in_flight = await self._gateway.in_flight()
-        return web.json_response([self._node(name, in_flight.get(name, 0)) for name in self._gateway.fleet.nodes])
+        """Every node: whether it answers, is draining, gets requests, and what it has in flight."""
+        traffic = await self._gateway.traffic()
+        return web.json_response([self._node(name, traffic) for name in self._gateway.fleet.nodes])
 
     async def drain(self, request: web.Request) -> web.Response:
         """Take a node out, or let it get requests again."""
@@ -43,7 +45,7 @@ class Operator:
         asked: DrainingRequest = await _read(request, DrainingRequest)
         self._gateway.decisions.drain(name, asked.draining)
         await self._gateway.write()
-        return web.json_response(self._node(name, (await self._gateway.in_flight()).get(name, 0)))
+        return web.json_response(self._node(name, await self._gateway.traffic()))
 
     async def canaries(self, _request: web.Request) -> web.Response:
         """Every canary, by its model."""
@@ -77,11 +79,13 @@ class Operator:
         await self._gateway.write()
         return web.Response(status=204)
 
-    def _node(self, name: str, in_flight: int) -> dict[str, Any]:
+    def _node(self, name: str, traffic: Mapping[str, Traffic]) -> dict[str, Any]:
+        in_flight, is_routed = traffic.get(name, Traffic(0, False))
         return {
             "name": name,
             "state": "up" if self._gateway.discovery.is_up(name) else "down",
             "is_draining": name in self._gateway.fleet.draining,
+            "is_routed": is_routed,
             "in_flight": in_flight,
         }
 

@@ -30,11 +30,14 @@ class Health:
     Attributes:
         body_bytes: of a description that is searched; beyond it nothing is found. One worker takes some 400 bytes.
         failures: how many answers in a row are missing before a node gets no new requests.
+        resets: how many requests in a row end by a connection that is refused or reset, without any that is answered,
+            before a node is left out.
         slow_start_s: seconds in which a node that is new, or back, comes up to its share.
     """
 
     body_bytes: int = 64 << 10
     failures: int = 3
+    resets: int = 5
     slow_start_s: float = 10.0
 
 
@@ -189,6 +192,7 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
         # A change of health is told to the threads at once, and not with all others of the same second.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "health_checks": [check],
+        "outlier_detection": _outliers(limits.unresponsive_s),
         "upstream_connection_options": {
             "tcp_keepalive": {
                 "keepalive_time": probe_s,
@@ -214,6 +218,36 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
                 "", "envoy.extensions.upstreams.http.v3.HttpProtocolOptions", **http
             )["typed_config"]
         },
+    }
+
+
+def _outliers(seconds_out: float) -> Resource:
+    """Leave a node out that takes no connections, or resets them, until it is found READY.
+
+    A TorchServe that died and is back between two questions after its health would be sent everything: it refuses at
+    once, so it has the fewest requests. What a node answers never counts, a refusal neither.
+    """
+    never = dict.fromkeys(
+        (
+            "enforcing_consecutive_5xx",
+            "enforcing_consecutive_gateway_failure",
+            "enforcing_success_rate",
+            "enforcing_local_origin_success_rate",
+            "enforcing_failure_percentage",
+            "enforcing_failure_percentage_local_origin",
+        ),
+        0,
+    )
+    return {
+        **never,
+        "split_external_local_origin_errors": True,
+        "consecutive_local_origin_failure": HEALTH.resets,
+        "enforcing_consecutive_local_origin_failure": 100,
+        # The answer READY ends it before; a node whose connections break for another reason is not left out for long.
+        "base_ejection_time": seconds(seconds_out),
+        "max_ejection_time": seconds(seconds_out),
+        "max_ejection_percent": 100,
+        "interval": "1s",
     }
 
 

@@ -11,9 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from deploy.gateway.envoy import admin
 from deploy.gateway.envoy.bootstrap import LISTENERS
@@ -33,6 +33,18 @@ FLUSH_MS = 500
 
 class EnvoyError(Exception):
     """Envoy cannot be started; the message says why."""
+
+
+class Traffic(NamedTuple):
+    """What a node has of Envoy.
+
+    Attributes:
+        in_flight: requests that it has not answered yet.
+        is_routed: whether it gets new ones, for every model and version that it serves.
+    """
+
+    in_flight: int
+    is_routed: bool
 
 
 class Envoy:
@@ -124,21 +136,25 @@ class Envoy:
             return None
         return pid if is_ours else None
 
-    def active_requests(self) -> dict[str, int]:
-        """Count what each node has in flight, by its name.
+    def traffic(self) -> dict[str, Traffic]:
+        """Say of each node, by its name, what it has in flight and whether it gets more.
 
         Raises:
             admin.NoAnswer: Envoy does not run.
         """
-        active: Counter[str] = Counter()
+        found: dict[str, Traffic] = {}
         for cluster in admin.document(self._run, "/clusters?format=json").get("cluster_statuses", []):
             if cluster["name"] == CONTROL:
                 continue
             for host in cluster.get("host_statuses", []):
                 # Counters of nothing are left out, or come without a value.
                 stats = {stat["name"]: int(stat.get("value", 0)) for stat in host["stats"]}
-                active[host["hostname"]] += stats.get("rq_active", 0)
-        return dict(active)
+                before = found.get(host["hostname"], Traffic(0, True))
+                found[host["hostname"]] = Traffic(
+                    before.in_flight + stats.get("rq_active", 0),
+                    before.is_routed and host["health_status"] == {"eds_health_status": "HEALTHY"},
+                )
+        return found
 
     def prometheus(self) -> str:
         """Give Envoy's own metrics, as Prometheus reads them.

@@ -102,7 +102,8 @@ def _infer(settings: Settings, model: str, version: str | None, match: Resource,
             # A node that dies resets its connections. A refusal (503) is an answer, and so is what a node says of a
             # worker that died (500, 507): sent again, both would add load where there is too much, or kill again.
             "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes",
-            "retriable_status_codes": [502],
+            # 404: this node has it no more, or not yet; whoever has nothing to do answers it.
+            "retriable_status_codes": [404, 502],
             "num_retries": settings.limits.attempts - 1,
             "retry_host_predicate": [
                 {

@@ -12,6 +12,7 @@ import pytest
 
 from deploy.gateway.control.app import control_app, metrics_app, serve
 from deploy.gateway.control.gateway import Gateway
+from deploy.gateway.envoy.process import Traffic
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Canary, Fleet
 from handlers.protocol.grpc_messages import CLASSES
@@ -31,10 +32,10 @@ class RecordedEdge:
     def write(self, settings: Settings, fleet: Fleet) -> None:
         self.fleets.append(fleet)
 
-    def active_requests(self) -> Mapping[str, int]:
+    def traffic(self) -> Mapping[str, Traffic]:
         if not self.is_running:
             raise ConnectionError
-        return {"node-1": 3}
+        return {"node-1": Traffic(3, True)}
 
     def prometheus(self) -> str:
         if not self.is_running:
@@ -396,14 +397,17 @@ def test_grpc_errors_have_status_and_message(play: Callable[..., None]) -> None:
 def test_draining_is_told_envoy_and_outlives_a_restart(play: Callable[..., None]) -> None:
     async def scenario(scene: Scene) -> None:
         status, document = await scene.ask("PUT", "/control/nodes/node-1", json={"draining": True})
-        expected = {"name": "node-1", "state": "up", "is_draining": True, "in_flight": 3}
+        expected = {"name": "node-1", "state": "up", "is_draining": True, "is_routed": True, "in_flight": 3}
         assert (status, document) == (200, expected)
         assert scene.edge.fleets[-1].draining == {"node-1"}
         await scene.shut()
         await scene.open()
         assert scene.edge.fleets[-1].draining == {"node-1"}
         _, nodes = await scene.ask("GET", "/control/nodes")
-        assert nodes == [expected, {"name": "node-2", "state": "up", "is_draining": False, "in_flight": 0}]
+        assert nodes == [
+            expected,
+            {"name": "node-2", "state": "up", "is_draining": False, "is_routed": False, "in_flight": 0},
+        ]
         await scene.ask("PUT", "/control/nodes/node-1", json={"draining": False})
         assert scene.edge.fleets[-1].draining == set()
         scene.edge.is_running = False

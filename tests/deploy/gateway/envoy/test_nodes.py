@@ -96,20 +96,36 @@ def test_refusals_and_deaths_of_workers_are_answers(gateway: Gateway, status: in
     assert sum(sum(node.seen.values()) for node in gateway.nodes) - before == 1
 
 
+def test_what_one_node_no_longer_has_is_asked_of_the_other(gateway: Gateway) -> None:
+    first, second = gateway.nodes
+    lacking = (404, {"Content-Type": "application/json"}, b"{}")
+    first.answers["lack"] = lacking
+    second.answers.pop("lack", None)
+    assert {told(gateway, **{"X-Do": "lack"}) for _ in range(8)} == {second.name}
+    second.answers["lack"] = lacking
+    before = sum(sum(node.seen.values()) for node in gateway.nodes)
+    assert gateway.ask("POST", "/predictions/m", headers={"X-Do": "lack"}).status_code == 404
+    assert sum(sum(node.seen.values()) for node in gateway.nodes) - before <= gateway.settings.limits.attempts
+
+
 def test_a_node_that_drains_gets_nothing_new_and_answers_what_it_has(gateway: Gateway) -> None:
     first, second = gateway.nodes
     with ThreadPoolExecutor(8) as threads:
         sent = wait_for(gateway, first, threads)
-        assert gateway.envoy.active_requests()[first.name] >= 1
+        assert gateway.envoy.traffic()[first.name].in_flight >= 1
         gateway.write(fleet(gateway.nodes, gateway.models, draining=frozenset({first.name})))
         wait(lambda: {told(gateway) for _ in range(8)} == {second.name})
-        assert gateway.envoy.active_requests()[first.name] >= 1
+        assert {name: each.is_routed for name, each in gateway.envoy.traffic().items()} == {
+            first.name: False,
+            second.name: True,
+        }
+        assert gateway.envoy.traffic()[first.name].in_flight >= 1
         for node in gateway.nodes:
             node.release.set()
         answers = [each.result(60) for each in sent]
     assert {answer.status_code for answer in answers} == {200}
     assert first.name in {answer.json()["by"] for answer in answers}
-    wait(lambda: gateway.envoy.active_requests()[first.name] == 0)
+    wait(lambda: gateway.envoy.traffic()[first.name].in_flight == 0)
 
 
 def test_nodes_come_and_go_under_load_without_a_lost_request(gateway: Gateway) -> None:
@@ -131,10 +147,10 @@ def test_nodes_come_and_go_under_load_without_a_lost_request(gateway: Gateway) -
             wait(lambda: third.seen.total() > 0)
             everybody = [*gateway.nodes, third]
             gateway.write(fleet(everybody, gateway.models, draining=frozenset({third.name})))
-            wait(lambda: gateway.envoy.active_requests()[third.name] == 0)
+            wait(lambda: gateway.envoy.traffic()[third.name].in_flight == 0)
             gateway.write(fleet(gateway.nodes, gateway.models))
             third.close()
-            wait(lambda: third.name not in gateway.envoy.active_requests())
+            wait(lambda: third.name not in gateway.envoy.traffic())
         finally:
             stop.set()
         counted = sum((each.result(60) for each in running), Counter[tuple[int, str]]())

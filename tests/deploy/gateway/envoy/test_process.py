@@ -29,7 +29,7 @@ def test_stop_answers_what_is_due_and_takes_nothing_new(tmp_path: Path) -> None:
     with Gateway(tmp_path / "run", Settings()) as gateway, ThreadPoolExecutor(2) as threads:
         url = f"{gateway.url}/predictions/m"
         sent = threads.submit(requests.post, url, headers={"X-Do": "wait"}, timeout=60)
-        wait(lambda: sum(gateway.envoy.active_requests().values()) == 1)
+        wait(lambda: sum(each.in_flight for each in gateway.envoy.traffic().values()) == 1)
         stopped = threads.submit(gateway.envoy.stop)
 
         def is_closed() -> bool:
@@ -52,7 +52,7 @@ def test_stop_answers_what_is_due_and_takes_nothing_new(tmp_path: Path) -> None:
 def test_stop_ends_what_does_not_come_to_its_end(tmp_path: Path) -> None:
     with Gateway(tmp_path / "run", Settings()) as gateway, ThreadPoolExecutor(1) as threads:
         sent = threads.submit(requests.post, f"{gateway.url}/predictions/m", headers={"X-Do": "wait"}, timeout=60)
-        wait(lambda: sum(gateway.envoy.active_requests().values()) == 1)
+        wait(lambda: sum(each.in_flight for each in gateway.envoy.traffic().values()) == 1)
         assert gateway.envoy.stop(0.2) is False
         assert gateway.envoy.pid() is None
         with pytest.raises(requests.ConnectionError):
@@ -69,7 +69,7 @@ def test_another_control_process_finds_the_one_that_runs(tmp_path: Path) -> None
     try:
         assert not second.start(chosen)
         assert second.pid() == first.pid()
-        assert second.active_requests() == {}
+        assert second.traffic() == {}
         assert "envoy_server_uptime" in second.prometheus()
     finally:
         assert second.stop(10)
