@@ -4,8 +4,33 @@ from deploy.gateway.envoy.resources import Resource, typed
 from deploy.gateway.envoy.routes import ABOUT
 
 FILE = "access.log"
-# Parts of Server-Timing; lua/http.lua takes them apart.
+# Parts of Server-Timing; `notes` takes them apart.
 PARTS = ("total", "decode", "wait", "forward", "encode")
+
+
+def notes() -> Resource:
+    """Make the filter that notes for the log whose a request is, and takes a worker's Server-Timing apart."""
+    patterns = {"batch_size": r'batch;desc="(\d+)"', **{f"{part}_ms": rf"\b{part};dur=([\d.]+)" for part in PARTS}}
+    rules = [
+        {
+            "header": "server-timing",
+            "on_header_present": {
+                "metadata_namespace": "gateway",
+                "key": key,
+                "type": "NUMBER",
+                "regex_value_rewrite": {"pattern": {"regex": f".*{pattern}.*"}, "substitution": r"\1"},
+            },
+        }
+        for key, pattern in patterns.items()
+    ]
+    # Before the router takes it away.
+    client = {"metadata_namespace": "gateway", "key": "client", "type": "STRING"}
+    return typed(
+        "gateway.notes",
+        "envoy.extensions.filters.http.header_to_metadata.v3.Config",
+        request_rules=[{"header": "x-client", "on_header_present": client}],
+        response_rules=rules,
+    )
 
 
 def access_log() -> list[Resource]:

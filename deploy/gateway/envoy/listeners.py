@@ -1,15 +1,17 @@
 """The two ports that clients reach: what a connection may take, and the filters that its requests pass.
 
-    HTTP   keys.lua -> rates -> inflate.lua -> decompressor -> buffer -> http.lua -> router
-    gRPC   keys.lua -> rates -> buffer -> grpc_unpack.lua -> decompressor -> buffer -> grpc_outer.lua -> bridge
+    HTTP   keys.lua -> rates -> notes -> (inflate.lua -> decompressor) -> buffer -> (http_request.lua)
+               -> http_response.lua -> router
+    gRPC   keys.lua -> rates -> notes -> buffer -> grpc_unpack.lua -> decompressor -> buffer -> grpc_outer.lua -> bridge
                -> grpc_inner.lua -> router
 
-Scripts are of lua/; what they do to a request stands on top of each.
+Scripts are of lua/; what they do to a request stands on top of each. What stands in brackets is skipped for requests
+whose headers do not ask for it: a script costs some 20 us of a core.
 """
 
 from dataclasses import dataclass
 
-from deploy.gateway.envoy.access_log import access_log
+from deploy.gateway.envoy.access_log import access_log, notes
 from deploy.gateway.envoy.errors import local_reply
 from deploy.gateway.envoy.keys import key_filters
 from deploy.gateway.envoy.resources import LISTENER, TYPE, Resource, address, lua, seconds, typed, watched
@@ -126,10 +128,12 @@ def _http_filters(settings: Settings) -> list[Resource]:
     form_bytes = f"local FORM_BYTES = {settings.limits.form_bytes}\n"
     return [
         *key_filters(settings),
-        lua("inflate"),
-        _decompressor(CONNECTION.inflate_ratio),
+        notes(),
+        _only(lua("inflate"), PACKED),
+        _only(_decompressor(CONNECTION.inflate_ratio), PACKED),
         _buffer(settings, "gateway.buffer"),
-        lua("http", form_bytes),
+        _only(lua("http_request", form_bytes), {"or_matcher": {"predicate": [INFLATED, FORM]}}),
+        lua("http_response"),
         _router(),
     ]
 
@@ -144,6 +148,7 @@ def _grpc_filters(settings: Settings) -> list[Resource]:
     compressed_bytes = max(1024, settings.limits.body_bytes // CONNECTION.packed_share)
     return [
         *key_filters(settings),
+        notes(),
         _buffer(settings, "gateway.buffer"),
         lua("grpc_unpack", f"local COMPRESSED_BYTES = {compressed_bytes}\n"),
         _decompressor(CONNECTION.packed_ratio),
@@ -153,6 +158,29 @@ def _grpc_filters(settings: Settings) -> list[Resource]:
         lua("grpc_inner"),
         _router(),
     ]
+
+
+def _sent(header: str, regex: str) -> Resource:
+    """Ask whether a request has a header of this kind."""
+    asked = typed("header", "envoy.type.matcher.v3.HttpRequestHeaderMatchInput", header_name=header)
+    return {"single_predicate": {"input": asked, "value_match": {"safe_regex": {"google_re2": {}, "regex": regex}}}}
+
+
+PACKED = _sent("content-encoding", ".*")
+INFLATED = _sent("x-inflated", ".*")
+FORM = _sent("content-type", "(?i).*application/x-www-form-urlencoded.*")
+
+
+def _only(filter_: Resource, asked: Resource) -> Resource:
+    """Make a filter that requests pass by where the answer is no."""
+    skip = typed("skip", "envoy.extensions.filters.common.matcher.action.v3.SkipFilter")
+    matcher = {"predicate": {"not_matcher": asked}, "on_match": {"action": skip}}
+    return typed(
+        filter_["name"],
+        "envoy.extensions.common.matching.v3.ExtensionWithMatcher",
+        extension_config=filter_,
+        xds_matcher={"matcher_list": {"matchers": [matcher]}},
+    )
 
 
 def _decompressor(ratio: int) -> Resource:

@@ -22,6 +22,8 @@ SERVICE = "inference.GRPCInferenceService"
 REPLAY_BYTES = 32 << 20
 # Names in the metadata of a route, for the access log.
 ABOUT = "gateway.route"
+# And in that which the scripts see.
+LUA = "envoy.filters.http.lua"
 KEYS_FILTER = "gateway.keys"
 OPEN = ("/", "/v2/health/live", "/v2/health/ready")
 
@@ -119,7 +121,10 @@ def _infer(settings: Settings, model: str, version: str | None, match: Resource,
     if path is not None:
         action["regex_rewrite"] = _rewrite(path)
     about = {"model": model} if version is None else {"model": model, "version": version}
-    return {"match": match, "route": action, "metadata": {"filter_metadata": {ABOUT: about}}}
+    metadata: Resource = {ABOUT: about}
+    if match.get("path", match.get("safe_regex", {}).get("regex", "")).startswith("/v2/"):
+        metadata[LUA] = {"is_v2": True}
+    return {"match": match, "route": action, "metadata": {"filter_metadata": metadata}}
 
 
 def _rewrite(path: str) -> Resource:

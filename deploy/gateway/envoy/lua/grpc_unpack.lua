@@ -45,10 +45,6 @@ end
 
 function envoy_on_request(handle)
   local headers = handle:headers()
-  local client = headers:get("x-client")
-  if client then
-    handle:streamInfo():dynamicMetadata():set(ABOUT, "client", client)
-  end
   local kind = headers:get("content-type") or ""
   if not kind:find("^application/grpc") or kind:find("^application/grpc%-web") then
     handle:respond({[":status"] = "415"}, "")

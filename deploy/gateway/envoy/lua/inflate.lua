@@ -1,7 +1,7 @@
 -- In front of the decompressor. Envoy inflates gzip alone: what is deflated (RFC 9110: zlib's form; some send the bare
 -- stream) gets a head of gzip in the place of zlib's; its end has no sum of gzip's kind, and needs none, since the stream
 -- itself says where it ends. Of gzip the last four bytes are kept, the length of what it holds: Envoy passes on what it could
--- inflate of a damaged one, and http.lua refuses that.
+-- inflate of a damaged one, and http_request.lua refuses that.
 
 local ABOUT = "gateway"
 -- Ten bytes: magic, deflate, no flags, no time, unknown system.
@@ -26,6 +26,8 @@ function envoy_on_request(handle)
     headers:replace("content-encoding", "gzip")
   end
   handle:streamInfo():dynamicMetadata():set(ABOUT, "is_inflated", true)
+  -- The decompressor takes Content-Encoding away, by which http_request.lua would be called.
+  headers:replace("x-inflated", "1")
   local is_first, last = true, ""
   for chunk in handle:bodyChunks() do
     local length = chunk:length()

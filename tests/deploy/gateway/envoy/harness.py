@@ -125,7 +125,9 @@ class Gateway:
         raise AssertionError("it was answered")
 
     def log(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.run / "access.log").read_text().splitlines()]
+        # Envoy writes in blocks: the last line may not be whole yet.
+        whole, _, _ = (self.run / "access.log").read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
 
 
 def wait(holds: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
