@@ -189,6 +189,16 @@ def test_draining_and_canaries_are_decided_on_the_control_port(served: Sandbox, 
     assert status(session, f"{served.http}/control/nodes") == 404
 
 
+def test_requests_that_fail_are_no_reason_to_leave_a_node_out(served: Sandbox, session: requests.Session) -> None:
+    """TorchServe resets the connection of each request that it answers with an error."""
+    url = f"{served.http}/predictions/{MOBILENET}"
+    for number in range(20):
+        assert session.post(url, data=b"no image", timeout=60).status_code == 415
+        assert session.post(f"{url}?{'a' * 6000}", data=b"no image", timeout=60).status_code == 400
+        (node,) = session.get(f"{served.control}/control/nodes", timeout=30).json()
+        assert node["is_routed"], number
+
+
 def test_metrics_are_labelled_by_node(served: Sandbox, session: requests.Session) -> None:
     lines = session.get(served.metrics, timeout=30).text.splitlines()
     assert 'gateway_node_up{node="node-1"} 1' in lines

@@ -159,7 +159,7 @@ def test_bad_input_each_has_its_own_error_and_nothing_of_it_is_logged(
     canary = b'{"canary-in-the-coal-mine": '
     for content_type in (None, "application/json", "text/plain", "application/x-www-form-urlencoded"):
         assert send(server, name, canary, content_type).status in (400, 415)
-    logs = "".join(file.read_text(errors="replace") for file in server.logs.iterdir())
+    logs = "".join(file.read_text(errors="replace") for file in server.logs.rglob("*") if file.is_file())
     assert "Loaded mobilenet-v2" in logs
     assert "canary" not in logs
 

@@ -51,7 +51,7 @@ def test_concurrent_texts_share_forward_passes_and_bad_ones_fail_alone(server: S
     assert [answers[index].body["type"] for index in (5, 11, 17)] == ["InvalidText", "EmptyInput", "TextTooLong"]
     sizes = [int(answer.headers["Server-Timing"].split('"')[1]) for answer in answers if answer.status == 200]
     assert max(sizes) >= 8
-    logs = "".join(file.read_text(errors="replace") for file in server.logs.iterdir())
+    logs = "".join(file.read_text(errors="replace") for file in server.logs.rglob("*") if file.is_file())
     assert "canary" not in logs
 
 

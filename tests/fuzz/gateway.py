@@ -89,7 +89,14 @@ def wrong(received: Received) -> Iterator[str]:
 
 
 def _wrong_form(received: Received) -> Iterator[str]:
-    """An error has the project's JSON form, or the protocol's; a list has an error for each item."""
+    """An error has the project's JSON form, or the protocol's; a list has an error for each item.
+
+    Of a message of gRPC, which came without its bridge here, the headers that the bridge reads have it.
+    """
+    if received.content_type == "application/x-protobuf":
+        if "x-grpc-message" not in {name.lower() for name in received.headers}:
+            yield f"an error {received.status} of a message without X-Grpc-Message"
+        return
     try:
         document: Any = json.loads(received.body)
     except ValueError:

@@ -196,7 +196,7 @@ def fuzz(server: Server, task: str, mode: str, seed: int, until: Callable[[], Ca
     finally:
         with suppress(ManagementError):
             server.management.unregister(name)
-    for path in sorted(server.logs.iterdir()):
+    for path in sorted(path for path in server.logs.rglob("*") if path.is_file()):
         if CANARIES.search(path.read_text(errors="replace")):
             outcome.findings.append(Finding(0, f"a payload stands in {path.name}"))
     return outcome

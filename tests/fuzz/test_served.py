@@ -40,6 +40,6 @@ def test_served_form_that_cannot_be_decoded_is_in_no_log(server: Server) -> None
     finally:
         server.management.unregister(name)
     assert [answer.status for answer in answers] == [500, 500, 200]
-    logs = {path.name: path.read_text(errors="replace") for path in server.logs.iterdir()}
+    logs = {path.name: path.read_text(errors="replace") for path in server.logs.rglob("*") if path.is_file()}
     assert "ErrorDataDecoderException\n" in logs["ts_log.log"]
     assert [name for name, text in logs.items() if CANARY in text] == []
