@@ -9,7 +9,6 @@ import argparse
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,8 +18,7 @@ import psutil
 
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.settings import CONFIG, RUN, Settings, read
-from deploy.gateway.supervisor import GatewayFailed, Supervisor, environment, keep_last, listens
-from deploy.models import ROOT
+from deploy.gateway.supervisor import GatewayFailed, Supervisor, listens, started
 from deploy.nodes.node import NODES
 from handlers.errors import InvalidConfig
 
@@ -70,17 +68,7 @@ def start(options: argparse.Namespace, settings: Settings) -> None:
     check_ports(settings, is_envoy_up=Envoy(options.run).pid() is not None)
     options.run.mkdir(parents=True, exist_ok=True)
     words = ["run", "--config", str(options.config), "--nodes", str(options.nodes), "--run", str(options.run)]
-    keep_last(background.log)
-    with background.log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "deploy.gateway", *words],
-            cwd=ROOT,
-            env=environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process = started(["deploy.gateway", *words], background.log)
     deadline = time.monotonic() + START_S
     while not is_up(settings) or background.process() is None:
         if process.poll() is not None or time.monotonic() > deadline:

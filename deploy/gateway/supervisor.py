@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.gateway.envoy.process import Envoy, EnvoyError
@@ -113,18 +113,7 @@ class Supervisor:
             raise GatewayFailed(" / ".join(str(error).splitlines())) from None
 
     def _start_control(self) -> None:
-        keep_last(self._log)
-        with self._log.open("wb") as output:
-            self._control = subprocess.Popen(
-                [sys.executable, "-m", "deploy.gateway.control", *self._words],
-                cwd=ROOT,
-                env=environment(os.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C in the terminal is for this process, which ends the others in order.
-                start_new_session=True,
-            )
+        self._control = started(["deploy.gateway.control", *self._words], self._log)
         ports = self._settings.ports
         deadline = time.monotonic() + START_S
         while not listens(ports.internal_address, ports.control) or not listens(ports.internal_address, ports.metrics):
@@ -141,15 +130,24 @@ class Supervisor:
             return "without a word"
 
 
-def keep_last(log: Path) -> None:
-    """Keep what the last process of that log said: it may have said why it died."""
+def started(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start `python -m WORDS` in the background; what the last process of that log said is kept.
+
+    It may have said why it died. The new one writes its log line by line.
+    """
     if log.exists():
         log.replace(log.with_suffix(".last.log"))
-
-
-def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of what runs in the background: as it is, but for a log that is written line by line."""
-    return {**inherited, "PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", *words],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C in the terminal is for whoever ends the processes in order.
+            start_new_session=True,
+        )
 
 
 def listens(host: str, port: int) -> bool:

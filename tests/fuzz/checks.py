@@ -7,14 +7,13 @@ two Received   -> differ   -> whether one request got another answer beside othe
 import json
 import math
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from tests.fuzz.kinds import Kind
-from tests.fuzz.messages import as_json
+from tests.fuzz.messages import as_json, elements
 from tests.fuzz.sent import Sent
 from tests.fuzz.values import CANARY
 
@@ -156,22 +155,9 @@ def _read(received: Received) -> Any:
     start = len(head(received))
     for output in document.get("outputs", ()) if isinstance(document, dict) else ():
         if size := output.get("parameters", {}).pop("binary_data_size", 0):
-            output["data"] = list(_elements(output["datatype"], received.body[start : start + size]))
+            output["data"] = list(elements(output["datatype"], received.body[start : start + size]))
             start += size
     return document
-
-
-def _elements(datatype: str, data: bytes) -> Iterator[Any]:
-    if datatype != "BYTES":
-        kind = {"FP32": "f", "INT64": "q"}[datatype]
-        # JSON has no word for NaN, which pads; it writes null.
-        yield from (None if math.isnan(number) else number for (number,) in struct.iter_unpack(f"<{kind}", data))
-        return
-    start = 0
-    while start < len(data):
-        (length,) = struct.unpack_from("<I", data, start)
-        yield data[start + 4 : start + 4 + length].decode()
-        start += 4 + length
 
 
 def _same(left: Any, right: Any) -> bool:

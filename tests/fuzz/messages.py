@@ -110,16 +110,18 @@ def as_json(content_type: str, status: int, headers: Any, body: bytes) -> bytes:
             "name": output.name,
             "datatype": output.datatype,
             "shape": list(output.shape),
-            "data": list(_elements(output, data)),
+            "data": list(elements(output.datatype, data)),
         }
         for output, data in zip(response.outputs, response.raw_output_contents, strict=True)
     ]
     return json.dumps({"model_name": response.model_name, "outputs": outputs}).encode()
 
 
-def _elements(output: Any, data: bytes) -> Iterator[Any]:
-    if output.datatype != "BYTES":
-        kind = {"FP32": "f", "INT64": "q"}[output.datatype]
+def elements(datatype: str, data: bytes) -> Iterator[Any]:
+    """Read a binary tensor of an answer, as JSON would have it."""
+    if datatype != "BYTES":
+        kind = {"FP32": "f", "INT64": "q"}[datatype]
+        # JSON has no word for NaN, which pads; it writes null.
         yield from (None if math.isnan(number) else number for (number,) in struct.iter_unpack(f"<{kind}", data))
         return
     start = 0
