@@ -30,3 +30,8 @@ def pytest_collection_finish() -> None:
     """Leave what torch and transformers have imported, millions of objects, out of every later garbage collection."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name bytes by their number: workers of xdist must find the same ids, and gzip writes the time of day."""
+    return f"{len(val)}-bytes" if isinstance(val, bytes) else None
