@@ -66,5 +66,5 @@ soak: .venv/.installed ## mixed load with killed workers: what was lost, crossed
 	@$(BIN)/python -m load.soak --minutes $(or $(MINUTES),10) --mode $(or $(MODE),both) --seed $(or $(SEED),1)
 
 lock: ## resolve requirements.lock anew from pyproject.toml
-	@.uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --all-extras \
+	@.uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra dev \
 		--no-annotate --custom-compile-command "make lock" -o requirements.lock pyproject.toml
