@@ -9,11 +9,12 @@ from urllib.parse import unquote
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from deploy.gateway.control.app import control_app, metrics_app, serve
 from deploy.gateway.control.gateway import Gateway
 from deploy.gateway.envoy.process import Traffic
-from deploy.gateway.settings import Settings
+from deploy.gateway.settings import CanaryRequest, Settings
 from deploy.gateway.state import Canary, Fleet
 from handlers.protocol.grpc_messages import CLASSES
 from tests.deploy.gateway.stand_in import METADATA, StandIn, described, until
@@ -437,6 +438,37 @@ def test_canary_is_told_envoy_and_outlives_a_restart(play: Callable[..., None]) 
         assert await scene.ask("DELETE", "/control/canaries/classifier") == (204, None)
         assert await scene.ask("GET", "/control/canaries/classifier") == (404, {"error": "no canary of classifier"})
         assert await scene.ask("GET", "/control/canaries") == (200, {})
+
+    play(scenario)
+
+
+def test_canary_of_the_settings_is_told_envoy_and_the_control_ports_own_wins(play: Callable[..., None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        assert scene.gateway.fleet.canaries == {}
+        scene.first.models["classifier"] = [described("classifier", "1.0"), described("classifier", "2.0")]
+        await scene.gateway.discovery.look()
+        # "2" is the version "2.0", as it is for the control port.
+        assert scene.gateway.fleet.canaries == {"classifier": Canary("2.0", 5.0)}
+        asked = {"version": "2.0", "percent": 50.0, "header": None}
+        assert await scene.ask("PUT", "/control/canaries/classifier", json=asked) == (200, asked)
+        assert scene.gateway.fleet.canaries == {"classifier": Canary("2.0", 50.0)}
+        await scene.ask("DELETE", "/control/canaries/classifier")
+        assert scene.gateway.fleet.canaries == {"classifier": Canary("2.0", 5.0)}
+        declared = {"version": "2", "percent": 5.0, "header": None}
+        assert await scene.ask("GET", "/control/canaries") == (200, {"classifier": declared})
+
+    play(scenario, canaries={"classifier": CanaryRequest(version="2", percent=5.0)})
+
+
+def test_node_that_drains_by_itself_is_said_to_and_leaves_the_server_ready(play: Callable[..., None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        drains = {"code": 503, "type": "Draining", "message": "."}
+        scene.first.broken = lambda: web.json_response(drains, status=503)
+        await scene.gateway.discovery.look()
+        _, nodes = await scene.ask("GET", "/control/nodes")
+        assert [(node["state"], node["is_draining"]) for node in nodes] == [("up", True), ("up", False)]
+        assert scene.gateway.fleet.draining == {"node-1"}
+        assert (await scene.ask("GET", "/v2/health/ready"))[0] == 200
 
     play(scenario)
 
