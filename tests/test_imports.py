@@ -30,6 +30,8 @@ NEIGHBOURS: dict[str, set[str]] = {
     "deploy": {"deploy", "handlers", "torchserve_client"},
     "load": {"load", "torchserve_client"},
 }
+# Package of deploy/ -> those of it that import this one, and that it therefore does not import.
+ABOVE = {"nodes": ("gateway", "container"), "gateway": ("container",)}
 HOUSE = {"handlers", "torchserve_client", "deploy", "load", "tests", "examples"}
 
 
@@ -97,6 +99,30 @@ def test_packages_import_only_their_neighbours(package: str) -> None:
         for name in imports(path)
         if name.partition(".")[0] in others
     ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", list(ABOVE))
+def test_packages_of_deploy_import_none_that_imports_them(package: str) -> None:
+    """What is imported of deploy's own modules is followed: a way round is one, too."""
+
+    def reached(path: Path, seen: set[Path]) -> Iterator[tuple[Path, str]]:
+        for name in imports(path):
+            yield path, name
+            for part in (name, name.rpartition(".")[0]):
+                there = (ROOT / part.replace(".", "/")).with_suffix(".py")
+                if part.startswith("deploy.") and there.is_file() and there not in seen:
+                    seen.add(there)
+                    yield from reached(there, seen)
+
+    wrong = {
+        f"{importer.relative_to(ROOT)} imports {name}"
+        for path in modules(f"deploy/{package}")
+        # What a person types: `python -m deploy.nodes restart` has the gateway take nodes out.
+        if path.name != "__main__.py"
+        for importer, name in reached(path, {path})
+        if any(f"{name}.".startswith(f"deploy.{above}.") for above in ABOVE[package])
+    }
     assert not wrong
 
 
