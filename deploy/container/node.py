@@ -7,6 +7,7 @@ Envoy (says "starting") -> TorchServe -> every model READY -> serves
 
 import contextlib
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -16,6 +17,7 @@ from deploy.container import envoy as node_envoy
 from deploy.container.drain import DRAINED, DRAINING, MARK, SERVING, STARTING, Drain, State
 from deploy.container.envoy import INFERENCE, LISTENER, MANAGEMENT, METRICS, ROUTES_FILE, View
 from deploy.container.health import Watch, ask
+from deploy.container.logs import FILES, Follow
 from deploy.container.settings import NodeSettings
 from deploy.gateway.envoy import admin
 from deploy.gateway.envoy.clusters import Tokens
@@ -57,6 +59,7 @@ class NodeProcess:
         self._view = View()
         self._wanted: list[tuple[str, str]] = []
         self._watch = Watch(lambda: ask(self._local.server.management, self._wanted))
+        self._logs = Follow([self._local.server.logs / name for name in FILES], sys.stdout.buffer)
         self._drain: Drain | None = None
         self._phase = STARTING
         self._in_flight = 0
@@ -82,6 +85,7 @@ class NodeProcess:
 
     def _begin(self) -> None:
         (self._settings.run / MARK).unlink(missing_ok=True)
+        self._logs.start()
         self._say(STARTING)
         prepare(self._settings.envoy)
         self._show(View())
@@ -160,6 +164,7 @@ class NodeProcess:
         with contextlib.suppress(ServerError):
             self._local.server.stop()
         self._envoy.stop(LAST_ANSWER_S)
+        self._logs.stop()
         print("node: ended", flush=True)
 
     def _say(self, phase: str, in_flight: int = 0) -> None:
