@@ -214,8 +214,8 @@ _BATCHING = Row(
     (
         Panel(
             "Batch size",
-            "How many items went through the model together. Dark at the top: batches are full, more would queue. Dark at "
-            "1 under load: nothing is batched.",
+            "How many items went through the model together. Dark at the top: batches are full. Dark at 1 under "
+            "load: nothing is batched.",
             (Query(_rate("handler_batch_size_bucket", "le"), "{{le}}"),),
             "short", "heatmap", 8, 9,
         ),
@@ -285,7 +285,7 @@ _NODES = Row(
         ),
         Panel(
             "Heap",
-            "Old generation of a node's Java after its last collection. Alert HeapNearlyFull from 85 %; full, Java ends.",
+            "Old generation of a node's Java after its last collection. Alert HeapNearlyFull from 85 %.",
             (
                 Query(
                     'max by (node) (frontend_heap_used_bytes{node=~"$node"}) / '
@@ -314,8 +314,8 @@ _NODES = Row(
         ),
         Panel(
             "Error budget burn",
-            "How many times faster than it may the worst model spends its budget. Alerts from 14.4 in an hour, 6 in six, "
-            "1 in three days.",
+            "How many times faster than it may the worst model spends its budget. Alerts from 14.4 in an hour, 6 in "
+            "six, 1 in three days.",
             tuple(
                 Query(
                     f"max(model:error_ratio:rate{window}{{{RULE}}}) / on () group_left () (1 - slo:objective:ratio)",
