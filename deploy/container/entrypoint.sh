@@ -6,11 +6,12 @@
 #   client ...         torchserve-client
 #   archive NAME...    builds archives of examples/models.yaml into /models
 set -eu
+# The gateway's folder is for its user alone, and whoever mounts /run/gateway owns that: it takes one below.
 command=${1:-node}
 [ $# -eq 0 ] || shift
 case "$command" in
     node | drain) exec python -m deploy.container "$command" "$@" ;;
-    edge) exec python -m deploy.gateway run --config /etc/gateway/gateway.yaml --run /run/gateway "$@" ;;
+    edge) exec python -m deploy.gateway run --config /etc/gateway/gateway.yaml --run /run/gateway/state "$@" ;;
     client) exec torchserve-client "$@" ;;
     archive) exec python -m deploy.archive --export-path "${MODEL_STORE:-/models}" "$@" ;;
     *) exec "$command" "$@" ;;
