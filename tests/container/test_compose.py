@@ -47,7 +47,7 @@ def test_compose_reads_it(more: list[Path]) -> None:
     [
         ("read_only: true", "read_onlyy: true"),
         ("condition: service_healthy", "condition: service_health"),
-        ("stop_grace_period: 90s", "stop_grace_period: soon"),
+        ("replicas: 2", "replicas: two"),
         ("- models:/models:ro", "- model:/models:ro"),
     ],
 )
