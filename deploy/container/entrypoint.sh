@@ -6,12 +6,23 @@
 #   client ...         torchserve-client
 #   archive NAME...    builds archives of examples/models.yaml into /models
 set -eu
-# The gateway's folder is for its user alone, and whoever mounts /run/gateway owns that: it takes one below.
+
+edge() {
+    # The gateway's folder is for its user alone, and whoever mounts /run/gateway owns that: it takes one below.
+    state=/run/gateway/state
+    mkdir -p -m 700 "$state"
+    # A line for each request would fill what is mounted there: it goes to the container's output, which engines rotate.
+    if [ ! -e "$state/access.log" ] && (: >>/proc/1/fd/1) 2>/dev/null; then
+        ln -sf /proc/1/fd/1 "$state/access.log"
+    fi
+    exec python -m deploy.gateway run --config /etc/gateway/gateway.yaml --run "$state" "$@"
+}
+
 command=${1:-node}
 [ $# -eq 0 ] || shift
 case "$command" in
     node | drain) exec python -m deploy.container "$command" "$@" ;;
-    edge) exec python -m deploy.gateway run --config /etc/gateway/gateway.yaml --run /run/gateway/state "$@" ;;
+    edge) edge "$@" ;;
     client) exec torchserve-client "$@" ;;
     archive) exec python -m deploy.archive --export-path "${MODEL_STORE:-/models}" "$@" ;;
     *) exec "$command" "$@" ;;

@@ -188,7 +188,9 @@ class Engine:
             *("env", "-i", "-C", config["WorkingDir"], *environment, *words),
         ]
         log = self.folder / f"{number}-{name}.log"
-        with log.open("wb") as output:
+        with log.open("ab") as output:
+            # As engines have it: what runs in there may open its own output.
+            os.fchown(output.fileno(), int(user), int(group))
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         container = Container(service, self.image, address, log, process)
         self.containers.append(container)

@@ -5,6 +5,7 @@
 Minutes, root, Debian's packages and the network: `make test-all` alone runs it. Times and sizes are printed (`-s`).
 """
 
+import json
 import re
 import subprocess
 import time
@@ -162,6 +163,9 @@ def test_first_prediction_is_printed(up: Up) -> None:
     print(asked.said())
     assert "espresso" in asked.said()
     assert "384 numbers" in asked.said()
+    # The access log is what the gateway's container prints: a file on a tmpfs would fill its memory.
+    logged = [json.loads(line) for line in up.gateway.said().splitlines() if line.startswith("{")]
+    assert {"mobilenet-v2", "sentence-embedding"} <= {line["model"] for line in logged}
 
 
 def test_archives_are_found_when_they_are_there(up: Up) -> None:
