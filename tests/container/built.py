@@ -22,6 +22,7 @@ from typing import Any
 from deploy.models import ROOT
 
 CONTAINERFILE = ROOT / "deploy" / "container" / "Containerfile"
+MODELS = CONTAINERFILE.with_name("models.Containerfile")
 TAG = "torchserve-batching:test"
 # What the published base has and these tests need of it.
 PACKAGES = "python3,python3-pip,python3-venv,ca-certificates"
@@ -61,7 +62,7 @@ class Store:
 
     def mounted(self, image: str) -> tuple[str, Path]:
         """Make a container of an image: its name, and the folder where its files lie."""
-        name = self.buildah("from", "--pull-never", image).split()[-1]
+        name = self.buildah("from", "--pull=never", image).split()[-1]
         return name, Path(self.buildah("mount", name).strip())
 
 
@@ -132,12 +133,22 @@ def make_base(made: Store) -> None:
     made.buildah("commit", "--rm", name, base_name())
 
 
+# Without a daemon; Docker's own format, since OCI's has no HEALTHCHECK.
+BUILD = ("build", "--isolation", "chroot", "--format", "docker", "--ulimit", "nofile=20000:20000", "--pull=false")
+
+
+def build_models(made: Store, image: str, context: Path) -> Path:
+    """Build models.Containerfile on an image, with the archives of a folder; the files of what comes out."""
+    made.buildah(*BUILD, "--build-arg", f"IMAGE={image}", "--file", MODELS, "--tag", f"{image}-models", context)
+    return made.mounted(f"{image}-models")[1]
+
+
 def build(made: Store) -> Image:
     """Build the image as the Containerfile says, from the repository as it stands."""
     cache = run(ROOT / ".uv" / "bin" / "uv", "cache", "dir").strip()
     Path(cache).mkdir(parents=True, exist_ok=True)
     made.buildah(
-        *("build", "--isolation", "chroot", "--format", "docker", "--ulimit", "nofile=20000:20000", "--pull=false"),
+        *BUILD,
         *("--volume", f"{cache}:/uv-cache", "--build-arg", "UV_CACHE_DIR=/uv-cache", "--build-arg", "REVISION=tested"),
         *("--file", CONTAINERFILE, "--tag", TAG, ROOT),
     )

@@ -21,7 +21,7 @@ from deploy.lock import blocks
 from deploy.models import ROOT
 from load.generate.inputs import Inputs
 from tests.container import built
-from tests.container.built import Image
+from tests.container.built import TAG, Image, Store
 from tests.container.services import Container, Engine, engine, services
 from tests.e2e.loads import all_answered, under_load
 from tests.photographs import photograph
@@ -40,14 +40,19 @@ INPUTS = Inputs.of([photograph("chelsea"), photograph("coffee")], "image/jpeg")
 
 
 @pytest.fixture(scope="module")
-def image() -> Iterator[Image]:
-    with built.store() as store:
-        began_s = time.monotonic()
-        built.make_base(store)
-        base_s = time.monotonic() - began_s
-        made = built.build(store)
-        print(f"\nbase {base_s:.0f} s, image {time.monotonic() - began_s - base_s:.0f} s, driver {store.driver}")
+def store() -> Iterator[Store]:
+    with built.store() as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def image(store: Store) -> Image:
+    began_s = time.monotonic()
+    built.make_base(store)
+    base_s = time.monotonic() - began_s
+    made = built.build(store)
+    print(f"\nbase {base_s:.0f} s, image {time.monotonic() - began_s - base_s:.0f} s, driver {store.driver}")
+    return made
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,16 @@ def test_image_size_is_what_the_page_says(image: Image) -> None:
 
 def _mib(path: Path) -> int:
     return int(built.run("du", "--summarize", "--block-size=1M", "--one-file-system", path).split()[0])
+
+
+def test_archives_are_baked_in_with_their_configuration(image: Image, store: Store, tmp_path: Path) -> None:
+    (tmp_path / "shipped.mar").write_bytes(b"an archive")
+    (tmp_path / "left.txt").write_text("no archive")
+    (tmp_path / "config.properties").write_text("load_models=shipped.mar\n")
+    root = built.build_models(store, TAG, tmp_path)
+    assert [path.name for path in (root / "models").iterdir()] == ["shipped.mar"]
+    assert (root / "etc/torchserve/config.properties").read_text() == "load_models=shipped.mar\n"
+    assert (root / "app/deploy/container/entrypoint.sh").exists()
 
 
 # -- what it does ------------------------------------------------------------------------------------------------
