@@ -4,9 +4,10 @@ import functools
 import re
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import referencing
-from kubernetes_validate import utils
+from kubernetes_validate import utils  # type: ignore[import-untyped]
+from referencing.jsonschema import DRAFT202012
 
 # The oldest release that is still somewhere in service, one with image volumes, and the newest that has schemas here.
 OLDEST, NEWEST = "1.29", "1.37"
@@ -25,7 +26,7 @@ def definitions(version: str) -> referencing.Resource[Any]:
     """Every type of a release, by its full name."""
     return referencing.Resource.from_contents(
         utils.schema_contents(f"{_folder(version)}/_definitions.json", version),
-        default_specification=referencing.jsonschema.DRAFT202012,
+        default_specification=DRAFT202012,
     )
 
 
