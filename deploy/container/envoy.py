@@ -21,13 +21,12 @@ from deploy.container.settings import NodeSettings
 from deploy.gateway.envoy.bootstrap import ADMIN
 from deploy.gateway.envoy.clusters import NOT_FOR_NODES, Tokens
 from deploy.gateway.envoy.resources import ROUTES, Resource, address, seconds, typed, watched
+from deploy.gateway.watch import DRAINING
 from deploy.nodes.node import address as host_and_port
 
 LISTENER = "node"
 ROUTES_FILE = "routes.json"
 INFERENCE, MANAGEMENT, METRICS = "inference", "management", "metrics"
-# What a node that drains says of itself, in `type`.
-DRAINING = "Draining"
 # Seconds to reach TorchServe on this machine. How long an answer may take is the edges' affair.
 CONNECT_S = 1.0
 # KiB, and lines, of a head: more than an edge lets through.

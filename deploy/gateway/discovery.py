@@ -61,6 +61,11 @@ class Discovery:
         """The nodes that are watched, by name."""
         return {name: watch.node for name, watch in self._watches.items()}
 
+    @property
+    def draining(self) -> frozenset[str]:
+        """Names of the nodes that say themselves that they are about to end."""
+        return frozenset(name for name, watch in self._watches.items() if watch.is_draining)
+
     def is_up(self, name: str) -> bool:
         """Whether a node answered when it was asked last."""
         watch = self._watches.get(name)

@@ -27,12 +27,18 @@ logger = logging.getLogger(__name__)
 ANSWER_S, CONNECT_S = 15.0, 1.0
 # Models of one page of the list, the most that TorchServe gives; and pages, so that no answer keeps us for ever.
 PAGE, PAGES = 1000, 100
+# What a node that is about to end says of itself, in `type` (deploy.container).
+DRAINING = "Draining"
 # Questions that a node is asked at once.
 QUESTIONS = 4
 
 
 class NodeFailed(Exception):
     """A node did not answer as a TorchServe does; the message says how."""
+
+
+class NodeDrains(Exception):
+    """A node answers, and says that it is about to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ class Watch:
         node: the node.
         models: what was registered when it answered last; empty until it has.
         is_up: whether it answered the last time; None until it was asked.
+        is_draining: whether it has said that it is about to end; until it describes its models again.
         problem: why it did not.
     """
 
@@ -82,6 +89,7 @@ class Watch:
         self.node = node
         self.models: Models = {}
         self.is_up: bool | None = None
+        self.is_draining = False
         self.problem = ""
         self._session = session
         self._questions = asyncio.Semaphore(QUESTIONS)
@@ -100,10 +108,14 @@ class Watch:
             if self.is_up is not False or self.problem != str(error):
                 logger.warning("%s: %s", self.node.name, error)
             self.is_up, self.problem = False, str(error)
+        except NodeDrains:
+            if not self.is_draining:
+                logger.info("%s: drains", self.node.name)
+            self.is_up, self.is_draining, self.problem = True, True, ""
         else:
-            if self.is_up is False:
+            if self.is_up is False or self.is_draining:
                 logger.info("%s: answers again", self.node.name)
-            self.is_up, self.problem = True, ""
+            self.is_up, self.is_draining, self.problem = True, False, ""
 
     async def _registered(self) -> Models:
         headers = token(self.node, "management")
@@ -159,13 +171,16 @@ class Watch:
         async with self._questions:
             try:
                 async with self._session.get(url, headers=headers, timeout=timeout) as answer:
-                    return answer.status, json.loads(await answer.read())
+                    status, document = answer.status, json.loads(await answer.read())
             except TimeoutError:
                 raise NodeFailed(f"no answer in {ANSWER_S:g} s") from None
             except (aiohttp.ClientError, OSError) as error:
                 raise NodeFailed(f"cannot be reached ({type(error).__name__})") from None
             except ValueError:
                 raise NodeFailed(f"GET {path.partition('?')[0]}: no JSON") from None
+        if status == 503 and isinstance(document, dict) and document.get("type") == DRAINING:
+            raise NodeDrains
+        return status, document
 
 
 def _registered(described: Mapping[str, Any], default: str) -> Registered:

@@ -9,18 +9,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
 
 from deploy.gateway.control import description
-from deploy.gateway.control.decisions import Decisions
+from deploy.gateway.control.decisions import Decisions, canary_of
 from deploy.gateway.discovery import Discovery
 from deploy.gateway.envoy.process import Traffic
 from deploy.gateway.scrape import Series, merge, parse, scrape
 from deploy.gateway.settings import Settings
-from deploy.gateway.state import Fleet
+from deploy.gateway.state import Canary, Fleet
 from deploy.gateway.statistics import Totals
 from deploy.gateway.summary import Summary
 from deploy.nodes.node import Node
@@ -106,17 +107,22 @@ class Gateway:
     def update(self) -> None:
         """Make the fleet anew; Envoy is told where it differs."""
         models = self.discovery.models()
-        canaries = {
-            name: canary
-            for name, canary in self.decisions.canaries.items()
+        canaries = {}
+        for name, canary in self.canaries().items():
             # Envoy sends nobody to a version that has gone.
-            if name in models and canary.version in models[name].versions
-        }
+            if name in models and (version := models[name].find(canary.version)) is not None:
+                canaries[name] = replace(canary, version=version)
         nodes = self.discovery.nodes
-        fleet = Fleet(nodes, self.decisions.draining & nodes.keys(), models, canaries)
+        draining = self.decisions.draining & nodes.keys() | self.discovery.draining
+        fleet = Fleet(nodes, draining, models, canaries)
         if fleet != self.fleet:
             self.fleet = fleet
             self._changed.set()
+
+    def canaries(self) -> dict[str, Canary]:
+        """By the model's name: what gateway.yaml has, and in its place what the control port was told."""
+        declared = {model: canary_of(asked) for model, asked in self.settings.canaries.items()}
+        return {**declared, **self.decisions.canaries}
 
     async def write(self) -> None:
         """Tell Envoy what is known and decided now; it takes it over within some ms.
