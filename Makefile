@@ -46,6 +46,7 @@ test: check ## check, then every other test but the long ones and those that nee
 packages: .venv/.installed ## Debian's packages (as root) and perf_analyzer, for test-system
 	@tests/packages.sh
 	@tests/perf_analyzer.sh >/dev/null
+	@tests/prometheus.sh
 
 test-system: .venv/.installed ## the tests that need what `make packages` installs
 	@$(BIN)/python -m pytest -m "system and not long"
