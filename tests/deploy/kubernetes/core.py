@@ -6,7 +6,7 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import referencing
-from kubernetes_validate import utils  # type: ignore[import-untyped]
+from kubernetes_validate import utils
 from referencing.jsonschema import DRAFT202012
 
 # The oldest release that is still somewhere in service, one with image volumes, and the newest that has schemas here.

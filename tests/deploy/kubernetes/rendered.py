@@ -31,6 +31,11 @@ def overlay(name: str) -> list[Object]:
     return _objects(str(KUBERNETES / "overlays" / name))
 
 
+def jobs() -> list[Object]:
+    """The objects of jobs/."""
+    return _objects(str(KUBERNETES / "jobs"))
+
+
 @functools.cache
 def component(*names: str) -> list[Object]:
     """The objects of the base with components."""
@@ -39,6 +44,8 @@ def component(*names: str) -> list[Object]:
         document = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
+            # As every overlay says: a generated ConfigMap is found by what is in its namespace alone.
+            "namespace": "torchserve",
             "resources": [os.path.relpath(KUBERNETES / "base", folder.resolve())],
             "components": [os.path.relpath(KUBERNETES / "components" / name, folder.resolve()) for name in names],
         }
@@ -51,6 +58,7 @@ def every() -> Iterator[tuple[str, Object]]:
     seen = set()
     folders = [(f"overlays/{name}", overlay(name)) for name in OVERLAYS]
     folders += [(f"components/{name}", component(name)) for name in COMPONENTS]
+    folders.append(("jobs", jobs()))
     folders += [(path.relative_to(KUBERNETES).as_posix(), list(read(path))) for path in plain()]
     for where, objects in folders:
         for each in objects:
@@ -61,7 +69,7 @@ def every() -> Iterator[tuple[str, Object]]:
 
 def plain() -> Sequence[Path]:
     """Files that are applied, or copied, as they stand."""
-    return [*sorted(KUBERNETES.glob("jobs/*.yaml")), *sorted(KUBERNETES.glob("components/*/*.example.yaml"))]
+    return [KUBERNETES / "jobs" / "claims.yaml", *sorted(KUBERNETES.glob("components/*/*.example.yaml"))]
 
 
 def read(path: Path) -> Iterator[Object]:

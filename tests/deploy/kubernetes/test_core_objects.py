@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-import kubernetes_validate  # type: ignore[import-untyped]
+import kubernetes_validate
 import pytest
 
 from tests.deploy.kubernetes.core import NEWEST, OLDEST, VERSIONS, is_core, problems
