@@ -1,12 +1,12 @@
 """Whether a node is ready, by what TorchServe says, or does not say, of its models."""
 
 import threading
-import time
 from typing import Any
 
 import pytest
 
 from deploy.container.health import Health, Watch, health
+from tests.deploy.gateway.envoy.harness import wait
 from torchserve_client.errors import Unreachable
 
 
@@ -67,8 +67,5 @@ def test_what_was_known_stays_while_torchserve_gives_no_answer_and_nobody_waits_
     assert asked.acquire(timeout=10)
     assert watch.health.is_ready
     answers.set()
-    deadline = time.monotonic() + 10
-    while watch.health.is_ready:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait(lambda: not watch.health.is_ready)
     watch.stop()
