@@ -457,7 +457,12 @@ def test_nodes_that_fetch_reach_the_store_and_not_the_machines_own_role() -> Non
 
 def test_images_are_the_one_that_is_built() -> None:
     found = {each["image"] for _, _, spec in pods() for each in [*spec.get("initContainers", []), *spec["containers"]]}
-    assert found == {"torchserve-batching:0.3.0", "torchserve-batching:0.3.0-gpu", "rclone/rclone:1.69.1"}
+    assert found == {
+        "torchserve-batching:0.3.0",
+        "torchserve-batching:0.3.0-gpu",
+        "models:1.0",
+        "rclone/rclone:1.69.1",
+    }
 
 
 def test_a_gpu_is_asked_for_by_nodes_alone() -> None:
@@ -505,6 +510,14 @@ def test_archives_come_from_one_place(name: str) -> None:
     [mount] = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "models"]
     assert mount["mountPath"] == "/models"
     assert mount["readOnly"] is True
+
+
+def test_archives_in_the_image_are_covered_by_no_volume() -> None:
+    objects = component("models-baked")
+    assert not of_kind(objects, "PersistentVolumeClaim")
+    assert container(objects, "node")["image"] == "models:1.0"
+    assert container(objects, "edge")["image"] == "torchserve-batching:0.3.0"
+    assert "/models" not in [mount["mountPath"] for mount in container(objects, "node")["volumeMounts"]]
 
 
 def test_keys_of_clients_come_from_a_secret() -> None:

@@ -95,7 +95,7 @@ def test_a_field_that_is_none_is_found_wherever_it_stands_in_any_object() -> Non
 
 def test_every_kind_of_a_folder_is_rendered() -> None:
     assert {"cpu", "gpu", "adaptive"} <= set(OVERLAYS)
-    assert {"client-keys", "models-fetch", "models-image", "monitoring"} <= set(COMPONENTS)
+    assert {"client-keys", "models-baked", "models-fetch", "models-image", "monitoring"} <= set(COMPONENTS)
     kinds = {each["kind"] for each in overlay("cpu")}
     assert kinds == {
         "ConfigMap", "Deployment", "Namespace", "NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget",
