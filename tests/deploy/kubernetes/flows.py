@@ -36,6 +36,11 @@ def is_let(objects: Sequence[Object], source: Pod, target: Pod, port: int, proto
     )
 
 
+def is_let_in(objects: Sequence[Object], source: Pod, target: Pod, port: int) -> bool:
+    """Whether a pod takes a connection, whatever the other's own policies say."""
+    return _side(objects, "Ingress", target, source, (port, "TCP"))
+
+
 def matches(selector: Mapping[str, Any], labels: Labels) -> bool:
     """Whether a selector, of matchLabels alone, selects what has these labels."""
     assert set(selector) <= {"matchLabels"}

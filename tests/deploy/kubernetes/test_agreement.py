@@ -24,7 +24,7 @@ from deploy.gateway.supervisor import STOP_S
 from deploy.memory import MIB, Served, need
 from deploy.models import models
 from deploy.properties import Settings
-from tests.deploy.kubernetes.flows import Labels, Pod, is_let, matches, namespace
+from tests.deploy.kubernetes.flows import Labels, Pod, is_let, is_let_in, matches, namespace
 from tests.deploy.kubernetes.rendered import (
     COMPONENTS,
     KUBERNETES,
@@ -429,6 +429,14 @@ def test_policies_let_through_what_is_needed_and_nothing_else() -> None:
             if is_let(overlay(name), PEERS[source], PEERS[target], port)
         }
         assert let == wanted
+
+
+def test_nodes_and_the_control_port_let_nobody_else_in_who_may_leave_its_own_pod() -> None:
+    objects = overlay("cpu")
+    assert {name for name, pod in PEERS.items() if is_let_in(objects, pod, PEERS["a node"], 8085)} == {
+        "an edge", "Prometheus",
+    }  # fmt: skip
+    assert not any(is_let_in(objects, pod, PEERS["an edge"], 8003) for pod in PEERS.values())
 
 
 @pytest.mark.parametrize("protocol", ["UDP", "TCP"])
