@@ -45,6 +45,7 @@ test: check ## check, then every other test but the long ones and those that nee
 
 packages: .venv/.installed ## Debian's packages (as root) and perf_analyzer, for test-system
 	@tests/packages.sh
+	@tests/kubernetes.sh
 	@tests/perf_analyzer.sh >/dev/null
 	@tests/prometheus.sh
 
@@ -73,3 +74,7 @@ resolve = .uv/bin/uv pip compile --quiet --universal --python-version 3.11 --gen
 lock: ## resolve requirements.lock anew from pyproject.toml, and requirements-server.lock, its part without `dev`
 	@$(resolve) --extra dev -o requirements.lock pyproject.toml
 	@$(resolve) --constraints requirements.lock -o requirements-server.lock pyproject.toml
+
+.PHONY: lock-extras
+lock-extras: ## after lock: what each extra adds to requirements.lock, deploy/extras/*.lock
+	@for lock in deploy/extras/*.lock; do deploy/extras/lock.sh "$$(basename "$$lock" .lock)"; done

@@ -2,6 +2,7 @@
 
     python deploy/lock.py pins requirements.lock torch torchvision   -> torch==2.13.0 ...
     python deploy/lock.py without-torch requirements.lock            -> the lock without torch and its CUDA parts
+    python deploy/lock.py beyond requirements.lock whole.lock        -> what the second lock has and the first has not
 
 Runs before the environment exists: standard library only.
 """
@@ -47,10 +48,37 @@ def without_torch(text: str) -> str:
     return "\n".join(line for lines in kept for line in lines) + "\n"
 
 
+def beyond(base: str, whole: str) -> str:
+    """The packages of `whole` that `base` has not, under the comment that `whole` begins with.
+
+    Raises:
+        ValueError: a package has another version in each: the two could not be installed together.
+    """
+    head = [line for line in whole.splitlines() if line.startswith("#")]
+    versions: dict[str, set[str]] = {}
+    for pin in blocks(base):
+        name, _, version = pin.partition("==")
+        versions.setdefault(name, set()).add(version)
+    kept = []
+    for pin, lines in blocks(whole).items():
+        name, _, version = pin.partition("==")
+        if name not in versions:
+            kept += lines
+        elif version not in versions[name]:
+            raise ValueError(f"{name}: {version} is not the version that the first lock has")
+    return "\n".join([*head, *kept]) + "\n"
+
+
 def main(arguments: list[str]) -> int:
-    command, path, *names = arguments
+    command, path, *others = arguments
     text = Path(path).read_text(encoding="utf-8")
-    print("\n".join(pins(text, names)) if command == "pins" else without_torch(text))
+    match command:
+        case "pins":
+            print("\n".join(pins(text, others)))
+        case "beyond":
+            print(beyond(text, Path(others[0]).read_text(encoding="utf-8")), end="")
+        case _:
+            print(without_torch(text))
     return 0
 
 

@@ -21,7 +21,16 @@ FLOORS = {
         {"text", "vision"},
         {"tasks"},
     ),
-    "load": ({"errors"}, {"measure"}, {"generate"}, {"runs"}, {"report"}, {"cli", "bench", "soak"}, {"__main__"}),
+    "load": (
+        {"errors"},
+        {"measure"},
+        {"generate"},
+        {"runs"},
+        {"autoscale"},
+        {"report"},
+        {"cli", "bench", "soak"},
+        {"__main__"},
+    ),
 }
 # Folder -> the top-level packages that it may import.
 NEIGHBOURS: dict[str, set[str]] = {

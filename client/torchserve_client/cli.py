@@ -14,12 +14,13 @@ from typing import Any
 
 from urllib3.exceptions import InsecureRequestWarning
 
-from torchserve_client import commands
+from torchserve_client import bulk, commands
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, TLSFailed, Unreachable
 from torchserve_client.inputs import shown
 from torchserve_client.nodes import Nodes
 from torchserve_client.rollout import TUNING as ROLLOUT
+from torchserve_client.shards import Shard
 from torchserve_client.version import VERSION
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -62,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         root.error("--management and --nodes say the same thing: give one")
     if getattr(options, "canary_header", None) and options.canary is None:
         root.error("--canary-header needs --canary")
+    if options.command == "predict":
+        options.out = bulk.answers_file(options.out, options.shard)
     try:
         keys = _keys(options.keys)
         trust = _trust(options)
@@ -70,8 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return commands.rollout(options, nodes)
         if options.command != "predict":
             return commands.on_each(getattr(commands, options.command.replace("-", "_")), options, nodes)
-        with Client(options.server, token=keys.get("inference"), timeout_s=options.timeout, **trust) as client:
-            return commands.predict(options, next(iter(nodes.by_name.values())), client)
+        servers = _servers(options)
+        with Client(servers, token=keys.get("inference"), timeout_s=options.timeout, **trust) as client:
+            return bulk.predict(options, next(iter(nodes.by_name.values())), client, len(servers))
     except (Unreachable, NoConnection, TLSFailed, InvalidPayload) as error:
         return _failed(error.message, USAGE)
     except (ClientError, OSError) as error:
@@ -108,6 +112,12 @@ def _nodes(options: argparse.Namespace, token: str | None, trust: dict[str, Any]
     return Nodes.at([url.strip() for url in urls.split(",")], token=token, **trust)
 
 
+def _servers(options: argparse.Namespace) -> list[str]:
+    """Return the inference APIs that are meant: those of the command line, or else those of the environment."""
+    urls: list[str] = options.server or os.environ.get(URL, DEFAULT_URL).split(",")
+    return list(dict.fromkeys(url.strip().rstrip("/") for url in urls))
+
+
 def _keys(path: Path | None) -> dict[str, str]:
     """Read the tokens in TorchServe's key_file.json, by API."""
     if path is None:
@@ -121,11 +131,9 @@ def _keys(path: Path | None) -> dict[str, str]:
 def parser() -> argparse.ArgumentParser:
     """Make the parser of every command with its arguments."""
     root = argparse.ArgumentParser(prog="torchserve-client", description="Operate and use a TorchServe.")
-    inference = os.environ.get(URL, DEFAULT_URL)
     root.add_argument("--version", action="version", version=f"torchserve-client {VERSION}")
-    root.add_argument(
-        "--server", default=inference, metavar="URL", help=f"inference API; default: ${URL} or {DEFAULT_URL}"
-    )
+    words = f"inference API; again for each of several gateways or servers; default: ${URL} or {DEFAULT_URL}"
+    root.add_argument("--server", action="append", metavar="URL", help=words)
     words = f"management API; again for each of several nodes; default: ${MANAGEMENT_URL} or {DEFAULT_MANAGEMENT_URL}"
     root.add_argument("--management", action="append", metavar="URL", help=words)
     words = f"the nodes.json of make serve: all of its nodes, each with its key; default: ${NODES}"
@@ -170,7 +178,10 @@ def parser() -> argparse.ArgumentParser:
 
     predict = _command(added, "predict", "every file of a folder or line of a file; run it again to go on")
     predict.add_argument("path", type=Path, metavar="PATH", help="a folder of files, or a file of lines")
-    predict.add_argument("--out", type=Path, required=True, metavar="JSONL", help="answers; started or continued")
+    words = "answers; started or continued; with --shard it may be a folder, in which each shard has a file"
+    predict.add_argument("--out", type=Path, required=True, metavar="JSONL", help=words)
+    words = "one of N shares of the inputs, 0 to N-1, by a hash of their names: N runs do the work of one"
+    predict.add_argument("--shard", type=_shard, metavar="I/N", help=words)
     predict.add_argument(
         "--chunk", type=_positive, default=DEFAULTS.lines, metavar="N", help="lines a request; default: %(default)d"
     )
@@ -260,6 +271,13 @@ def _header(text: str) -> tuple[str, str]:
     if not separator or not name.strip() or not value.strip():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME:VALUE")
     return name.strip(), value.strip()
+
+
+def _shard(text: str) -> Shard:
+    try:
+        return Shard.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -2,6 +2,8 @@
 
     payload + options -> payloads.body -> tries under one deadline -> answer, or one error of client.errors
 
+Where several servers serve the same, requests go round, and a try that one of them does not answer goes on to another.
+
 Threads may share a client. `X-Timeout-Ms` goes out with each try and says what is left of the deadline, so that a
 server need not work for a caller who has gone.
 """
@@ -9,17 +11,19 @@ server need not work for a caller who has gone.
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import quote
 
 import orjson
 
 from torchserve_client import tls
-from torchserve_client.errors import ClientError, Closed, ItemFailed, of_status
+from torchserve_client.errors import ClientError, Closed, DeadlineExceeded, ItemFailed, NoConnection, of_status
 from torchserve_client.management import Management
 from torchserve_client.payloads import Body, body
 from torchserve_client.retry import RetryPolicy, Runner
+from torchserve_client.servers import TUNING as SERVERS
+from torchserve_client.servers import Servers
 from torchserve_client.transport import Incoming, Outgoing, PooledTransport, Transport
 
 TIMEOUT_HEADER = "X-Timeout-Ms"
@@ -27,11 +31,11 @@ PREDICTIONS = "predictions"
 
 
 class Client:
-    """Asks one server for predictions."""
+    """Asks a server for predictions, or several that serve the same."""
 
     def __init__(
         self,
-        url: str = "http://127.0.0.1:8080",
+        url: str | Sequence[str] = "http://127.0.0.1:8080",
         management_url: str | None = None,
         token: str | None = None,
         timeout_s: float = 60.0,
@@ -48,7 +52,9 @@ class Client:
         """Address a server; nothing is sent yet.
 
         Args:
-            url: address of the inference API.
+            url: address of the inference API; or those of several servers or gateways that serve the same models, which
+                are asked in turn. One that is gone, or has no such model, is left out for a while, and what it was
+                asked is asked of another.
             management_url: address of the management API, for those who ask how a model is registered.
             token, management_token: keys of each API, where token authorization is on.
             timeout_s: deadline of a call in seconds, from its first try to the last byte of its answer.
@@ -59,12 +65,17 @@ class Client:
             retry: says what is tried again; None takes the default policy.
             transport, clock, sleep, dice: stand-ins for tests that use no sockets and no time.
         """
-        self._url = url.rstrip("/")
+        self._servers = Servers([url] if isinstance(url, str) else url, clock=clock)
+        self._clock = clock
         self._timeout_s = timeout_s
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._transport = transport or PooledTransport(verify=verify, cert=cert)
+        count = len(self._servers.urls)
+        self._transport = transport or PooledTransport(
+            verify=verify, cert=cert, hosts=count, connect_s=SERVERS.connect_s if count > 1 else None
+        )
         self._closed = threading.Event()
-        self._runner = Runner(retry or RetryPolicy(), clock, sleep or self._sleep, dice)
+        self._policy = retry or RetryPolicy()
+        self._runner = Runner(self._policy, clock, sleep or self._sleep, dice)
         self._management = (
             None
             if management_url is None
@@ -109,7 +120,7 @@ class Client:
         path = "/".join(quote(part, safe="") for part in (model, version) if part is not None)
         request = body(payload, options)
         incoming = self._runner.run(
-            lambda left_s: self._try(f"{self._url}/predictions/{path}", request, left_s),
+            lambda left_s: self._try(f"/predictions/{path}", request, left_s),
             self._timeout_s if timeout_s is None else timeout_s,
         )
         return _answer(incoming, request)
@@ -127,7 +138,32 @@ class Client:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _try(self, url: str, request: Body, left_s: float) -> Incoming:
+    def _try(self, path: str, request: Body, left_s: float) -> Incoming:
+        """Ask one server; where it is of no use, another one at once, until each was asked."""
+        ends_s = self._clock() + left_s
+        tried: list[str] = []
+        while True:
+            url = self._servers.next_url(tried)
+            tried.append(url)
+            try:
+                incoming = self._send(url + path, request, left_s)
+            except ClientError as error:
+                if not _is_of_server(error):
+                    raise
+                self._servers.failed(url)
+                is_last = len(tried) >= len(self._servers.urls)
+                left_s = ends_s - self._clock()
+                if is_last or left_s <= 0 or not self._may_ask_another(error):
+                    raise
+            else:
+                self._servers.settled(url)
+                return incoming
+
+    def _may_ask_another(self, error: ClientError) -> bool:
+        """Return whether another server may answer at once: one that is full is waited for, one that is gone is not."""
+        return error.status == 404 or (isinstance(error, NoConnection) and self._policy.is_worth_it(error))
+
+    def _send(self, url: str, request: Body, left_s: float) -> Incoming:
         timeout = {TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
         headers = {**self._headers, **request.headers, **timeout}
         incoming = self._transport.send(Outgoing("POST", url, request.content, headers), left_s)
@@ -138,6 +174,11 @@ class Client:
     def _sleep(self, seconds: float) -> None:
         if self._closed.wait(seconds):
             raise Closed("the client was closed between two tries")
+
+
+def _is_of_server(error: ClientError) -> bool:
+    """Return whether an error says something about the server, and not about what it was asked."""
+    return isinstance(error, NoConnection | DeadlineExceeded) or error.status in (404, 429, 503)
 
 
 def error_of(incoming: Incoming) -> ClientError:

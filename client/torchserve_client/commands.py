@@ -1,47 +1,24 @@
-"""Runs the commands of `torchserve-client`, once their arguments are parsed; each returns its exit code."""
+"""Runs the commands of `torchserve-client`, once their arguments are parsed; each returns its exit code.
+
+`predict` is in torchserve_client.bulk.
+"""
 
 import argparse
 import json
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from torchserve_client import job
-from torchserve_client.answers import ASIDE, Answers
-from torchserve_client.client import Client
 from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError
-from torchserve_client.futures import FuturesClient
 from torchserve_client.gateway import Gateway
-from torchserve_client.inputs import Keys, shown, source
 from torchserve_client.management import Management
 from torchserve_client.nodes import Nodes
 from torchserve_client.rollout import Rollout, Wanted
 from torchserve_client.rollouts import Rollouts
 from torchserve_client.worker_log import WorkerLog, wait_loaded
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """Says how much `predict` asks for at a time, and how often it draws."""
-
-    # Batches in flight where each file is a request: one runs, one waits, one comes back.
-    batches_in_flight: int = 3
-    # Requests in flight: at least so many for models that batch little, at most so many connections to one server.
-    least_in_flight: int = 8
-    most_in_flight: int = 64
-    # Requests in flight where each is a list of lines, which fills a batch by itself.
-    lists_in_flight: int = 4
-    # Drawings per second: drawing costs the machine that predicts, and so many look smooth.
-    drawings_per_s: float = 5
-
-
-TUNING = Tuning()
 
 out = Console(highlight=False, markup=False, soft_wrap=True)
 aside = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -181,67 +158,6 @@ def _logs(options: argparse.Namespace, nodes: Nodes, name: str) -> Path:
 def _say(nodes: Nodes, name: str) -> Callable[[str], None]:
     """Say a line, with the node's name where there are several."""
     return out.print if len(nodes.by_name) == 1 else lambda line: out.print(f"{name}: {line}")
-
-
-def predict(options: argparse.Namespace, management: Management, client: Client) -> int:
-    """Ask for every file of a folder, or every line of a file, that has no answer yet."""
-    started_s = time.monotonic()
-    asked = dict(options.option)
-    keys = Keys(options.model, asked)
-    with Answers.open(options.out) as answers, source(options.path, _own_names(options.out, options.path)) as inputs:
-        count = answers.match(inputs, keys)
-        if not count:
-            raise InvalidPayload(f"{shown(options.path)}: nothing in it to predict")
-        in_flight = options.in_flight or _in_flight(management, options.model, options.path)
-        with _progress() as progress, FuturesClient(client, in_flight, max_queue_items=job.READY) as futures:
-            bar = progress.add_task(options.model, total=count - answers.earlier, failed="")
-
-            def advance(tally: job.Tally, count: int) -> None:
-                progress.update(bar, advance=count, failed=f"{tally.failed} failed" if tally.failed else "")
-
-            todo = job.requests(inputs, keys, answers, options.chunk)
-            tally = job.run(futures, options.model, todo, answers, options=asked, advance=advance)
-    seconds = max(time.monotonic() - started_s, 1e-9)
-    earlier = f", {answers.earlier} before" if answers.earlier else ""
-    inputs_sent = tally.answered + tally.failed
-    rate = f", {inputs_sent / seconds:.1f}/s" if inputs_sent else ""
-    out.print(f"{shown(options.out)}: {tally.answered} answered{earlier}, {tally.failed} failed, {seconds:.1f} s{rate}")
-    return 1 if tally.failed else 0
-
-
-def _own_names(out: Path, folder: Path) -> frozenset[str]:
-    """Return the names of the files of answers where they lie in the folder that is asked about."""
-    own, root = out.resolve(), folder.resolve()
-    if not own.is_relative_to(root):
-        return frozenset()
-    name = own.relative_to(root).as_posix()
-    return frozenset({name, name + ASIDE})
-
-
-def _in_flight(management: Management, model: str, path: Path) -> int:
-    if not path.is_dir():
-        return TUNING.lists_in_flight
-    try:
-        batch_size = int(management.describe(model)["batchSize"])
-    except ManagementError:
-        # Whoever may predict need not be let near the management API.
-        return 2 * TUNING.least_in_flight
-    return min(max(TUNING.batches_in_flight * batch_size, TUNING.least_in_flight), TUNING.most_in_flight)
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("[red]{task.fields[failed]}"),
-        console=aside,
-        refresh_per_second=TUNING.drawings_per_s,
-        transient=True,
-        disable=not aside.is_terminal,
-    )
 
 
 def _versions(management: Management, model: str) -> list[str]:

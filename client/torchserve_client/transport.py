@@ -85,17 +85,28 @@ class Transport(Protocol):
 class PooledTransport:
     """Sends over HTTP/1.1 on connections that it keeps."""
 
-    def __init__(self, connections: int = 64, *, verify: tls.Verify = True, cert: tls.Cert | None = None) -> None:
+    def __init__(
+        self,
+        connections: int = 64,
+        *,
+        verify: tls.Verify = True,
+        cert: tls.Cert | None = None,
+        hosts: int = 1,
+        connect_s: float | None = None,
+    ) -> None:
         """Open nothing yet.
 
         Args:
-            connections: number of connections that are kept; more threads than that open others for one request.
+            connections: number of connections to a server that are kept; more threads open others for one request.
             verify: whether the certificate of an https server is checked, or what it is checked against: the file or
                 folder of a CA bundle. True takes the bundle that REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names.
             cert: the client's certificate: a file with certificate and key, or (certificate, key).
+            hosts: number of servers to which connections are kept.
+            connect_s: most seconds for connecting; None gives it all of a request's time.
         """
         self._sockets = Sockets()
-        adapter = _Adapter(connections, self._sockets, verify, cert)
+        self._connect_s = connect_s
+        adapter = _Adapter(connections, self._sockets, verify, cert, hosts)
         self._session = requests.Session()
         # No proxy and no .netrc of the caller's comes between it and its own server.
         self._session.trust_env = False
@@ -114,7 +125,7 @@ class PooledTransport:
                 data=request.body or None,
                 headers=dict(request.headers),
                 # requests passes it on as it is; its own kinds bound each wait for bytes by itself.
-                timeout=Timeout(total=timeout_s),  # type: ignore[arg-type]
+                timeout=Timeout(total=timeout_s, connect=self._connect_s),  # type: ignore[arg-type]
                 allow_redirects=False,
             )
         except (requests.RequestException, OSError) as error:
@@ -159,13 +170,15 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 class _Adapter(HTTPAdapter):
     """Opens its connections by way of `Sockets`, which can cut them, and has one TLS context for all."""
 
-    def __init__(self, connections: int, sockets: Sockets, verify: tls.Verify, cert: tls.Cert | None) -> None:
+    def __init__(
+        self, connections: int, sockets: Sockets, verify: tls.Verify, cert: tls.Cert | None, hosts: int
+    ) -> None:
         self._sockets = sockets
         self._verify, self._cert = verify, cert
         self._context: tls.Context | None = None
         self._lock = threading.Lock()
-        # One pool for each address: an inference and a management API, each perhaps under two names.
-        super().__init__(pool_connections=4, pool_maxsize=connections)
+        # One pool for each address: inference APIs and a management API, each perhaps under two names.
+        super().__init__(pool_connections=2 * (hosts + 1), pool_maxsize=connections)
 
     def init_poolmanager(self, *arguments: Any, **keywords: Any) -> None:
         super().init_poolmanager(*arguments, **keywords)

@@ -2,10 +2,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy.models import ROOT
+from torchserve_client import Client, cli
 from torchserve_client.cli import main, parser
 
 NOBODY = ["--server", "http://127.0.0.1:9", "--management", "http://127.0.0.1:9"]
@@ -23,6 +25,8 @@ NOBODY = ["--server", "http://127.0.0.1:9", "--management", "http://127.0.0.1:9"
         (["predict", "m", "photos"], "--out"),
         (["predict", "m", "photos", "--out", "o", "--option", "top_k"], "'top_k' is not NAME=VALUE"),
         (["predict", "m", "photos", "--out", "o", "--option", "lang=\udce9"], "lang: not UTF-8"),
+        (["predict", "m", "photos", "--out", "o", "--shard", "3"], "'3' is not INDEX/COUNT, as in 3/16"),
+        (["predict", "m", "photos", "--out", "o", "--shard", "16/16"], "of 16 shards there is no 16: 0 to 15"),
         (["--management", "http://a:1", "--nodes", "n.json", "describe"], "give one"),
         (["rollout", "m", "--canary", "101"], "'101' is not a number from 0 to 100"),
         (["rollout", "m", "--canary", "5", "--canary-header", "X-Try"], "'X-Try' is not NAME:VALUE"),
@@ -107,16 +111,39 @@ def test_addresses_come_from_the_command_line_or_the_environment(
         return set(re.findall(r"no TorchServe answers at (\S+)", capsys.readouterr().err))
 
     # Ports that nothing listens at.
-    monkeypatch.setenv("TORCHSERVE_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("TORCHSERVE_MANAGEMENT_URL", "http://127.0.0.1:2, http://127.0.0.1:3")
-    assert parser().parse_args(["describe"]).server == "http://127.0.0.1:1"
     assert managed() == {"http://127.0.0.1:2", "http://127.0.0.1:3"}
     one = ["--management", "http://127.0.0.1:4"]
     assert managed(*one) == {"http://127.0.0.1:4"}
     assert managed(*one, "--management", "http://127.0.0.1:5") == {"http://127.0.0.1:4", "http://127.0.0.1:5"}
-    assert parser().parse_args(["--server", "http://b:1", "describe"]).server == "http://b:1"
+
+
+def test_inference_addresses_come_from_the_command_line_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lines.txt").write_text("a\n")
+
+    def asked(*arguments: str) -> str:
+        command = ["predict", "m", str(tmp_path / "lines.txt"), "--out", str(tmp_path / "out.jsonl"), "--timeout"]
+        assert main([*NOBODY[2:], *arguments, *command, "0"]) == 1
+        return capsys.readouterr().err
+
+    seen: list[list[str]] = []
+
+    class Seeing(Client):
+        def __init__(self, url: list[str], **options: Any) -> None:
+            seen.append(url)
+            super().__init__(url, **options)
+
+    monkeypatch.setattr(cli, "Client", Seeing)
+    monkeypatch.setenv("TORCHSERVE_URL", "http://127.0.0.1:1, http://127.0.0.1:2/")
+    asked()
+    asked("--server", "http://127.0.0.1:3")
+    asked("--server", "http://127.0.0.1:3", "--server", "http://127.0.0.1:4/", "--server", "http://127.0.0.1:4")
     monkeypatch.delenv("TORCHSERVE_URL")
-    assert parser().parse_args(["describe"]).server == "http://127.0.0.1:8080"
+    asked()
+    here = "http://127.0.0.1:"
+    assert seen == [[f"{here}1", f"{here}2"], [f"{here}3"], [f"{here}3", f"{here}4"], [f"{here}8080"]]
 
 
 def test_predict_does_not_wait_for_numpy() -> None:

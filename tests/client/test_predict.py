@@ -167,3 +167,73 @@ def test_second_run_on_the_same_answers_is_told_and_nothing_is_lost(
     assert answers(out) == {"1": "m A", "2": "m B", "3": "m C", "4": "m D"}
     assert server.predict(path, out) == 0
     assert server.asked == []
+
+
+def test_shards_ask_for_everything_once_and_each_goes_on_by_itself(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    (folder / "below").mkdir(parents=True)
+    names = [*(f"{number}.txt" for number in range(20)), *(f"below/{number}.txt" for number in range(20))]
+    for name in names:
+        (folder / name).write_text(f"text {name}")
+    # In the folder itself, where no shard takes the answers of another for inputs.
+    asked = []
+    for index in range(3):
+        assert server.predict(folder, folder, "--shard", f"{index}/3") == 0
+        asked += server.asked
+    assert sorted(asked) == sorted(f"text {name}" for name in names)
+    files = [folder / f"shard-{index}-of-3.jsonl" for index in range(3)]
+    found = [answers(file) for file in files]
+    assert {name: answer for each in found for name, answer in each.items()} == {
+        n: f"m TEXT {n.upper()}" for n in names
+    }
+    assert sum(map(len, found)) == len(names)
+    # A file more is asked for by one shard, a file changed by the one that had it.
+    (folder / "new.txt").write_text("new")
+    (folder / "3.txt").write_text("changed")
+    asked = []
+    for index in range(3):
+        assert server.predict(folder, folder, "--shard", f"{index}/3") == 0
+        asked += server.asked
+    assert sorted(asked) == ["changed", "new"]
+
+
+def test_shard_without_inputs_is_done_and_a_folder_without_any_is_an_error(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "lines.txt", tmp_path / "answers"
+    out.mkdir()
+    path.write_text("a\n\nb\n")
+    codes = [server.predict(path, out, "--shard", f"{index}/5") for index in range(5)]
+    assert codes == [0] * 5
+    assert sorted(name for file in out.iterdir() for name in answers(file)) == ["1", "3"]
+    assert len(list(out.iterdir())) == 5
+    path.write_text("\n")
+    capsys.readouterr()
+    assert server.predict(path, out, "--shard", "0/5") == 2
+    assert capsys.readouterr().err == f"client: {path}: nothing in it to predict\n"
+
+
+def test_shard_may_name_its_file_itself_and_nothing_but_a_shard_takes_a_folder(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("a\nb\nc\n")
+    assert server.predict(path, tmp_path / "mine.jsonl", "--shard", "0/1") == 0
+    assert answers(tmp_path / "mine.jsonl") == {"1": "m A", "2": "m B", "3": "m C"}
+    capsys.readouterr()
+    assert server.predict(path, tmp_path) == 1
+    assert "Is a directory" in capsys.readouterr().err
+
+
+def test_predict_goes_round_several_servers_and_does_without_one_that_is_gone(server: Server, tmp_path: Path) -> None:
+    path, other = tmp_path / "lines.txt", Server()
+    path.write_text("".join(f"{number}\n" for number in range(40)))
+    with serving(other) as other.url:
+        command = ["predict", "m", str(path), "--chunk", "1", "--out"]
+        both = ["--server", server.url, "--server", other.url, "--management", server.url]
+        assert main([*both, *command, str(tmp_path / "both.jsonl")]) == 0
+        assert len(server.asked) == len(other.asked) == 20
+    server.asked.clear()
+    assert main([*both, *command, str(tmp_path / "one.jsonl")]) == 0
+    assert len(server.asked) == 40
+    assert answers(tmp_path / "both.jsonl") == answers(tmp_path / "one.jsonl")

@@ -1,0 +1,82 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchserve_client.inputs import Input
+from torchserve_client.shards import MOST, Shard, Sharded
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+
+
+def members(names: list[str], count: int) -> list[list[str]]:
+    """What each shard has of the inputs, read as `predict` does."""
+    inputs = [Input(name, name) for name in names]
+    return [[each.name for each in Sharded(inputs, Shard(index, count))] for index in range(count)]
+
+
+@given(st.lists(NAMES, unique=True, max_size=60), st.integers(1, 40), st.randoms())
+def test_shards_are_disjoint_complete_and_the_same_in_any_order_and_company(
+    names: list[str], count: int, random: object
+) -> None:
+    shards = members(names, count)
+    assert sorted(name for shard in shards for name in shard) == sorted(names)
+    shuffled = list(names)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    half = shuffled[: len(shuffled) // 2]
+    # The others being there or not moves none of them.
+    assert [set(shard) for shard in members(half, count)] == [set(shard) & set(half) for shard in shards]
+
+
+def test_shards_are_those_of_every_machine() -> None:
+    # By coreutils: printf '%s' NAME | b2sum -l 64, of which the last hexadecimal digit is the remainder by 16.
+    names = ["a.jpg", "below/b.jpg", "1", "2", "caf\u00e9.txt", "\ud55c\uad6d\uc5b4", r"caf\xe9.txt"]
+    found = [next(i for i in range(16) if Shard(i, 16).has(name)) for name in names]
+    assert found == [9, 10, 6, 12, 2, 9, 3]
+
+
+def test_shard_of_a_name_is_that_of_its_other_spelling() -> None:
+    composed, decomposed = "caf\u00e9.txt", "cafe\u0301.txt"
+    assert composed != decomposed
+    assert [Shard(i, 1000).has(composed) for i in range(1000)] == [Shard(i, 1000).has(decomposed) for i in range(1000)]
+
+
+@pytest.mark.parametrize("form", ["{}", "photos/{:07}.jpg"])
+def test_shards_are_balanced(form: str) -> None:
+    sizes = [len(shard) for shard in members([form.format(number) for number in range(16_000)], 16)]
+    # Of 1000 each; six standard deviations of the binomial (30.6).
+    assert all(abs(size - 1000) < 184 for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("3", "'3' is not INDEX/COUNT, as in 3/16"),
+        ("3/", "is not INDEX/COUNT"),
+        ("a/b", "is not INDEX/COUNT"),
+        ("3/16/2", "is not INDEX/COUNT"),
+        ("-1/16", "is not INDEX/COUNT"),
+        (" 3/16", "is not INDEX/COUNT"),
+        ("3/16\n", "is not INDEX/COUNT"),
+        ("\u0663/16", "is not INDEX/COUNT"),
+        ("1.5/16", "is not INDEX/COUNT"),
+        ("$(JOB_COMPLETION_INDEX)/16", "is not INDEX/COUNT"),
+        ("16/16", "of 16 shards there is no 16: 0 to 15"),
+        ("0/0", "of 0 shards there are none: 1 to 100000"),
+        ("0/100001", "of 100001 shards there are none"),
+    ],
+)
+def test_shard_that_is_none_says_so(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as raised:
+        Shard.parse(text)
+    assert words in str(raised.value)
+
+
+def test_files_of_shards_are_each_their_own_and_sort_by_number() -> None:
+    folder = Path("answers")
+    assert Shard.parse("3/16").file(folder) == folder / "shard-03-of-16.jsonl"
+    names = [Shard(index, 1000).file(folder).name for index in range(1000)]
+    assert names == sorted(set(names))
+    assert Shard.parse(f"{MOST - 1}/{MOST}").file(folder).name == "shard-099999-of-100000.jsonl"
+    assert len(set(Shard(0, 3).files(folder))) == 6
