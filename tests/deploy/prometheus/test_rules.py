@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,6 +141,6 @@ def test_promtool_takes_configuration_and_rules(words: tuple[str, ...]) -> None:
 
 @pytest.mark.system
 def test_alerts_fire_when_they_should_and_end() -> None:
-    words = [BIN / "promtool", "test", "rules", *sorted((SHIPPED / "tests").glob("*.yml"))]
+    words: list[str | Path] = [BIN / "promtool", "test", "rules", *sorted((SHIPPED / "tests").glob("*.yml"))]
     done = subprocess.run(words, cwd=SHIPPED, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
