@@ -21,7 +21,7 @@ TITLE = "The dashboard's queries on a real Prometheus, drawn by this repository.
 VARIABLES = {"${model:pipe}": ".*", "$model": ".*", "$version": ".*", "$node": ".*", "$__rate_interval": "15s"}
 COLORS = ("#3274d9", "#e0752d", "#56a64b", "#8f3bb8", "#e02f44", "#1f9e9e", "#806eb7", "#99440a")
 INK, MUTED, GRID, BLUES = "#24292e", "#6b7380", "#e4e7ec", "Blues"
-POINTS, COLUMNS, ROW_PX, STAT_PX, WIDTH_PX = 100, 3, 190, 84, 1200
+POINTS, COLUMNS, ROW_PX, STAT_PX, WIDTH_PX = 100, 3, 172, 84, 1200
 
 Series = list[tuple[dict[str, str], list[float], list[float]]]
 
@@ -74,22 +74,22 @@ def figure(url: str, start_s: float, end_s: float) -> Any:
         top = None if panel.kind == "heatmap" else _top(drawn, row, column)
         drawn.update_yaxes(range=None if top is None else [0, top], row=row, col=column)
         if panel.unit == "percentunit":
-            drawn.update_yaxes(tickformat=".0%", row=row, col=column)
+            drawn.update_yaxes(tickformat="~%", row=row, col=column)
         if panel.kind == "heatmap":
             drawn.update_yaxes(type="category", row=row, col=column)
-    height = lines * ROW_PX + STAT_PX + 60
+    height = lines * ROW_PX + STAT_PX + 48
     drawn.update_layout(
-        width=WIDTH_PX, height=height, template="plotly_white", margin={"l": 46, "r": 14, "t": STAT_PX + 66, "b": 30},
+        width=WIDTH_PX, height=height, template="plotly_white", margin={"l": 46, "r": 14, "t": STAT_PX + 54, "b": 30},
         font={"family": "DejaVu Sans, Arial, sans-serif", "size": 10, "color": MUTED}, showlegend=True,
     )  # fmt: skip
     drawn.update_annotations(font={"size": 12, "color": INK}, xanchor="center")
-    drawn.update_xaxes(gridcolor=GRID, ticksuffix=" s", nticks=6, range=[0, end_s - start_s])
+    drawn.update_xaxes(gridcolor=GRID, ticksuffix=" s", nticks=6, range=[_first(drawn), end_s - start_s])
     drawn.update_yaxes(gridcolor=GRID, nticks=5)
     above = {"xref": "paper", "yref": "paper", "showarrow": False, "yanchor": "bottom"}
-    inner = height - STAT_PX - 96
+    inner = height - STAT_PX - 84
     drawn.add_annotation(
         x=0,
-        y=1 + (STAT_PX + 32) / inner,
+        y=1 + (STAT_PX + 16) / inner,
         text=f"<b>{TITLE}</b>",
         font={"size": 13, "color": INK},
         xanchor="left",
@@ -98,10 +98,9 @@ def figure(url: str, start_s: float, end_s: float) -> Any:
     for index, panel in enumerate(stats):
         found = ask(url, panel.queries[0].expression, start_s, end_s)
         value = written(found[0][2][-1], panel.unit) if found else "none"
-        drawn.add_annotation(
-            x=(index + 0.5) / len(stats), y=1 + 30 / inner, xanchor="center", **above,
-            text=f"{panel.title}<br><span style='font-size:24px;color:{COLORS[0]}'><b>{value}</b></span>",
-        )  # fmt: skip
+        place = {**above, "x": (index + 0.5) / len(stats), "xanchor": "center"}
+        drawn.add_annotation(y=1 + 66 / inner, text=panel.title, font={"size": 11, "color": MUTED}, **place)
+        drawn.add_annotation(y=1 + 30 / inner, text=f"<b>{value}</b>", font={"size": 24, "color": COLORS[0]}, **place)
     return drawn
 
 
@@ -149,10 +148,15 @@ def _legend(drawn: Any, index: int, row: int, column: int) -> None:
         {
             name: {
                 "x": axis.xaxis.domain[0], "y": axis.yaxis.domain[1], "xanchor": "left", "yanchor": "top",
-                "font": {"size": 9}, "bgcolor": "rgba(255,255,255,0.6)", "tracegroupgap": 0,
+                "font": {"size": 9}, "bgcolor": "rgba(255,255,255,0.3)", "tracegroupgap": 0,
             }
         }
     )  # fmt: skip
+
+
+def _first(drawn: Any) -> float:
+    """Second of the first point of all charts: what is before is empty."""
+    return float(min((trace.x[0] for trace in drawn.data if len(trace.x)), default=0.0))
 
 
 def _top(drawn: Any, row: int, column: int) -> float:
