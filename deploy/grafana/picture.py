@@ -186,12 +186,13 @@ def main(arguments: list[str]) -> int:
     """Draw what the command line says."""
     parser = argparse.ArgumentParser(prog="python -m deploy.grafana.picture", description=__doc__.partition("\n")[0])
     parser.add_argument("--prometheus", default="http://localhost:9090", metavar="URL")
-    parser.add_argument("--seconds", type=float, default=300.0, help="up to now")
+    parser.add_argument("--seconds", type=float, default=300.0, help="how much is drawn")
+    parser.add_argument("--until", type=float, default=None, metavar="UNIX_TIME", help="where it ends; default: now")
     parser.add_argument("--out", type=Path, default=Path("docs/images/dashboard.png"))
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     options = parser.parse_args(arguments)
-    now_s = time.time()
-    png(figure(options.prometheus, now_s - options.seconds, now_s), options.out, options.chromium)
+    end_s = time.time() if options.until is None else options.until
+    png(figure(options.prometheus, end_s - options.seconds, end_s), options.out, options.chromium)
     print(f"{options.out}: {options.out.stat().st_size // 1024} KiB")
     return 0
 
