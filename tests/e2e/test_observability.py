@@ -5,6 +5,7 @@ One scene for the module, in this order: a healthy load that is counted, refusal
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -19,6 +20,7 @@ import yaml
 
 from deploy.archive import Recipe
 from deploy.gateway import sandbox
+from deploy.grafana import picture
 from deploy.grafana.panels import ROWS, Panel
 from deploy.models import ROOT, model
 from deploy.sandbox import started
@@ -65,6 +67,10 @@ class Scene:
     def items(self, name: str) -> float:
         """Items of the last minutes, as the handlers counted them."""
         return self.prometheus.value(f'sum(increase(handler_items_total{{ModelName="{name}"}}[5m]))')
+
+    def requests(self, name: str) -> float:
+        """Requests of the last five minutes, as Envoy counted them and a rule recorded it."""
+        return self.prometheus.value(f'model:requests:rate5m{{model="{name}"}} * 300')
 
     def load(self) -> None:
         """Clients that send to both models in turn, and wait in between."""
@@ -120,19 +126,23 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def test_healthy_load_is_counted_and_raises_no_alert(scene: Scene) -> None:
-    before = {name: scene.items(name) for name in MODELS}
+    before, began = {name: (scene.items(name), scene.requests(name)) for name in MODELS}, time.monotonic()
     scene.load()
     # Handlers report once a second, and a rate needs a sample after that.
-    scene.prometheus.until(lambda: all(scene.items(name) - before[name] >= 0.95 * scene.sent[name] for name in MODELS))
+    scene.prometheus.until(
+        lambda: all(scene.items(name) - before[name][0] >= 0.95 * scene.sent[name] for name in MODELS)
+    )
     for name in MODELS:
-        # increase() extrapolates by half a scrape on each side, and what warmed up counts for Envoy.
+        # increase() extrapolates by half a scrape on each side, and what warmed up last was not counted yet.
         expected = pytest.approx(scene.sent[name], rel=0.2)
-        assert scene.items(name) - before[name] == expected
-        assert scene.prometheus.value(f'model:requests:rate5m{{model="{name}"}} * 300') == expected
+        assert scene.items(name) - before[name][0] == expected
+        assert scene.requests(name) - before[name][1] == expected
         assert scene.prometheus.value(f'model:error_ratio:rate5m{{model="{name}"}}') == 0
         assert scene.prometheus.value(f'model:refusal_ratio:rate5m{{model="{name}"}}') == 0
     assert set(scene.prometheus.alerts()) <= OF_TIME
-    firing = scene.prometheus.query('count_over_time(ALERTS{alertstate="firing"}[5m])')
+    # Before the first scrape GatewayDown was right.
+    duration_s = int(time.monotonic() - began) + 1
+    firing = scene.prometheus.query(f'count_over_time(ALERTS{{alertstate="firing"}}[{duration_s}s])')
     assert {labels["alertname"] for labels, _ in firing} <= OF_TIME
 
 
@@ -198,14 +208,36 @@ def test_every_recording_rule_gives_something(scene: Scene) -> None:
     assert [rule for group in groups for rule in group["rules"] if rule["health"] != "ok"] == []
 
 
+def test_picture_draws_every_panel(scene: Scene) -> None:
+    charts = [panel for row in ROWS for panel in row.panels if panel.kind != "stat"]
+    drawn = picture.figure(scene.prometheus.url, time.time() - 30, time.time())
+    assert {trace.xaxis for trace in drawn.data} == {
+        f"x{number + 1 if number else ''}" for number in range(len(charts))
+    }
+    (batches,) = (trace for trace in drawn.data if trace.type == "heatmap")
+    # Cumulative buckets apart: as many micro-batches as there were, none below nothing.
+    assert batches.y[0] == "1"
+    assert min(value for row in batches.z for value in row) >= 0
+    words = [annotation.text for annotation in drawn.layout.annotations]
+    assert any("Not Grafana's own screen" in text for text in words)
+    assert {panel.title for panel in ROWS[0].panels} <= set(words)
+
+
 @pytest.mark.skipif(not SCALED.exists(), reason="no overlay of KEDA in this checkout")
 def test_every_query_of_keda_has_an_answer(scene: Scene) -> None:
     documents = list(yaml.safe_load_all(SCALED.read_text()))
-    triggers = [
-        trigger for each in documents for trigger in each["spec"]["triggers"] if trigger["type"] == "prometheus"
+    queries = [
+        trigger["metadata"]["query"]
+        for document in documents
+        for trigger in document["spec"]["triggers"]
+        if trigger["type"] == "prometheus"
     ]
-    assert triggers
-    assert [trigger for trigger in triggers if not scene.prometheus.query(trigger["metadata"]["query"])] == []
+    assert queries
+    # They are of one model, which is not served here.
+    (name,) = {found for query in queries for found in re.findall(r'envoy_cluster_name=~"([\w.-]+)\(', query)}
+    for query in queries:
+        ((_, value),) = scene.prometheus.query(query.replace(name, CLASSIC))
+        assert 0 <= value < 1000
 
 
 def test_killed_node_is_reported_down(scene: Scene) -> None:
