@@ -21,8 +21,8 @@ class Tuning:
     Attributes:
         batches_in_flight: full batches that a replica has in hand on average. At the highest rate that it holds that is
             about one, most of the time one that is not full; half of it leaves room for what comes during a cold start.
-        busy_share: of the most that the engine can be busy. Above 1 over 1.1 it would say nothing: the HPA takes a
-            tenth too much for right.
+        busy_share: of the most that the engine can be busy; the highest that is of use, since the HPA takes a tenth too
+            much for right. Lower ones pay for replicas that batches of more requests would have done without.
         assumed_start_s: of a cold start, what cannot be measured at one server: 10 s for scheduling and the container
             where the node of the cluster has the image, 5 s until a readiness probe, 30 s until CoreDNS' cache has let
             the edges see it.
@@ -35,7 +35,7 @@ class Tuning:
     """
 
     batches_in_flight: float = 0.5
-    busy_share: float = 0.85
+    busy_share: float = 0.9
     assumed_start_s: float = 45.0
     polling_s: int = 15
     stabilization_s: int = 300
@@ -172,7 +172,8 @@ def _busy(tuned: Tuned, tuning: Tuning, *, is_adaptive: bool) -> Trigger:
             f"a saturated worker's engine is busy {share:.0%} of the time (tune: forward_ms over batch_ms), "
             f"{tuned.workers} worker(s)"
         )
-    target = max(1, round(100 * tuning.busy_share * most))
+    # Cut off: rounded up, it could come within the HPA's tolerance of what is possible.
+    target = max(1, math.floor(100 * tuning.busy_share * most))
     return Trigger(
         "busy", signals.busy(tuned.model, is_adaptive=is_adaptive), target, f"{tuning.busy_share:.0%}: {reason}"
     )

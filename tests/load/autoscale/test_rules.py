@@ -30,16 +30,16 @@ def test_shipped_rules_are_what_the_command_writes(tmp_path: Path, monkeypatch: 
 
 
 def test_targets_come_from_the_measurement() -> None:
-    """Half of 8 in flight; 0.85 of 45 ms in 60; the whole part of the rate that was held."""
+    """Half of 8 in flight; nine tenths of 45 ms in 60; the whole part of the rate that was held."""
     targets = {trigger.name: trigger.target for trigger in derive(KNOWN, Wishes()).triggers}
-    assert targets == {"in-flight": 4, "busy": 64, "refusals": 100}
+    assert targets == {"in-flight": 4, "busy": 67, "refusals": 100}
 
 
 def test_two_workers_have_twice_in_hand_and_an_adaptive_engine_is_busy_all_the_time() -> None:
     targets = {trigger.name: trigger.target for trigger in derive(replace(KNOWN, workers=2), Wishes()).triggers}
-    assert targets == {"in-flight": 8, "busy": 128, "refusals": 100}
+    assert targets == {"in-flight": 8, "busy": 135, "refusals": 100}
     adaptive = {trigger.name: trigger for trigger in derive(KNOWN, Wishes(is_adaptive=True)).triggers}
-    assert adaptive["busy"].target == 85
+    assert adaptive["busy"].target == 90
     assert "handler_engine_busy_seconds_total" in adaptive["busy"].query
 
 
