@@ -211,3 +211,6 @@ def sweep(
             changes: dict[str, Any] = {"cold_starts_kept": 0, name: value}
             rules = scaled_object.read(scaled_object.render(derive(tuned, wishes, replace(TUNING, **changes)), ""))
             yield name, value, scene.scaled(rules)
+            if name == "batches_in_flight":
+                # The others hide what this one does; where they see nothing it is alone.
+                yield f"{name}, alone", value, scene.scaled(replace(rules, triggers=rules.triggers[:1]))

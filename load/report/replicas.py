@@ -52,11 +52,11 @@ def figure(study: Study, model: str) -> go.Figure:
     made.update_layout(
         template="plotly_white",
         font={"family": FONT, "size": 14},
-        title={"text": f"{model}: replicas over a simulated day", "x": 0.01},
+        title={"text": f"{model}: replicas over a simulated day", "x": 0.01, "y": 0.98, "yanchor": "top"},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
         width=SIZE[0],
         height=SIZE[1],
-        margin={"l": 60, "r": 20, "t": 120, "b": 50},
+        margin={"l": 60, "r": 20, "t": 140, "b": 50},
     )
     return made
 

@@ -64,6 +64,14 @@ def test_scaling_on_the_processor_costs_more_than_the_peaks_replicas() -> None:
     assert outcome.replica_hours > PEAK * 2
 
 
+def test_two_batches_in_flight_are_no_target() -> None:
+    """A full queue bounds what is in flight to about as many, so that the HPA never sees more than its tolerance."""
+    two = replace(SHIPPED.triggers[0], threshold=2.0 * Tuned.read(TUNE).advice.batch_size)
+    half = replace(SHIPPED, triggers=SHIPPED.triggers[:1])
+    assert scene().scaled(half).share_in_target >= 0.98
+    assert scene().scaled(replace(SHIPPED, triggers=(two,))).share_in_target < 0.5
+
+
 def test_an_outage_of_prometheus_is_no_lack_of_traffic() -> None:
     """In the evening, for 24 minutes."""
     evening = Outage(0.7 * 7200, 0.9 * 7200)
