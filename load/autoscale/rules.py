@@ -19,8 +19,10 @@ class Tuning:
     """What holds for every model; chosen by the simulation.
 
     Attributes:
-        batches_in_flight: batches that a replica has in hand on average: one that runs, and half a one that fills up.
-        busy_share: of the most that the engine can be busy.
+        batches_in_flight: full batches that a replica has in hand on average. At the highest rate that it holds that is
+            about one, most of the time one that is not full; half of it leaves room for what comes during a cold start.
+        busy_share: of the most that the engine can be busy; the highest that is of use, since the HPA takes a tenth too
+            much for right. Lower ones pay for replicas that batches of more requests would have done without.
         assumed_start_s: of a cold start, what cannot be measured at one server: 10 s for scheduling and the container
             where the node of the cluster has the image, 5 s until a readiness probe, 30 s until CoreDNS' cache has let
             the edges see it.
@@ -32,8 +34,8 @@ class Tuning:
         failures: questions without an answer until the fallback.
     """
 
-    batches_in_flight: float = 1.5
-    busy_share: float = 0.75
+    batches_in_flight: float = 0.5
+    busy_share: float = 0.9
     assumed_start_s: float = 45.0
     polling_s: int = 15
     stabilization_s: int = 300
@@ -101,7 +103,7 @@ class Rules:
         wishes: as they were.
         cold_start_s, cold_start_reason: as they are reckoned with.
         fallback_replicas: at least so many where Prometheus does not answer.
-        stabilization_s: of scale-down.
+        stabilization_s, stabilization_reason: of scale-down.
         triggers: of which the largest wins.
     """
 
@@ -111,15 +113,17 @@ class Rules:
     cold_start_reason: str
     fallback_replicas: int
     stabilization_s: int
+    stabilization_reason: str
     triggers: tuple[Trigger, ...]
 
 
-def derive(tuned: Tuned, wishes: Wishes) -> Rules:
+def derive(tuned: Tuned, wishes: Wishes, tuning: Tuning = TUNING) -> Rules:
     """Make the rules of one model.
 
     Args:
         tuned: what was measured of one replica.
         wishes: what cannot be measured.
+        tuning: what holds for every model; the simulation tries others.
 
     Raises:
         NotPossible: a replica holds no rate at all, or the engine's share of a batch was not measured.
@@ -130,8 +134,8 @@ def derive(tuned: Tuned, wishes: Wishes) -> Rules:
             "more replicas do not make a single request faster"
         )
     if wishes.cold_start_s is None:
-        cold_start_s = tuned.ready_s + TUNING.assumed_start_s
-        cold_start_reason = f"{tuned.ready_s:g} s from registering to READY, and {TUNING.assumed_start_s:g} s assumed"
+        cold_start_s = tuned.ready_s + tuning.assumed_start_s
+        cold_start_reason = f"{tuned.ready_s:g} s from registering to READY, and {tuning.assumed_start_s:g} s assumed"
     else:
         cold_start_s, cold_start_reason = wishes.cold_start_s, "--cold-start"
     return Rules(
@@ -140,23 +144,24 @@ def derive(tuned: Tuned, wishes: Wishes) -> Rules:
         cold_start_s=cold_start_s,
         cold_start_reason=cold_start_reason,
         fallback_replicas=math.ceil((wishes.min_replicas + wishes.max_replicas) / 2),
-        stabilization_s=max(TUNING.stabilization_s, math.ceil(TUNING.cold_starts_kept * cold_start_s)),
+        stabilization_s=max(tuning.stabilization_s, math.ceil(tuning.cold_starts_kept * cold_start_s)),
+        stabilization_reason=f"{tuning.stabilization_s} or {tuning.cold_starts_kept} cold starts, the longer",
         triggers=(
-            _in_flight(tuned),
-            _busy(tuned, is_adaptive=wishes.is_adaptive),
+            _in_flight(tuned, tuning),
+            _busy(tuned, tuning, is_adaptive=wishes.is_adaptive),
             _demand(tuned, tuned.held.rate_per_s),
         ),
     )
 
 
-def _in_flight(tuned: Tuned) -> Trigger:
+def _in_flight(tuned: Tuned, tuning: Tuning) -> Trigger:
     size, workers = tuned.advice.batch_size, tuned.workers
-    target = max(1, round(TUNING.batches_in_flight * size * workers))
-    reason = f"{TUNING.batches_in_flight:g} batches of {size} on {workers} worker(s): tune's batch_size and workers"
+    target = max(1, round(tuning.batches_in_flight * size * workers))
+    reason = f"{tuning.batches_in_flight:g} batches of {size} on {workers} worker(s): tune's batch_size and workers"
     return Trigger("in-flight", signals.in_flight(tuned.model), target, reason)
 
 
-def _busy(tuned: Tuned, *, is_adaptive: bool) -> Trigger:
+def _busy(tuned: Tuned, tuning: Tuning, *, is_adaptive: bool) -> Trigger:
     """An adaptive worker decodes while its engine runs; a classic one does one after the other."""
     if is_adaptive:
         most, reason = 1.0, "an adaptive engine can be busy all the time"
@@ -167,9 +172,10 @@ def _busy(tuned: Tuned, *, is_adaptive: bool) -> Trigger:
             f"a saturated worker's engine is busy {share:.0%} of the time (tune: forward_ms over batch_ms), "
             f"{tuned.workers} worker(s)"
         )
-    target = max(1, round(100 * TUNING.busy_share * most))
+    # Cut off: rounded up, it could come within the HPA's tolerance of what is possible.
+    target = max(1, math.floor(100 * tuning.busy_share * most))
     return Trigger(
-        "busy", signals.busy(tuned.model, is_adaptive=is_adaptive), target, f"{TUNING.busy_share:.0%}: {reason}"
+        "busy", signals.busy(tuned.model, is_adaptive=is_adaptive), target, f"{tuning.busy_share:.0%}: {reason}"
     )
 
 

@@ -63,7 +63,7 @@ spec:
               value: {wishes.max_replicas}
               periodSeconds: {TUNING.policy_s}
         scaleDown:
-          # s that fewer must be enough; {TUNING.stabilization_s} or {TUNING.cold_starts_kept} cold starts, the longer.
+          # s that fewer must be enough; {rules.stabilization_reason}.
           stabilizationWindowSeconds: {rules.stabilization_s}
           selectPolicy: Max
           policies:

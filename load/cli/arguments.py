@@ -14,6 +14,7 @@ from pathlib import Path
 
 from load.autoscale.rules import TUNING as SCALING
 from load.autoscale.rules import Wishes
+from load.autoscale.study import Plan
 from load.generate.expect import TUNING as EXPECT
 from load.generate.open_loop import TUNING as OPEN_LOOP
 from load.generate.target import TUNING as TARGET
@@ -263,3 +264,13 @@ def _autoscale(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--prometheus", default=defaults.prometheus, metavar="URL", help="default: %(default)s")
     command.add_argument("-o", "--out", type=Path, metavar="FILE.yaml", help="write there; default: print")
+
+    day = command.add_argument_group("simulated day")
+    plan = Plan()
+    day.add_argument("--simulate", type=Path, metavar="FILE.html", help="run a day with these rules, and draw it")
+    day.add_argument("--sweep", action="store_true", help="print what other numbers would do, too")
+    words = "held rates of a replica that the day's most requests are; default: %(default)g"
+    day.add_argument("--peak", type=positive, default=plan.replicas_at_peak, metavar="N", help=words)
+    words = "length of the day; shorter ones are steeper; default: %(default)g"
+    day.add_argument("--hours", type=positive, default=plan.hours, metavar="H", help=words)
+    day.add_argument("--seed", type=int, default=plan.seed, metavar="N", help="of its arrivals; default: %(default)d")

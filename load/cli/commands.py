@@ -1,6 +1,7 @@
 """Runs the commands: options of the command line -> runs -> tables, files and an exit code."""
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -11,8 +12,9 @@ from typing import Any
 
 from rich.console import Console
 
-from load.autoscale import scaled_object
+from load.autoscale import scaled_object, study
 from load.autoscale.rules import Wishes, derive
+from load.autoscale.study import Plan
 from load.cli.arguments import DEFAULTS
 from load.cli.progress import Progress
 from load.errors import BadRange, CannotWrite, InputError, TooMuch
@@ -23,7 +25,7 @@ from load.generate.windows import Duration, Requests, Stability, Until
 from load.measure.exchanges import EXCHANGE_BYTES, TIMING_BYTES
 from load.measure.summary import TUNING as VALIDITY
 from load.measure.summary import Summary
-from load.report import csv, page, table
+from load.report import csv, page, replicas, table
 from load.runs import compare
 from load.runs.run_file import Run
 from load.runs.scenarios import Step, closed, grid, mlperf, numbers, opened, pacer_for, replay
@@ -331,11 +333,26 @@ def autoscale(options: argparse.Namespace) -> int:
         deployment=options.deployment,
         prometheus=options.prometheus,
     )
-    text = scaled_object.render(derive(Tuned.read(options.tune), wishes), _typed(options, wishes))
-    if options.out is None:
-        print(text, end="")
-    else:
+    _check_outputs([options.out, options.simulate])
+    tuned = Tuned.read(options.tune)
+    text = scaled_object.render(derive(tuned, wishes), _typed(options, wishes))
+    if options.out is not None:
         _write(options.out, text)
+    elif options.simulate is None and not options.sweep:
+        print(text, end="")
+    if options.simulate is None and not options.sweep:
+        return DONE
+    plan = Plan(replicas_at_peak=options.peak, hours=options.hours, seed=options.seed)
+    scene = study.Scene.of(tuned, wishes, plan)
+    if options.simulate is not None:
+        # The rules are those of the YAML, as KEDA would read it.
+        day = study.study(scene, scaled_object.read(text))
+        _write(options.simulate, replicas.page(day, tuned.model))
+        print(replicas.table(day.rows, day.peak))
+    if options.sweep:
+        tried = study.sweep(tuned, wishes, scene, say=lambda line: print(f"load: {line}", file=sys.stderr))
+        rows = [(f"{name} {value:g}", outcome) for name, value, outcome in tried]
+        print(replicas.table(rows, scene.static(math.ceil(plan.replicas_at_peak))))
     return DONE
 
 

@@ -79,6 +79,9 @@ class Autoscaler:
     def _stabilized(self, now_s: float, current: int, wanted: int) -> int:
         """No more than the least of one window, no fewer than the most of the other."""
         up_s, down_s = self.rules.up.stabilization_s, self.rules.down.stabilization_s
+        if not self.recommendations:
+            # An HPA begins with what it finds (recordInitialRecommendation).
+            self.recommendations.append((now_s, current))
         recent = [(time_s, count) for time_s, count in self.recommendations if time_s > now_s - max(up_s, down_s)]
         least = min([wanted, *(count for time_s, count in recent if time_s > now_s - up_s)])
         most = max([wanted, *(count for time_s, count in recent if time_s > now_s - down_s)])
