@@ -16,6 +16,7 @@ from deploy.models import ROOT, model
 from deploy.sandbox import Ports, config_for, free_ports
 from deploy.sources import source
 from deploy.weights import load
+from tests.exports import shared
 from tests.pages import RUN_PAGES, blocks
 
 # Ports that the pages name; the test's own stand in, so that it runs beside a server.
@@ -57,13 +58,14 @@ def gateway_ports(copy: Path) -> dict[str, int]:
 
 @pytest.fixture
 def environment(copy: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A new user's: nothing of this process's Python, folders of its own."""
+    """A new user's: nothing of this process's Python, folders of its own; of this checkout only what was exported."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     dropped = ("PYTHONPATH", "VIRTUAL_ENV", "JAVA_HOME", "LOG_LOCATION", "METRICS_LOCATION", "MAKEFLAGS", "MAKELEVEL")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     kept["PATH"] = os.pathsep.join(p for p in kept["PATH"].split(os.pathsep) if not p.startswith(str(ROOT)))
     own = {**kept, "TMPDIR": str(temporary), "TEMP": str(temporary), "TORCH_HOME": str(tmp_path / "torch")}
+    own["CACHE_DIR"] = str(shared())
     yield own
     subprocess.run(["make", "stop"], cwd=copy, env=own, check=False)
 

@@ -21,8 +21,7 @@ import yaml
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
-from deploy.archive import Recipe
-from deploy.models import ROOT, model
+from deploy.models import ROOT
 from deploy.server import Server
 from handlers.scheduling.scheduler import TUNING
 from load.generate import precise_loop
@@ -62,12 +61,10 @@ LONG_TEXTS = texts(48, 190)
 
 
 @pytest.fixture(scope="module")
-def _archives(model_store: Path) -> None:
+def _archives(model_store: Path, archive: Callable[..., str]) -> None:
     """Both as archives, and the adaptive one as a folder with settings for the load tests."""
     for name, archive_format in ((CLASSIC, "zip-store"), (ADAPTIVE, "zip-store"), (ADAPTIVE, "no-archive")):
-        recipe = Recipe(model(name), engine="openvino", archive_format=archive_format, export_path=model_store)
-        if recipe.find() is None:
-            recipe.build()
+        archive(name, archive_format=archive_format)
     path = model_store / ADAPTIVE / "model-config.yaml"
     config = yaml.safe_load(path.read_text())
     config["handler"]["threads"] = ENGINE_THREADS

@@ -5,6 +5,7 @@
 What starts a killed node anew is its supervisor's affair; here the test calls what a supervisor would.
 """
 
+import os
 import shutil
 import signal
 import tempfile
@@ -18,9 +19,8 @@ import psutil
 import pytest
 import requests
 
-from deploy.archive import Recipe
 from deploy.gateway import sandbox
-from deploy.models import ROOT, model
+from deploy.models import ROOT
 from deploy.nodes.drain import take_out
 from deploy.nodes.local import Layout, Local, locals_of
 from deploy.nodes.running import end_node, run_node
@@ -86,10 +86,10 @@ def wait_ready(gateway: sandbox.Sandbox, names: set[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model store of what is served here, and no more."""
     folder = tmp_path_factory.mktemp("store")
-    Recipe(model(MOBILENET), export_path=folder).build()
+    os.link(model_store / f"{MOBILENET}.mar", folder / f"{MOBILENET}.mar")
     return folder
 
 
