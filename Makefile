@@ -40,18 +40,26 @@ check: lint ## lint, types, and the tests without a server, an environment or a 
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile \
 		-m "not e2e and not environment and not clock and not long and not system"
 
+# Module by module, two at a time: a server that starts leaves most of two cores idle. What loads a server and measures
+# its times has the machine to itself.
+two = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+alone = $(BIN)/python -m pytest
+
 test: check ## check, then every other test but the long ones and those that need packages
-	@$(BIN)/python -m pytest -m "(e2e or environment or clock) and not long and not system"
+	@$(two) -m "(e2e or environment) and not clock and not long and not system"
+	@OMP_NUM_THREADS=1 $(two) -m "clock and not e2e and not long and not system"
+	@$(alone) -m "clock and e2e and not long and not system"
 
 packages: .venv/.installed ## Debian's packages (as root) and perf_analyzer, for test-system
 	@tests/packages.sh
 	@tests/perf_analyzer.sh >/dev/null
 
 test-system: .venv/.installed ## the tests that need what `make packages` installs
-	@$(BIN)/python -m pytest -m "system and not long"
+	@$(two) -m "system and not clock and not long"
+	@$(alone) -m "system and clock and not long"
 
 test-all: test test-system ## test and test-system, then what takes minutes or needs more than the environment has
-	@$(BIN)/python -m pytest -m long
+	@$(alone) -m long
 
 MINUTES ?= 5
 SEED ?= 1

@@ -9,15 +9,36 @@ import torch
 hypothesis.settings.register_profile("house", deadline=None)
 hypothesis.settings.load_profile("house")
 
-E2E = Path(__file__).parent / "e2e"
+TESTS = Path(__file__).parent
+E2E = TESTS / "e2e"
+# Seconds of a test of a server, where it says no other: the session's first has the start of the server and its
+# archives in it, and may wait for another process to make their exports.
+E2E_TIMEOUT_S = 300
+# Modules of a minute and more, the longest first: of two processes that share the modules, none is left with one of
+# them while the other has nothing to do any more.
+LONGEST = (
+    "test_readme.py",
+    "e2e/test_soak.py",
+    "e2e/test_rollout.py",
+    "e2e/test_production.py",
+    "e2e/test_nodes.py",
+    "e2e/test_adaptive.py",
+    "e2e/test_failures.py",
+    "e2e/test_client.py",
+    "e2e/test_bodies.py",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark by folder what drives a server; leave out what needs a GPU where there is none, counted as deselected."""
+    places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
         if item.path.is_relative_to(E2E):
             item.add_marker(pytest.mark.e2e)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_S))
     if torch.cuda.is_available():
         return
     lacking = [item for item in items if item.get_closest_marker("gpu")]

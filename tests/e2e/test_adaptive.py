@@ -247,6 +247,7 @@ def test_metrics_of_the_schedule_reach_prometheus(server: Server, adaptive: str)
 # -- too many requests -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.clock
 def test_three_times_capacity_is_answered_to_the_last_and_what_is_accepted_is_in_time(
     server: Server, patient: str
 ) -> None:
@@ -267,6 +268,7 @@ def test_three_times_capacity_is_answered_to_the_last_and_what_is_accepted_is_in
     assert usual_p99_ms(accepted) <= MAX_LATENCY_MS + NOISE_MS
 
 
+@pytest.mark.clock
 def test_flood_of_the_last_priority_leaves_the_first_its_latency(server: Server, patient: str) -> None:
     capacity = capacity_per_s(server)
     first = attack(server, OpenLoop(Poisson(capacity / 6, seed=1)), 6, priority=1)

@@ -38,7 +38,7 @@ from tests.photographs import photograph
 from torchserve_client.gateway import Gateway
 
 # The first test's has the start of two nodes in it, of which each other restart is one more.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.clock, pytest.mark.timeout(300)]
 
 READY_S = 120.0
 # Of what both nodes can do. A node that starts takes much of a machine that has two cores, so the short run asks less.
