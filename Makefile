@@ -40,26 +40,27 @@ check: lint ## lint, types, and the tests without a server, an environment or a 
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile \
 		-m "not e2e and not environment and not clock and not long and not system"
 
-# Module by module, two at a time: a server that starts leaves most of two cores idle. What loads a server and measures
-# its times has the machine to itself.
-two = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-alone = $(BIN)/python -m pytest
+# Modules of tests that run side by side, each process with a TorchServe of its own: one that starts, or waits for a batch,
+# leaves most of two cores idle. More take 3 GB of memory each.
+SIDE_BY_SIDE ?= 3
+
+modules = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 test: check ## check, then every other test but the long ones and those that need packages
-	@$(two) -m "(e2e or environment) and not clock and not long and not system"
-	@OMP_NUM_THREADS=1 $(two) -m "clock and not e2e and not long and not system"
-	@$(alone) -m "clock and e2e and not long and not system"
+	@$(modules) -n $(SIDE_BY_SIDE) -m "(e2e or environment) and not clock and not long and not system"
+	@OMP_NUM_THREADS=1 $(modules) -n 2 -m "clock and not e2e and not long and not system"
+	@$(BIN)/python -m pytest -m "clock and e2e and not long and not system"
 
 packages: .venv/.installed ## Debian's packages (as root) and perf_analyzer, for test-system
 	@tests/packages.sh
 	@tests/perf_analyzer.sh >/dev/null
 
 test-system: .venv/.installed ## the tests that need what `make packages` installs
-	@$(two) -m "system and not clock and not long"
-	@$(alone) -m "system and clock and not long"
+	@$(modules) -n $(SIDE_BY_SIDE) -m "system and not clock and not long"
+	@$(BIN)/python -m pytest -m "system and clock and not long"
 
 test-all: test test-system ## test and test-system, then what takes minutes or needs more than the environment has
-	@$(alone) -m long
+	@$(BIN)/python -m pytest -m long
 
 MINUTES ?= 5
 SEED ?= 1

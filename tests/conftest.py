@@ -14,11 +14,15 @@ E2E = TESTS / "e2e"
 # Seconds of a test of a server, where it says no other: the session's first has the start of the server and its
 # archives in it, and may wait for another process to make their exports.
 E2E_TIMEOUT_S = 300
-# Modules of a minute and more, the longest first: of two processes that share the modules, none is left with one of
-# them while the other has nothing to do any more.
-LONGEST = (
+# Modules in the order in which xdist's processes take them: those of minutes first, so that none is left with one of
+# them while others have nothing to do any more. A process that begins with a single test is given its next module at
+# once, to be run after it even where others are free by then: short ones stand there for that.
+FIRST = (
     "test_readme.py",
     "e2e/test_soak.py",
+    "e2e/test_custom_task.py",
+    "e2e/test_grpc.py",
+    "e2e/test_texts.py",
     "e2e/test_rollout.py",
     "e2e/test_production.py",
     "e2e/test_nodes.py",
@@ -32,7 +36,7 @@ LONGEST = (
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark by folder what drives a server; leave out what needs a GPU where there is none, counted as deselected."""
-    places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    places = {TESTS / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
         if item.path.is_relative_to(E2E):
