@@ -285,6 +285,7 @@ def test_flood_of_the_last_priority_leaves_the_first_its_latency(server: Server,
 # -- what goes wrong -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.clock
 def test_worker_killed_mid_batch_comes_back_and_every_request_is_answered(server: Server, adaptive: str) -> None:
     answers: list[Answer] = []
     is_over = threading.Event()
@@ -320,6 +321,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.clock
 def test_model_unregistered_and_registered_again_under_load_loses_none_but_what_it_was_working_on(
     server: Server, adaptive: str, serve: Callable[..., str]
 ) -> None:
