@@ -27,7 +27,7 @@ CHECKPOINT = "hub/checkpoints/resnet152-f82ba261.pth"
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The files that git has or would take, and nothing else."""
+    """The files that git has or would take, and of what was made of them only what was exported."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -36,6 +36,8 @@ def copy(tmp_path: Path) -> Path:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+    # By fingerprint: the same code, of the same locked packages. CACHE_DIR would be the workers' too, for measurements.
+    (folder / "model_store" / ".exports").symlink_to(shared())
     return folder
 
 
@@ -58,14 +60,13 @@ def gateway_ports(copy: Path) -> dict[str, int]:
 
 @pytest.fixture
 def environment(copy: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A new user's: nothing of this process's Python, folders of its own; of this checkout only what was exported."""
+    """A new user's: nothing of this process's Python, folders of its own."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     dropped = ("PYTHONPATH", "VIRTUAL_ENV", "JAVA_HOME", "LOG_LOCATION", "METRICS_LOCATION", "MAKEFLAGS", "MAKELEVEL")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     kept["PATH"] = os.pathsep.join(p for p in kept["PATH"].split(os.pathsep) if not p.startswith(str(ROOT)))
     own = {**kept, "TMPDIR": str(temporary), "TEMP": str(temporary), "TORCH_HOME": str(tmp_path / "torch")}
-    own["CACHE_DIR"] = str(shared())
     yield own
     subprocess.run(["make", "stop"], cwd=copy, env=own, check=False)
 
