@@ -40,8 +40,16 @@ check: lint ## lint, types, and the tests without a server, an environment or a 
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile \
 		-m "not e2e and not environment and not clock and not long and not system"
 
+# Modules of tests that run side by side, each process with a TorchServe of its own: one that starts, or waits for a batch,
+# leaves most of two cores idle. More take 3 GB of memory each.
+SIDE_BY_SIDE ?= 3
+
+modules = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+
 test: check ## check, then every other test but the long ones and those that need packages
-	@$(BIN)/python -m pytest -m "(e2e or environment or clock) and not long and not system"
+	@$(modules) -n $(SIDE_BY_SIDE) -m "(e2e or environment) and not clock and not long and not system"
+	@OMP_NUM_THREADS=1 $(modules) -n 2 -m "clock and not e2e and not long and not system"
+	@$(BIN)/python -m pytest -m "clock and e2e and not long and not system"
 
 packages: .venv/.installed ## Debian's packages (as root) and perf_analyzer, for test-system
 	@tests/packages.sh
@@ -50,7 +58,8 @@ packages: .venv/.installed ## Debian's packages (as root) and perf_analyzer, for
 	@tests/prometheus.sh
 
 test-system: .venv/.installed ## the tests that need what `make packages` installs
-	@$(BIN)/python -m pytest -m "system and not long"
+	@$(modules) -n $(SIDE_BY_SIDE) -m "system and not clock and not long"
+	@$(BIN)/python -m pytest -m "system and clock and not long"
 
 test-all: test test-system ## test and test-system, then what takes minutes or needs more than the environment has
 	@$(BIN)/python -m pytest -m long

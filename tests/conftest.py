@@ -12,7 +12,28 @@ import torch
 hypothesis.settings.register_profile("house", deadline=None)
 hypothesis.settings.load_profile("house")
 
-E2E = Path(__file__).parent / "e2e"
+TESTS = Path(__file__).parent
+E2E = TESTS / "e2e"
+# Seconds of a test of a server, where it says no other: the session's first has the start of the server and its
+# archives in it, and may wait for another process to make their exports.
+E2E_TIMEOUT_S = 300
+# Modules in the order in which xdist's processes take them: those of minutes first, so that none is left with one of
+# them while others have nothing to do any more. A process that begins with a single test is given its next module at
+# once, to be run after it even where others are free by then: short ones stand there for that.
+FIRST = (
+    "test_readme.py",
+    "e2e/test_soak.py",
+    "e2e/test_custom_task.py",
+    "e2e/test_grpc.py",
+    "e2e/test_texts.py",
+    "e2e/test_rollout.py",
+    "e2e/test_production.py",
+    "e2e/test_nodes.py",
+    "e2e/test_adaptive.py",
+    "e2e/test_failures.py",
+    "e2e/test_client.py",
+    "e2e/test_bodies.py",
+)
 
 KUBECTL = "kubectl: renders deploy/kubernetes, with a kubectl of 1.27 or newer (deselected, and said, without one)"
 
@@ -43,9 +64,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark by folder what drives a server; leave out what needs a GPU or kubectl that is not there, as deselected."""
+    places = {TESTS / name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
         if item.path.is_relative_to(E2E):
             item.add_marker(pytest.mark.e2e)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_S))
     lacking = [
         item
         for item in items

@@ -1,11 +1,13 @@
 """One real TorchServe for the session, on free ports, with archives built as a user builds them."""
 
+import fcntl
 import json
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +18,10 @@ import yaml
 from deploy.archive import Recipe
 from deploy.gateway import sandbox
 from deploy.gateway.sandbox import Sandbox
-from deploy.models import model
+from deploy.models import Engine, Model, model
 from deploy.sandbox import started
 from deploy.server import Server
+from tests.exports import shared
 from torchserve_client.management import ManagementError
 
 MOBILENET = "mobilenet-v2"
@@ -33,13 +36,38 @@ class Answer(NamedTuple):
     headers: dict[str, str]
 
 
+@contextmanager
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One worker of xdist at a time: two that need one export are to make it once."""
+    base = tmp_path_factory.getbasetemp()
+    with (base.parent if base.name.startswith("popen-") else base).joinpath("exports.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def archive(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Have an archive in the session's model store, built where there is none like it; returns its file's name."""
+
+    def build(name: str | Model, *, engine: Engine = "openvino", archive_format: str = "zip-store") -> str:
+        entry = model(name) if isinstance(name, str) else name
+        recipe = Recipe(entry, engine=engine, archive_format=archive_format, export_path=model_store)
+        with alone(tmp_path_factory):
+            return (recipe.find() or recipe.build()).path.name
+
+    return build
+
+
 @pytest.fixture(scope="session")
 def model_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """mobilenet-v2, trained, and resnet-152, untrained, as archives; mobilenet-v2 as a folder to vary."""
     store = tmp_path_factory.mktemp("model_store")
-    Recipe(model(MOBILENET), export_path=store).build()
-    Recipe(model("resnet-152"), "random", engine="openvino", export_path=store).build()
-    Recipe(model(MOBILENET), archive_format="no-archive", export_path=store).build()
+    # Where a recipe of this store looks for what it would have to export.
+    (store / ".exports").symlink_to(shared())
+    with alone(tmp_path_factory):
+        Recipe(model(MOBILENET), export_path=store).build()
+        Recipe(model("resnet-152"), "random", engine="openvino", export_path=store).build()
+        Recipe(model(MOBILENET), archive_format="no-archive", export_path=store).build()
     return store
 
 

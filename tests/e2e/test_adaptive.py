@@ -21,8 +21,7 @@ import yaml
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
-from deploy.archive import Recipe
-from deploy.models import ROOT, model
+from deploy.models import ROOT
 from deploy.server import Server
 from handlers.scheduling.scheduler import TUNING
 from load.generate import precise_loop
@@ -62,12 +61,10 @@ LONG_TEXTS = texts(48, 190)
 
 
 @pytest.fixture(scope="module")
-def _archives(model_store: Path) -> None:
+def _archives(model_store: Path, archive: Callable[..., str]) -> None:
     """Both as archives, and the adaptive one as a folder with settings for the load tests."""
     for name, archive_format in ((CLASSIC, "zip-store"), (ADAPTIVE, "zip-store"), (ADAPTIVE, "no-archive")):
-        recipe = Recipe(model(name), engine="openvino", archive_format=archive_format, export_path=model_store)
-        if recipe.find() is None:
-            recipe.build()
+        archive(name, archive_format=archive_format)
     path = model_store / ADAPTIVE / "model-config.yaml"
     config = yaml.safe_load(path.read_text())
     config["handler"]["threads"] = ENGINE_THREADS
@@ -250,6 +247,7 @@ def test_metrics_of_the_schedule_reach_prometheus(server: Server, adaptive: str)
 # -- too many requests -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.clock
 def test_three_times_capacity_is_answered_to_the_last_and_what_is_accepted_is_in_time(
     server: Server, patient: str
 ) -> None:
@@ -270,6 +268,7 @@ def test_three_times_capacity_is_answered_to_the_last_and_what_is_accepted_is_in
     assert usual_p99_ms(accepted) <= MAX_LATENCY_MS + NOISE_MS
 
 
+@pytest.mark.clock
 def test_flood_of_the_last_priority_leaves_the_first_its_latency(server: Server, patient: str) -> None:
     capacity = capacity_per_s(server)
     first = attack(server, OpenLoop(Poisson(capacity / 6, seed=1)), 6, priority=1)
@@ -286,6 +285,7 @@ def test_flood_of_the_last_priority_leaves_the_first_its_latency(server: Server,
 # -- what goes wrong -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.clock
 def test_worker_killed_mid_batch_comes_back_and_every_request_is_answered(server: Server, adaptive: str) -> None:
     answers: list[Answer] = []
     is_over = threading.Event()
@@ -321,6 +321,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.clock
 def test_model_unregistered_and_registered_again_under_load_loses_none_but_what_it_was_working_on(
     server: Server, adaptive: str, serve: Callable[..., str]
 ) -> None:

@@ -101,7 +101,7 @@ def test_uploads_as_large_and_as_many_as_the_limits_let_in_are_all_answered(
         bodies = [padded(largest)] * (fitting + TOO_MANY) + [padded(largest + 1)] * 2
         with ThreadPoolExecutor(len(bodies)) as pool:
             sent = [pool.submit(send, server, MOBILENET, body, timeout_s=200) for body in bodies]
-            deadline = time.monotonic() + 100
+            deadline = time.monotonic() + 180  # within the clients' own 200 s; a loaded machine has needed 90
             queue: dict[str, int] = {}
             while queue.get("remainingCapacity") != 0 or sum(each.done() for each in sent) < TOO_MANY + 2:
                 assert time.monotonic() < deadline, queue

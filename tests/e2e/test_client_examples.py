@@ -4,12 +4,10 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from deploy.archive import Recipe
-from deploy.models import ROOT, model
+from deploy.models import ROOT
 from deploy.server import Server
 
 
@@ -31,10 +29,8 @@ def resnet(serve: Callable[..., str]) -> str:
 
 
 @pytest.fixture
-def embedding(model_store: Path, serve: Callable[..., str]) -> str:
-    recipe = Recipe(model("sentence-embedding"), engine="openvino", export_path=model_store)
-    archive = recipe.find() or recipe.build()
-    return serve(archive=archive.path.name, name="sentence-embedding", batch_size=32, max_batch_delay_ms=5)
+def embedding(archive: Callable[..., str], serve: Callable[..., str]) -> str:
+    return serve(archive=archive("sentence-embedding"), name="sentence-embedding", batch_size=32, max_batch_delay_ms=5)
 
 
 def test_curl_example_prints_an_answer_of_each_shape(server: Server, resnet: str) -> None:

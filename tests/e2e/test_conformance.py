@@ -12,7 +12,6 @@ import json
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -27,9 +26,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from deploy.archive import Recipe
 from deploy.gateway import sandbox
-from deploy.models import model
 from deploy.server import Server
 
 TEXTS = ("Good morning, how are you?", "기준금리를 동결했다.")
@@ -140,14 +137,12 @@ class Lab(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def models(model_store: Path, server: Server) -> Iterator[None]:
+def models(archive: Callable[..., str], server: Server) -> Iterator[None]:
     """The models of this module, registered, and removed at the end."""
     for name in server.management.models():
         server.management.unregister(name)
     for name in MODELS:
-        recipe = Recipe(model(name), engine="openvino", export_path=model_store)
-        archive = recipe.find() or recipe.build()
-        server.register(name, archive.path.name, batch_size=8, max_batch_delay_ms=1, workers=1)
+        server.register(name, archive(name), batch_size=8, max_batch_delay_ms=1, workers=1)
     yield
     for name in server.management.models():
         server.management.unregister(name)

@@ -2,11 +2,9 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from deploy.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.server import Server
 from tests.e2e.conftest import curl, send_together, url
@@ -18,10 +16,10 @@ NAME = "colours"
 
 
 def test_custom_task_served_answers_many_at_once_and_bad_ones_fail_alone(
-    server: Server, model_store: Path, serve: Callable[..., str]
+    server: Server, archive: Callable[..., str], serve: Callable[..., str]
 ) -> None:
-    Recipe(model(NAME, EXAMPLE / "models.yaml"), export_path=model_store).build()
-    serve(archive=f"{NAME}.mar", name=NAME, batch_size=32, max_batch_delay_ms=200)
+    entry = model(NAME, EXAMPLE / "models.yaml")
+    serve(archive=archive(entry, engine="auto"), name=NAME, batch_size=32, max_batch_delay_ms=200)
     document = EXAMPLE / NAME / "colours.json"
     listed = curl("-H", "Content-Type: application/json", "--data-binary", f"@{document}", url(server, NAME))
     assert json.loads(listed)["predictions"] == [["chocolate", "brown"], ["navy", "indigo"]]

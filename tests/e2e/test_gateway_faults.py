@@ -5,6 +5,7 @@
 What starts a killed node anew is its supervisor's affair; here the test calls what a supervisor would.
 """
 
+import os
 import shutil
 import signal
 import tempfile
@@ -18,10 +19,9 @@ import psutil
 import pytest
 import requests
 
-from deploy.archive import Recipe
 from deploy.gateway import sandbox
 from deploy.gateway.departure import take_out
-from deploy.models import ROOT, model
+from deploy.models import ROOT
 from deploy.nodes.local import Layout, Local, locals_of
 from deploy.nodes.running import end_node, run_node
 from deploy.sandbox import Ports, config_for
@@ -38,7 +38,7 @@ from tests.photographs import photograph
 from torchserve_client.gateway import Gateway
 
 # The first test's has the start of two nodes in it, of which each other restart is one more.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.clock, pytest.mark.timeout(300)]
 
 READY_S = 120.0
 # Of what both nodes can do. A node that starts takes much of a machine that has two cores, so the short run asks less.
@@ -86,10 +86,10 @@ def wait_ready(gateway: sandbox.Sandbox, names: set[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model store of what is served here, and no more."""
     folder = tmp_path_factory.mktemp("store")
-    Recipe(model(MOBILENET), export_path=folder).build()
+    os.link(model_store / f"{MOBILENET}.mar", folder / f"{MOBILENET}.mar")
     return folder
 
 

@@ -2,13 +2,10 @@
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import grpc
 import pytest
 
-from deploy.archive import Recipe
-from deploy.models import model
 from deploy.server import Server
 from tests.e2e.conftest import send
 
@@ -50,11 +47,8 @@ def channel(server: Server) -> Iterator[grpc.Channel]:
 
 
 @pytest.fixture(params=[CLASSIC, ADAPTIVE])
-def served(request: pytest.FixtureRequest, model_store: Path, serve: Callable[..., str]) -> str:
-    recipe = Recipe(model(request.param), engine="openvino", export_path=model_store)
-    if recipe.find() is None:
-        recipe.build()
-    return serve(archive=f"{request.param}.mar", name=request.param, batch_size=32, max_batch_delay_ms=1)
+def served(request: pytest.FixtureRequest, archive: Callable[..., str], serve: Callable[..., str]) -> str:
+    return serve(archive=archive(request.param), name=request.param, batch_size=32, max_batch_delay_ms=1)
 
 
 def test_grpc_calls_are_answered_like_http_and_no_worker_dies(

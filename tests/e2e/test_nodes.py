@@ -249,6 +249,8 @@ class Clients:
                     # Refused: nothing was sent, and nobody is there.
                     return
                 self.statuses[answer.status_code] += 1
+                # Something of the cores is left for the nodes that start.
+                self.is_over.wait(0.05)
 
     def end(self) -> None:
         self.is_over.set()

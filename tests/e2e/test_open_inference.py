@@ -4,7 +4,6 @@ import gzip
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,7 @@ from PIL import Image
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from deploy.archive import Recipe
-from deploy.models import ROOT, model
+from deploy.models import ROOT
 from deploy.server import Server
 from handlers.protocol.grpc_status import PROTOBUF
 from tests.e2e.conftest import send, url
@@ -38,19 +36,16 @@ def client(server: Server) -> Iterator[triton.InferenceServerClient]:
 
 
 @pytest.fixture
-def embedding(model_store: Path, serve: Callable[..., str]) -> str:
-    recipe = Recipe(model(EMBEDDING), engine="openvino", export_path=model_store)
-    archive = recipe.find() or recipe.build()
-    return serve(archive=archive.path.name, name=EMBEDDING)
+def embedding(archive: Callable[..., str], serve: Callable[..., str]) -> str:
+    return serve(archive=archive(EMBEDDING), name=EMBEDDING)
 
 
 @pytest.fixture
-def triton_names(model_store: Path, serve: Callable[..., str]) -> list[str]:
+def triton_names(archive: Callable[..., str], serve: Callable[..., str]) -> list[str]:
     """The embedding and its tokenizer, under the names of tensors that a Triton server's clients use."""
     names = ["embedding", "tokenizer"]
     for name in names:
-        recipe = Recipe(model(name), engine="openvino", export_path=model_store)
-        serve(archive=(recipe.find() or recipe.build()).path.name, name=name, max_batch_delay_ms=1)
+        serve(archive=archive(name), name=name, max_batch_delay_ms=1)
     return names
 
 

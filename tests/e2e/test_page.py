@@ -1,16 +1,14 @@
 """The page as users have it: a real browser, Envoy, the control process, TorchServe and trained models."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
 
-from deploy.archive import Recipe
 from deploy.gateway import sandbox
 from deploy.gateway.sandbox import Sandbox
-from deploy.models import ROOT, model
+from deploy.models import ROOT
 from deploy.server import Server
 from tests.deploy.gateway.browser import TIMEOUT_MS, Visit, chromium, visit
 from tests.deploy.gateway.test_page import run_python, run_shell
@@ -25,10 +23,10 @@ KEY = "a-key-of-sixteen-or-more"
 
 
 @pytest.fixture(scope="module")
-def gateway(server: Server, model_store: Path, registrations: Registrations) -> Iterator[Sandbox]:
+def gateway(server: Server, archive: Callable[..., str], registrations: Registrations) -> Iterator[Sandbox]:
     """A photograph's labels, a text's language and a vector, behind a gateway that asks for a key."""
-    Recipe(model("language-id"), export_path=model_store).build()
-    Recipe(model("sentence-embedding"), export_path=model_store).build()
+    archive("language-id")
+    archive("sentence-embedding")
     parameters = {"batch_size": 8, "max_batch_delay_ms": 20, "workers": 1}
     for name in (MOBILENET, "language-id", "sentence-embedding"):
         registrations.serve(name, f"{name}.mar", parameters)

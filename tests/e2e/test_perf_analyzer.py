@@ -5,16 +5,16 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import requests
 
-from deploy.archive import Recipe
 from deploy.gateway import sandbox
-from deploy.models import ROOT, model
-from deploy.sandbox import started
+from deploy.models import ROOT
+from deploy.server import Server
+from tests.e2e.conftest import Registrations
 
 pytestmark = pytest.mark.system
 
@@ -40,11 +40,9 @@ LOADS = {
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sandbox.Sandbox]:
-    store = tmp_path_factory.mktemp("store")
-    Recipe(model(MODEL), export_path=store).build()
-    with started(store) as server, sandbox.started([sandbox.node_of(server)]) as running:
-        server.register(MODEL, f"{MODEL}.mar", batch_size=8, max_batch_delay_ms=1, workers=1)
+def gateway(server: Server, archive: Callable[..., str], registrations: Registrations) -> Iterator[sandbox.Sandbox]:
+    registrations.serve(MODEL, archive(MODEL), {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1})
+    with sandbox.started([sandbox.node_of(server)]) as running:
         wait_served(running)
         yield running
 

@@ -24,12 +24,17 @@ SLOW = """
 """
 
 
+# Seconds between a client's answer and its next request: several are always in flight, and the new version's worker has
+# something of the cores that it starts on.
+PAUSE_S = 0.1
+
+
 class Load:
     """Clients that send one request after the other and never try twice; leaving the block stops and counts them."""
 
-    def __init__(self, server: Server, name: str, clients: int) -> None:
+    def __init__(self, server: Server, name: str, clients: int, pause_s: float = PAUSE_S) -> None:
         self.statuses: Counter[int] = Counter()
-        self._server, self._name = server, name
+        self._server, self._name, self._pause_s = server, name, pause_s
         self._is_over = threading.Event()
         self._threads = [threading.Thread(target=self._client) for _ in range(clients)]
 
@@ -37,6 +42,7 @@ class Load:
         while not self._is_over.is_set():
             # An exception here (no answer, a cut connection) fails the thread, and with it the test.
             self.statuses[send(self._server, self._name, photograph("chelsea")).status] += 1
+            self._is_over.wait(self._pause_s)
 
     def __enter__(self) -> "Load":
         for thread in self._threads:
@@ -120,7 +126,7 @@ def test_requests_that_wait_for_the_old_version_and_its_running_batch_are_answer
     module.write_text(module.read_text() + SLOW)
     serve(archive=name, name=name, batch_size=2, max_batch_delay_ms=1)
     # Two a batch of 0.4 s: a backlog of some five seconds, which killing the old worker would have lost.
-    with Load(server, name, 24) as load:
+    with Load(server, name, 24, pause_s=0) as load:
         rollout(name, batch_size=8)
     assert set(load.statuses) == {200}
     assert server.management.versions(name) == ["1.0-r2"]

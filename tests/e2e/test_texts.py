@@ -1,32 +1,24 @@
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from deploy.archive import Recipe
-from deploy.models import ROOT, model
+from deploy.models import ROOT
 from deploy.server import Server
 from tests.e2e.conftest import curl, send, send_together, url
 
 EMBEDDING, LANGUAGE_ID = "sentence-embedding", "language-id"
 
 
-@pytest.fixture(scope="module")
-def _archives(model_store: Path) -> None:
-    for name in (EMBEDDING, LANGUAGE_ID):
-        Recipe(model(name), engine="openvino", export_path=model_store).build()
+@pytest.fixture
+def embedding(archive: Callable[..., str], serve: Callable[..., str]) -> str:
+    return serve(archive=archive(EMBEDDING), name=EMBEDDING, batch_size=32, max_batch_delay_ms=200)
 
 
 @pytest.fixture
-def embedding(_archives: None, serve: Callable[..., str]) -> str:
-    return serve(archive=f"{EMBEDDING}.mar", name=EMBEDDING, batch_size=32, max_batch_delay_ms=200)
-
-
-@pytest.fixture
-def language_id(_archives: None, serve: Callable[..., str]) -> str:
-    return serve(archive=f"{LANGUAGE_ID}.mar", name=LANGUAGE_ID, batch_size=64, max_batch_delay_ms=1)
+def language_id(archive: Callable[..., str], serve: Callable[..., str]) -> str:
+    return serve(archive=archive(LANGUAGE_ID), name=LANGUAGE_ID, batch_size=64, max_batch_delay_ms=1)
 
 
 def test_curl_korean_headlines_become_vectors(server: Server, embedding: str) -> None:
