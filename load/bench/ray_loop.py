@@ -38,6 +38,8 @@ class Tuning:
 
 
 TUNING = Tuning()
+# Where Ray's workers find this project.
+ROOT = Path(__file__).parents[2]
 
 
 class Loop:
@@ -92,12 +94,14 @@ def _blocks(count: int, batch_size: int) -> int:
 
 def main(archive: str) -> None:
     """Start a Ray of this process, then measure what is ordered."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         ray.init(
             num_cpus=len(os.sched_getaffinity(0)),
             object_store_memory=TUNING.object_store,
             include_dashboard=False,
             log_to_driver=False,
+            runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
             _temp_dir=folder,
         )
         ray.data.DataContext.get_current().enable_progress_bars = False
