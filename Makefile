@@ -45,7 +45,9 @@ test: check ## check, then every other test but the long ones and those that nee
 
 packages: .venv/.installed ## Debian's packages (as root) and perf_analyzer, for test-system
 	@tests/packages.sh
+	@tests/kubernetes.sh
 	@tests/perf_analyzer.sh >/dev/null
+	@tests/prometheus.sh
 
 test-system: .venv/.installed ## the tests that need what `make packages` installs
 	@$(BIN)/python -m pytest -m "system and not long"
@@ -65,9 +67,13 @@ bench: .venv/.installed ## this server against its peers, as ratios; ONLY=transl
 soak: .venv/.installed ## mixed load with killed workers: what was lost, crossed or grown; MINUTES=10, MODE=both, SEED=1
 	@$(BIN)/python -m load.soak --minutes $(or $(MINUTES),10) --mode $(or $(MODE),both) --seed $(or $(SEED),1)
 
-lock: ## resolve requirements.lock anew from pyproject.toml
-	@.uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra dev \
-		--no-annotate --custom-compile-command "make lock" -o requirements.lock pyproject.toml
+resolve = .uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--custom-compile-command "make lock"
+
+# An image has what serves and none of what tests: a second lock, of the same versions as the first.
+lock: ## resolve requirements.lock anew from pyproject.toml, and requirements-server.lock, its part without `dev`
+	@$(resolve) --extra dev -o requirements.lock pyproject.toml
+	@$(resolve) --constraints requirements.lock -o requirements-server.lock pyproject.toml
 
 .PHONY: lock-extras
 lock-extras: ## after lock: what each extra adds to requirements.lock, deploy/extras/*.lock

@@ -9,9 +9,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from deploy.gateway.departure import MARK, control_url, known, settings_of, take_out
 from deploy.gateway.settings import CONFIG
 from deploy.models import ROOT
-from deploy.nodes.drain import MARK, control_url, known, settings_of, take_out
 from deploy.nodes.local import FOLDER, Local, running_at
 from deploy.nodes.running import end_node, supervisor
 from deploy.server import ServerError

@@ -10,17 +10,17 @@ import sys
 from pathlib import Path
 
 from deploy.archive import ArchiverFailed
+from deploy.gateway.departure import Edge, come_back, leave
 from deploy.gateway.settings import CONFIG, RUN
 from deploy.models import ROOT
 from deploy.nodes import configured, development
-from deploy.nodes.drain import Edge, come_back, leave
 from deploy.nodes.local import FOLDER, Layout, Local, found, locals_of, nodes_of
 from deploy.nodes.node import write
 from deploy.nodes.running import supervise
 from deploy.nodes.share import cores_here, gpus_here, shortage
-from deploy.nodes.stop import stop
 from deploy.server import Server, ServerError
 from deploy.sources import WeightsUnavailable
+from deploy.stop import stop
 from deploy.waits import Waits, banner
 from handlers.errors import InvalidConfig
 from torchserve_client.management import ManagementError

@@ -11,6 +11,7 @@ and nobody else's data. A task overrides `load, sample` and the hooks `decode, p
 
 import abc
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,8 @@ from handlers.blocked_import import blocked_import
 from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Engine, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, InvalidConfig, ItemError
-from handlers.metrics import Recorder, Reporter, Sample
+from handlers.frontend_heap import HeapFile
+from handlers.metrics import GAUGES, Recorder, Reporter, Sample
 from handlers.pipeline.description import described
 from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead
 from handlers.pipeline.planning import planned
@@ -218,7 +220,11 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         self._recorder = Recorder()
         version = context.manifest.get("model", {}).get("modelVersion")
         labels = (context.model_name, version or UNKNOWN_VERSION)
-        self.reporter = Reporter(self._recorder, partial(_emit, context.metrics, labels))
+        self.reporter = Reporter(
+            self._recorder,
+            partial(_emit, context.metrics, labels),
+            beside=partial(_emit_heap, context.metrics, HeapFile(os.getppid())),
+        )
         self.runner = Runner(self, self._recorder)
         # Seconds after which TorchServe takes the worker for dead; its own default where the archive does not say.
         self._response_timeout_s = (context.model_yaml_config or {}).get("responseTimeout") or RESPONSE_TIMEOUT_S
@@ -335,6 +341,18 @@ def _emit(cache: Any, model: tuple[str, str], sample: Sample) -> None:
         names = ["ModelName", "ModelVersion", *sample.counter.labels]
         counter = cache.add_metric_to_cache(name, "count", names, MetricTypes.COUNTER)
     counter.add_or_update(sample.value, [*model, *sample.labels])
+
+
+def _emit_heap(cache: Any, heap_file: HeapFile) -> None:
+    """Say how full TorchServe's heap is, where its own metrics declare that, and Java tells."""
+    heap = heap_file.read()
+    if heap is None:
+        return
+    for gauge, value in zip(GAUGES, heap, strict=True):
+        try:
+            cache.get_metric(gauge.name, MetricTypes.GAUGE).add_or_update(value, ["Host"])
+        except MetricsCacheKeyError:  # the server runs with a metrics file of its own
+            return
 
 
 def _device(gpu_id: int | None) -> torch.device:

@@ -50,6 +50,12 @@ class Histogram:
         return Counter(f"{self.name}_count")
 
 
+class Gauge(NamedTuple):
+    """A number that is what it is now; of the node, and so without the model's name and version."""
+
+    name: str
+
+
 class Sample(NamedTuple):
     """An increment of one counter, with the values of the counter's labels."""
 
@@ -98,6 +104,10 @@ ENGINE_BUSY = Counter("handler_engine_busy_seconds_total")
 DEADLINE_MISSES = Counter("handler_deadline_misses_total")
 REFUSALS = Counter("handler_refusals_total", ("Reason",))
 EXCHANGES = Counter("handler_exchanges_total")
+
+# The old generation of TorchServe's heap, in bytes; any worker of the node may say it (handlers/frontend_heap.py).
+HEAP_USED, HEAP_MOST = Gauge("frontend_heap_used_bytes"), Gauge("frontend_heap_max_bytes")
+GAUGES = (HEAP_USED, HEAP_MOST)
 
 HISTOGRAMS = (BATCH_SIZE, DECODE, WAIT, FORWARD, ENCODE, REQUEST, QUEUE_DEPTH, QUEUE_AGE, PREDICTION_RATIO)
 # deploy/metrics.yaml declares these to the frontend.
@@ -163,16 +173,24 @@ class Recorder:
 class Reporter:
     """Drains a recorder into `emit` from a thread of its own, at most once an interval, and sleeps while idle."""
 
-    def __init__(self, recorder: Recorder, emit: Callable[[Sample], None], interval_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        emit: Callable[[Sample], None],
+        interval_s: float = 1.0,
+        beside: Callable[[], None] = lambda: None,
+    ) -> None:
         """Take a recorder over; `start` starts the thread.
 
         Args:
             recorder: what is drained.
             emit: called with every sample.
             interval_s: the least seconds between two reports.
+            beside: called with every report, for what is not counted but is so at the moment.
         """
         self._recorder = recorder
         self._emit = emit
+        self._beside = beside
         self._interval_s = interval_s
         self._is_due = threading.Event()
         self._is_stopped = threading.Event()
@@ -197,6 +215,7 @@ class Reporter:
         """Send everything recorded so far."""
         for sample in self._recorder.drain():
             self._emit(sample)
+        self._beside()
 
     def _run(self) -> None:
         while not self._is_stopped.is_set():

@@ -2,11 +2,14 @@
 # Installs what the tests marked `system` need of Debian, and says what is missing where it cannot:
 #   chromium     the gateway's page, in a real browser
 #   libb64-0d    perf_analyzer, which tests/perf_analyzer.sh fetches
-#   iproute2     network namespaces, in which a node is cut off
+#   iproute2     network namespaces, in which a node is cut off, and in which containers run
+#   buildah      builds the image of deploy/container/Containerfile, without a daemon
+#   mmdebstrap   makes the base that the image is built on, where no registry is asked
+#   docker-compose  reads compose.yaml as Docker does, without a daemon
 set -euo pipefail
 
 missing=()
-for package in chromium libb64-0d iproute2; do
+for package in chromium libb64-0d iproute2 buildah mmdebstrap docker-compose; do
     dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed ||
         missing+=("$package")
 done

@@ -1,8 +1,9 @@
 """The files that configure the gateway, read anew when they change.
 
 gateway.yaml ─────────────────────> Settings
-its nodes, or .nodes/nodes.json,
-or config.properties ─────────────> nodes
+its nodes, or the addresses of its
+name, or .nodes/nodes.json, or
+config.properties ────────────────> nodes
 """
 
 import logging
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploy.gateway import settings as gateway_settings
+from deploy.gateway.names import Names
 from deploy.gateway.settings import Settings
 from deploy.models import ROOT
 from deploy.nodes import node as node_files
@@ -30,20 +32,25 @@ Mark = tuple[int, int, int] | None
 class Configuration:
     """Settings and nodes, as files have them."""
 
-    def __init__(self, config: Path, nodes: Path) -> None:
+    def __init__(self, config: Path, nodes: Path, names: Names | None = None) -> None:
         """Read nothing yet.
 
         Args:
             config: gateway.yaml.
             nodes: nodes.json, of whoever starts nodes on this machine.
+            names: finds the nodes of a name; a test brings its own.
         """
+        self._names = names or Names()
         self._config = config
         self._nodes = nodes
-        self._marks: tuple[Mark, ...] = ()
+        self._marks: tuple[object, ...] = ()
         self._current: tuple[Settings, tuple[Node, ...]] | None = None
 
-    def read(self) -> tuple[Settings, tuple[Node, ...]]:
+    def read(self, wait_s: float = 0.0) -> tuple[Settings, tuple[Node, ...]]:
         """Read both.
+
+        Args:
+            wait_s: seconds in which a name may be resolved for the first time.
 
         Raises:
             InvalidConfig: one of them is not as it should be.
@@ -54,10 +61,15 @@ class Configuration:
         if self._current is not None and settings.ports != self._current[0].ports:
             logger.warning("%s: ports change when the gateway is started anew", self._config.name)
             settings = replace(settings, ports=self._current[0].ports)
-        try:
-            nodes = settings.nodes or tuple(node_files.read(self._nodes)) or (only_node(PROPERTIES),)
-        except NoNodes as error:
-            raise InvalidConfig(str(error)) from None
+        found = self._names.nodes(settings.discover, wait_s)
+        if settings.discover is not None:
+            # Until another name is resolved, those stay that there are.
+            nodes = found if found is not None else () if self._current is None else self._current[1]
+        else:
+            try:
+                nodes = settings.nodes or tuple(node_files.read(self._nodes)) or (only_node(PROPERTIES),)
+            except NoNodes as error:
+                raise InvalidConfig(str(error)) from None
         self._current = settings, nodes
         return self._current
 
@@ -76,8 +88,8 @@ class Configuration:
         logger.info("read anew; nodes: %s", ", ".join(node.name for node in after[1]))
         return after
 
-    def _look(self) -> tuple[Mark, ...]:
-        return tuple(map(_mark, (self._config, self._nodes, PROPERTIES)))
+    def _look(self) -> tuple[object, ...]:
+        return (self._names.found, *map(_mark, (self._config, self._nodes, PROPERTIES)))
 
 
 def _mark(path: Path) -> Mark:

@@ -10,7 +10,7 @@ Envoy's own health checks judge whether it gets requests, and a node that restar
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import aiohttp
@@ -61,10 +61,20 @@ class Discovery:
         """The nodes that are watched, by name."""
         return {name: watch.node for name, watch in self._watches.items()}
 
+    @property
+    def draining(self) -> frozenset[str]:
+        """Names of the nodes that say themselves that they are about to end."""
+        return frozenset(name for name, watch in self._watches.items() if watch.is_draining)
+
     def is_up(self, name: str) -> bool:
         """Whether a node answered when it was asked last."""
         watch = self._watches.get(name)
         return watch is not None and watch.is_up is True
+
+    @property
+    def watches(self) -> Mapping[str, Watch]:
+        """What was seen of each node, by name."""
+        return self._watches
 
     async def first_look(self, timeout_s: float) -> None:
         """Wait until every node has answered or failed once, at most so long."""

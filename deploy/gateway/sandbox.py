@@ -36,6 +36,8 @@ class Sandbox:
         config: its gateway.yaml, which may be written anew.
         run: its folder of logs and process ids.
         nodes_file: the nodes.json that it reads where `config` names no nodes.
+        document: what `config` holds.
+        within: words that stand before its command, such as those of a namespace of its own.
     """
 
     http: str
@@ -46,12 +48,13 @@ class Sandbox:
     run: Path
     nodes_file: Path
     document: Mapping[str, Any] = field(default_factory=dict)
+    within: Sequence[str] = ()
 
     def command(self, name: str) -> subprocess.CompletedProcess[str]:
         """Run `python -m deploy.gateway NAME` for it."""
         words = ["--config", str(self.config), "--nodes", str(self.nodes_file), "--run", str(self.run)]
         return subprocess.run(
-            [sys.executable, "-m", "deploy.gateway", name, *words],
+            [*self.within, sys.executable, "-m", "deploy.gateway", name, *words],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -78,11 +81,12 @@ def node_of(server: Server, name: str = "node-1") -> Node:
 
 
 @contextmanager
-def started(nodes: Sequence[Node], **settings: Any) -> Iterator[Sandbox]:
+def started(nodes: Sequence[Node], within: Sequence[str] = (), **settings: Any) -> Iterator[Sandbox]:
     """A running gateway.
 
     Args:
         nodes: what is behind it.
+        within: words that stand before its command.
         settings: of gateway.yaml, as YAML has them, but for nodes and ports.
 
     Raises:
@@ -101,6 +105,7 @@ def started(nodes: Sequence[Node], **settings: Any) -> Iterator[Sandbox]:
             run=Path(folder) / "run",
             nodes_file=Path(folder) / "nodes.json",
             document=document,
+            within=within,
         )
         sandbox.configure()
         try:

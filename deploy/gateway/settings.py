@@ -2,10 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError, field_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from deploy.models import ROOT
@@ -19,6 +19,9 @@ RUN = ROOT / ".gateway"
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+# A header as HTTP writes one: a token, and a value without controls at its ends.
+HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$")]
+HeaderValue = Annotated[str, Field(pattern=r"^[!-~]([ -~]{0,254}[!-~])?$")]
 Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
@@ -41,6 +44,28 @@ class Ports:
     metrics: Port = 8002
     control: Port = 8003
     internal_address: str = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class Discover:
+    """Nodes that are found by a name, each behind an Envoy of its own (`python -m deploy.container node`).
+
+    Attributes:
+        host: the name; every address that it resolves to is a node, named by it: `10-0-0-7`.
+        port: of them all, for predictions, descriptions and metrics.
+    """
+
+    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$")]
+    port: Port = 8085
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class CanaryRequest:
+    """A canary as it is asked for, here and of the control port; see `deploy.gateway.state.Canary`."""
+
+    version: Annotated[str, Field(min_length=1, max_length=64)]
+    percent: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+    header: tuple[HeaderName, HeaderValue] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -114,20 +139,24 @@ class Settings:
 
     Attributes:
         nodes: the TorchServes behind the gateway; none for those that `make serve` started on this machine.
+        discover: the name of all of them, in place of `nodes`.
         ports: where it listens.
         tls: None for plain HTTP.
         keys: of the clients; none where everybody may call.
         limits: what one client may take.
         management: whether loading, unloading and the repository's index of models are let through, to those who have a
             key.
+        canaries: by the model's name; one that the control port is told wins over it, on that edge.
     """
 
     nodes: tuple[Node, ...] = ()
+    discover: Discover | None = None
     ports: Ports = Field(default_factory=Ports)
     tls: Tls | None = None
     keys: tuple[Key, ...] = ()
     limits: Limits = Field(default_factory=Limits)
     management: bool = False
+    canaries: dict[Annotated[str, Field(min_length=1, max_length=256)], CanaryRequest] = Field(default_factory=dict)
 
     @field_validator("nodes")
     @classmethod
@@ -142,6 +171,12 @@ class Settings:
         if len({key.client for key in keys}) < len(keys) or len({key.key for key in keys}) < len(keys):
             raise ValueError("two have one client or one key")
         return keys
+
+    @model_validator(mode="after")
+    def _check_discover(self) -> Self:
+        if self.nodes and self.discover is not None:
+            raise ValueError("nodes and discover exclude each other")
+        return self
 
 
 def read(path: Path = CONFIG) -> Settings:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deploy.gateway.envoy.process import Envoy, EnvoyError
@@ -39,6 +39,41 @@ class GatewayFailed(Exception):
     """The gateway did not come up, or could not be kept up; the message says why."""
 
 
+class KeptEnvoy:
+    """An Envoy that is started anew where it dies, unless it does so again and again."""
+
+    def __init__(self, envoy: Envoy, start: Callable[[], object]) -> None:
+        """Keep `envoy`, which `start` starts."""
+        self._envoy = envoy
+        self._start = start
+        self._deaths: deque[float] = deque(maxlen=DEATHS)
+
+    def start(self) -> None:
+        """Start it.
+
+        Raises:
+            GatewayFailed: it does not come up.
+        """
+        try:
+            self._start()
+        except EnvoyError as error:
+            raise GatewayFailed(" / ".join(str(error).splitlines())) from None
+
+    def keep(self) -> None:
+        """Start it anew where it has died.
+
+        Raises:
+            GatewayFailed: it does not come up, or dies again and again.
+        """
+        if self._envoy.pid() is not None:
+            return
+        logger.error("Envoy has died")
+        self._deaths.append(time.monotonic())
+        if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_S:
+            raise GatewayFailed(f"Envoy has died {DEATHS} times in {DEATHS_S:g} s")
+        self.start()
+
+
 class Supervisor:
     """The control process and Envoy."""
 
@@ -54,8 +89,8 @@ class Supervisor:
         self._words = ["--config", str(config), "--nodes", str(nodes), "--run", str(run)]
         self._log = run / "control.log"
         self._envoy = Envoy(run)
+        self._kept = KeptEnvoy(self._envoy, lambda: self._envoy.start(settings))
         self._control: subprocess.Popen[bytes] | None = None
-        self._deaths: deque[float] = deque(maxlen=DEATHS)
 
     def start(self) -> None:
         """Start both, the control process first.
@@ -65,7 +100,7 @@ class Supervisor:
         """
         try:
             self._start_control()
-            self._start_envoy()
+            self._kept.start()
         except BaseException:
             self.stop()
             raise
@@ -78,9 +113,7 @@ class Supervisor:
         """
         again_s = 0.0
         while not is_told.wait(LOOK_S):
-            if self._envoy.pid() is None:
-                self._count_death()
-                self._start_envoy()
+            self._kept.keep()
             status = None if self._control is None else self._control.poll()
             if status is not None and time.monotonic() >= again_s:
                 logger.error("the control process ended with %s: %s", status, self._last_words())
@@ -99,18 +132,6 @@ class Supervisor:
             if self._control is not None:
                 end(self._control)
                 self._control = None
-
-    def _count_death(self) -> None:
-        logger.error("Envoy has died")
-        self._deaths.append(time.monotonic())
-        if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_S:
-            raise GatewayFailed(f"Envoy has died {DEATHS} times in {DEATHS_S:g} s")
-
-    def _start_envoy(self) -> None:
-        try:
-            self._envoy.start(self._settings)
-        except EnvoyError as error:
-            raise GatewayFailed(" / ".join(str(error).splitlines())) from None
 
     def _start_control(self) -> None:
         self._control = started(["deploy.gateway.control", *self._words], self._log)

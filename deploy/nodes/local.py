@@ -9,7 +9,7 @@ The first keeps the ports of the configuration, each other's are 100 higher than
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from deploy.models import ROOT
 from deploy.nodes.node import NODES, Node
-from deploy.nodes.share import cores_here, gpus_here, shares
+from deploy.nodes.share import WHOLE, Share, cores_here, gpus_here, shares
 from deploy.properties import Settings, moved
 from deploy.server import Server, ServerError
 
@@ -125,21 +125,37 @@ def locals_of(layout: Layout, folder: Path = FOLDER, root: Path = ROOT) -> list[
     own = shares(cores_here(), gpus_here(os.environ), layout.nodes)
     found = []
     for number, share in enumerate(own):
-        name = f"node-{number + 1}"
-        place = folder / name
-        temporary = place / "tmp"
-        if len(os.fsencode(temporary.resolve())) + len(SOCKET_NAME) >= SOCKET_PATH:
-            raise ServerError(f"{temporary}: too long a path for the workers' sockets; {SOCKET_PATH} bytes at most")
-        temporary.mkdir(parents=True, exist_ok=True)
         values = _addresses(settings, number * PORT_STEP)
         values["model_store"] = str((root / settings.model_store).resolve())
         if share.gpu is not None:
             # TorchServe counts the machine's, whatever CUDA_VISIBLE_DEVICES says.
             values["number_of_gpu"] = "1"
-        config = place / "config.properties"
-        _write(config, moved(text, root, values))
-        found.append(Local(name, place, Server(config, directory=place, temporary=temporary, share=share)))
+        name = f"node-{number + 1}"
+        found.append(placed(name, folder / name, text, root=root, values=values, share=share))
     return found
+
+
+def placed(name: str, place: Path, text: str, *, root: Path, values: Mapping[str, str], share: Share = WHOLE) -> Local:
+    """Give a node a folder of its own: its config.properties, and tmp/.
+
+    Args:
+        name: the node's.
+        place: its folder, which is made.
+        text: the config.properties that it is made of.
+        root: what relative paths of `text` are relative to.
+        values: settings that replace those of `text`.
+        share: its part of the machine.
+
+    Raises:
+        ServerError: the folder's path is too long.
+    """
+    temporary = place / "tmp"
+    if len(os.fsencode(temporary.resolve())) + len(SOCKET_NAME) >= SOCKET_PATH:
+        raise ServerError(f"{temporary}: too long a path for the workers' sockets; {SOCKET_PATH} bytes at most")
+    temporary.mkdir(parents=True, exist_ok=True)
+    config = place / "config.properties"
+    _write(config, moved(text, root, values))
+    return Local(name, place, Server(config, directory=place, temporary=temporary, share=share))
 
 
 def found(folder: Path = FOLDER) -> list[Local]:

@@ -60,13 +60,14 @@ def run_node(local: Local, waits: Waits) -> bool:
     return is_restored
 
 
-def end_node(local: Local, say: Callable[[str], None], *, is_for_good: bool) -> bool:
+def end_node(local: Local, say: Callable[[str], None], *, is_for_good: bool, timeout_s: float | None = None) -> bool:
     """Wait until a node has nothing in hand, and stop it.
 
     Args:
         local: the node.
         say: told what is waited for.
         is_for_good: whether it is to forget what it serves; not that of a supervisor who starts it again.
+        timeout_s: most seconds to wait; None for the longest responseTimeout of its models.
 
     Returns:
         Whether it was running.
@@ -75,7 +76,8 @@ def end_node(local: Local, say: Callable[[str], None], *, is_for_good: bool) -> 
     was_running = server.pid() is not None
     if was_running:
         server.authorize()
-        if not wait_answered(server, lambda words: say(f"{local.title}: {words}")) and server.pid() is not None:
+        is_answered = wait_answered(server, lambda words: say(f"{local.title}: {words}"), timeout_s=timeout_s)
+        if not is_answered and server.pid() is not None:
             say(f"{local.title}: still busy after responseTimeout: what it has in hand is cut off")
         was_running = server.stop()
     if is_for_good and supervisor(local) is None:
@@ -83,12 +85,21 @@ def end_node(local: Local, say: Callable[[str], None], *, is_for_good: bool) -> 
     return was_running
 
 
-def supervise(local: Local, drain: Callable[[Local], None] = lambda _: None) -> None:
+def supervise(
+    local: Local,
+    drain: Callable[[Local], float | None] = lambda _: None,
+    *,
+    look: Callable[[], None] = lambda: None,
+    every_s: float = SUPERVISE_S,
+) -> None:
     """Wait as long as the node lives; for systemd, Kubernetes and whatever else starts anew what ends.
 
     Args:
         local: a running node.
-        drain: called once a SIGTERM or Ctrl-C has come, before the node is stopped; a second one ends at once.
+        drain: called once a SIGTERM or Ctrl-C has come, before the node is stopped; a second one ends at once. It says
+            how many seconds the node may take then for what it has in hand; None for its longest responseTimeout.
+        look: called between two looks at the node; what it raises ends this.
+        every_s: seconds between two looks.
 
     Raises:
         ServerError: it has died.
@@ -106,13 +117,13 @@ def supervise(local: Local, drain: Callable[[Local], None] = lambda _: None) -> 
     mark = local.folder / "run.pid"
     mark.write_text(f"{os.getpid()} {psutil.Process().create_time()}")
     try:
-        while not is_told.wait(SUPERVISE_S):
+        while not is_told.wait(every_s):
             if server.pid() is None:
                 break
+            look()
         if is_told.is_set():
             try:
-                drain(local)
-                end_node(local, print, is_for_good=False)
+                end_node(local, print, is_for_good=False, timeout_s=drain(local))
             except KeyboardInterrupt:
                 server.stop()
         elif (death := server.died()) is not None:

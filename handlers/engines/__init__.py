@@ -5,11 +5,12 @@
 An engine raises `OutOfMemory` when the micro-batch was too large for it; everything else it raises is a bug.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
+
+from handlers.engines.cores import usable_cores
 
 Arrays = Mapping[str, NDArray[Any]]
 Outputs = Mapping[str, NDArray[Any]]
@@ -60,5 +61,5 @@ class Divisible(Protocol):
 
 
 def available_threads(wanted: int) -> int:
-    """How many threads to use: `wanted`, or one for every core this process may run on where it is 0."""
-    return wanted or len(os.sched_getaffinity(0))
+    """How many threads to use: `wanted`, or one for every core this process may use where it is 0."""
+    return wanted or usable_cores()

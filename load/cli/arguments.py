@@ -4,6 +4,7 @@ run       measures a model, prints a table, stores the run
 report    draws stored runs anew, as a table, CSV or page
 compare   prints ratios of two stored runs, with confidence intervals
 tune      says what to register a model with, for a latency that is wanted
+autoscale writes the rules by which KEDA scales its replicas, and simulates a day of them
 """
 
 import argparse
@@ -11,6 +12,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from load.autoscale.rules import TUNING as SCALING
+from load.autoscale.rules import Wishes
+from load.autoscale.study import Plan
 from load.generate.expect import TUNING as EXPECT
 from load.generate.open_loop import TUNING as OPEN_LOOP
 from load.generate.target import TUNING as TARGET
@@ -100,7 +104,7 @@ def percent(text: str) -> float:
 def parser() -> argparse.ArgumentParser:
     """Make the parser of every command with its arguments."""
     top = argparse.ArgumentParser(prog="python -m load", description="A load generator for TorchServe models.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="run|report|compare|tune")
+    commands = top.add_subparsers(dest="command", required=True, metavar="run|report|compare|tune|autoscale")
     _run(commands.add_parser("run", help="measure a model"))
     report = commands.add_parser("report", help="redraw stored runs")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN.json")
@@ -109,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("base", type=Path, metavar="A.json")
     compare.add_argument("other", type=Path, metavar="B.json")
     _tune(commands.add_parser("tune", help="say what to register a model with"))
+    _autoscale(commands.add_parser("autoscale", help="write KEDA's rules for a model's replicas, from a stored tune"))
     return top
 
 
@@ -239,3 +244,33 @@ def _tune(command: argparse.ArgumentParser) -> None:
     sizes, workers = DEFAULTS.tune_batch_size, DEFAULTS.tune_workers
     command.add_argument("--max-batch-size", type=count, default=sizes, metavar="N", help="default: %(default)d")
     command.add_argument("--max-workers", type=count, default=workers, metavar="N", help="default: %(default)d")
+    command.add_argument("-o", "--out", type=Path, metavar="TUNE.json", help="store the result, for `autoscale`")
+
+
+def _autoscale(command: argparse.ArgumentParser) -> None:
+    defaults = Wishes()
+    command.add_argument("tune", type=Path, metavar="TUNE.json", help="what `tune --out` stored")
+    command.add_argument(
+        "--min-replicas", type=count, default=defaults.min_replicas, metavar="N", help="default: %(default)d"
+    )
+    command.add_argument(
+        "--max-replicas", type=count, default=defaults.max_replicas, metavar="N", help="default: %(default)d"
+    )
+    words = f"until a new replica answers; default: as tune measured, and {SCALING.assumed_start_s:g}s"
+    command.add_argument("--cold-start", type=duration_s, metavar="T", help=words)
+    command.add_argument("--adaptive", action="store_true", help="the replicas run in adaptive mode")
+    command.add_argument(
+        "--deployment", default=defaults.deployment, metavar="NAME", help="that is scaled; default: %(default)s"
+    )
+    command.add_argument("--prometheus", default=defaults.prometheus, metavar="URL", help="default: %(default)s")
+    command.add_argument("-o", "--out", type=Path, metavar="FILE.yaml", help="write there; default: print")
+
+    day = command.add_argument_group("simulated day")
+    plan = Plan()
+    day.add_argument("--simulate", type=Path, metavar="FILE.html", help="run a day with these rules, and draw it")
+    day.add_argument("--sweep", action="store_true", help="print what other numbers would do, too")
+    words = "held rates of a replica that the day's most requests are; default: %(default)g"
+    day.add_argument("--peak", type=positive, default=plan.replicas_at_peak, metavar="N", help=words)
+    words = "length of the day; shorter ones are steeper; default: %(default)g"
+    day.add_argument("--hours", type=positive, default=plan.hours, metavar="H", help=words)
+    day.add_argument("--seed", type=int, default=plan.seed, metavar="N", help="of its arrivals; default: %(default)d")

@@ -1,14 +1,20 @@
 """Runs the commands: options of the command line -> runs -> tables, files and an exit code."""
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from load.autoscale import scaled_object, study
+from load.autoscale.rules import Wishes, derive
+from load.autoscale.study import Plan
 from load.cli.arguments import DEFAULTS
 from load.cli.progress import Progress
 from load.errors import BadRange, CannotWrite, InputError, TooMuch
@@ -19,17 +25,27 @@ from load.generate.windows import Duration, Requests, Stability, Until
 from load.measure.exchanges import EXCHANGE_BYTES, TIMING_BYTES
 from load.measure.summary import TUNING as VALIDITY
 from load.measure.summary import Summary
-from load.report import csv, page, table
+from load.report import csv, page, replicas, table
 from load.runs import compare
 from load.runs.run_file import Run
 from load.runs.scenarios import Step, closed, grid, mlperf, numbers, opened, pacer_for, replay
-from load.runs.search import fair, highest, is_met
+from load.runs.search import Found, fair, highest, is_met
 from load.runs.served import Served
 from load.runs.session import Session, Subject
 from load.runs.tune import Tuner, advise
+from load.runs.tuned import Held, Tuned
 
 DONE, INTERRUPTED = 0, 130
 ALONE = "alone"
+# Wishes of autoscale -> the options that say them.
+OPTIONS = {
+    "min_replicas": "--min-replicas",
+    "max_replicas": "--max-replicas",
+    "cold_start_s": "--cold-start",
+    "is_adaptive": "--adaptive",
+    "deployment": "--deployment",
+    "prometheus": "--prometheus",
+}
 # Bytes of a Server-Timing, as the handlers of this repository write it.
 TYPICAL_TIMING = 90
 
@@ -40,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         raise BadRange("--binary-search needs --latency-threshold MS: the latency that is to be kept")
     if len(options.model) > 1 and options.out is not None and options.out.suffix:
         raise BadRange(f"--out {options.out}: for several models, name a folder")
-    _check_outputs(options)
+    _check_outputs([options.out, options.csv, options.html], is_folder=len(options.model) > 1)
     session = session_for(options)
     steps = [] if options.binary_search else steps_for(options)
     _check_memory(session, options, steps)
@@ -252,7 +268,8 @@ def compared(options: argparse.Namespace) -> int:
 
 
 def tune(options: argparse.Namespace) -> int:
-    """Print what to register a model with."""
+    """Print what to register a model with, and store what that was made of."""
+    _check_outputs([options.out])
     session = Session(
         inputs=Inputs(inputs.read(options.input, options.content_type), options.seed),
         until=Duration(options.duration),
@@ -263,7 +280,7 @@ def tune(options: argparse.Namespace) -> int:
     )
     tuner = Tuner(session, served_for(options, options.model), options.archive, print)
     sizes = [2**power for power in range(options.max_batch_size.bit_length()) if 2**power <= options.max_batch_size]
-    curve, _ = tuner.curve(sizes)
+    curve, points = tuner.curve(sizes)
     print(f"time of a batch of n: {curve.per_item_ms:.2f} ms * n + {curve.per_batch_ms:.2f} ms")
     advice = advise(curve, options.latency_threshold_ms, options.max_batch_size)
     workers, found = tuner.best(advice, options.max_workers, options.percentile)
@@ -279,11 +296,74 @@ def tune(options: argparse.Namespace) -> int:
         print(f"but not even the lowest rate that was tried has {wanted}: p99 {_p99(found.measured)}")
     else:
         print(f"holds {found.load:.1f} requests/s with {wanted}: p99 {_p99(found.measured)}")
+    if options.out is not None:
+        Tuned(
+            model=options.model,
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            latency_threshold_ms=options.latency_threshold_ms,
+            percentile=options.percentile,
+            points=points,
+            curve=curve,
+            advice=advice,
+            workers=workers,
+            held=_held(found),
+            ready_s=round(tuner.ready_s, 1),
+        ).save(options.out)
     return DONE
+
+
+def _held(found: Found[Summary]) -> Held | None:
+    if found.load is None:
+        return None
+    latencies = found.measured.latencies.statistics_ms()
+    return Held(found.load, latencies["mean"], latencies["p99"])
 
 
 def _p99(summary: Summary) -> str:
     return f"{summary.latency_ms(99):.1f} ms" if summary.completed else "of nothing"
+
+
+def autoscale(options: argparse.Namespace) -> int:
+    """Write KEDA's rules for the replicas of a model that was tuned."""
+    wishes = Wishes(
+        min_replicas=options.min_replicas,
+        max_replicas=options.max_replicas,
+        cold_start_s=options.cold_start,
+        is_adaptive=options.adaptive,
+        deployment=options.deployment,
+        prometheus=options.prometheus,
+    )
+    _check_outputs([options.out, options.simulate])
+    tuned = Tuned.read(options.tune)
+    text = scaled_object.render(derive(tuned, wishes), _typed(options, wishes))
+    if options.out is not None:
+        _write(options.out, text)
+    elif options.simulate is None and not options.sweep:
+        print(text, end="")
+    if options.simulate is None and not options.sweep:
+        return DONE
+    plan = Plan(replicas_at_peak=options.peak, hours=options.hours, seed=options.seed)
+    scene = study.Scene.of(tuned, wishes, plan)
+    if options.simulate is not None:
+        # The rules are those of the YAML, as KEDA would read it.
+        day = study.study(scene, scaled_object.read(text))
+        _write(options.simulate, replicas.page(day, tuned.model))
+        print(replicas.table(day.rows, day.peak))
+    if options.sweep:
+        tried = study.sweep(tuned, wishes, scene, say=lambda line: print(f"load: {line}", file=sys.stderr))
+        rows = [(f"{name} {value:g}", outcome) for name, value, outcome in tried]
+        print(replicas.table(rows, scene.static(math.ceil(plan.replicas_at_peak))))
+    return DONE
+
+
+def _typed(options: argparse.Namespace, wishes: Wishes) -> str:
+    """The command as a reader would type it again, without what is as it is by default."""
+    words = ["python -m load autoscale", options.tune.as_posix()]
+    for each in fields(wishes):
+        value = getattr(wishes, each.name)
+        if value != each.default:
+            words += [OPTIONS[each.name]] if value is True else [OPTIONS[each.name], f"{value}"]
+    return " ".join(words + (["--out", options.out.as_posix()] if options.out else []))
 
 
 def _output(runs: Sequence[Run], options: argparse.Namespace) -> None:
@@ -294,16 +374,20 @@ def _output(runs: Sequence[Run], options: argparse.Namespace) -> None:
             _write(path, render(runs))
 
 
-def _check_outputs(options: argparse.Namespace) -> None:
+def _check_outputs(paths: Sequence[Path | None], *, is_folder: bool = False) -> None:
     """Make sure before an hour of measuring that its results can be written.
+
+    Args:
+        paths: files to write; None is none. The first is of the runs.
+        is_folder: whether that one is a folder.
 
     Raises:
         CannotWrite: a file cannot be made where it is wanted.
     """
-    for path in (options.out, options.csv, options.html):
-        folder = path if path is options.out and len(options.model) > 1 else path and path.parent
-        if folder is None:
+    for number, path in enumerate(paths):
+        if path is None:
             continue
+        folder = path if is_folder and not number else path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
@@ -327,4 +411,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "report": report,
     "compare": compared,
     "tune": tune,
+    "autoscale": autoscale,
 }

@@ -14,10 +14,11 @@ The rules, for a server that forms a batch of what has queued while the last one
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from statistics import linear_regression
+from statistics import linear_regression, median
 
 from load.errors import NotPossible, NotServed
 from load.measure.summary import Summary
@@ -53,11 +54,13 @@ class Point:
 
     Attributes:
         batch_size: mean number of items that its batches held.
-        batch_ms: mean time that one took.
+        batch_ms: mean time that one took, from one batch to the next.
+        forward_ms: of that, the mean time in the engine; None where the answers do not say.
     """
 
     batch_size: float
     batch_ms: float
+    forward_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +140,16 @@ class Tuner:
         self._session = session
         self._served = served
         self._say = say
+        self._ready_s: list[float] = []
         try:
             self.archive = archive or str(served.management.describe(served.model)["modelUrl"])
         except ManagementError as error:
             raise NotServed(f"tune needs the management API and {served.model} registered with it: {error}") from error
+
+    @property
+    def ready_s(self) -> float:
+        """The median time of the variants so far, from registering one to READY."""
+        return median(self._ready_s)
 
     @contextmanager
     def variant(self, batch_size: int, workers: int = 1) -> Iterator[Subject]:
@@ -154,6 +163,7 @@ class Tuner:
             NotServed: the variant cannot be registered, or is not ready in time.
         """
         served = replace(self._served, model=f"{self._served.model}-tune", version=None)
+        registered_s = time.monotonic()
         try:
             served.management.register(
                 self.archive,
@@ -166,6 +176,7 @@ class Tuner:
             raise NotServed(f"cannot register {self.archive} as {served.model}: {error}") from error
         try:
             served.management.wait_ready(served.model, TUNING.ready_timeout_s)
+            self._ready_s.append(time.monotonic() - registered_s)
             yield self._session.subject(served, f"batch_size {batch_size}, {workers} worker(s)", {})
         except ManagementError as error:
             raise NotServed(f"{served.model}, batch_size {batch_size}: {error}") from error
@@ -243,7 +254,7 @@ class Tuner:
         if not summary.completed:
             raise NotServed(f"batch_size {size}: no request was answered 200; statuses {summary.failures}")
         mean_size = summary.timings.mean_batch_size or size
-        return Point(mean_size, 1e3 * mean_size / summary.throughput_per_s)
+        return Point(mean_size, 1e3 * mean_size / summary.throughput_per_s, summary.timings.mean_ms.get("forward"))
 
 
 def _complete(summary: Summary) -> Summary:

@@ -20,8 +20,8 @@ import requests
 
 from deploy.archive import Recipe
 from deploy.gateway import sandbox
+from deploy.gateway.departure import take_out
 from deploy.models import ROOT, model
-from deploy.nodes.drain import take_out
 from deploy.nodes.local import Layout, Local, locals_of
 from deploy.nodes.running import end_node, run_node
 from deploy.sandbox import Ports, config_for

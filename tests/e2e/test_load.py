@@ -9,6 +9,7 @@ import pytest
 from deploy.models import ROOT
 from deploy.server import Server
 from load.__main__ import main
+from load.runs.tuned import Tuned
 from tests.e2e.conftest import MOBILENET
 
 EXAMPLE = ROOT / "examples" / MOBILENET
@@ -57,12 +58,18 @@ def test_load_on_a_model_that_is_not_there_names_those_that_are(
 
 @pytest.mark.usefixtures("nothing_registered")
 def test_tune_on_torchserve_advises_and_leaves_everything_as_it_was(
-    server: Server, serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    server: Server, serve: Callable[..., str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     serve()
     before = server.management.describe(MOBILENET)["workers"][0]["id"]
     limits = ["--max-batch-size", "2", "--max-workers", "1", "--duration", "300ms"]
-    assert main(arguments("tune", server, "--latency-threshold-ms", "2000", *limits)) == 0
+    stored = tmp_path / "tune.json"
+    words = ["--latency-threshold-ms", "2000", "--out", str(stored), *limits]
+    assert main(arguments("tune", server, *words)) == 0
+    tuned = Tuned.read(stored)
+    assert (tuned.model, tuned.advice.batch_size, tuned.workers, len(tuned.points)) == (MOBILENET, 2, 1, 2)
+    assert all(point.forward_ms is not None and point.forward_ms > 0 for point in tuned.points)
+    assert tuned.ready_s > 0
     output = capsys.readouterr().out
     assert "batch_size 2, max_batch_delay 1, job_queue_size" in output
     assert f"models?url={MOBILENET}.mar&batch_size=2&max_batch_delay=1&initial_workers=1" in output

@@ -9,6 +9,7 @@ from handlers.metrics import (
     BATCH_SIZE,
     COUNTERS,
     DECODE,
+    GAUGES,
     HISTOGRAMS,
     ITEM_ERRORS,
     ITEMS,
@@ -112,3 +113,9 @@ def test_metrics_yaml_declares_exactly_what_handlers_emit() -> None:
     assert {entry["name"]: tuple(entry["dimensions"]) for entry in declared} == {
         counter.name: ("ModelName", "ModelVersion", *counter.labels) for counter in COUNTERS
     }
+
+
+def test_metrics_yaml_declares_the_heap_without_a_model() -> None:
+    declared = yaml.safe_load((ROOT / "deploy" / "metrics.yaml").read_text())["model_metrics"]["gauge"]
+    dimensions = {entry["name"]: entry["dimensions"] for entry in declared}
+    assert {gauge.name: dimensions[gauge.name] for gauge in GAUGES} == {gauge.name: ["Level"] for gauge in GAUGES}

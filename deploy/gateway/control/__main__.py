@@ -19,8 +19,11 @@ from handlers.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two looks at gateway.yaml and nodes.json, and at the process that started this one.
+# Seconds between two looks at gateway.yaml, nodes.json and what a name resolves to, and at the process that started
+# this one.
 LOOK_S = 1.0
+# Seconds in which the name of the nodes may be resolved before the gateway starts without any.
+FIRST_S = 3.0
 
 
 async def control(configuration: Configuration, run: Path) -> None:
@@ -34,7 +37,7 @@ async def control(configuration: Configuration, run: Path) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    settings, nodes = configuration.read()
+    settings, nodes = configuration.read(FIRST_S)
     gateway = Gateway(settings, nodes, EnvoyEdge(run), run)
     runners = []
     try:

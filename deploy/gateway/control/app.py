@@ -1,7 +1,7 @@
 """The two small servers of the control process, both internal: Envoy's questions with the operator's, and Prometheus'.
 
 settings.ports.control -> /v2, /inference.GRPCInferenceService, /control, the page at /
-settings.ports.metrics -> /metrics
+settings.ports.metrics -> /metrics, and /metrics/gateway without the nodes'
 """
 
 from aiohttp import web
@@ -33,11 +33,19 @@ def metrics_app(gateway: Gateway) -> web.Application:
     """Make what listens on the metrics port."""
 
     async def metrics(_request: web.Request) -> web.Response:
-        return web.Response(text=await gateway.metrics(), content_type="text/plain", charset="utf-8")
+        return _exposition(await gateway.metrics())
+
+    async def own_metrics(_request: web.Request) -> web.Response:
+        return _exposition(await gateway.own_metrics())
 
     app = web.Application(middlewares=[answer_errors])
     app.router.add_get("/metrics", metrics)
+    app.router.add_get("/metrics/gateway", own_metrics)
     return app
+
+
+def _exposition(text: str) -> web.Response:
+    return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
 
 async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:

@@ -6,28 +6,15 @@ PUT /control/... -> Decisions -> a file, so that it outlives the control process
 import json
 import logging
 from pathlib import Path
-from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from deploy.gateway.settings import CanaryRequest
 from deploy.gateway.state import Canary
 from handlers.config import SETTINGS
 
 logger = logging.getLogger(__name__)
-
-# A header as HTTP writes one: a token, and a value without controls at its ends.
-HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$")]
-HeaderValue = Annotated[str, Field(pattern=r"^[!-~]([ -~]{0,254}[!-~])?$")]
-
-
-@dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class CanaryRequest:
-    """A canary as it is asked for; see `Canary`."""
-
-    version: Annotated[str, Field(min_length=1, max_length=64)]
-    percent: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
-    header: tuple[HeaderName, HeaderValue] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -59,7 +46,7 @@ class Decisions:
             logger.warning("%s: no node drains and no canary is tried (%s)", path.name, type(error).__name__)
             return
         self.draining = frozenset(document.draining)
-        self.canaries = {model: _canary(canary) for model, canary in document.canaries.items()}
+        self.canaries = {model: canary_of(canary) for model, canary in document.canaries.items()}
 
     def drain(self, node: str, is_draining: bool) -> None:
         """Take a node out, or let it get requests again."""
@@ -74,7 +61,7 @@ class Decisions:
 
     def try_canary(self, model: str, asked: CanaryRequest) -> None:
         """Give a version a share of a model's traffic."""
-        self.canaries = {**self.canaries, model: _canary(asked)}
+        self.canaries = {**self.canaries, model: canary_of(asked)}
         self._save()
 
     def end_canary(self, model: str) -> None:
@@ -101,5 +88,6 @@ def canary_document(canary: Canary) -> dict[str, object]:
     }
 
 
-def _canary(asked: CanaryRequest) -> Canary:
+def canary_of(asked: CanaryRequest) -> Canary:
+    """What was asked for, as the fleet has it."""
     return Canary(asked.version, asked.percent, asked.header)

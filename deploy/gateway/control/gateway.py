@@ -8,19 +8,21 @@ every two seconds: scrape ─> Totals
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
 
 from deploy.gateway.control import description
-from deploy.gateway.control.decisions import Decisions
+from deploy.gateway.control.decisions import Decisions, canary_of
 from deploy.gateway.discovery import Discovery
 from deploy.gateway.envoy.process import Traffic
+from deploy.gateway.own_metrics import own_metrics
 from deploy.gateway.scrape import Series, merge, parse, scrape
 from deploy.gateway.settings import Settings
-from deploy.gateway.state import Fleet
+from deploy.gateway.state import Canary, Fleet
 from deploy.gateway.statistics import Totals
 from deploy.gateway.summary import Summary
 from deploy.nodes.node import Node
@@ -74,6 +76,7 @@ class Gateway:
         self._writing = asyncio.Lock()
         self._scraping = asyncio.Lock()
         self._scraped_s = float("-inf")
+        self._answered: frozenset[str] = frozenset()
         self._tasks: list[asyncio.Task[None]] = []
         self.discovery.watch(nodes)
 
@@ -106,17 +109,22 @@ class Gateway:
     def update(self) -> None:
         """Make the fleet anew; Envoy is told where it differs."""
         models = self.discovery.models()
-        canaries = {
-            name: canary
-            for name, canary in self.decisions.canaries.items()
+        canaries = {}
+        for name, canary in self.canaries().items():
             # Envoy sends nobody to a version that has gone.
-            if name in models and canary.version in models[name].versions
-        }
+            if name in models and (version := models[name].find(canary.version)) is not None:
+                canaries[name] = replace(canary, version=version)
         nodes = self.discovery.nodes
-        fleet = Fleet(nodes, self.decisions.draining & nodes.keys(), models, canaries)
+        draining = self.decisions.draining & nodes.keys() | self.discovery.draining
+        fleet = Fleet(nodes, draining, models, canaries)
         if fleet != self.fleet:
             self.fleet = fleet
             self._changed.set()
+
+    def canaries(self) -> dict[str, Canary]:
+        """By the model's name: what gateway.yaml has, and in its place what the control port was told."""
+        declared = {model: canary_of(asked) for model, asked in self.settings.canaries.items()}
+        return {**declared, **self.decisions.canaries}
 
     async def write(self) -> None:
         """Tell Envoy what is known and decided now; it takes it over within some ms.
@@ -169,16 +177,25 @@ class Gateway:
                 return {}
             texts = await scrape(self._session, self.fleet.nodes.values())
             self._scraped_s = time.monotonic()
+            self._answered = frozenset(texts)
             scraped = {node: parse(text) for node, text in texts.items()}
             self.totals.add(scraped, time.time_ns() // 1_000_000)
             return scraped
 
     async def metrics(self) -> str:
-        """Envoy's metrics and each node's, asked for now."""
+        """Envoy's metrics, the control process' and each node's, asked for now."""
         texts, envoy = await asyncio.gather(
             scrape(self._session, self.fleet.nodes.values()), asyncio.to_thread(self._prometheus)
         )
-        return merge(texts, envoy, {name: name in texts for name in self.fleet.nodes})
+        return merge(texts, envoy + self._own(texts.keys()))
+
+    async def own_metrics(self) -> str:
+        """Envoy's metrics, asked for now, and the control process': of whoever scrapes the nodes for himself."""
+        return await asyncio.to_thread(self._prometheus) + self._own(self._answered)
+
+    def _own(self, answered: Container[str]) -> str:
+        up = {name: name in answered for name in self.fleet.nodes}
+        return own_metrics(self.fleet, up, self.discovery.watches)
 
     def _prometheus(self) -> str:
         try:

@@ -10,10 +10,11 @@ from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from deploy.gateway.control import description
-from deploy.gateway.control.decisions import CanaryRequest, DrainingRequest, canary_document
+from deploy.gateway.control.decisions import DrainingRequest, canary_document
 from deploy.gateway.control.errors import BadRequest, NotFound
 from deploy.gateway.control.gateway import Gateway
 from deploy.gateway.envoy.process import Traffic
+from deploy.gateway.settings import CanaryRequest
 
 
 class Operator:
@@ -49,13 +50,13 @@ class Operator:
 
     async def canaries(self, _request: web.Request) -> web.Response:
         """Every canary, by its model."""
-        canaries = self._gateway.decisions.canaries
+        canaries = self._gateway.canaries()
         return web.json_response({model: canary_document(canary) for model, canary in canaries.items()})
 
     async def canary(self, request: web.Request) -> web.Response:
         """A model's canary."""
         model = request.match_info["model"]
-        canary = self._gateway.decisions.canaries.get(model)
+        canary = self._gateway.canaries().get(model)
         if canary is None:
             raise NotFound(f"no canary of {model[:100]}")
         return web.json_response(canary_document(canary))
@@ -71,10 +72,10 @@ class Operator:
             name, CanaryRequest(version=version.version, percent=asked.percent, header=asked.header)
         )
         await self._gateway.write()
-        return web.json_response(canary_document(self._gateway.decisions.canaries[name]))
+        return web.json_response(canary_document(self._gateway.canaries()[name]))
 
     async def end_canary(self, request: web.Request) -> web.Response:
-        """Give it none; it is no error where there was none."""
+        """Give it none, but for what gateway.yaml gives it; it is no error where there was none."""
         self._gateway.decisions.end_canary(request.match_info["model"])
         await self._gateway.write()
         return web.Response(status=204)

@@ -51,6 +51,8 @@ def access_log() -> list[Resource]:
         "batch_size": "%DYNAMIC_METADATA(gateway:batch_size)%",
         **{f"{part}_ms": f"%DYNAMIC_METADATA(gateway:{part}_ms)%" for part in PARTS},
         "request_id": "%REQ(X-REQUEST-ID)%",
+        "trace_id": "%TRACE_ID%",
+        "span_id": "%SPAN_ID%",
         "bytes_in": "%BYTES_RECEIVED%",
         "bytes_out": "%BYTES_SENT%",
         "duration_ms": "%DURATION%",

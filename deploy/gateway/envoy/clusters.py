@@ -177,6 +177,8 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
         # this thread has with it: each question comes on a connection of its own.
         "reuse_connection": False,
         "http_health_check": {
+            # Unless told, Envoy sends the cluster's name, and a slash in it is no host to a node's own Envoy.
+            "host": "node",
             "path": path,
             "receive": [{"text": b'"status": "READY"'.hex()}],
             "response_buffer_size": HEALTH.body_bytes,

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.gateway.envoy.bootstrap import CLUSTERS, LISTENERS, bootstrap
+from deploy.gateway.envoy.bootstrap import CLUSTERS, LISTENERS
 from deploy.gateway.envoy.clusters import Tokens, clusters, endpoints, served
 from deploy.gateway.envoy.listeners import listeners
 from deploy.gateway.envoy.resources import Resource
@@ -48,7 +48,7 @@ def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
 
     tokens = read_tokens(fleet.nodes)
     parts = list(served(fleet))
-    changed = [each.file for each in parts if _put(run / each.file, [endpoints(fleet, each, resolve, tokens)])]
+    changed = [each.file for each in parts if put(run / each.file, [endpoints(fleet, each, resolve, tokens)])]
     everything: dict[str, list[Resource]] = {
         **({name: [secret] for name, secret in secrets(settings.tls).items()} if settings.tls else {}),
         CLUSTERS: clusters(settings, fleet),
@@ -56,7 +56,7 @@ def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
         f"routes-{GRPC}.json": [routes(settings, fleet, GRPC)],
         LISTENERS: listeners(settings),
     }
-    changed += [name for name, resources in everything.items() if _put(run / name, resources)]
+    changed += [name for name, resources in everything.items() if put(run / name, resources)]
     kept = {run / each.file for each in parts}
     for path in sorted((run / ENDPOINTS).glob("*.json")):
         if path not in kept:
@@ -65,10 +65,10 @@ def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
     return changed
 
 
-def write_bootstrap(settings: Settings, run: Path) -> bool:
+def write_bootstrap(document: Resource, run: Path) -> bool:
     """Write what Envoy starts with; say whether it changed."""
     prepare(run)
-    return _replace(run / BOOTSTRAP, json.dumps(bootstrap(settings), indent=1))
+    return _replace(run / BOOTSTRAP, json.dumps(document, indent=1))
 
 
 def prepare(run: Path) -> None:
@@ -82,11 +82,17 @@ def read_tokens(nodes: Mapping[str, Node]) -> dict[str, Tokens]:
     """Read the tokens of the nodes that have them; a file that is missing or no such file is none, until it is."""
     found = {}
     for node in nodes.values():
-        if node.token_file is not None:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                keys = json.loads(Path(node.token_file).read_text(encoding="utf-8"))
-                found[node.name] = Tokens(str(keys["inference"]["key"]), str(keys["management"]["key"]))
+        if node.token_file is not None and (tokens := tokens_of(Path(node.token_file))) is not None:
+            found[node.name] = tokens
     return found
+
+
+def tokens_of(path: Path) -> Tokens | None:
+    """Read the tokens that a TorchServe wrote; None of a file that is missing, or is none."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        keys = json.loads(path.read_text(encoding="utf-8"))
+        return Tokens(str(keys["inference"]["key"]), str(keys["management"]["key"]))
+    return None
 
 
 def lookup(host: str) -> str | None:
@@ -102,7 +108,12 @@ def lookup(host: str) -> str | None:
     return str(address)
 
 
-def _put(path: Path, resources: list[Resource]) -> bool:
+def put(path: Path, resources: list[Resource]) -> bool:
+    """Write resources of one kind for Envoy, where they changed; say whether they did.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     text = json.dumps(resources, sort_keys=True, separators=(",", ":"))
     version = hashlib.sha256(text.encode()).hexdigest()[:16]
     return _replace(path, json.dumps({"version_info": version, "resources": resources}, indent=1))

@@ -17,6 +17,7 @@ from deploy.gateway.envoy.keys import key_filters
 from deploy.gateway.envoy.resources import LISTENER, TYPE, Resource, address, lua, seconds, typed, watched
 from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.envoy.tls import transport
+from deploy.gateway.envoy.tracing import only_valid_trace, tracing
 from deploy.gateway.settings import Settings
 
 HTTP_FILTERS, EXTENSIONS = "envoy.filters.http.", "envoy.extensions.filters.http."
@@ -90,12 +91,14 @@ def _manager(settings: Settings, name: str, filters: list[Resource]) -> Resource
         preserve_external_request_id=True,
         always_set_request_id_in_response=True,
         server_name="gateway",
+        **tracing(),
         # What only the gateway may say; before anything else reads it.
         early_header_mutation_extensions=[
             typed(
                 "envoy.http.early_header_mutation.header_mutation",
                 "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
                 mutations=[
+                    *only_valid_trace(),
                     {"remove": "x-client"},
                     {"remove": "x-model-metadata"},
                     {"remove_on_match": {"key_matcher": {"prefix": "x-envoy-", "ignore_case": True}}},

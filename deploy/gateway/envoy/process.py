@@ -6,19 +6,21 @@ starts another only where none does.
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from deploy.gateway.envoy import admin
-from deploy.gateway.envoy.bootstrap import LISTENERS
+from deploy.gateway.envoy.bootstrap import LISTENERS, bootstrap
 from deploy.gateway.envoy.clusters import CONTROL
 from deploy.gateway.envoy.files import BOOTSTRAP, write_bootstrap
+from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.settings import Settings
 
@@ -50,15 +52,32 @@ class Traffic(NamedTuple):
 class Envoy:
     """The Envoy of one folder."""
 
-    def __init__(self, run: Path) -> None:
-        """Take the folder that `files.write` writes."""
+    def __init__(self, run: Path, listeners: Sequence[str] = (HTTP, GRPC)) -> None:
+        """Take the folder that `files.write` writes.
+
+        Args:
+            run: the folder.
+            listeners: names of the listeners that it must open, and of their statistics.
+        """
         self._run = run
+        self._listeners = tuple(listeners)
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self, settings: Settings) -> bool:
-        """Start Envoy on the files in its folder, and wait until it answers; one that runs already is kept.
+        """Start Envoy on the files in its folder; see `start_on`.
 
         What is read only at the start (the limit of connections, the heap) is new only with a new process.
+        """
+        if self.pid() is None and not (self._run / LISTENERS).exists():
+            raise EnvoyError(f"{self._run}: no configuration has been written")
+        return self.start_on(bootstrap(settings))
+
+    def start_on(self, document: Resource, *options: str) -> bool:
+        """Start Envoy, and wait until it answers; one that runs already is kept.
+
+        Args:
+            document: what it starts with; files that it names are relative to its folder.
+            options: more of its command line.
 
         Returns:
             Whether it was started anew.
@@ -66,12 +85,10 @@ class Envoy:
         Raises:
             EnvoyError: there is no Envoy for this system, or it ends at once; what it said is quoted.
         """
-        write_bootstrap(settings, self._run)
+        write_bootstrap(document, self._run)
         if self.pid() is not None:
             return False
-        if not (self._run / LISTENERS).exists():
-            raise EnvoyError(f"{self._run}: no configuration has been written")
-        command = [find(), "-c", BOOTSTRAP, "--disable-hot-restart", "--log-level", "warning"]
+        command = [find(), "-c", BOOTSTRAP, "--disable-hot-restart", "--log-level", "warning", *options]
         command += [
             "--file-flush-interval-msec",
             str(FLUSH_MS),
@@ -164,16 +181,24 @@ class Envoy:
         """
         return admin.ask(self._run, "/stats/prometheus?usedonly")
 
+    def statistic(self, name: str) -> int:
+        """Give one of Envoy's own counters or gauges; 0 where it has none of that name.
+
+        Raises:
+            admin.NoAnswer: Envoy does not run.
+        """
+        text = admin.ask(self._run, f"/stats?filter=^{re.escape(name)}$&format=text")
+        return int(text.rpartition(" ")[2] or 0)
+
     def _has_listeners(self) -> bool:
-        """Whether both ports are open; of one that another program has, Envoy only warns."""
+        """Whether all ports are open; of one that another program has, Envoy only warns."""
         listeners = admin.document(self._run, "/listeners?format=json").get("listener_statuses", [])
-        return len(listeners) == len((HTTP, GRPC))
+        return len(listeners) == len(self._listeners)
 
     def _is_rejected(self) -> bool:
         """Whether Envoy did not take the listeners that it was given."""
         with contextlib.suppress(admin.NoAnswer):
-            text = admin.ask(self._run, "/stats?filter=^listener_manager.lds.update_rejected$&format=text")
-            return int(text.rpartition(" ")[2] or 0) > 0
+            return self.statistic("listener_manager.lds.update_rejected") > 0
         return False
 
     def _is_quiet(self) -> bool:
@@ -187,7 +212,7 @@ class Envoy:
 
     def _count(self, gauge: str) -> int:
         text = admin.ask(self._run, f"/stats?filter=^http\\..*\\.{gauge}$&format=text")
-        ours = tuple(f"http.{name}." for name in (HTTP, GRPC))
+        ours = tuple(f"http.{name}." for name in self._listeners)
         return sum(int(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(ours))
 
     def _wait_until_ready(self, child: subprocess.Popen[bytes]) -> None:

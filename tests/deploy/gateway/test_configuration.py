@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deploy.gateway.configuration import Configuration, only_node
-from deploy.gateway.settings import CONFIG, Settings, read
+from deploy.gateway.settings import CONFIG, Discover, Settings, read
 from deploy.nodes import node as node_files
 from deploy.nodes.node import Node
 from handlers.errors import InvalidConfig
@@ -28,17 +28,25 @@ def test_shipped_settings_are_the_defaults_and_each_line_of_them_is_right(tmp_pa
     assert read(CONFIG) == Settings()
     lines = CONFIG.read_text(encoding="utf-8").splitlines()
     # What is commented out, and is YAML and not prose: a setting or a part of one begins or is indented.
-    shown = [line.removeprefix("# ") for line in lines if line.startswith(("#   ", "# -")) or _is_part(line)]
+    shown: dict[str, list[str]] = {}
+    for line in lines:
+        if _is_part(line) or (shown and line.startswith(("#   ", "# -"))):
+            shown.setdefault(line if _is_part(line) else list(shown)[-1], []).append(line.removeprefix("# "))
+    name = shown.pop("# discover:")
     everything = tmp_path / "all.yaml"
-    everything.write_text("\n".join(shown))
+    everything.write_text("\n".join(line for part in shown.values() for line in part))
     settings = read(everything)
     assert (len(settings.nodes), len(settings.keys), settings.tls is None) == (1, 1, False)
+    assert settings.canaries["resnet-152"].header == ("X-Try", "yes")
     # The limits and ports that are shown are the defaults.
     assert (settings.ports, settings.limits) == (Settings().ports, Settings().limits)
+    everything.write_text("\n".join(name))
+    assert read(everything).discover == Discover(host="torchserve-nodes", port=8085)
 
 
 def _is_part(line: str) -> bool:
-    return line.removeprefix("# ").rstrip() in {f"{part}:" for part in ("nodes", "ports", "tls", "keys", "limits")}
+    parts = ("nodes", "discover", "ports", "tls", "keys", "limits", "canaries")
+    return line.rstrip() in {f"# {part}:" for part in parts}
 
 
 def test_nodes_are_those_of_the_settings_or_of_the_file_or_the_only_one(config: Path, tmp_path: Path) -> None:

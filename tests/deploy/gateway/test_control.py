@@ -9,11 +9,12 @@ from urllib.parse import unquote
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from deploy.gateway.control.app import control_app, metrics_app, serve
 from deploy.gateway.control.gateway import Gateway
 from deploy.gateway.envoy.process import Traffic
-from deploy.gateway.settings import Settings
+from deploy.gateway.settings import CanaryRequest, Settings
 from deploy.gateway.state import Canary, Fleet
 from handlers.protocol.grpc_messages import CLASSES
 from tests.deploy.gateway.stand_in import METADATA, StandIn, described, until
@@ -441,6 +442,37 @@ def test_canary_is_told_envoy_and_outlives_a_restart(play: Callable[..., None]) 
     play(scenario)
 
 
+def test_canary_of_the_settings_is_told_envoy_and_the_control_ports_own_wins(play: Callable[..., None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        assert scene.gateway.fleet.canaries == {}
+        scene.first.models["classifier"] = [described("classifier", "1.0"), described("classifier", "2.0")]
+        await scene.gateway.discovery.look()
+        # "2" is the version "2.0", as it is for the control port.
+        assert scene.gateway.fleet.canaries == {"classifier": Canary("2.0", 5.0)}
+        asked = {"version": "2.0", "percent": 50.0, "header": None}
+        assert await scene.ask("PUT", "/control/canaries/classifier", json=asked) == (200, asked)
+        assert scene.gateway.fleet.canaries == {"classifier": Canary("2.0", 50.0)}
+        await scene.ask("DELETE", "/control/canaries/classifier")
+        assert scene.gateway.fleet.canaries == {"classifier": Canary("2.0", 5.0)}
+        declared = {"version": "2", "percent": 5.0, "header": None}
+        assert await scene.ask("GET", "/control/canaries") == (200, {"classifier": declared})
+
+    play(scenario, canaries={"classifier": CanaryRequest(version="2", percent=5.0)})
+
+
+def test_node_that_drains_by_itself_is_said_to_and_leaves_the_server_ready(play: Callable[..., None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        drains = {"code": 503, "type": "Draining", "message": "."}
+        scene.first.broken = lambda: web.json_response(drains, status=503)
+        await scene.gateway.discovery.look()
+        _, nodes = await scene.ask("GET", "/control/nodes")
+        assert [(node["state"], node["is_draining"]) for node in nodes] == [("up", True), ("up", False)]
+        assert scene.gateway.fleet.draining == {"node-1"}
+        assert (await scene.ask("GET", "/v2/health/ready"))[0] == 200
+
+    play(scenario)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
@@ -478,11 +510,52 @@ def test_metrics_are_those_of_envoy_and_of_every_node(play: Callable[..., None])
             'handler_requests_total{node="node-1",ModelName="classifier",ModelVersion="1.0",Outcome="success",} 5'
             in lines
         )
-        assert lines[-2:] == ['gateway_node_up{node="node-1"} 1', 'gateway_node_up{node="node-2"} 0']
+        assert {'gateway_node_up{node="node-1"} 1', 'gateway_node_up{node="node-2"} 0'} < set(lines)
         # The metrics port answers nothing else, and the control port no metrics.
         async with scene.client.get(f"{scene.urls[1]}/control/nodes") as answer:
             assert answer.status == 404
         assert (await scene.ask("GET", "/metrics"))[0] == 404
+
+    play(scenario)
+
+
+def test_gateways_own_metrics_are_those_of_envoy_and_of_what_it_has_seen(play: Callable[..., None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.first.metrics = REQUESTS.format(5)
+        worker = scene.first.models["classifier"][0]["workers"][0]
+        worker["pid"] = 100
+        await scene.gateway.discovery.look()
+        # It dies: for a while it has no process, then it has another.
+        worker.update(pid=-1, status="UNLOADING")
+        await scene.gateway.discovery.look()
+        worker.update(pid=101, status="READY")
+        scene.first.models["classifier"][0]["jobQueueStatus"]["pendingRequests"] = 7
+        await scene.gateway.discovery.look()
+        await scene.second.stop()
+        await scene.gateway.discovery.look()
+        await scene.gateway.scrape()
+        assert (await scene.ask("PUT", "/control/nodes/node-2", json={"draining": True}))[0] == 200
+        async with scene.client.get(f"{scene.urls[1]}/metrics/gateway") as answer:
+            lines = (await answer.text()).splitlines()
+        assert "envoy_server_live{} 1" in lines
+        of = '{{node="{}",model="classifier",version="1.0"}} {}'
+        assert [line for line in lines if line.startswith("gateway_")] == [
+            'gateway_node_up{node="node-1"} 1',
+            'gateway_node_up{node="node-2"} 0',
+            'gateway_node_draining{node="node-1"} 0',
+            'gateway_node_draining{node="node-2"} 1',
+            "gateway_workers" + of.format("node-1", 1),
+            "gateway_workers" + of.format("node-2", 1),
+            "gateway_workers_ready" + of.format("node-1", 1),
+            "gateway_workers_ready" + of.format("node-2", 0),
+            "gateway_worker_restarts_total" + of.format("node-1", 1),
+            "gateway_worker_restarts_total" + of.format("node-2", 0),
+            "gateway_queued_requests" + of.format("node-1", 7),
+        ]
+        assert not any(line.startswith("handler_") for line in lines)
+        # And they are among all metrics.
+        async with scene.client.get(f"{scene.urls[1]}/metrics") as answer:
+            assert set(lines) <= set((await answer.text()).splitlines())
 
     play(scenario)
 

@@ -86,6 +86,26 @@ def test_dead_node_keeps_what_it_served_with_nothing_ready() -> None:
     run(scenario)
 
 
+def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_again() -> None:
+    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
+        first.models["classifier"] = [described("classifier")]
+        await until(discovery.models)
+        first.broken = lambda: web.json_response({"code": 503, "type": "Draining", "message": "."}, status=503)
+        await until(lambda: discovery.draining == {"node-1"})
+        # It answers what it has, and what still comes.
+        assert discovery.is_up("node-1")
+        assert replicas(discovery)["node-1"].ready_workers == 1
+        # It has drained and ended: a node that drained is not one that failed.
+        await first.stop()
+        await until(lambda: not discovery.is_up("node-1"))
+        assert discovery.draining == {"node-1"}
+        first.broken = None
+        await first.start()
+        await until(lambda: discovery.is_up("node-1") and not discovery.draining)
+
+    run(scenario)
+
+
 def test_slow_node_delays_no_other() -> None:
     async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
         await discovery.first_look(20)

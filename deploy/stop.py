@@ -7,7 +7,7 @@ nodes:   nothing in hand      -> ended, and what they served is forgotten
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from deploy.nodes.drain import HERE, Edge, leave
+from deploy.gateway.departure import HERE, Edge, leave
 from deploy.nodes.local import FOLDER, Local, everything
 from deploy.nodes.node import NODES
 from deploy.nodes.running import end_node, stopped_words, supervisor

@@ -1,0 +1,1 @@
+"""The dashboard: its panels as data, and the JSON that Grafana reads."""
