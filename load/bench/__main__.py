@@ -17,7 +17,7 @@ from types import FrameType
 
 from deploy.archive import ArchiverFailed
 from deploy.server import ServerError
-from load.bench import adaptive, client, gateway, resnet, texts, translation
+from load.bench import adaptive, client, gateway, resnet, scoring, texts, translation
 from load.bench.peers import BenchError
 from load.bench.progress import progress
 from load.bench.rounds import Rounds
@@ -32,6 +32,9 @@ BENCHMARKS: dict[str, Callable[..., str]] = {
     "adaptive-embedding": partial(adaptive.run, adaptive.EMBEDDING),
     "adaptive-resnet": partial(adaptive.run, adaptive.RESNET),
 }
+# Measured where they are named: they need an environment of their own.
+OPTIONAL: dict[str, Callable[..., str]] = {"ray": scoring.run}
+KNOWN = {**BENCHMARKS, **OPTIONAL}
 
 # Of the 20 minutes that a part may take, two are left for what follows the last round: servers that start and stop.
 MINUTES = 18.0
@@ -49,15 +52,17 @@ def main(arguments: list[str]) -> int:
         The exit code; 1, with one line on stderr, when a peer cannot be measured.
     """
     parser = argparse.ArgumentParser(prog="python -m load.bench", description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; default: all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(KNOWN)}; default: all but {', '.join(OPTIONAL)}"
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="length of one measurement; default: 8")
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured; default: 3")
     words = f"no round of a part begins that would end later; default: {MINUTES:g}"
     parser.add_argument("--minutes", type=float, default=MINUTES, help=words)
     parser.add_argument("--markdown", action="store_true", help="print the table as GitHub's markdown")
     options = parser.parse_args(arguments)
-    if unknown := set(options.names) - set(BENCHMARKS):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(BENCHMARKS)}")
+    if unknown := set(options.names) - set(KNOWN):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(KNOWN)}")
     if options.seconds <= 0 or options.rounds < 1 or options.minutes <= 0:
         parser.error("--seconds and --minutes must be more than 0, --rounds at least 1")
     # An end from outside unwinds like any other, so that what was started is stopped.
@@ -66,7 +71,7 @@ def main(arguments: list[str]) -> int:
         for name in options.names or BENCHMARKS:
             started_s = time.monotonic()
             rounds = Rounds.within(options.rounds, options.minutes * 60)
-            print(BENCHMARKS[name](rounds=rounds, duration_s=options.seconds, is_markdown=options.markdown))
+            print(KNOWN[name](rounds=rounds, duration_s=options.seconds, is_markdown=options.markdown))
             print(flush=True)
             progress(f"{name} took {(time.monotonic() - started_s) / 60:.1f} minutes")
     except KeyboardInterrupt:

@@ -42,6 +42,8 @@ class Tuning:
 
 
 TUNING = Tuning()
+# Seconds in which a loop ends by itself: Ray stops its processes.
+END_S = 15
 
 
 class BenchError(Exception):
@@ -167,15 +169,16 @@ class Child:
 
     @classmethod
     @contextmanager
-    def started(cls, module: str, folder: Path) -> Iterator["Child"]:
+    def started(cls, module: str, folder: Path, python: Path | str = sys.executable) -> Iterator["Child"]:
         """Start a process, and end it on the way out.
 
         Args:
             module: name of the module that is its program.
             folder: its argument, our archive as files.
+            python: what runs it.
         """
         with subprocess.Popen(
-            [sys.executable, "-m", module, str(folder)],
+            [python, "-m", module, str(folder)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -186,7 +189,12 @@ class Child:
             try:
                 yield cls(process)
             finally:
-                process.kill()
+                # Its orders are over; one that has started others ends these.
+                cast(IO[str], process.stdin).close()
+                try:
+                    process.wait(END_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
         """Order one measurement, and wait for it.

@@ -18,6 +18,7 @@ import pytest
 from deploy.models import ROOT
 from deploy.sandbox import started
 from deploy.server import Server
+from tests.bulk_job import command, job
 from tests.e2e.conftest import MOBILENET
 from tests.photographs import crops, path, photograph
 from torchserve_client import ByCount, ChunkingClient, Client, FuturesClient, ItemFailed, Rejected
@@ -179,16 +180,19 @@ def test_predict_writes_an_answer_for_each_file_and_a_second_run_asks_only_for_f
 class Predicting:
     """`torchserve-client predict` in a process of its own, under way."""
 
-    def __init__(self, server: Server, photos: Path) -> None:
-        self.out = photos.parent / "answers.jsonl"
-        command = of(server, "predict", MOBILENET, str(photos), "--out", str(self.out), "--timeout", "3")
+    def __init__(self, server: Server, photos: Path, *more: str, name: str = "answers") -> None:
+        self.out = photos.parent / f"{name}.jsonl"
+        command = [*more, *of(server, "predict", MOBILENET, str(photos), "--out", str(self.out), "--timeout", "3")]
         # A shell's background job ignores SIGINT, and so would every process below it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "torchserve_client", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True
         )
+
+    def wait_for(self, count: int) -> None:
+        """Wait until there are so many answers."""
         deadline = time.monotonic() + 60
-        while not self.out.exists() or self.out.read_bytes().count(b"\n") < 20:
+        while not self.out.exists() or self.out.read_bytes().count(b"\n") < count:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
@@ -204,6 +208,7 @@ def test_predict_that_is_interrupted_or_killed_goes_on_where_it_was(
     name = serve()
     (photos / "broken.jpg").unlink()
     predicting = Predicting(server, photos)
+    predicting.wait_for(20)
     predicting.process.send_signal(signal.SIGINT)
     code, error = predicting.end()
     assert code == 130
@@ -213,6 +218,7 @@ def test_predict_that_is_interrupted_or_killed_goes_on_where_it_was(
     answered = len(lines(predicting.out))
     assert 20 <= answered < PHOTOGRAPHS - 1
     again = Predicting(server, photos)
+    again.wait_for(20)
     again.process.kill()
     again.end()
     assert main(of(server, "predict", name, str(photos), "--out", str(again.out))) == 0
@@ -221,28 +227,76 @@ def test_predict_that_is_interrupted_or_killed_goes_on_where_it_was(
     assert all("answer" in line for line in lines(again.out))
 
 
-def test_server_killed_in_mid_run_ends_predict_which_another_server_completes(model_store: Path, photos: Path) -> None:
+def test_server_killed_in_mid_run_ends_predict_that_has_no_other_and_costs_one_that_has_nothing(
+    server: Server, serve: Callable[..., str], model_store: Path, photos: Path
+) -> None:
     (photos / "broken.jpg").unlink()
-    with started(model_store) as server:
-        server.register(MOBILENET, f"{MOBILENET}.mar", batch_size=8, max_batch_delay_ms=20, workers=1)
-        predicting = Predicting(server, photos)
-        pid = server.pid()
+    name = serve()
+    with started(model_store) as doomed:
+        doomed.register(name, f"{name}.mar", batch_size=8, max_batch_delay_ms=20, workers=1)
+        alone = Predicting(doomed, photos, name="alone")
+        both = Predicting(server, photos, "--server", doomed.settings.inference_url, name="both")
+        for each in (alone, both):
+            each.wait_for(20)
+        before = lines(both.out)
+        pid = doomed.pid()
         assert pid is not None
         workers = psutil.Process(pid).children(recursive=True)
         os.kill(pid, signal.SIGKILL)
-        code, error = predicting.end()
+        code, error = alone.end()
+        assert code == 2
+        assert error.startswith(f"client: {doomed.settings.inference_url}: ")
+        assert both.end() == (0, "")
         for worker in workers:
             worker.wait(30)
-    assert code == 2
-    assert error.startswith("client: http://127.0.0.1:")
-    answered = {line["input"] for line in lines(predicting.out) if "answer" in line}
+    # Some were asked before it died, and every one is answered, once.
+    assert len(before) < PHOTOGRAPHS - 1
+    assert_all_answered_once(both.out)
+    answered = {line["input"] for line in lines(alone.out) if "answer" in line}
     assert 20 <= len(answered) < PHOTOGRAPHS - 1
-    with started(model_store) as server:
-        server.register(MOBILENET, f"{MOBILENET}.mar", batch_size=8, max_batch_delay_ms=20, workers=1)
-        assert main(of(server, "predict", MOBILENET, str(photos), "--out", str(predicting.out))) == 0
-    names = [line["input"] for line in lines(predicting.out) if "answer" in line]
-    assert len(names) == len(set(names)) == PHOTOGRAPHS - 1
-    assert answered < set(names)
+    assert main(of(server, "predict", name, str(photos), "--out", str(alone.out))) == 0
+    assert_all_answered_once(alone.out)
+    assert {line["input"]: top(line["answer"]) for line in lines(alone.out)} == {
+        line["input"]: top(line["answer"]) for line in lines(both.out)
+    }
+
+
+def assert_all_answered_once(out: Path) -> None:
+    """Of the photographs without the broken one."""
+    names = [line["input"] for line in lines(out) if "answer" in line]
+    assert len(names) == len(set(names)) == len(lines(out)) == PHOTOGRAPHS - 1
+
+
+def test_shards_of_the_kubernetes_job_joined_are_a_run_without_shards(
+    server: Server, serve: Callable[..., str], photos: Path
+) -> None:
+    name, files = serve(), sorted(photos.iterdir())
+    for each in files[40:]:
+        if each.suffix == ".jpg" and each.name != "broken.jpg":
+            each.unlink()
+    answers = photos.parent / "answers"
+    answers.mkdir()
+    mounted = {"/inputs": str(photos), "--out=/answers": f"--out={answers}", "resnet-152": name}
+    mounted["--server=http://torchserve-edge:8000"] = f"--server={server.settings.inference_url}"
+    codes = []
+    for index in range(job()["spec"]["completions"]):
+        image, *words = command(index)
+        assert image == "client"
+        assert mounted.keys() <= set(words)
+        codes.append(main([mounted.get(word, word) for word in words]))
+    whole = photos.parent / "whole.jsonl"
+    assert main(of(server, "predict", name, str(photos), "--out", str(whole))) == 1
+    # The shard of the one that cannot be read says so, and no other.
+    assert sorted(codes) == [0] * 15 + [1]
+    joined = sorted(b"".join(file.read_bytes() for file in answers.iterdir()).splitlines())
+    assert len(joined) == len(list(photos.rglob("*.*"))) == 42
+    assert [rounded(line) for line in joined] == [rounded(line) for line in sorted(whole.read_bytes().splitlines())]
+
+
+def rounded(line: bytes) -> dict[str, Any]:
+    """A line whose answer is its labels, with two digits: bf16 of another batch size has another third one."""
+    read: dict[str, Any] = json.loads(line)
+    return {**read, "answer": {label: round(value, 2) for label, value in read.get("answer", {}).items()}}
 
 
 def test_keys_of_a_server_that_asks_for_tokens_are_read_from_its_file(

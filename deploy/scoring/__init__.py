@@ -1,0 +1,12 @@
+"""Scores a Ray Dataset with an archive, without a server: the extra `ray` of pyproject.toml, docs/bulk-scoring.md.
+
+    Dataset -> blocks -> Scorer, an actor each -> Model: the archive's own handler -> Dataset with `answer` and `error`
+
+`model` loads an archive in the process that it is called in, and needs no Ray; `rows` makes requests of a Dataset's
+rows; `dataset` is what a program calls. None of them imports `handlers`: a process has the package that its archive
+brings, as a worker has.
+"""
+
+from deploy.scoring.dataset import score
+
+__all__ = ["score"]

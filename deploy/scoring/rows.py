@@ -1,0 +1,111 @@
+"""What an actor does with the rows of a Dataset: a batch of them through the model, an answer or an error beside each.
+
+    pyarrow.Table -> inputs, or the error of a row that holds none -> Model.answers -> columns `answer` and `error`
+
+Nothing that one row holds ends the job: where a whole batch fails, each of its rows is asked by itself.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from deploy.scoring.model import Answer, Model
+
+logger = logging.getLogger(__name__)
+
+ANSWER, ERROR = "answer", "error"
+ERROR_TYPE = pa.struct([("code", pa.int64()), ("type", pa.string()), ("message", pa.string())])
+# Files that are read at once: a shared file system answers late, and several questions together.
+READERS = 8
+
+
+class Scorer:
+    """One model, and what it is asked of each row."""
+
+    def __init__(
+        self,
+        archive: str,
+        column: str,
+        *,
+        is_path: bool,
+        options: Mapping[str, Any],
+        columns: Sequence[str] | None,
+        batch_size: int,
+        threads: int,
+        is_on_gpu: bool,
+    ) -> None:
+        """Load the archive; see `deploy.scoring.dataset.score`, whose arguments these are."""
+        # Ray shows an actor the devices that are its own, from 0 on.
+        self._model = Model(Path(archive), batch_size=batch_size, threads=threads, gpu=0 if is_on_gpu else None)
+        self._column = column
+        self._is_path = is_path
+        self._options = options
+        self._columns = columns
+        self._readers = ThreadPoolExecutor(READERS) if is_path else None
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Score one batch."""
+        values = table.column(self._column).to_pylist()
+        inputs = list(self._readers.map(_read, values) if self._readers else map(_checked, values))
+        answers = self._answers(inputs)
+        good = [None if each.status >= 400 else each.body.decode() for each in answers]
+        errors = [_error(each) if each.status >= 400 else None for each in answers]
+        scored = table.select(self._kept(table)).append_column(ANSWER, pa.array(good, pa.string()))
+        return scored.append_column(ERROR, pa.array(errors, ERROR_TYPE))
+
+    def _kept(self, table: pa.Table) -> list[str]:
+        if self._columns is not None:
+            return list(self._columns)
+        drops = pa.types.is_binary(kind := table.schema.field(self._column).type) or pa.types.is_large_binary(kind)
+        return [name for name in table.column_names if name != self._column or not drops]
+
+    def _answers(self, inputs: Sequence[Any]) -> list[Answer]:
+        asked = [each for each in inputs if not isinstance(each, Answer)]
+        answered = iter(self._asked(asked))
+        return [each if isinstance(each, Answer) else next(answered) for each in inputs]
+
+    def _asked(self, inputs: Sequence[Any]) -> list[Answer]:
+        try:
+            return self._model.answers(inputs, self._options)
+        except Exception as error:
+            if len(inputs) == 1:
+                # Its message may quote the input.
+                logger.error("An input failed: %s", type(error).__name__)
+                return [_failed(500, "InternalError", "The model failed on this input.")]
+            return [answer for each in inputs for answer in self._asked([each])]
+
+
+def _checked(value: Any) -> Any:
+    """Return an input, or the error of a row that holds none."""
+    if isinstance(value, Mapping):
+        # Arrow gives every row all fields, and null to those that a row has not.
+        return {name: each for name, each in value.items() if each is not None}
+    if isinstance(value, bytes | str):
+        return value
+    return _failed(0, "InvalidPayload", f"an input is bytes, a text or an object, not {type(value).__name__}")
+
+
+def _read(value: Any) -> Any:
+    """Return what a file holds, or the error of a row whose file cannot be read."""
+    if not isinstance(value, str):
+        return _failed(0, "InvalidPayload", f"a path is a text, not {type(value).__name__}")
+    try:
+        return Path(value).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a path"
+        return _failed(0, "InvalidPayload", f"cannot be read: {reason}")
+
+
+def _failed(code: int, kind: str, message: str) -> Answer:
+    # The status of an error without one, as the client writes it, is 0; here it must be told from an answer's.
+    return Answer(code or 400, json.dumps({"code": code, "type": kind, "message": message}).encode())
+
+
+def _error(answer: Answer) -> dict[str, Any]:
+    error = json.loads(answer.body)
+    return {"code": error["code"], "type": error["type"], "message": error["message"]}

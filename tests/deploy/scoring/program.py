@@ -1,0 +1,46 @@
+"""Scores what it is told on a Ray of two cores, in the Python of .extras/ray: an order a line, an answer a line.
+
+<- {"rows": [{"path": ...}], "archive": ..., "column": ..., ...}     arguments of score(); `read` names a column of
+-> {"rows": [{"path": ..., "answer": ..., "error": ...}]}            paths whose files become a column `bytes`
+-> {"failed": "..."}                                                 the job failed
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.data
+
+from deploy.scoring import score
+
+
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    """Carry out an order."""
+    rows = order.pop("rows")
+    if read := order.pop("read", None):
+        rows = [{**row, "bytes": Path(row[read]).read_bytes()} for row in rows]
+    try:
+        scored = score(ray.data.from_items(rows, override_num_blocks=order.pop("blocks", 2)), **order)
+        return {"rows": scored.take_all()}
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    """Answer until stdin ends."""
+    # A short path: sockets are in it.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        ray.init(
+            num_cpus=2, object_store_memory=200 * 2**20, include_dashboard=False, log_to_driver=False, _temp_dir=folder
+        )
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        for line in sys.stdin:
+            print(json.dumps(answer(json.loads(line))), flush=True)
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
