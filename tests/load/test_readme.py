@@ -36,7 +36,16 @@ def test_readme_documents_every_field_of_a_step() -> None:
 
 def test_readme_names_every_module_in_the_package_that_holds_it() -> None:
     rows = re.findall(r"^\| `(\w+)/` \| (.*) \|$", README, re.MULTILINE)
-    assert [package for package, _ in rows] == ["measure", "generate", "runs", "report", "cli", "bench", "soak"]
+    assert [package for package, _ in rows] == [
+        "measure",
+        "generate",
+        "runs",
+        "autoscale",
+        "report",
+        "cli",
+        "bench",
+        "soak",
+    ]
     for package, words in rows[:-2]:
         modules = {path.stem for path in (ROOT / "load" / package).glob("*.py")} - {"__init__"}
         assert set(re.findall(r"`(\w+)`", words)) == modules, package

@@ -52,9 +52,11 @@ def test_scaling_on_a_counter_never_comes_down() -> None:
     outcome = scene().scaled(by("requests-total", 10_000))
     assert outcome.minutes[-1].asked_for == SHIPPED.max_replicas
     assert outcome.replica_hours > 2 * shipped().replica_hours
-    wanted, shipped_wanted = ([minute.asked_for for minute in day.minutes] for day in (outcome, shipped()))
-    assert wanted == sorted(wanted)
-    assert shipped_wanted != sorted(shipped_wanted)
+    # Once traffic goes down, which it does from 0.8 of the day on; a counter has more than enough by then.
+    first = next(number for number, minute in enumerate(outcome.minutes) if minute.asked_for == SHIPPED.max_replicas)
+    assert {minute.asked_for for minute in outcome.minutes[first:]} == {SHIPPED.max_replicas}
+    wanted = [minute.asked_for for minute in shipped().minutes]
+    assert wanted != sorted(wanted)
 
 
 def test_scaling_on_the_processor_costs_more_than_the_peaks_replicas() -> None:
