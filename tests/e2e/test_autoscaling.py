@@ -71,8 +71,7 @@ def test_keda_queries_select_series_that_a_live_gateway_has(
     until(lambda: refuse_some(url, PHOTOGRAPH.read_bytes()) == {200, 503})
     until(lambda: all(all(selected(query, exposition()).values()) for query in queries))
     last = exposition()
-    refused = selected(signals.demand(name), last)
-    assert sum(refused["envoy_cluster_upstream_rq"]) < sum(refused["envoy_cluster_upstream_rq_total"])
+    assert sum(selected(signals.demand(name), last)["envoy_cluster_upstream_rq"]) > 0
     assert sum(selected(signals.busy(name, is_adaptive=False), last)["handler_forward_seconds_sum"]) > 0
 
 
