@@ -47,5 +47,6 @@ def demand(model: str) -> str:
     """
     selected = clusters(model)
     refused = f'sum(rate(envoy_cluster_upstream_rq{{{selected},envoy_response_code=~"429|503"}}[{WINDOW}]))'
-    asked = f"sum(rate(envoy_cluster_upstream_rq_total{{{selected}}}[{WINDOW}]))"
+    # By their answers: those of Envoy itself, where no replica is READY, are not in envoy_cluster_upstream_rq_total.
+    asked = f"sum(rate(envoy_cluster_upstream_rq{{{selected}}}[{WINDOW}]))"
     return f"{asked} * ({refused} > bool 0) or {_zero(model)}"

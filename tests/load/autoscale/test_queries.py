@@ -18,7 +18,6 @@ pytestmark = pytest.mark.system
 
 EDGE = {
     'envoy_cluster_membership_total{envoy_cluster_name="mobilenet-v2",edge="a"}': "2+0x20",
-    'envoy_cluster_upstream_rq_total{envoy_cluster_name="mobilenet-v2",edge="b"}': "0+300x20",
 }
 # Two edges and a version; another model; a node that both edges show, and one that one of them does; no refusals yet.
 BUSY = {
@@ -34,6 +33,7 @@ BUSY = {
 REFUSING = {
     **EDGE,
     'envoy_cluster_upstream_rq{envoy_cluster_name="mobilenet-v2",envoy_response_code="503"}': "0+30x20",
+    'envoy_cluster_upstream_rq{envoy_cluster_name="mobilenet-v2",envoy_response_code="200"}': "0+270x20",
 }
 
 
