@@ -1,6 +1,6 @@
 """Runs `make bench`: this deployment against its peers, as one table of ratios.
 
-    python -m load.bench                  every part
+    python -m load.bench                  every part, but those that need an environment of their own
     python -m load.bench translation      one of them
 
 A part takes at most 20 minutes: it begins no round that would end after `--minutes`. Progress goes to stderr, the table
@@ -31,10 +31,10 @@ BENCHMARKS: dict[str, Callable[..., str]] = {
     "gateway": gateway.run,
     "adaptive-embedding": partial(adaptive.run, adaptive.EMBEDDING),
     "adaptive-resnet": partial(adaptive.run, adaptive.RESNET),
+    "ray": scoring.run,
 }
 # Measured where they are named: they need an environment of their own.
-OPTIONAL: dict[str, Callable[..., str]] = {"ray": scoring.run}
-KNOWN = {**BENCHMARKS, **OPTIONAL}
+OPTIONAL = ("ray",)
 
 # Of the 20 minutes that a part may take, two are left for what follows the last round: servers that start and stop.
 MINUTES = 18.0
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m load.bench", description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"{', '.join(KNOWN)}; default: all but {', '.join(OPTIONAL)}"
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; default: all but {', '.join(OPTIONAL)}"
     )
     parser.add_argument("--seconds", type=float, default=8.0, help="length of one measurement; default: 8")
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured; default: 3")
@@ -61,17 +61,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=MINUTES, help=words)
     parser.add_argument("--markdown", action="store_true", help="print the table as GitHub's markdown")
     options = parser.parse_args(arguments)
-    if unknown := set(options.names) - set(KNOWN):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(KNOWN)}")
+    if unknown := set(options.names) - set(BENCHMARKS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(BENCHMARKS)}")
     if options.seconds <= 0 or options.rounds < 1 or options.minutes <= 0:
         parser.error("--seconds and --minutes must be more than 0, --rounds at least 1")
     # An end from outside unwinds like any other, so that what was started is stopped.
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        for name in options.names or BENCHMARKS:
+        for name in options.names or [name for name in BENCHMARKS if name not in OPTIONAL]:
             started_s = time.monotonic()
             rounds = Rounds.within(options.rounds, options.minutes * 60)
-            print(KNOWN[name](rounds=rounds, duration_s=options.seconds, is_markdown=options.markdown))
+            print(BENCHMARKS[name](rounds=rounds, duration_s=options.seconds, is_markdown=options.markdown))
             print(flush=True)
             progress(f"{name} took {(time.monotonic() - started_s) / 60:.1f} minutes")
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from pydantic.fields import FieldInfo
 
 from deploy.gateway.envoy.access_log import access_log
 from deploy.gateway.envoy.errors import GRPC, answers
@@ -26,10 +27,12 @@ def test_settings_are_those_of_the_gateway(heading: str, cls: type[Any]) -> None
 def written(field: "dataclasses.Field[Any]") -> str | None:
     """A default as YAML has it; None for that of a part, which has a table of its own."""
     default = field.default
-    if default is dataclasses.MISSING:
-        return "required"
     if field.name in ("ports", "limits"):
         return None
+    if isinstance(default, FieldInfo) and default.default_factory is dict:
+        return "{}"
+    if default is dataclasses.MISSING:
+        return "required"
     if isinstance(default, float):
         return f"{default:g}"
     if default is None or isinstance(default, bool):
