@@ -173,10 +173,19 @@ def test_inference_goes_on_without_the_control_process(served: Sandbox, session:
     until(lambda: status(session, f"{served.http}/v2/models/{MOBILENET}/ready") == 200)
 
 
-def test_draining_and_canaries_are_decided_on_the_control_port(served: Sandbox, session: requests.Session) -> None:
+def test_draining_and_canaries_are_decided_on_the_control_port(
+    served: Sandbox, server: Server, session: requests.Session
+) -> None:
     url = f"{served.control}/control"
     (node,) = session.get(f"{url}/nodes", timeout=30).json()
-    assert node == {"name": "node-1", "state": "up", "is_draining": False, "is_routed": True, "in_flight": 0}
+    assert node == {
+        "name": "node-1",
+        "management": server.settings.management_url,
+        "state": "up",
+        "is_draining": False,
+        "is_routed": True,
+        "in_flight": 0,
+    }
     assert session.put(f"{url}/nodes/node-1", json={"draining": True}, timeout=30).json()["is_draining"]
     until(lambda: predict(session, served).status_code == 503)
     kill_control(served)
