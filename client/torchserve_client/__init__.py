@@ -5,7 +5,7 @@ FuturesClient     many at once, each a concurrent.futures.Future
 ChunkingClient    one input of any length, in chunks, in parallel
 Management        register, describe, scale, unregister
 Nodes             the same call to several servers, and which of them did it
-Gateway           the gateway's control API: nodes taken out, canaries
+Gateway           the gateway's control API: nodes taken out, canaries, models withdrawn
 """
 
 from typing import TYPE_CHECKING, Any

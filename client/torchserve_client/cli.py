@@ -17,6 +17,7 @@ from urllib3.exceptions import InsecureRequestWarning
 from torchserve_client import bulk, commands
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, TLSFailed, Unreachable
+from torchserve_client.gateway import DEFAULT_URL as DEFAULT_GATEWAY
 from torchserve_client.inputs import shown
 from torchserve_client.nodes import Nodes
 from torchserve_client.rollout import TUNING as ROLLOUT
@@ -28,7 +29,6 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 URL, MANAGEMENT_URL, NODES = "TORCHSERVE_URL", "TORCHSERVE_MANAGEMENT_URL", "TORCHSERVE_NODES"
 GATEWAY = "TORCHSERVE_GATEWAY"
 DEFAULT_URL, DEFAULT_MANAGEMENT_URL = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
-DEFAULT_GATEWAY = "http://127.0.0.1:8003"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         keys = _keys(options.keys)
         trust = _trust(options)
         nodes = _nodes(options, keys.get("management"), trust)
-        if options.command == "rollout":
-            return commands.rollout(options, nodes)
+        if options.command in commands.ON_ALL:
+            return commands.ON_ALL[options.command](options, nodes)
         if options.command != "predict":
             return commands.on_each(getattr(commands, options.command.replace("-", "_")), options, nodes)
         servers = _servers(options)
@@ -160,7 +160,8 @@ def parser() -> argparse.ArgumentParser:
     ready = _command(added, "wait-ready", "wait until every worker is ready")
     ready.add_argument("--timeout", type=_seconds, default=DEFAULTS.wait_s, metavar="S", help="default: %(default)g")
 
-    _command(added, "unregister", "remove a model")
+    unregister = _command(added, "unregister", "remove a model; where a gateway serves it, off its routes first")
+    _gateway_option(unregister)
 
     rollout = _command(added, "rollout", "new batch parameters or a new archive on a live model, nothing lost")
     rollout.add_argument("--url", metavar="ARCHIVE", help="a new archive; default: the one that serves")
@@ -205,8 +206,12 @@ def _canary_parameters(command: argparse.ArgumentParser) -> None:
     what.add_argument("--abort", action="store_true", help="send the canary nothing more, and retire it")
     words = "with --canary: requests that carry it go there, whatever the share"
     command.add_argument("--canary-header", type=_header, metavar="NAME:VALUE", help=words)
-    words = f"the gateway's control API, for canaries; default: ${GATEWAY} or {DEFAULT_GATEWAY}"
-    command.add_argument("--gateway", default=os.environ.get(GATEWAY, DEFAULT_GATEWAY), metavar="URL", help=words)
+    _gateway_option(command)
+
+
+def _gateway_option(command: argparse.ArgumentParser) -> None:
+    words = f"the gateway's control API; default: ${GATEWAY} or {DEFAULT_GATEWAY}, if it has these nodes"
+    command.add_argument("--gateway", default=os.environ.get(GATEWAY) or None, metavar="URL", help=words)
 
 
 def _trust_options(root: argparse.ArgumentParser) -> None:

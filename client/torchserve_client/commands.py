@@ -4,6 +4,7 @@
 """
 
 import argparse
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError
-from torchserve_client.gateway import Gateway
+from torchserve_client.gateway import DEFAULT_URL, Gateway
 from torchserve_client.management import Management
 from torchserve_client.nodes import Nodes
 from torchserve_client.rollout import Rollout, Wanted
 from torchserve_client.rollouts import Rollouts
+from torchserve_client.withdrawal import Withdrawal, found
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 out = Console(highlight=False, markup=False, soft_wrap=True)
@@ -68,8 +70,16 @@ def wait_ready(options: argparse.Namespace, management: Management) -> int:
     return 0
 
 
-def unregister(options: argparse.Namespace, management: Management) -> int:
-    """Remove every version of a model; the default goes last, as TorchServe asks."""
+def unregister(options: argparse.Namespace, nodes: Nodes) -> int:
+    """Remove every version of a model from every node; where there is a gateway, off its routes first."""
+    gateway = _gateway(options, nodes)
+    timeout_s = 0.0 if gateway is None else _response_timeout_s(options.model, nodes)
+    with Withdrawal(gateway, options.model, timeout_s=timeout_s, say=out.print).during():
+        return on_each(_unregister, options, nodes)
+
+
+def _unregister(options: argparse.Namespace, management: Management) -> int:
+    """Remove every version of a model from a node; the default goes last, as TorchServe asks."""
     default = management.describe(options.model)["modelVersion"]
     for version in sorted(management.versions(options.model), key=lambda version: version == default):
         management.unregister(options.model, version)
@@ -116,7 +126,7 @@ def rollout(options: argparse.Namespace, nodes: Nodes) -> int:
         )
         for name, management in nodes.by_name.items()
     }
-    gateway = Gateway(options.gateway) if is_canary else None
+    gateway = Gateway(options.gateway or DEFAULT_URL) if is_canary else _gateway(options, nodes)
     rollouts = Rollouts(steps, gateway)
     if options.canary is not None:
         rollouts.try_canary(options.model, wanted, options.canary, options.canary_header)
@@ -127,6 +137,10 @@ def rollout(options: argparse.Namespace, nodes: Nodes) -> int:
     else:
         rollouts.run(options.model, wanted)
     return 0
+
+
+# Commands that take all nodes together: what they do on one depends on the others, or on the gateway.
+ON_ALL: dict[str, Callable[[argparse.Namespace, Nodes], int]] = {"rollout": rollout, "unregister": unregister}
 
 
 def on_each(run: Callable[[argparse.Namespace, Management], int], options: argparse.Namespace, nodes: Nodes) -> int:
@@ -149,6 +163,21 @@ def on_each(run: Callable[[argparse.Namespace, Management], int], options: argpa
         return run(argparse.Namespace(**{**vars(options), "logs": _logs(options, nodes, name)}), management)
 
     return max(nodes.each_named(one).values())
+
+
+def _gateway(options: argparse.Namespace, nodes: Nodes) -> Gateway | None:
+    """The gateway in front of the nodes, where there is one."""
+    return found(options.gateway, [management.url for management in nodes.by_name.values()])
+
+
+def _response_timeout_s(model: str, nodes: Nodes) -> float:
+    """The longest responseTimeout of a model's versions, in seconds; a node that does not say it has none."""
+    longest = 0.0
+    for management in nodes.by_name.values():
+        with contextlib.suppress(ManagementError):
+            for version in management.versions(model):
+                longest = max(longest, float(management.describe(model, version)["responseTimeout"]))
+    return longest
 
 
 def _logs(options: argparse.Namespace, nodes: Nodes, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Calls the gateway's control API: which nodes are taken out, and which version gets a share of a model's traffic.
+"""Calls the gateway's control API: nodes that are taken out, canaries, models and versions that are withdrawn.
 
 It listens on loopback of the gateway's machine, port 8003, and is for whoever runs the servers. Its errors are
 ManagementError, with the gateway's own words, and Unreachable.
@@ -6,12 +6,15 @@ ManagementError, with the gateway's own words, and Unreachable.
 
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import orjson
 
 from torchserve_client.errors import DeadlineExceeded, ManagementError, NoConnection, Unreachable
 from torchserve_client.transport import Outgoing, PooledTransport, Transport
+
+# Where it listens unless gateway.yaml says otherwise.
+DEFAULT_URL = "http://127.0.0.1:8003"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class NodeState:
         is_draining: whether it gets no new requests.
         is_routed: whether it gets requests, for every model that it serves: Envoy itself has found them READY.
         in_flight: requests that it has not answered yet.
+        management: the address of its management API, as the gateway has it.
     """
 
     name: str
@@ -31,6 +35,24 @@ class NodeState:
     is_draining: bool
     is_routed: bool
     in_flight: int
+    management: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """What the gateway says of a model, or of one version of it.
+
+    Attributes:
+        model: its name.
+        version: None for all versions together.
+        is_withdrawn: whether it gets no new requests, though it is registered.
+        in_flight: requests on all nodes that have no answer yet; None while that is not known.
+    """
+
+    model: str
+    version: str | None
+    is_withdrawn: bool
+    in_flight: int | None
 
 
 class Gateway:
@@ -40,7 +62,7 @@ class Gateway:
         """Address a gateway.
 
         Args:
-            url: address of the control API, http://127.0.0.1:8003 where gateway.yaml says nothing else.
+            url: address of the control API, DEFAULT_URL where gateway.yaml says nothing else.
             timeout_s: deadline of each call in seconds.
             transport: carries the calls; a test brings one that uses no sockets.
         """
@@ -97,6 +119,35 @@ class Gateway:
         """Send everything to the default version again."""
         self._call("DELETE", _canary(model))
 
+    def model(self, model: str, version: str | None = None) -> ModelState:
+        """Describe a model, or one version of it.
+
+        Raises:
+            ManagementError: status 404 when no node has it.
+        """
+        query = "" if version is None else f"?{urlencode({'version': version})}"
+        return _model_state(self._call("GET", f"{_model(model)}{query}"))
+
+    def withdraw(self, model: str, version: str | None = None) -> ModelState:
+        """Send no new requests to a model, or to one version, while it is registered; clients get 404.
+
+        Args:
+            model: the model's name.
+            version: the version; None for every version that is registered now.
+
+        Raises:
+            ManagementError: status 404 when no node has it, 400 when the version is the default one of several.
+        """
+        return _model_state(self._call("PUT", _model(model), {"version": version, "withdrawn": True}))
+
+    def restore(self, model: str, version: str | None = None) -> ModelState:
+        """Undo `withdraw`.
+
+        Raises:
+            ManagementError: status 404 when no node has it; that it was withdrawn is forgotten all the same.
+        """
+        return _model_state(self._call("PUT", _model(model), {"version": version, "withdrawn": False}))
+
     def close(self) -> None:
         """Let go of every connection."""
         self._transport.close()
@@ -124,6 +175,20 @@ def _canary(model: str) -> str:
     return f"/control/canaries/{quote(model, safe='')}"
 
 
+def _model(model: str) -> str:
+    return f"/control/models/{quote(model, safe='')}"
+
+
+def _model_state(document: dict[str, Any]) -> ModelState:
+    version, in_flight = document["version"], document["in_flight"]
+    return ModelState(
+        str(document["model"]),
+        None if version is None else str(version),
+        bool(document["is_withdrawn"]),
+        None if in_flight is None else int(in_flight),
+    )
+
+
 def _state(document: dict[str, Any]) -> NodeState:
     return NodeState(
         str(document["name"]),
@@ -131,4 +196,5 @@ def _state(document: dict[str, Any]) -> NodeState:
         bool(document["is_draining"]),
         bool(document["is_routed"]),
         int(document["in_flight"]),
+        str(document.get("management", "")),
     )

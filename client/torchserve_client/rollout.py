@@ -154,9 +154,13 @@ class Rollout:
             version: the version that is to serve.
             old: the description of the one that does.
         """
+        self.switch(model, version)
+        self.retire(model, old)
+
+    def switch(self, model: str, version: str) -> None:
+        """Make a version the default."""
         self.management.set_default(model, version)
         self.say(f"{model}: version {version} is the default")
-        self.retire(model, old)
 
     def retire(self, model: str, old: dict[str, Any]) -> None:
         """Unregister a version that nothing is sent to any more, once it has answered everything.

@@ -1,15 +1,17 @@
 """A rollout on every node, and canaries: a new version that gets a share of the traffic before it gets all.
 
     run:     registered on all nodes -> READY on all -> on each: default, the old one drained, unregistered
+             with a gateway: default on all -> the old one withdrawn -> on each: drained, unregistered
     canary:  registered on all nodes -> READY on all -> the gateway sends it a share
-    promote: default on all -> the gateway's share ends -> on each: the old one drained, unregistered
-    abort:   the gateway's share ends -> on each: the new one drained, unregistered
+    promote: default on all -> the gateway's share ends, the old one withdrawn -> on each: drained, unregistered
+    abort:   the gateway's share ends, the new one withdrawn -> on each: drained, unregistered
 
 Until a version is READY everywhere nothing else is changed; where one node cannot have it, all are as they were.
 """
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +19,7 @@ from torchserve_client.errors import ClientError, ManagementError, NodesFailed, 
 from torchserve_client.gateway import Gateway
 from torchserve_client.management import POLL_S
 from torchserve_client.rollout import New, Rollout, Wanted
-
-# Seconds in which the gateway sees a version that was registered; it looks every two.
-SEEN_S = 20.0
-# Seconds after a canary has ended until nothing new comes to it: Envoy reads its files anew within ms.
-MOMENT_S = 1.0
+from torchserve_client.withdrawal import MOMENT_S, SEEN_S, Withdrawal
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Rollouts:
 
     Attributes:
         nodes: a node's name -> the rollout of its own; all of one model store.
-        gateway: the gateway in front of them; None where no canary is meant.
+        gateway: the gateway in front of them; None where there is none, and a canary cannot be.
         sleep: waits so many seconds; a test brings one that does not.
     """
 
@@ -48,7 +46,11 @@ class Rollouts:
             raise RolloutFailed(f"{model} has a canary: --promote or --abort it first")
         olds = self._defaults(model)
         new = self._register(model, wanted, olds)
-        self._on_each(lambda name, rollout: rollout.replace(model, new.version, olds[name]))
+        if self.gateway is None:
+            self._on_each(lambda name, rollout: rollout.replace(model, new.version, olds[name]))
+        else:
+            self._on_each(lambda _, rollout: rollout.switch(model, new.version))
+            self._retire(model, olds)
         self._clean(olds)
         return new.version
 
@@ -104,13 +106,9 @@ class Rollouts:
         self._say(f"{model}: version {version} is the default")
         gateway.end_canary(model)
         self.sleep(MOMENT_S)
-
-        def retire(name: str, rollout: Rollout) -> None:
-            if str(olds[name]["modelVersion"]) != version:
-                rollout.retire(model, olds[name])
-
-        self._on_each(retire)
-        self._clean({name: old for name, old in olds.items() if str(old["modelVersion"]) != version})
+        retired = {name: old for name, old in olds.items() if str(old["modelVersion"]) != version}
+        self._retire(model, retired)
+        self._clean(retired)
         return version
 
     def abort(self, model: str) -> str:
@@ -132,9 +130,41 @@ class Rollouts:
                 described[name] = rollout.management.describe(model, version)
                 rollout.retire(model, described[name])
 
-        self._on_each(retire)
+        with self._withdrawn(model, [version], self._response_timeout_s(model, version)):
+            self._on_each(retire)
         self._clean(described)
         return version
+
+    def _retire(self, model: str, retired: Mapping[str, dict[str, Any]]) -> None:
+        """Unregister versions that are nobody's default, once they have answered everything.
+
+        What names one of them would go on coming, hence they are taken off the gateway's routes first.
+
+        Args:
+            model: the model's name.
+            retired: a node's name -> the description of the version that it is to lose; without those that lose none.
+        """
+
+        def retire(name: str, rollout: Rollout) -> None:
+            if name in retired:
+                rollout.retire(model, retired[name])
+
+        versions = sorted({str(old["modelVersion"]) for old in retired.values()})
+        timeout_s = max((float(old["responseTimeout"]) for old in retired.values()), default=0.0)
+        with self._withdrawn(model, versions, timeout_s):
+            self._on_each(retire)
+
+    def _withdrawn(self, model: str, versions: list[str], timeout_s: float) -> AbstractContextManager[None]:
+        gateway = self.gateway if versions else None
+        return Withdrawal(gateway, model, versions, timeout_s, self._say, self.sleep).during()
+
+    def _response_timeout_s(self, model: str, version: str) -> float:
+        """A version's longest responseTimeout, in seconds; a node that does not say it has none."""
+        longest = 0.0
+        for rollout in self.nodes.values():
+            with suppress(ClientError):
+                longest = max(longest, float(rollout.management.describe(model, version)["responseTimeout"]))
+        return longest
 
     def _defaults(self, model: str) -> dict[str, dict[str, Any]]:
         """The description of what serves, of each node; all nodes must answer before anything is changed."""

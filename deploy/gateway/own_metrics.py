@@ -34,7 +34,7 @@ def own_metrics(fleet: Fleet, up: Mapping[str, bool], watches: Mapping[str, Watc
     """
     versions = [
         ({"node": node, "model": model.name, "version": version.version}, replica)
-        for model in fleet.models.values()
+        for model in fleet.registered.values()
         for version in model.versions.values()
         for node, replica in version.replicas.items()
     ]

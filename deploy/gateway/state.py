@@ -3,10 +3,11 @@
 Fleet
 ├── nodes: Node and whether it is draining
 ├── models: Model -> Version -> Replica, one for each node that has it
+├── withdrawn: the same of versions that are registered, and that nothing is sent to any more
 └── canaries: the share of a model's traffic that another version gets
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,7 +109,8 @@ class Fleet:
     Attributes:
         nodes: by name.
         draining: the names of those that get no new requests.
-        models: by name.
+        models: by name; what clients may ask for.
+        withdrawn: models by name, of those versions alone that somebody took off the routes; still on their nodes.
         canaries: by the model's name.
     """
 
@@ -116,3 +118,41 @@ class Fleet:
     draining: frozenset[str] = frozenset()
     models: Mapping[str, Model] = field(default_factory=dict)
     canaries: Mapping[str, Canary] = field(default_factory=dict)
+    withdrawn: Mapping[str, Model] = field(default_factory=dict)
+
+    @property
+    def registered(self) -> dict[str, Model]:
+        """Everything that is on the nodes, by name: what is served and what is withdrawn."""
+        return {
+            name: Model(
+                name,
+                dict(sorted(version for each in parts for version in each.versions.items())),
+                # A default that is withdrawn is still the nodes' own.
+                next((each.default for each in parts if each.default is not None), None),
+            )
+            for name in sorted({**self.models, **self.withdrawn})
+            for parts in [[models[name] for models in (self.models, self.withdrawn) if name in models]]
+        }
+
+
+def without(models: Mapping[str, Model], withdrawn: Collection[tuple[str, str]]) -> tuple[dict[str, Model], ...]:
+    """Divide what is registered into what is served and what is withdrawn.
+
+    Args:
+        models: by name.
+        withdrawn: the model's name and the version of each.
+
+    Returns:
+        Models by name, twice: with the versions that are served, and with those that are not. The default is with its
+        version; a model without one of either kind is not there.
+    """
+    served: dict[str, Model] = {}
+    taken: dict[str, Model] = {}
+    for name, model in models.items():
+        for into, is_taken in ((served, False), (taken, True)):
+            versions = {
+                version: each for version, each in model.versions.items() if ((name, version) in withdrawn) is is_taken
+            }
+            if versions or (not is_taken and not model.versions):
+                into[name] = Model(name, versions, model.default if model.default in versions else None)
+    return served, taken

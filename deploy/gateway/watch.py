@@ -114,6 +114,7 @@ class Watch:
         models: what was registered when it answered last; empty until it has.
         is_up: whether it answered the last time; None until it was asked.
         is_draining: whether it has said that it is about to end; until it describes its models again.
+        is_described: whether it ever said what is registered there.
         problem: why it did not.
     """
 
@@ -123,6 +124,7 @@ class Watch:
         self.models: Models = {}
         self.is_up: bool | None = None
         self.is_draining = False
+        self.is_described = False
         self.problem = ""
         self.restarts = Restarts()
         self._session = session
@@ -138,6 +140,7 @@ class Watch:
     async def _look(self) -> None:
         try:
             self.models = await self._registered()
+            self.is_described = True
             self.restarts.take(self.models)
         except NodeFailed as error:
             if self.is_up is not False or self.problem != str(error):

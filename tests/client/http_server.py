@@ -28,6 +28,10 @@ def serving(answer: Answer) -> Iterator[str]:
             """Answer a request with one."""
             self._answer(self.rfile.read(int(self.headers["Content-Length"])))
 
+        def do_PUT(self) -> None:
+            """Answer as POST."""
+            self.do_POST()
+
         def _answer(self, content: bytes) -> None:
             body = json.dumps(answer(self.path, self.headers.get("Content-Type", ""), content)).encode()
             self.send_response(200)

@@ -70,14 +70,19 @@ class FakeServer:
 
 
 class FakeGateway:
-    """A control API with one model's canary; it sees a version only when it has been asked twice."""
+    """A control API with one model's canary and its withdrawals; a version it sees only when it is asked twice."""
 
     def __init__(self) -> None:
         self.canary: dict[str, Any] | None = None
         self.calls: list[str] = []
         self.unseen = 2
+        # What it was told of the model, with the versions of each node at that moment.
+        self.servers: list[FakeServer] = []
+        self.withdrawals: list[tuple[str | None, bool, list[list[str]]]] = []
 
     def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+        if "/control/models/" in request.url:
+            return self._withdraw(request)
         self.calls.append(request.method)
         if request.method == "PUT":
             if self.unseen:
@@ -89,6 +94,14 @@ class FakeGateway:
         elif self.canary is None:
             return failed(404, "NotFound", "no canary of m")
         return ok(self.canary or {})
+
+    def _withdraw(self, request: Outgoing) -> Incoming:
+        version, is_withdrawn = parse_qs(urlsplit(request.url).query).get("version", [None])[0], True
+        if request.method == "PUT":
+            asked = json.loads(request.body)
+            version, is_withdrawn = asked["version"], asked["withdrawn"]
+            self.withdrawals.append((version, is_withdrawn, [list(server.versions) for server in self.servers]))
+        return ok({"model": MODEL, "version": version, "is_withdrawn": is_withdrawn, "in_flight": 0})
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -187,8 +200,25 @@ def test_node_that_is_away_stops_a_rollout_before_it_begins(store: Path) -> None
     assert names(store) == {"m"}
 
 
+def test_rollout_behind_a_gateway_withdraws_the_old_version_when_no_node_has_it_as_default(store: Path) -> None:
+    servers, gateway = [FakeServer(), FakeServer()], FakeGateway()
+    gateway.servers = servers
+    rollouts(store, *servers, gateway=gateway).run(MODEL, Wanted(batch_size=4))
+    assert gateway.withdrawals == [("1.0", True, [["1.0", "1.0-r2"]] * 2), ("1.0", False, [["1.0-r2"]] * 2)]
+    for server in servers:
+        assert server.calls.index("PUT /models/m/1.0-r2/set-default") < server.calls.index("DELETE /models/m/1.0")
+
+
+def test_old_version_that_cannot_be_unregistered_is_put_back(store: Path) -> None:
+    servers, gateway = [FakeServer(refused="DELETE"), FakeServer()], FakeGateway()
+    with pytest.raises(NodesFailed, match="node-1: no room; done: node-2"):
+        rollouts(store, *servers, gateway=gateway).run(MODEL, Wanted(batch_size=4))
+    assert [each[:2] for each in gateway.withdrawals] == [("1.0", True), ("1.0", False)]
+
+
 def tried(store: Path) -> tuple[list[FakeServer], FakeGateway, Callable[[], Rollouts]]:
     servers, gateway = [FakeServer(), FakeServer()], FakeGateway()
+    gateway.servers = servers
     rollouts(store, *servers, gateway=gateway).try_canary(MODEL, Wanted(batch_size=4), 5, ("X-Try", "yes"))
     return servers, gateway, lambda: rollouts(store, *servers, gateway=gateway)
 
@@ -215,6 +245,8 @@ def test_promoted_canary_is_the_default_everywhere_and_the_old_version_is_gone(s
     assert [(server.default, list(server.versions)) for server in servers] == [("1.0-r2", ["1.0-r2"])] * 2
     for server in servers:
         assert server.calls.index("PUT /models/m/1.0-r2/set-default") < server.calls.index("DELETE /models/m/1.0")
+    # Off the routes while both had it, and forgotten when neither had.
+    assert gateway.withdrawals == [("1.0", True, [["1.0", "1.0-r2"]] * 2), ("1.0", False, [["1.0-r2"]] * 2)]
 
 
 def test_aborted_canary_is_gone_and_so_is_its_copy(store: Path) -> None:
@@ -223,6 +255,7 @@ def test_aborted_canary_is_gone_and_so_is_its_copy(store: Path) -> None:
     assert gateway.canary is None
     assert [(server.default, list(server.versions)) for server in servers] == [("1.0", ["1.0"])] * 2
     assert names(store) == {"m"}
+    assert gateway.withdrawals == [("1.0-r2", True, [["1.0", "1.0-r2"]] * 2), ("1.0-r2", False, [["1.0"]] * 2)]
     for end in (again().promote, again().abort):
         with pytest.raises(RolloutFailed, match="m has no canary"):
             end(MODEL)
@@ -244,12 +277,14 @@ def test_gateway_says_what_its_nodes_do() -> None:
     class Control(FakeGateway):
         def send(self, request: Outgoing, timeout_s: float) -> Incoming:
             self.calls.append(f"{request.method} {urlsplit(request.url).path} {request.body.decode()}")
-            return ok([{"name": "node-1", "state": "up", "is_draining": True, "is_routed": False, "in_flight": 3}])
+            node = {"name": "node-1", "management": "http://a:1", "state": "up"}
+            return ok([{**node, "is_draining": True, "is_routed": False, "in_flight": 3}])
 
     control = Control()
     gateway = Gateway("http://g:8003/", transport=control)
     state = gateway.node("node-1")
     assert (state.is_up, state.is_draining, state.is_routed, state.in_flight) == (True, True, False, 3)
+    assert state.management == "http://a:1"
     with pytest.raises(ManagementError, match="no node node-9; known are node-1"):
         gateway.node("node-9")
     gateway.drain("node-1", is_draining=False)

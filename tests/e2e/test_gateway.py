@@ -1,8 +1,13 @@
 """The gateway in front of a real TorchServe: what it finds by itself, what it says of models, what it outlives."""
 
 import signal
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,8 @@ from deploy.gateway.sandbox import Sandbox
 from deploy.models import ROOT
 from deploy.server import Server
 from tests.e2e.conftest import MOBILENET, curl, metrics
+from torchserve_client import archives
+from torchserve_client.cli import main as torchserve_client
 from torchserve_client.version import VERSION
 
 PHOTOGRAPH = (ROOT / "examples" / "resnet-152" / "cat.jpg").read_bytes()
@@ -44,8 +51,8 @@ def status(session: requests.Session, url: str) -> int:
     return session.get(url, timeout=30).status_code
 
 
-def predict(session: requests.Session, gateway: Sandbox) -> requests.Response:
-    return session.put(f"{gateway.http}/predictions/{MOBILENET}", data=PHOTOGRAPH, timeout=60)
+def predict(session: requests.Session, gateway: Sandbox, path: str = MOBILENET) -> requests.Response:
+    return session.put(f"{gateway.http}/predictions/{path}", data=PHOTOGRAPH, timeout=60)
 
 
 @pytest.fixture
@@ -173,10 +180,19 @@ def test_inference_goes_on_without_the_control_process(served: Sandbox, session:
     until(lambda: status(session, f"{served.http}/v2/models/{MOBILENET}/ready") == 200)
 
 
-def test_draining_and_canaries_are_decided_on_the_control_port(served: Sandbox, session: requests.Session) -> None:
+def test_draining_and_canaries_are_decided_on_the_control_port(
+    served: Sandbox, server: Server, session: requests.Session
+) -> None:
     url = f"{served.control}/control"
     (node,) = session.get(f"{url}/nodes", timeout=30).json()
-    assert node == {"name": "node-1", "state": "up", "is_draining": False, "is_routed": True, "in_flight": 0}
+    assert node == {
+        "name": "node-1",
+        "management": server.settings.management_url,
+        "state": "up",
+        "is_draining": False,
+        "is_routed": True,
+        "in_flight": 0,
+    }
     assert session.put(f"{url}/nodes/node-1", json={"draining": True}, timeout=30).json()["is_draining"]
     until(lambda: predict(session, served).status_code == 503)
     kill_control(served)
@@ -187,6 +203,80 @@ def test_draining_and_canaries_are_decided_on_the_control_port(served: Sandbox, 
     assert (refused.status_code, list(refused.json())) == (404, ["error"])
     # Nothing of it is there for clients.
     assert status(session, f"{served.http}/control/nodes") == 404
+
+
+@contextmanager
+def clients(gateway: Sandbox, path: str) -> Iterator[Counter[int]]:
+    """Four clients, one request after the other each; gives the statuses. One without an answer fails at the end."""
+    is_over, statuses = threading.Event(), Counter[int]()
+
+    def client() -> None:
+        with requests.Session() as own:
+            own.trust_env = False
+            while not is_over.wait(0.01):
+                statuses[predict(own, gateway, path).status_code] += 1
+
+    with ThreadPoolExecutor(4) as threads:
+        started = [threads.submit(client) for _ in range(4)]
+        try:
+            yield statuses
+        finally:
+            is_over.set()
+        for each in started:
+            each.result()
+
+
+def test_requests_while_a_model_is_unregistered_are_answered_or_find_no_model(
+    gateway: Sandbox,
+    server: Server,
+    serve: Callable[..., str],
+    session: requests.Session,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """TorchServe answers nothing of a batch that is being filled then: with this delay there is always one."""
+    serve(max_batch_delay_ms=500)
+    until(lambda: predict(session, gateway).status_code == 200)
+    with clients(gateway, MOBILENET) as statuses:
+        until(lambda: statuses[200] >= 8)
+        arguments = ["--management", server.settings.management_url, "unregister", MOBILENET]
+        assert torchserve_client([*arguments, "--gateway", gateway.control]) == 0
+        until(lambda: statuses[404] >= 8)
+    assert set(statuses) == {200, 404}
+    assert capsys.readouterr().out.splitlines() == [
+        f"{MOBILENET}: the gateway sends no new requests",
+        f"{MOBILENET}: unregistered",
+    ]
+    # Registered anew it is served.
+    serve()
+    until(lambda: predict(session, gateway).status_code == 200)
+
+
+def test_requests_for_the_version_that_a_rollout_retires_are_answered_or_find_none(
+    gateway: Sandbox,
+    server: Server,
+    serve: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    model_store: Path,
+) -> None:
+    """They name it, so that the new default draws none of them away."""
+    serve(max_batch_delay_ms=500)
+    for path in (MOBILENET, f"{MOBILENET}/1.0"):
+        with clients(gateway, path) as before:
+            until(partial(before.get, 200))
+    arguments = ["--management", server.settings.management_url, "rollout", MOBILENET, "--max-batch-delay", "5"]
+    arguments += ["--model-store", str(model_store), "--logs", str(server.logs), "--gateway", gateway.control]
+    try:
+        with clients(gateway, f"{MOBILENET}/1.0") as statuses, clients(gateway, MOBILENET) as others:
+            until(lambda: statuses[200] >= 8)
+            assert torchserve_client(arguments) == 0
+            until(lambda: statuses[404] >= 8)
+        assert (set(statuses), set(others)) == ({200, 404}, {200})
+        assert server.management.versions(MOBILENET) == ["1.0-r2"]
+        # Most rollouts are lucky without it.
+        assert f"{MOBILENET}: version 1.0: the gateway sends no new requests" in capsys.readouterr().out.splitlines()
+    finally:
+        for copy in model_store.glob("*@*"):
+            archives.remove(copy)
 
 
 def test_requests_that_fail_are_no_reason_to_leave_a_node_out(served: Sandbox, session: requests.Session) -> None:

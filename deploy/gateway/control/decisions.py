@@ -1,4 +1,4 @@
-"""What an operator has decided: which nodes are draining, which version is tried on a share of the traffic.
+"""What an operator has decided: which nodes drain, which version is tried, which is withdrawn.
 
 PUT /control/... -> Decisions -> a file, so that it outlives the control process -> Fleet
 """
@@ -25,27 +25,41 @@ class DrainingRequest:
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class WithdrawalRequest:
+    """Whether a version is to be taken off the routes; None for every version that is registered now."""
+
+    withdrawn: bool
+    version: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class _Document:
     draining: tuple[str, ...] = ()
+    withdrawn: tuple[tuple[str, str], ...] = ()
     canaries: dict[str, CanaryRequest] = Field(default_factory=dict)
 
 
 class Decisions:
-    """Draining nodes and canaries, as they were decided last."""
+    """Draining nodes, canaries and withdrawn versions, as they were decided last."""
 
     def __init__(self, path: Path) -> None:
         """Read what the file holds; a file that cannot be read is as none, and the log says so."""
         self._path = path
         self.draining: frozenset[str] = frozenset()
         self.canaries: dict[str, Canary] = {}
+        # The model's name and the version of each.
+        self.withdrawn: frozenset[tuple[str, str]] = frozenset()
         try:
             document = TypeAdapter(_Document).validate_json(path.read_bytes())
         except FileNotFoundError:
             return
         except (OSError, ValidationError) as error:
-            logger.warning("%s: no node drains and no canary is tried (%s)", path.name, type(error).__name__)
+            logger.warning(
+                "%s: no node drains, no canary is tried, nothing is withdrawn (%s)", path.name, type(error).__name__
+            )
             return
         self.draining = frozenset(document.draining)
+        self.withdrawn = frozenset(document.withdrawn)
         self.canaries = {model: canary_of(canary) for model, canary in document.canaries.items()}
 
     def drain(self, node: str, is_draining: bool) -> None:
@@ -69,9 +83,21 @@ class Decisions:
         self.canaries = {name: canary for name, canary in self.canaries.items() if name != model}
         self._save()
 
+    def withdraw(self, versions: set[tuple[str, str]], is_withdrawn: bool) -> None:
+        """Take versions off the routes, or put them back; each is the model's name and the version."""
+        self.withdrawn = self.withdrawn | versions if is_withdrawn else self.withdrawn - versions
+        self._save()
+
+    def keep_withdrawn(self, registered: set[tuple[str, str]]) -> None:
+        """Forget versions that are no more: one that is registered anew under its name is served."""
+        if self.withdrawn - registered:
+            self.withdrawn &= registered
+            self._save()
+
     def _save(self) -> None:
         document = {
             "draining": sorted(self.draining),
+            "withdrawn": sorted(self.withdrawn),
             "canaries": {model: canary_document(canary) for model, canary in self.canaries.items()},
         }
         new = self._path.with_suffix(".new")

@@ -32,6 +32,17 @@ class EnvoyEdge:
         except admin.NoAnswer as error:
             raise ConnectionError(str(error)) from None
 
+    def requests(self) -> Mapping[str, Mapping[str, int]]:
+        """Cluster -> node -> requests in flight.
+
+        Raises:
+            ConnectionError: Envoy does not answer.
+        """
+        try:
+            return self._envoy.requests()
+        except admin.NoAnswer as error:
+            raise ConnectionError(str(error)) from None
+
     def prometheus(self) -> str:
         """Its metrics.
 

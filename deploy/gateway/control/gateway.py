@@ -6,6 +6,7 @@ every two seconds: scrape ─> Totals
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Container, Mapping, Sequence
@@ -22,7 +23,7 @@ from deploy.gateway.envoy.process import Traffic
 from deploy.gateway.own_metrics import own_metrics
 from deploy.gateway.scrape import Series, merge, parse, scrape
 from deploy.gateway.settings import Settings
-from deploy.gateway.state import Canary, Fleet
+from deploy.gateway.state import Canary, Fleet, without
 from deploy.gateway.statistics import Totals
 from deploy.gateway.summary import Summary
 from deploy.nodes.node import Node
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 SCRAPE_S, FRESH_S = 2.0, 0.5
 # Seconds that the first look at the nodes may take before Envoy is configured without those that have not answered.
 FIRST_LOOK_S = 3.0
+# Seconds that a look at the nodes may take whose answer only has to be fresh.
+LOOK_S = 3.0
 # Seconds in which changes are gathered before they are written: one round of looks often brings several.
 SETTLE_S = 0.1
 # Seconds until Envoy's files are tried again, where they could not be written.
@@ -48,6 +51,9 @@ class Edge(Protocol):
 
     def traffic(self) -> Mapping[str, Traffic]:
         """Node -> what it has in flight, and whether it gets more."""
+
+    def requests(self) -> Mapping[str, Mapping[str, int]]:
+        """Cluster -> node -> requests in flight."""
 
     def prometheus(self) -> str:
         """Its metrics."""
@@ -108,7 +114,8 @@ class Gateway:
 
     def update(self) -> None:
         """Make the fleet anew; Envoy is told where it differs."""
-        models = self.discovery.models()
+        self._forget_withdrawn()
+        models, withdrawn = without(self.discovery.models(), self.decisions.withdrawn)
         canaries = {}
         for name, canary in self.canaries().items():
             # Envoy sends nobody to a version that has gone.
@@ -116,10 +123,23 @@ class Gateway:
                 canaries[name] = replace(canary, version=version)
         nodes = self.discovery.nodes
         draining = self.decisions.draining & nodes.keys() | self.discovery.draining
-        fleet = Fleet(nodes, draining, models, canaries)
+        fleet = Fleet(nodes, draining, models, canaries, withdrawn)
         if fleet != self.fleet:
             self.fleet = fleet
             self._changed.set()
+
+    def _forget_withdrawn(self) -> None:
+        """Forget what is withdrawn and on no node any more; not before each has said what it has."""
+        watches = self.discovery.watches.values()
+        if watches and all(watch.is_described for watch in watches):
+            self.decisions.keep_withdrawn(
+                {
+                    (model, version)
+                    for watch in watches
+                    for model, versions in watch.models.items()
+                    for version in versions
+                }
+            )
 
     def canaries(self) -> dict[str, Canary]:
         """By the model's name: what gateway.yaml has, and in its place what the control port was told."""
@@ -203,6 +223,20 @@ class Gateway:
         except OSError as error:
             logger.warning("Envoy's metrics: %s", type(error).__name__)
             return ""
+
+    async def look(self) -> None:
+        """Look at every node now; one that is slow is not waited for."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.discovery.look(), LOOK_S)
+        self.update()
+
+    async def requests(self) -> Mapping[str, Mapping[str, int]] | None:
+        """Cluster -> node -> requests in flight; None where Envoy does not answer."""
+        try:
+            return await asyncio.to_thread(self.edge.requests)
+        except OSError as error:
+            logger.warning("Envoy's requests in flight: %s", type(error).__name__)
+            return None
 
     async def traffic(self) -> Mapping[str, Traffic]:
         """Node -> what Envoy has there; empty where Envoy does not answer."""

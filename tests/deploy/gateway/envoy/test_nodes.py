@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from deploy.gateway.settings import Limits, Settings
-from deploy.gateway.state import Canary
+from deploy.gateway.state import Canary, Fleet, without
 from deploy.nodes.node import Node
 from tests.deploy.gateway.envoy.harness import Gateway, fleet, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn
@@ -106,6 +106,51 @@ def test_what_one_node_no_longer_has_is_asked_of_the_other(gateway: Gateway) -> 
     before = sum(sum(node.seen.values()) for node in gateway.nodes)
     assert gateway.ask("POST", "/predictions/m", headers={"X-Do": "lack"}).status_code == 404
     assert sum(sum(node.seen.values()) for node in gateway.nodes) - before <= gateway.settings.limits.attempts
+
+
+def withdrawn(gateway: Gateway, *versions: str, default_on: str = "") -> Fleet:
+    """The fleet, with these versions of the model off the routes; they are the default on one node at most."""
+    state = fleet(gateway.nodes, gateway.models)
+    model = state.models["m"]
+    for version in versions:
+        each = model.versions[version]
+        replicas = {node: replace(replica, is_default=node == default_on) for node, replica in each.replicas.items()}
+        model = replace(model, versions={**model.versions, version: replace(each, replicas=replicas)})
+    served, taken = without({"m": model}, {("m", version) for version in versions})
+    return replace(state, models=served, withdrawn=taken)
+
+
+def in_flight(gateway: Gateway) -> int:
+    return sum(sum(nodes.values()) for nodes in gateway.envoy.requests().values())
+
+
+def test_a_withdrawn_model_gets_nothing_new_and_answers_what_it_has(gateway: Gateway) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        sent = wait_for(gateway, gateway.nodes[0], threads)
+        wait(lambda: in_flight(gateway) == len(sent))
+        changed = gateway.write(withdrawn(gateway, *gateway.models["m"]))
+        # Its clusters stay as they were, with what they have in flight.
+        assert changed == ["routes-http.json", "routes-grpc.json"]
+        wait(lambda: gateway.ask("POST", "/predictions/m").status_code == 404)
+        assert gateway.ask("POST", "/predictions/m/1.0").status_code == 404
+        assert gateway.told("POST", "/v2/models/m/infer")["by"] == "control"
+        assert in_flight(gateway) == len(sent)
+        for node in gateway.nodes:
+            node.release.set()
+        assert {each.result().status_code for each in sent} == {200}
+    wait(lambda: in_flight(gateway) == 0)
+
+
+def test_a_withdrawn_version_leaves_the_others_and_takes_the_nodes_whose_default_it_is(gateway: Gateway) -> None:
+    gateway.write(withdrawn(gateway, "2.0"))
+    wait(lambda: gateway.ask("POST", "/predictions/m/2.0").status_code == 404)
+    assert told(gateway, "/predictions/m/1.0")
+    assert told(gateway)
+    first, second = gateway.nodes
+    gateway.write(withdrawn(gateway, "2.0", default_on=second.name))
+    wait(lambda: {told(gateway) for _ in range(8)} == {first.name})
+    # And by its own name the version that is served is still asked for there.
+    wait(lambda: {told(gateway, "/predictions/m/1.0") for _ in range(8)} == {first.name, second.name})
 
 
 def test_a_node_that_drains_gets_nothing_new_and_answers_what_it_has(gateway: Gateway) -> None:

@@ -42,10 +42,10 @@ def fleet(*nodes: Node, **models: dict[str, list[str]]) -> Fleet:
 def test_served_names_each_model_and_each_version_with_its_own_nodes() -> None:
     state = fleet(node("a"), node("b"), m={"1.0": ["a", "b"], "2.0": ["b", "gone"]}, empty={})
     assert [(each.cluster, each.nodes, each.file) for each in served(state)] == [
+        ("empty", (), "endpoints/empty.json"),
         ("m", ("a", "b"), "endpoints/m.json"),
         ("m/1.0", ("a", "b"), "endpoints/m%2F1.0.json"),
         ("m/2.0", ("b",), "endpoints/m%2F2.0.json"),
-        ("empty", (), "endpoints/empty.json"),
     ]
 
 

@@ -1,0 +1,171 @@
+"""Models that are taken off a gateway's routes while they are unregistered; the gateway's answers are scripted."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.client.http_server import serving
+from tests.client.script import Server, Time, failed, ok
+from torchserve_client import Gateway, ManagementError, NoConnection, Unreachable, cli, withdrawal
+from torchserve_client.transport import Incoming, Outgoing
+from torchserve_client.withdrawal import Withdrawal, found
+
+PATH = "http://g/control/models/a%20b"
+
+
+def state(in_flight: int | None, version: str | None = None, is_withdrawn: bool = True) -> Incoming:
+    return ok({"model": "a b", "version": version, "is_withdrawn": is_withdrawn, "in_flight": in_flight})
+
+
+class Scene:
+    """A gateway whose requests in flight come down as they are listed, and what was said and asked."""
+
+    def __init__(
+        self, *in_flight: int | None, refuse: Callable[[str], Exception | Incoming | None] | None = None
+    ) -> None:
+        self.in_flight = list(in_flight)
+        self.calls: list[str] = []
+        self.said: list[str] = []
+        self.time = Time()
+        self.refuse = refuse
+        self.gateway = Gateway("http://g", transport=Server(self._answer))
+
+    def _answer(self, request: Outgoing) -> Incoming | Exception:
+        asked: dict[str, Any] = json.loads(request.body) if request.body else {}
+        words = {"withdrawn": {True: "withdraw", False: "restore"}}
+        call = words["withdrawn"][asked["withdrawn"]] if asked else "look"
+        version = asked.get("version") or request.url.partition("?version=")[2]
+        assert request.url.startswith(PATH)
+        self.calls.append(f"{call} {version}".strip())
+        if self.refuse is not None and (refused := self.refuse(self.calls[-1])) is not None:
+            return refused
+        if call != "look":
+            return state(None, version or None, call == "withdraw")
+        return state(self.in_flight.pop(0) if len(self.in_flight) > 1 else self.in_flight[0], version or None)
+
+    def during(self, *versions: str, timeout_s: float = 60.0) -> Any:
+        made = Withdrawal(self.gateway, "a b", versions, timeout_s, self.said.append, self.time.sleep)
+        return made.during()
+
+
+def test_model_is_unregistered_when_nothing_is_in_flight_and_forgotten_then() -> None:
+    # Unknown while Envoy does not answer.
+    scene = Scene(None, 3, 0)
+    with scene.during():
+        scene.calls.append("unregister")
+    assert scene.calls == ["withdraw", "look", "look", "look", "unregister", "restore"]
+    assert scene.time.slept[0] == withdrawal.MOMENT_S
+    assert scene.said == ["a b: the gateway sends no new requests"]
+
+
+@pytest.mark.parametrize(
+    ("left", "words"), [(3, "3 requests"), (1, "1 request"), (None, "an unknown number of requests")]
+)
+def test_what_is_left_when_the_time_is_up_is_said(left: int | None, words: str) -> None:
+    scene = Scene(left)
+    with scene.during("1.0", timeout_s=0.0):
+        scene.calls.append("unregister")
+    assert scene.said[-1] == f"a b: version 1.0: {words} still in flight after 0 s"
+    assert "unregister" in scene.calls
+
+
+@pytest.mark.parametrize("error", [ManagementError("no room"), KeyboardInterrupt()])
+def test_what_cannot_be_unregistered_is_put_back(error: BaseException) -> None:
+    scene = Scene(0)
+    with pytest.raises(type(error)), scene.during("1.0", "2.0"):
+        raise error
+    assert scene.calls[:2] == ["withdraw 1.0", "withdraw 2.0"]
+    assert scene.calls[-2:] == ["restore 1.0", "restore 2.0"]
+    assert scene.said[-1] == "a b: version 2.0: the gateway sends requests again"
+
+
+def test_what_cannot_be_put_back_is_said_and_the_error_is_the_first() -> None:
+    scene = Scene(0, refuse=lambda call: NoConnection("refused", was_sent=False) if call == "restore" else None)
+    with pytest.raises(ManagementError, match="no room"), scene.during():
+        raise ManagementError("no room")
+    assert scene.said[-1] == (
+        "a b: could not be put back on the gateway's routes: no gateway answers at http://g (NoConnection)"
+    )
+
+
+def test_gateway_that_does_not_know_the_model_changes_nothing() -> None:
+    scene = Scene(0, refuse=lambda _: failed(404, "NotFound", "unknown"))
+    with scene.during():
+        scene.calls.append("unregister")
+    assert (scene.calls, scene.said) == (["withdraw", "unregister"], [])
+
+
+def test_second_version_that_is_refused_puts_the_first_back() -> None:
+    scene = Scene(0, refuse=lambda call: failed(500, "InternalError", "broken") if call == "withdraw 2.0" else None)
+    with pytest.raises(ManagementError, match="broken"), scene.during("1.0", "2.0"):
+        raise AssertionError("nothing is unregistered")
+    assert "restore 1.0" in scene.calls
+
+
+def test_default_that_the_gateway_has_not_seen_change_is_tried_again() -> None:
+    answers: list[Incoming | None] = [failed(400, "BadRequest", "is its default version"), None]
+    scene = Scene(0, refuse=lambda call: answers.pop(0) if call == "withdraw 1.0" else None)
+    with scene.during("1.0"):
+        pass
+    assert scene.calls[:2] == ["withdraw 1.0", "withdraw 1.0"]
+
+
+# -- which gateway ------------------------------------------------------------------------------------------------
+
+ONE, TWO = "http://127.0.0.1:1", "http://127.0.0.1:2"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "unnamed", "named"),
+    [
+        ([ONE, TWO], [ONE, TWO], True, True),
+        ([ONE], ["http://localhost:1/", TWO], True, True),
+        # Where it has more nodes, these go on serving.
+        ([ONE, TWO], [ONE], False, False),
+        # Names of its own, or another gateway altogether: only who names it knows.
+        (["http://node:1"], [ONE], False, True),
+        ([""], [ONE], False, True),
+        ([], [ONE], False, True),
+    ],
+)
+def test_gateway_is_the_one_in_front_of_these_nodes_alone(
+    theirs: list[str], ours: list[str], unnamed: bool, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = {"name": "n", "state": "up", "is_draining": False, "is_routed": True, "in_flight": 0}
+    with serving(lambda *_: [{**node, **({"management": url} if url else {})} for url in theirs]) as url:
+        monkeypatch.setattr(withdrawal, "DEFAULT_URL", url)
+        assert (found(None, ours) is not None, found(url, ours) is not None) == (unnamed, named)
+
+
+def test_program_at_the_usual_address_that_is_no_gateway_counts_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for answer in ({"hello": 1}, [1], [{"name": "x"}], "x", None, 1):
+        with serving(lambda *_, answer=answer: answer) as url:
+            monkeypatch.setattr(withdrawal, "DEFAULT_URL", url)
+            assert found(None, [ONE]) is None, answer
+            with pytest.raises(ManagementError, match="no gateway's answer"):
+                found(url, [ONE])
+
+
+def test_only_a_gateway_that_was_named_must_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(withdrawal, "DEFAULT_URL", "http://127.0.0.1:9")
+    assert found(None, [ONE]) is None
+    with pytest.raises(Unreachable, match="no gateway answers at http"):
+        found("http://127.0.0.1:9", [ONE])
+
+
+def test_named_gateway_that_does_not_answer_stops_the_command_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def answer(path: str, *_: object) -> Any:
+        asked.append(path)
+
+    with serving(answer) as url:
+        assert cli.main(["--management", url, "unregister", "m", "--gateway", "http://127.0.0.1:9"]) == 2
+        monkeypatch.setenv("TORCHSERVE_GATEWAY", "http://127.0.0.1:9")
+        assert cli.main(["--management", url, "unregister", "m"]) == 2
+    assert capsys.readouterr().err == "client: no gateway answers at http://127.0.0.1:9 (NoConnection)\n" * 2
+    assert asked == []
