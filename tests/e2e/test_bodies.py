@@ -122,8 +122,8 @@ def test_uploads_as_large_and_as_many_as_the_limits_let_in_are_all_answered(
 def test_server_whose_heap_is_full_dies_at_once_says_so_and_can_be_started_again(
     store: Path, hold: Callable[[int], int]
 ) -> None:
-    # Direct memory, through which bodies come, has room: where it has as little as the heap, the last bodies may be refused
-    # for it (507), and the others fit the heap.
+    # Direct memory, through which bodies come, has room: where it has as little as the heap, the last bodies may be
+    # refused for it (507), and the others fit the heap.
     vmargs = "-Xmx48m -XX:MaxDirectMemorySize=256m -XX:+ExitOnOutOfMemoryError"
     with served(store, "config.properties", vmargs) as server:
         pid, held = server.pid(), hold(worker(server))
