@@ -9,7 +9,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,8 +179,7 @@ def test_first_prediction_is_printed(up: Up) -> None:
     assert "espresso" in asked.said()
     assert "384 numbers" in asked.said()
     # The access log is what the gateway's container prints: a file on a tmpfs would fill its memory.
-    logged = [json.loads(line) for line in up.gateway.said().splitlines() if line.startswith("{")]
-    assert {"mobilenet-v2", "sentence-embedding"} <= {line["model"] for line in logged}
+    until(lambda: {"mobilenet-v2", "sentence-embedding"} <= logged_models(up.gateway))
 
 
 def test_archives_are_found_when_they_are_there(up: Up) -> None:
@@ -246,5 +245,23 @@ def test_dead_java_ends_the_container(up: Up) -> None:
 
 
 def test_edge_ends_when_it_is_told(up: Up) -> None:
-    assert up.gateway.health().returncode == 1
+    # Both nodes have ended by now, which it finds out by asking.
+    until(lambda: up.gateway.health().returncode == 1)
     assert up.gateway.stop() == 0, up.gateway.said()
+
+
+def logged_models(gateway: Container) -> set[str | None]:
+    """The models that the access log has lines of; Envoy writes them a moment later."""
+    return {json.loads(line)["model"] for line in gateway.said().splitlines() if line.startswith("{")}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for what is a matter of seconds.
+
+    Raises:
+        AssertionError: it is not so after a minute.
+    """
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
