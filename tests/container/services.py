@@ -118,6 +118,9 @@ class Container:
     def kill(self) -> None:
         """End whatever is left of it."""
         if self.process.poll() is None:
+            # unshare --kill-child is forgotten where the child changes its user. The end of process 1 is that of all.
+            for first in psutil.Process(self.process.pid).children():
+                first.kill()
             self.process.kill()
             self.process.wait()
 
@@ -180,7 +183,7 @@ class Engine:
         assert "no-new-privileges:true" in service["security_opt"]
         drop = ["--clear-groups", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
         environment = [f"{key}={value}" for key, value in self.image.environment.items()]
-        alone = ["--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--propagation", "private"]
+        alone = ["--mount", "--pid", "--fork", "--propagation", "private"]
         command = [
             *("ip", "netns", "exec", space, "nice", "unshare", *alone),
             *("bash", "-c", START, "bash", str(self.image.root), self._mounts(service, hosts_file)),
