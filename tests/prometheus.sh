@@ -11,8 +11,10 @@ trap 'rm -rf "$downloaded"' EXIT
 echo "prometheus: fetching Debian's package"
 # Where root runs it, apt's own user fetches the file.
 chmod 777 "$downloaded"
-(cd "$downloaded" && apt-get --quiet=2 download prometheus) || {
-    echo "prometheus: apt-get download prometheus failed; apt-get update may help" >&2
+fetch() { (cd "$downloaded" && apt-get --quiet=2 download prometheus); }
+# Lists of packages grow old, and then name files that are gone.
+fetch 2>/dev/null || { apt-get --quiet=2 update && fetch; } || {
+    echo "prometheus: apt-get download prometheus failed" >&2
     exit 1
 }
 rm -rf "$folder" && mkdir -p "$folder"
