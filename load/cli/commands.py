@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from load.cli.advice import autoscale, tune
+from load.cli.advice import DONE, autoscale, tune
 from load.cli.arguments import DEFAULTS
 from load.cli.files import check_outputs, write
 from load.cli.sessions import expected, served_for, session_for, steps_for
@@ -22,7 +22,7 @@ from load.runs.scenarios import Step, closed, grid, opened, pacer_for
 from load.runs.search import fair, highest, is_met
 from load.runs.session import Session, Subject
 
-DONE, INTERRUPTED = 0, 130
+INTERRUPTED = 130
 # Bytes of a Server-Timing, as the handlers of this repository write it.
 TYPICAL_TIMING = 90
 

@@ -20,7 +20,6 @@ import requests
 from deploy.gateway import sandbox
 from deploy.sandbox import free_ports
 from load.generate.inputs import Inputs
-from load.measure.summary import Summary
 from tests.e2e.conftest import MOBILENET
 from tests.e2e.containers import HOST, Hosts, Pod
 from tests.e2e.loads import all_answered, capacity_per_s, under_load
@@ -198,14 +197,26 @@ def rate_per_s(site: Site) -> float:
     return SHARE * capacity_per_s(site.url, INPUTS)
 
 
-def report(capsys: pytest.CaptureFixture[str], drill: str, rate_per_s: float, began_s: float, summary: Summary) -> None:
-    """A line of the drills' table, for whoever runs them by hand."""
+def drilled(
+    site: Site, rate_per_s: float, capsys: pytest.CaptureFixture[str], drill: str, act: Callable[[], None]
+) -> None:
+    """Every request is answered while `act` goes on; a line of the drills' table, for whoever runs them by hand."""
+    began_s = time.monotonic()
+    summary = under_load(site.url, INPUTS, rate_per_s, act)
     statuses = ", ".join(f"{status}: {count}" for status, count in summary.statuses.items())
     with capsys.disabled():
         print(
             f"\n| {drill} | {rate_per_s:.0f} | {summary.requests} | {statuses} | {summary.latency_ms(50):.0f} | "
             f"{summary.latency_ms(99):.0f} | {summary.latency_ms(100):.0f} | {time.monotonic() - began_s:.0f} |"
         )
+    assert all_answered(summary), (summary.statuses, summary.errors)
+
+
+def come_back(site: Site, pod: Pod) -> None:
+    """A container is started anew in its pod, which keeps its address."""
+    pod.start()
+    pod.wait_ready()
+    site.wait_routed(2)
 
 
 def roll(site: Site) -> None:
@@ -228,10 +239,8 @@ def roll(site: Site) -> None:
 def test_rolling_update_at_60_percent_load_loses_no_request(
     site: Site, rate_per_s: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before, began_s = list(site.pods), time.monotonic()
-    summary = under_load(site.url, INPUTS, rate_per_s, lambda: roll(site))
-    report(capsys, "rolling update of two nodes", rate_per_s, began_s, summary)
-    assert all_answered(summary), (summary.statuses, summary.errors)
+    before = list(site.pods)
+    drilled(site, rate_per_s, capsys, "rolling update of two nodes", lambda: roll(site))
     assert len(site.pods) == 2
     assert not {*before} & {*site.pods}
 
@@ -247,15 +256,9 @@ def test_killed_node_at_60_percent_load_loses_no_request(
     def kill() -> None:
         pod.kill()
         time.sleep(0.5)
-        # The container is started anew in its pod, which keeps its address.
-        pod.start()
-        pod.wait_ready()
-        site.wait_routed(2)
+        come_back(site, pod)
 
-    began_s = time.monotonic()
-    summary = under_load(site.url, INPUTS, rate_per_s, kill)
-    report(capsys, "kill -9 of all of a node", rate_per_s, began_s, summary)
-    assert all_answered(summary), (summary.statuses, summary.errors)
+    drilled(site, rate_per_s, capsys, "kill -9 of all of a node", kill)
 
 
 @pytest.mark.long
@@ -268,11 +271,6 @@ def test_node_that_gets_a_sigterm_at_60_percent_load_loses_no_request(
 
     def terminate() -> None:
         assert pod.terminate() == 0
-        pod.start()
-        pod.wait_ready()
-        site.wait_routed(2)
+        come_back(site, pod)
 
-    began_s = time.monotonic()
-    summary = under_load(site.url, INPUTS, rate_per_s, terminate)
-    report(capsys, "SIGTERM to a node", rate_per_s, began_s, summary)
-    assert all_answered(summary), (summary.statuses, summary.errors)
+    drilled(site, rate_per_s, capsys, "SIGTERM to a node", terminate)
