@@ -94,7 +94,7 @@ class TensorNames:
     outputs: dict[str, str] = field(default_factory=dict)
 
 
-def _nested(cls: Callable[..., Any]) -> BeforeValidator:
+def nested(cls: Callable[..., Any]) -> BeforeValidator:
     """Turn YAML's mapping into the settings it stands for, since strict settings take no mapping for an object."""
 
     def read(value: Any) -> Any:
@@ -144,8 +144,8 @@ class HandlerConfig:
     max_request_tokens: Count | None = None
     max_groups: Count = 16
     max_response_bytes: Count = 16 * 2**20
-    scheduling: Annotated[SchedulingConfig, _nested(SchedulingConfig)] = SchedulingConfig()
-    tensors: Annotated[TensorNames, _nested(TensorNames)] = TensorNames()
+    scheduling: Annotated[SchedulingConfig, nested(SchedulingConfig)] = SchedulingConfig()
+    tensors: Annotated[TensorNames, nested(TensorNames)] = TensorNames()
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

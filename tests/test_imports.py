@@ -18,7 +18,7 @@ FLOORS = {
         {"scheduling"},
         {"adaptive"},
         {"base"},
-        {"text", "vision"},
+        {"text", "vision", "tensor_models"},
         {"tasks"},
     ),
     "load": (

@@ -1,0 +1,110 @@
+"""Settings of models that take tensors and give tensors; see handlers.config."""
+
+from dataclasses import field
+from typing import Annotated, Literal
+
+from pydantic import Field, Strict, model_validator
+from pydantic.dataclasses import dataclass
+
+from handlers.config import SETTINGS, Count, HandlerConfig, nested
+
+Datatype = Literal[
+    "BOOL",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP16",
+    "BF16",
+    "FP32",
+    "FP64",
+    "BYTES",
+]
+# A YAML list is a list; only its length and values are checked. 16 dimensions are what the protocol's reader takes.
+Shape = Annotated[tuple[Annotated[int, Field(ge=-1)], ...], Strict(False), Field(min_length=1, max_length=16)]
+RowShape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Strict(False), Field(max_length=15)]
+Dimension = Annotated[int, Field(ge=0, le=15)]
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class Padding:
+    """How rows of different sizes share a micro-batch.
+
+    Attributes:
+        mask: the input that tells the model which positions of a row are its own: 1 there and 0 where it is padded. It
+            has the batch dimension and the free ones, in their order. The server makes it; a client that sends it says
+            which of its own positions count.
+        value: what fills the others.
+    """
+
+    mask: str
+    value: float | int | bool = 0
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class InputConfig:
+    """What is to be known of an input beside what the model says, or in its stead.
+
+    Attributes:
+        datatype: of its elements, as the Open Inference Protocol names them.
+        shape: with the batch dimension; -1 where a size is the request's.
+        batch_dim: the dimension that counts rows.
+        pad: rows of different sizes are padded to the largest of their micro-batch; without it, they go apart.
+    """
+
+    datatype: Datatype | None = None
+    shape: Shape | None = None
+    batch_dim: Dimension = 0
+    pad: Annotated[Padding | None, nested(Padding)] = None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class OutputConfig:
+    """What is to be known of an output beside what the model says, or in its stead.
+
+    Attributes:
+        datatype, shape, batch_dim: see InputConfig.
+        follows: a padded input; the free dimensions of this output are those of that input, in order, and each row's
+            are cut to its own sizes.
+    """
+
+    datatype: Datatype | None = None
+    shape: Shape | None = None
+    batch_dim: Dimension = 0
+    follows: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TensorsConfig(HandlerConfig):
+    """Settings of a model of tensors. Of a fixed shape, an item is one row and counts one token; where dimensions are
+    free, it counts as many tokens as it has positions along them, so `max_tokens` is a budget of these.
+
+    Attributes:
+        precision: the engine's arithmetic. fp32, since nobody here knows what the model bears; `auto` is bf16 where the
+            processor has it.
+        max_batch_size: the most rows of one request, as clients are told, and of one run of the model.
+        split_requests: whether a request may have up to `max_instances` rows, which are run `max_batch_size` at a time.
+        inputs, outputs: what the model's own file does not say, by name; those of a function's outputs, and of a
+            TorchScript file's, in their order.
+        warm_up: sizes of likely rows, by input: the model is run at them before its first request. Without any, free
+            dimensions are taken to be 32.
+    """
+
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
+    max_batch_size: Count = 64
+    split_requests: bool = False
+    inputs: dict[str, Annotated[InputConfig, nested(InputConfig)]] = field(default_factory=dict)
+    outputs: dict[str, Annotated[OutputConfig, nested(OutputConfig)]] = field(default_factory=dict)
+    warm_up: Annotated[tuple[dict[str, RowShape], ...], Strict(False)] = ()
+
+    @model_validator(mode="after")
+    def _limit(self) -> "TensorsConfig":
+        """Let the limits of every task follow from `max_batch_size`."""
+        object.__setattr__(self, "max_items", min(self.max_items, self.max_batch_size))
+        if not self.split_requests:
+            object.__setattr__(self, "max_instances", self.max_batch_size)
+        return self

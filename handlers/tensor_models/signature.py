@@ -1,0 +1,228 @@
+"""What a model takes and gives: names, datatypes, shapes, and which dimension counts rows. Pure.
+
+    what the model says (Said) + model-config.yaml -> signed -> Signature, or InvalidConfig
+    Said <-> signature.json, which the builder writes beside the model
+
+A shape has the batch dimension, as -1 like every other size that is the request's.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from handlers.errors import InvalidConfig
+from handlers.protocol.tensors import DTYPES
+from handlers.tensor_models.config import InputConfig, OutputConfig, Padding, TensorsConfig
+
+# The file of an archive that says what its model said as it was built.
+SIGNATURE = "signature.json"
+# What metadata names a datatype that neither the model nor the configuration says: any is taken.
+ANY = "ANY"
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One input or output.
+
+    Attributes:
+        name: as requests, answers and the model have it.
+        datatype: one of handlers.protocol.tensors.DTYPES; None where it may be any.
+        shape: with the batch dimension; -1 where a size is the request's. None where it may be any.
+        batch_dim: the dimension that counts rows.
+        pad: of an input, how rows of different sizes are padded.
+        follows: of an output, the padded input that its free dimensions follow.
+    """
+
+    name: str
+    datatype: str | None = None
+    shape: Shape | None = None
+    batch_dim: int = 0
+    pad: Padding | None = None
+    follows: str | None = None
+
+    @property
+    def row_shape(self) -> Shape | None:
+        """The shape of one row, which has no batch dimension; None where it may be any."""
+        return None if self.shape is None else without(self.shape, self.batch_dim)
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """The free dimensions but the batch's, as indices into `shape`; none where the shape may be any."""
+        return tuple(i for i, size in enumerate(self.shape or ()) if size < 0 and i != self.batch_dim)
+
+    def __str__(self) -> str:
+        """Write datatype and shape as messages have them."""
+        return f"{self.datatype or 'any datatype'} {'of any shape' if self.shape is None else list(self.shape)}"
+
+
+def without(shape: Sequence[int], dimension: int) -> Shape:
+    """Leave one dimension out of a shape."""
+    return (*shape[:dimension], *shape[dimension + 1 :])
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a model says of itself.
+
+    Attributes:
+        inputs: at least one; of a function and a TorchScript file names alone.
+        outputs: None where the model does not say which it has.
+    """
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...] | None = None
+
+    def to_json(self) -> str:
+        """Write signature.json."""
+        return json.dumps(
+            {kind: None if tensors is None else [_written(tensor) for tensor in tensors]
+             for kind, tensors in (("inputs", self.inputs), ("outputs", self.outputs))},
+            indent=1,
+        )  # fmt: skip
+
+    @classmethod
+    def from_json(cls, text: str) -> "Said":
+        """Read signature.json, as `to_json` wrote it."""
+        document = json.loads(text)
+        outputs = document["outputs"]
+        return cls(_read(document["inputs"]), None if outputs is None else _read(outputs))
+
+
+def _written(tensor: Tensor) -> dict[str, Any]:
+    return {name: value for name, value in asdict(tensor).items() if name in ("name", "datatype", "shape")}
+
+
+def _read(tensors: Sequence[Mapping[str, Any]]) -> tuple[Tensor, ...]:
+    return tuple(
+        Tensor(each["name"], each["datatype"], None if each["shape"] is None else tuple(each["shape"]))
+        for each in tensors
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What requests and answers are held against.
+
+    Attributes:
+        inputs: by name, in the model's order.
+        outputs: by name, in the model's order; None where only a run will tell.
+    """
+
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor] | None
+
+    @property
+    def masks(self) -> Mapping[str, str]:
+        """The padded input of each mask, by the mask's name."""
+        return {tensor.pad.mask: tensor.name for tensor in self.inputs.values() if tensor.pad is not None}
+
+
+def signed(said: Said, config: TensorsConfig) -> Signature:
+    """Put what a model says and what its configuration says together.
+
+    Raises:
+        InvalidConfig: they disagree, or leave open what must be known.
+    """
+    known = {tensor.name for tensor in said.inputs}
+    if unknown := sorted(config.inputs.keys() - known):
+        raise InvalidConfig(f"inputs: {', '.join(unknown)}: this model has {', '.join(sorted(known))}")
+    inputs = {tensor.name: _input(tensor, config.inputs.get(tensor.name)) for tensor in said.inputs}
+    for name, tensor in inputs.items():
+        _check_padding(name, tensor, inputs)
+    outputs = _outputs(said.outputs, config.outputs)
+    for name, tensor in (outputs or {}).items():
+        _check_follows(name, tensor, inputs)
+    return Signature(inputs, outputs)
+
+
+def _input(said: Tensor, given: InputConfig | None) -> Tensor:
+    if given is None:
+        return _batched(said, "inputs")
+    return _batched(replace(_agreed(said, given, "inputs"), pad=given.pad), "inputs")
+
+
+def _outputs(said: Sequence[Tensor] | None, given: Mapping[str, OutputConfig]) -> Mapping[str, Tensor] | None:
+    if said is None:
+        if not given:
+            return None
+        said = [Tensor(name) for name in given]
+    known = {tensor.name for tensor in said}
+    if unknown := sorted(given.keys() - known):
+        raise InvalidConfig(f"outputs: {', '.join(unknown)}: this model has {', '.join(sorted(known))}")
+    outputs = {}
+    for tensor in said:
+        config = given.get(tensor.name)
+        agreed = tensor if config is None else _agreed(tensor, config, "outputs")
+        outputs[tensor.name] = _batched(replace(agreed, follows=config.follows if config else None), "outputs")
+    return outputs
+
+
+def _agreed(said: Tensor, given: InputConfig | OutputConfig, kind: str) -> Tensor:
+    """Take what the configuration says where the model says nothing; both must not contradict each other."""
+    place = f"{kind}.{said.name}"
+    if said.datatype and given.datatype and said.datatype != given.datatype:
+        raise InvalidConfig(f"{place}: the model has {said.datatype}, and not {given.datatype}")
+    shape = said.shape
+    if given.shape is not None:
+        if shape is not None and not _fits(shape, given.shape, given.batch_dim):
+            raise InvalidConfig(f"{place}: the model has {list(shape)}, and not {list(given.shape)}")
+        shape = given.shape
+    return replace(said, datatype=said.datatype or given.datatype, shape=shape, batch_dim=given.batch_dim)
+
+
+def _fits(said: Shape, given: Shape, batch_dim: int) -> bool:
+    """Whether a configured shape is one that the model has: it may settle what is free there."""
+    pairs = enumerate(zip(said, given, strict=False))
+    return len(said) == len(given) and all(i == batch_dim or a in (-1, b) for i, (a, b) in pairs)
+
+
+def _batched(tensor: Tensor, kind: str) -> Tensor:
+    """Check the batch dimension, and leave it free."""
+    if tensor.shape is None:
+        return tensor
+    if tensor.batch_dim >= len(tensor.shape):
+        shape = list(tensor.shape)
+        raise InvalidConfig(f"{kind}.{tensor.name}: shape {shape} has no dimension {tensor.batch_dim} to count rows")
+    at = tensor.batch_dim
+    return replace(tensor, shape=(*tensor.shape[:at], -1, *tensor.shape[at + 1 :]))
+
+
+def _check_padding(name: str, tensor: Tensor, inputs: Mapping[str, Tensor]) -> None:
+    if tensor.pad is None:
+        return
+    place = f"inputs.{name}.pad"
+    if not tensor.free:
+        raise InvalidConfig(f"{place}: nothing is free in {tensor}; say its shape, with -1 where rows differ")
+    if tensor.datatype in (None, "BYTES"):
+        raise InvalidConfig(f"{place}: {tensor.datatype or 'what may be of any datatype'} cannot be padded")
+    mask = inputs.get(tensor.pad.mask)
+    if mask is None or mask.name == name or mask.pad is not None:
+        raise InvalidConfig(f"{place}.mask: {tensor.pad.mask} must be another input, without a pad of its own")
+    if (
+        mask.datatype in (None, "BYTES")
+        or len(mask.free) != len(tensor.free)
+        or len(mask.shape or ()) != len(mask.free) + 1
+    ):
+        raise InvalidConfig(f"{place}.mask: {mask.name} is {mask}; a number for each free position is needed")
+    padded = [other.name for other in inputs.values() if other.pad and other.pad.mask == mask.name]
+    if len(padded) > 1:
+        raise InvalidConfig(f"{place}.mask: {mask.name} is the mask of {' and of '.join(padded)}")
+    kind = DTYPES[tensor.datatype].kind
+    fits = {"b": (bool,), "u": (int,), "i": (int,)}.get(kind, (int, float))
+    if not isinstance(tensor.pad.value, fits) or (kind != "b" and isinstance(tensor.pad.value, bool)):
+        raise InvalidConfig(f"{place}.value: {tensor.pad.value} is no {tensor.datatype}")
+
+
+def _check_follows(name: str, tensor: Tensor, inputs: Mapping[str, Tensor]) -> None:
+    if tensor.follows is None:
+        return
+    padded = inputs.get(tensor.follows)
+    if padded is None or padded.pad is None:
+        raise InvalidConfig(f"outputs.{name}.follows: {tensor.follows} must be an input with a pad")
+    if len(tensor.free) != len(padded.free):
+        raise InvalidConfig(
+            f"outputs.{name}.follows: {tensor} has not as many free dimensions as {padded.name}, {padded}"
+        )
