@@ -31,6 +31,7 @@ from handlers.errors import (
     OutOfMemory,
     OutOfTime,
     ResponseTooLarge,
+    WrongOutput,
     where,
 )
 from handlers.metrics import (
@@ -282,6 +283,10 @@ class Runner:
             slot.outcome = OUT_OF_MEMORY
         elif isinstance(error, OutOfTime):
             slot.outcome = OUT_OF_TIME
+        elif isinstance(error, WrongOutput):
+            # It speaks of names, datatypes and shapes: the log may hold it, and who asks can tell it to the owner.
+            logger.error("An item failed: %s", error)
+            slot.outcome = ItemError(500, WrongOutput.__name__, str(error))
         else:
             logger.error("An item failed: %s", where(error))
             slot.outcome = INTERNAL_ERROR
