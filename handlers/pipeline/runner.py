@@ -286,7 +286,7 @@ class Runner:
         elif isinstance(error, WrongOutput):
             # It speaks of names, datatypes and shapes: the log may hold it, and who asks can tell it to the owner.
             logger.error("An item failed: %s", error)
-            slot.outcome = ItemError(500, WrongOutput.__name__, str(error))
+            slot.outcome = ItemError(WrongOutput.code, WrongOutput.__name__, str(error))
         else:
             logger.error("An item failed: %s", where(error))
             slot.outcome = INTERNAL_ERROR
