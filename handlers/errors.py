@@ -12,6 +12,7 @@
     ├── InvalidText                400  text that is not UTF-8, or has null characters
     ├── InvalidPriority            400  the header X-Priority, or the parameter, is not one of the levels
     ├── InvalidTimeout             400  the header X-Timeout-Ms, or the parameter timeout, is no time
+    ├── NotAcceptable              406  the answer cannot have the form that the header Accept asks for
     ├── UnsupportedMedia           415  the bytes are of no accepted format
     ├── CorruptInput               422  the format is right, the content broken
     └── TooLarge                   413  a limit of the configuration is exceeded
@@ -89,6 +90,12 @@ class InvalidTimeout(InvalidInput):
     """The header X-Timeout-Ms, or the protocol's parameter `timeout`, is not a number above 0."""
 
 
+class NotAcceptable(InvalidInput):
+    """The answer cannot have the form that the header Accept asks for."""
+
+    code = 406
+
+
 class UnsupportedMedia(InvalidInput):
     """The bytes are of no accepted format."""
 
@@ -137,6 +144,8 @@ class OutOfMemory(Exception):
 
 class WrongOutput(Exception):
     """The model gave what its signature does not say; the message names the tensor, and is shown to its clients."""
+
+    code: ClassVar[int] = 500
 
 
 class OutOfTime(Exception):

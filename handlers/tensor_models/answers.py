@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import InvalidInput, ItemError, WrongOutput
+from handlers.errors import ItemError, NotAcceptable, WrongOutput
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.open_inference import ERROR, Model
 from handlers.protocol.output_tensors import Arrays, scattered
@@ -23,12 +23,6 @@ from handlers.protocol.responses import Reply, encode, encode_padded, status_of
 from handlers.tensor_models.files import NPY, NPZ, to_npy, to_npz
 from handlers.tensor_models.json_values import to_values
 from handlers.tensor_models.signature import ANY, Tensor
-
-
-class NotAcceptable(InvalidInput):
-    """The answer cannot have the form that the header Accept asks for."""
-
-    code = 406
 
 
 class RowOutputs:
