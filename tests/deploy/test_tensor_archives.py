@@ -345,6 +345,26 @@ def pt2_of_dictionary(path: Path) -> Path:
     return exported(path, Nested(), example)
 
 
+def pt2_of_a_keyword(path: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(Scaled(), (torch.rand(2, 4),), {"scale": torch.rand(2, 1)})
+        torch.export.save(program, path)
+    return path
+
+
+class Bessel(torch.nn.Module):
+    """An operation that PyTorch has, and OpenVINO has not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.special.bessel_j0(x)
+        return y
+
+
+def pt2_of_bessel(path: Path) -> Path:
+    return exported(path, Bessel(), torch.rand(2, 3), dynamic={"x": {0: torch.export.Dim.DYNAMIC}})
+
+
 def pickled(path: Path) -> Path:
     torch.save(Scaled().state_dict(), path)
     return path
@@ -426,6 +446,13 @@ REFUSED: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any] | None, str
         pt2_of_dictionary,
         None,
         "m.pt2: its arguments must be positional, and each a tensor",
+    ),
+    "named argument": ("m.pt2", pt2_of_a_keyword, None, "m.pt2: its arguments must be positional, and each a tensor"),
+    "operation that OpenVINO lacks": (
+        "m.pt2",
+        pt2_of_bessel,
+        None,
+        "m.pt2: OpenVINO cannot convert it: OpConversionFailure: No conversion rule found for operations: aten.special",
     ),
     "another datatype": (
         "m.onnx",
@@ -614,7 +641,15 @@ def test_archive_of_a_file_beside_the_list_needs_nothing_else(
     )
 
 
-def test_archive_found_up_to_date_imports_no_torch(tmp_path: Path) -> None:
+def test_stage_of_what_only_pytorch_runs_is_built_for_it_alone(tmp_path: Path) -> None:
+    folder = staged(pt2_of_bessel(tmp_path / "m.pt2"), engine="torch")
+    assert files(folder) == {"model.pt2", "signature.json"}
+    (y,) = engine_of(folder, uses_torch=True)[0].run({"x": np.zeros((1, 3), np.float32)}).values()
+    assert y.tolist() == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize(("more", "words"), [((), "scaled: up to date"), (("--force",), "built, version 3")])
+def test_archive_whose_conversion_is_known_imports_no_torch(more: tuple[str, ...], words: str, tmp_path: Path) -> None:
     arguments = [
         *listed(tmp_path, entry("scaled", scaled_onnx(tmp_path / "m.onnx").name)),
         *("--archive-format", "no-archive"),
@@ -625,11 +660,11 @@ def test_archive_found_up_to_date_imports_no_torch(tmp_path: Path) -> None:
         "print(sorted({'torch', 'openvino', 'onnx', 'ts'} & set(sys.modules))); sys.exit(code)"
     )
     finished = subprocess.run(
-        [sys.executable, "-c", script, "scaled", *arguments],
+        [sys.executable, "-c", script, "scaled", *arguments, *more],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.splitlines()[0].endswith("scaled: up to date")
+    assert words in finished.stdout.splitlines()[0]
     assert finished.stdout.splitlines()[-1] == "[]"
 
 
