@@ -182,13 +182,14 @@ class Client:
         """
         return self._run(lambda url, left_s: asked(self._get(url, left_s), model, version), timeout_s)
 
-    def is_ready(self, *, timeout_s: float | None = None) -> bool:
-        """Ask whether the server is ready: a gateway is, once every model has its workers; a TorchServe is healthy.
+    def is_ready(self, model: str | None = None, version: str | None = None, *, timeout_s: float | None = None) -> bool:
+        """Ask whether the server is ready, or one of its models; `metadata.is_ready` says what that means.
 
         Raises:
             NoConnection, TLSFailed, DeadlineExceeded, Closed: there was no answer.
+            Rejected: the server answers nobody without a token.
         """
-        return self._run(lambda url, left_s: is_ready(self._get(url, left_s)), timeout_s)
+        return self._run(lambda url, left_s: is_ready(self._get(url, left_s), model, version), timeout_s)
 
     def close(self) -> None:
         """Let go of every connection; calls that are in flight raise Closed."""

@@ -4,12 +4,12 @@ a handler's own answer to X-Model-Metadata           -> of_handler -> Metadata
 the gateway's /v2/models/M and /v2/models/M/config   -> of_gateway -> Metadata
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from torchserve_client.errors import ClientError, ServerFailed
+from torchserve_client.errors import ClientError, ServerFailed, Unavailable
 
 # Of a request to /predictions/M: it is answered with the model's metadata, and nothing runs.
 HEADER = "X-Model-Metadata"
@@ -84,17 +84,29 @@ def asked(get: Get, model: str, version: str | None) -> Metadata:
         raise ServerFailed(f"{model}: it does not say what it takes and gives", 200, "NoMetadata") from error
 
 
-def is_ready(get: Get) -> bool:
-    """Ask whether a server is ready: a gateway is, once every model has its workers; a TorchServe is healthy.
+def is_ready(get: Get, model: str | None = None, version: str | None = None) -> bool:
+    """Ask whether a server is ready, or one of its models.
+
+    Args:
+        get: asks the server.
+        model: the one that is meant, of which some workers must be ready; None means the server: a gateway is ready
+            once every model has its workers, a TorchServe where it calls itself healthy.
+        version: the model's; None means its default version.
 
     Raises:
-        ClientError: there was no answer.
+        ClientError: there was no answer, or the server answers nobody without a token.
     """
-    for path in ("/v2/health/ready", "/ping"):
+    if model is None:
+        ways: list[Callable[[], Any]] = [lambda: get("/v2/health/ready"), lambda: get("/ping")]
+    else:
+        parts = [quote(each, safe="") for each in (model, version) if each is not None]
+        path = "/v2/models/" + "/versions/".join(parts) + "/ready"
+        ways = [lambda: get(path), lambda: get("/predictions/" + "/".join(parts), {HEADER: "1"})]
+    for way in ways:
         try:
-            get(path)
+            way()
         except ClientError as error:
-            if not error.status:
+            if not isinstance(error, Unavailable | ServerFailed) and error.status != 404:
                 raise
             if not _has_no_route(error):
                 return False

@@ -75,11 +75,9 @@ class TensorServer:
         self._take_unready()
         model = f"/v2/models/{MODEL}"
         described = {"name": MODEL, "versions": ["1.0"], "platform": "torchserve_function", **TENSORS}
-        documents = {
-            "/v2/health/ready": {},
-            **dict.fromkeys((model, f"{model}/versions/1.0"), described),
-            **{f"{path}/config": {"max_batch_size": ROWS} for path in (model, f"{model}/versions/1.0")},
-        }
+        documents: dict[str, Any] = {"/v2/health/ready": {}}
+        for own in (model, f"{model}/versions/1.0"):
+            documents |= {own: described, f"{own}/ready": {}, f"{own}/config": {"max_batch_size": ROWS}}
         if path not in documents:
             raise _Refused(404, "", "Request for unknown model: it is not found")
         return documents[path]
