@@ -40,14 +40,19 @@ from handlers.pipeline.runner import Runner, respond
 from handlers.pipeline.slots import Batch
 from handlers.pipeline.warm_up import prepare
 from handlers.protocol import requests
+from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata
+from handlers.protocol.open_inference import Model
 from handlers.protocol.output_tensors import Documents, OutputTensors
-from handlers.protocol.requests import Payload, Request
+from handlers.protocol.requests import Items, Payload, Request
 from handlers.protocol.responses import Reply
 
 # TorchServe's module tries this backend of torch.compile, which brings torch._dynamo and torch._inductor with it: three
-# seconds of every worker's start, and nothing here compiles with it.
-with blocked_import("openvino.torch", importer="ts.torch_handler.base_handler"):
+# seconds of every worker's start, and nothing here compiles with it. Nor does anything here run on its onnxruntime.
+with (
+    blocked_import("openvino.torch", importer="ts.torch_handler.base_handler"),
+    blocked_import("onnxruntime", importer="ts.torch_handler.base_handler"),
+):
     from ts.torch_handler.base_handler import BaseHandler
 
 logger = logging.getLogger(__name__)
@@ -107,6 +112,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         load, sample, samples: once, before the first request; the samples are sent through the hooks below, to warm up.
             Classic mode warms up with `sample` alone.
         unpack: once a request. A task hardly ever overrides it.
+        items: once; how what a request holds becomes items. Likewise.
         decode: once an item, in several threads at once where `decodes_in_threads`.
         prepare: in classic mode once a batch, with all items that were decoded; in adaptive mode with those that were
             decoded together, one of them maybe, and in several threads at once.
@@ -126,7 +132,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         input_tensors: the tensor of an input, by the input's name; one that is not here is BYTES [B] or, where an item
             has dimensions, FP32 of so many, under the input's own name.
         output_tensors: how its results become tensors, for the Open Inference Protocol. `load` may set it, where that
-            takes a loaded model.
+            takes a loaded model; `inputs` and `input_tensors` likewise.
+        batch_dims: the dimension of an output tensor that counts rows, where it is not the first, by name.
         media_types: what a body may be beside JSON; the model's metadata tells.
         decodes_in_threads: whether decoding an item is worth handing it to another thread.
         staged_files: names or patterns of files beside the model's configuration; the archive takes them along, under
@@ -135,10 +142,11 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     config_class: ClassVar[type[HandlerConfig]]
     options_class: ClassVar[Any] = NoOptions
-    inputs: ClassVar[frozenset[str]]
+    inputs: frozenset[str]
     item_dimensions: ClassVar[int] = 0
-    input_tensors: ClassVar[Mapping[str, TensorMetadata]] = {}
+    input_tensors: Mapping[str, TensorMetadata] = {}
     output_tensors: OutputTensors = Documents()
+    batch_dims: Mapping[str, int] = {}
     media_types: ClassVar[tuple[str, ...]] = ()
     decodes_in_threads: ClassVar[bool] = True
     staged_files: ClassVar[tuple[str, ...]] = ()
@@ -168,12 +176,13 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         """
 
     @abc.abstractmethod
-    def sample(self) -> Payload:
-        """Give what a client might send, for the runs that warm everything up."""
+    def sample(self) -> Payload | None:
+        """Give what a client might send, for the runs that warm everything up; None where nobody can say."""
 
     def samples(self) -> Iterable[Payload]:
         """Give what clients might send, one of each size that the engine has to prepare itself for."""
-        return (self.sample(),)
+        sample = self.sample()
+        return () if sample is None else (sample,)
 
     @abc.abstractmethod
     def decode(self, payload: Payload) -> Item:
@@ -276,6 +285,15 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         """
         self.context = context
         return self._answer(data, context)
+
+    def items(self, fields: Fields, model: Model) -> Items:  # noqa: ARG002
+        """Say how what a request holds becomes items.
+
+        Args:
+            fields: does it by the task's `inputs`.
+            model: what answers say of the model.
+        """
+        return fields
 
     def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
         """Take one row apart; see `handlers.protocol.requests.unpack`."""

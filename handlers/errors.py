@@ -6,10 +6,13 @@
     ├── MalformedMessage           400  the body says it is a protobuf message and is not
     ├── UnknownShape               400  the body is not one of the accepted shapes
     ├── MalformedTensor            400  a tensor's bytes, datatype and shape do not agree
+    ├── TensorMismatch             400  a tensor is not what the model's signature says
+    ├── BatchTooLarge              400  the request has more rows than the model's max_batch_size
     ├── UnknownOption              400  an option's name or value is not accepted
     ├── InvalidText                400  text that is not UTF-8, or has null characters
     ├── InvalidPriority            400  the header X-Priority, or the parameter, is not one of the levels
     ├── InvalidTimeout             400  the header X-Timeout-Ms, or the parameter timeout, is no time
+    ├── NotAcceptable              406  the answer cannot have the form that the header Accept asks for
     ├── UnsupportedMedia           415  the bytes are of no accepted format
     ├── CorruptInput               422  the format is right, the content broken
     └── TooLarge                   413  a limit of the configuration is exceeded
@@ -20,6 +23,7 @@
         ├── WorkTooLarge           413  the items of a request are too much together
         └── ResponseTooLarge       413  the answer would be
     OutOfMemory                    507  the engine could not hold the micro-batch, which is then tried again in halves
+    WrongOutput                    500  the model gave what its signature does not say; likewise in halves
     QueueFull, Overloaded          503  the schedule refuses a request (or 429); these are values and never raised
     BatchTimeout                   503  the batch ran out of time before this item; likewise a value
     QueueTimeout                   504  the request has waited in vain; likewise a value
@@ -62,6 +66,14 @@ class MalformedTensor(InvalidInput):
     """A tensor's bytes, datatype and shape do not agree."""
 
 
+class TensorMismatch(InvalidInput):
+    """A tensor is not what the model's signature says."""
+
+
+class BatchTooLarge(InvalidInput):
+    """The request has more rows than the model's `max_batch_size`; Triton answers it with 400 too."""
+
+
 class UnknownOption(InvalidInput):
     """An option's name or value is not accepted."""
 
@@ -76,6 +88,12 @@ class InvalidPriority(InvalidInput):
 
 class InvalidTimeout(InvalidInput):
     """The header X-Timeout-Ms, or the protocol's parameter `timeout`, is not a number above 0."""
+
+
+class NotAcceptable(InvalidInput):
+    """The answer cannot have the form that the header Accept asks for."""
+
+    code = 406
 
 
 class UnsupportedMedia(InvalidInput):
@@ -122,6 +140,12 @@ class ResponseTooLarge(TooLarge):
 
 class OutOfMemory(Exception):
     """The engine could not hold the micro-batch."""
+
+
+class WrongOutput(Exception):
+    """The model gave what its signature does not say; the message names the tensor, and is shown to its clients."""
+
+    code: ClassVar[int] = 500
 
 
 class OutOfTime(Exception):

@@ -151,6 +151,7 @@ def test_errors_are_those_of_the_handlers() -> None:
     values = (errors.INTERNAL_ERROR, errors.OUT_OF_MEMORY, errors.OUT_OF_TIME, errors.EXPIRED)
     refused = {(status, kind) for status in (429, 503) for kind in ("Overloaded", "QueueFull")}
     raised = {(cls.code, cls.__name__) for cls in _descendants(errors.InvalidInput)} - {(413, "TooLarge")}
+    raised.add((errors.WrongOutput.code, errors.WrongOutput.__name__))
     assert documented == raised | {(value.code, value.type) for value in values} | refused
 
 

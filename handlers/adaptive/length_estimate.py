@@ -3,8 +3,9 @@
 sizes in bytes and lengths in tokens of decoded items -> tokens per byte -> expected tokens of a payload
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from handlers.scheduling.running_mean import RunningMean
 
 # Share of the latest items in the mean: a change of language is followed within some twenty of them.
 LATEST_WEIGHT = 0.1
+# A number of JSON counts as so many bytes.
+NUMBER_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -50,7 +53,18 @@ class LengthEstimate:
 def size_of(payload: Payload) -> int:
     """Count the bytes or characters of a payload's input."""
     value = payload.value
-    if isinstance(value, Mapping):
-        return sum(len(part) for part in value.values() if isinstance(part, str | bytes))
+    return sum(map(_bytes, value.values())) if isinstance(value, Mapping) else _bytes(value)
+
+
+def _bytes(value: Any) -> int:
     # A number is what an item of a one-dimensional tensor is.
-    return value.nbytes if isinstance(value, np.ndarray | np.generic) else len(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return int(value.nbytes)
+    if not isinstance(value, list):
+        return len(value) if isinstance(value, Sized) else 0
+    # Numbers of JSON, nested; the first of each list tells for the others.
+    count = 1
+    while isinstance(value, list) and value:
+        count *= len(value)
+        value = value[0]
+    return NUMBER_BYTES * count

@@ -34,7 +34,7 @@ class Engine(Protocol):
             inputs: arrays of shape (B, ...), for any B from 1 on, named as the model's inputs.
 
         Returns:
-            Arrays of shape (B, ...), named as the model's outputs; numbers are float32. The caller owns them.
+            Arrays of shape (B, ...), named as the model's outputs. The caller owns them.
 
         Raises:
             OutOfMemory: the micro-batch does not fit.

@@ -1,6 +1,9 @@
 """A plain function of arrays as an engine: numpy, scikit-learn, or whatever else runs a model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from handlers.engines import Arrays, Outputs
 from handlers.errors import OutOfMemory
@@ -21,8 +24,11 @@ class FunctionEngine:
         self.description = f"function {getattr(function, '__qualname__', type(function).__name__)}"
 
     def run(self, inputs: Arrays) -> Outputs:
-        """See `Engine.run`."""
+        """See `Engine.run`. What the function gives is copied: it may use the same arrays for its next run."""
         try:
-            return self._function(**inputs)
+            outputs: Any = self._function(**inputs)
+            if not isinstance(outputs, Mapping):
+                return outputs  # type: ignore[no-any-return] # who calls holds it against what it expects
+            return {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in outputs.items()}
         except MemoryError as error:
             raise OutOfMemory from error

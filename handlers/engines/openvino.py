@@ -38,7 +38,7 @@ class Stream:
             if any(sign in str(error).lower() for sign in ALLOCATION_FAILURES):
                 raise OutOfMemory from error
             raise
-        return {name: np.array(results[index], dtype=np.float32) for index, name in enumerate(self._output_names)}
+        return {name: np.array(results[index]) for index, name in enumerate(self._output_names)}
 
 
 class OpenVinoEngine(Stream):

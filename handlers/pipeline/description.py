@@ -11,10 +11,11 @@ from typing import Any, Protocol
 from handlers.engines import Engine
 from handlers.pipeline import runner
 from handlers.pipeline.warm_up import decoded, result
+from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata, names_given, options_metadata
 from handlers.protocol.open_inference import ERROR, Model
 from handlers.protocol.output_tensors import OutputTensors, Renamed
-from handlers.protocol.requests import Payload, Shape
+from handlers.protocol.requests import Items, Payload, Shape
 
 
 class Task(runner.Task, Protocol):
@@ -26,9 +27,11 @@ class Task(runner.Task, Protocol):
     item_dimensions: Any
     input_tensors: Any
     output_tensors: OutputTensors
+    batch_dims: Any
     media_types: Any
 
-    def sample(self) -> Payload: ...
+    def sample(self) -> Payload | None: ...
+    def items(self, fields: Fields, model: Model) -> Items: ...
 
 
 def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metadata]:
@@ -44,17 +47,18 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
     config = task.config
     inputs = _inputs(task)
     given = names_given("outputs", task.output_tensors.names, config.tensors.outputs, (ERROR,))
-    outputs = Renamed(task.output_tensors, given)
-    shape = Shape(
+    outputs = Renamed(task.output_tensors, given) if config.tensors.outputs else task.output_tensors
+    own = Fields(
         task.inputs,
         config.max_instances,
-        config.max_body_bytes,
         options=frozenset(field.name for field in fields(task.options_class)),
         item_dimensions=task.item_dimensions,
-        model=Model(name, version, outputs),
         tensors={tensor.name: key for key, tensor in inputs.items()},
     )
-    (item,) = decoded(task, [task.sample()])
+    model = Model(name, version, outputs, {given[name]: dimension for name, dimension in task.batch_dims.items()})
+    shape = Shape(task.items(own, model), config.max_body_bytes, model)
+    payload = task.sample()
+    item = None if payload is None else next(iter(decoded(task, [payload])), None)
     metadata = Metadata(
         name=name,
         version=version,
@@ -73,7 +77,10 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
 
 def _inputs(task: Task) -> Mapping[str, TensorMetadata]:
     """Give the tensor of each input by the input's name."""
-    own = {name: task.input_tensors.get(name) or _tensor(name, task.item_dimensions) for name in sorted(task.inputs)}
+    # Positional arguments of clients go by this order: the model's own, where the task knows one.
+    known = task.input_tensors.keys()
+    names = known if known >= task.inputs else sorted(task.inputs)
+    own = {name: task.input_tensors.get(name) or _tensor(name, task.item_dimensions) for name in names}
     options = [field.name for field in fields(task.options_class)]
     given = names_given("inputs", [tensor.name for tensor in own.values()], task.config.tensors.inputs, options)
     return {key: replace(tensor, name=given[tensor.name]) for key, tensor in own.items()}
@@ -87,4 +94,4 @@ def _tensor(name: str, dimensions: int) -> TensorMetadata:
 def _most_rows(task: Task, item: Any) -> int:
     """How many rows like this item one request may carry."""
     most, tokens = task.config.max_instances, task.config.max_request_tokens
-    return most if tokens is None else max(1, min(most, tokens // task.cost(item).tokens))
+    return most if tokens is None or item is None else max(1, min(most, tokens // task.cost(item).tokens))

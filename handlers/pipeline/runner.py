@@ -31,6 +31,7 @@ from handlers.errors import (
     OutOfMemory,
     OutOfTime,
     ResponseTooLarge,
+    WrongOutput,
     where,
 )
 from handlers.metrics import (
@@ -109,7 +110,7 @@ class Runner:
         except Exception as error:
             logger.error("A request failed: %s", where(error))
             request = failed(headers, INTERNAL_ERROR)
-        return replace(request, payloads=_sharing(request.payloads), is_grpc=is_grpc(headers), came_s=came_s)
+        return Request(_sharing(request.payloads), request.form, is_grpc(headers), request.terms, came_s)
 
     def decode(self, slot: Slot, ends_s: float = inf) -> None:
         """Decode the payload in a slot. This is the only place that catches InvalidInput; any thread may call it.
@@ -282,6 +283,10 @@ class Runner:
             slot.outcome = OUT_OF_MEMORY
         elif isinstance(error, OutOfTime):
             slot.outcome = OUT_OF_TIME
+        elif isinstance(error, WrongOutput):
+            # It speaks of names, datatypes and shapes: the log may hold it, and who asks can tell it to the owner.
+            logger.error("An item failed: %s", error)
+            slot.outcome = ItemError(WrongOutput.code, WrongOutput.__name__, str(error))
         else:
             logger.error("An item failed: %s", where(error))
             slot.outcome = INTERNAL_ERROR

@@ -71,27 +71,32 @@ def result(task: Task, item: Any) -> Any:
     return outcome
 
 
-def prepare(task: Task, sample: Payload, sizes: Iterable[int]) -> None:
-    """Run micro-batches that repeat one sample, once for each size."""
+def prepare(task: Task, sample: Payload | None, sizes: Iterable[int]) -> None:
+    """Run micro-batches that repeat one sample, once for each size; without a sample, none."""
+    if sample is None:
+        return
     (item,) = decoded(task, [sample])
     for size in sorted(set(sizes)):
         run(task, [item] * size)
 
 
 def measure(
-    task: Task, sample: Payload, sizes: Iterable[int], longest_s: float = float("inf")
+    task: Task, sample: Payload | None, sizes: Iterable[int], longest_s: float = float("inf")
 ) -> list[tuple[int, float]]:
     """Run micro-batches that repeat one sample, and time them.
 
     Args:
         task: the hooks, with the engine that is measured.
-        sample: what a client might send.
+        sample: what a client might send; None where nobody can say.
         sizes: how many items each micro-batch has.
         longest_s: a size that should take longer, as the one before it tells, is left out, and all larger ones.
 
     Returns:
-        (padded tokens, seconds) for each size, smallest first; the smallest is always among them.
+        (padded tokens, seconds) for each size, smallest first; the smallest is always among them. Nothing without a
+        sample.
     """
+    if sample is None:
+        return []
     (item,) = decoded(task, [sample])
     tokens = task.cost(item).length
     seeds: list[tuple[int, float]] = []

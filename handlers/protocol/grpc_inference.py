@@ -18,7 +18,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from handlers.errors import BodyTooLarge, MalformedMessage, MalformedTensor, UnknownShape
+from handlers.errors import BodyTooLarge, ItemError, MalformedMessage, MalformedTensor, UnknownShape
 from handlers.protocol import open_inference, tensors
 from handlers.protocol.grpc_messages import CLASSES
 from handlers.protocol.grpc_status import PROTOBUF, GrpcErrors
@@ -69,7 +69,10 @@ class GrpcInference:
         if open_inference.shared_error(results):
             return GrpcErrors().pack(results)
         model = self.inference.model
-        arrays = {name: array for name, (array, _) in self.inference.outputs(results).items()}
+        try:
+            arrays = {name: array for name, (array, _) in self.inference.outputs(results).items()}
+        except UnknownShape as unknown:
+            return GrpcErrors().pack([ItemError.of(unknown)])
         message = ModelInferResponse(
             model_name=model.name,
             model_version=model.version or "",

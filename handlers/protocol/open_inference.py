@@ -43,19 +43,22 @@ class Model:
         name: the name under which it is registered.
         version: its version; None leaves it out of answers.
         outputs: how its results become tensors.
+        batch_dims: the dimension of an output that counts rows, where it is not the first, by name.
     """
 
     name: str = ""
     version: str | None = None
     outputs: OutputTensors = field(default_factory=Documents)
+    batch_dims: Mapping[str, int] = field(default_factory=dict)
 
     def output(self, name: str) -> str | None:
         """Find the output that a request asks for; where a model has one, clients call it what they like.
 
         Returns:
-            Its name among `outputs`, or ERROR; None where there is no such output.
+            Its name among `outputs`, or ERROR; None where there is no such output. Where the model's outputs are known
+            only once it has run, any name is one until then.
         """
-        if name in (*self.outputs.names, ERROR):
+        if name in (*self.outputs.names, ERROR) or not self.outputs.names:
             return name
         return self.outputs.names[0] if len(self.outputs.names) == 1 else None
 
@@ -80,23 +83,33 @@ class Inference:
         """See `Form`. Every item has its row, with nothing in it where it failed; if all failed, {"error": ...}."""
         if error := shared_error(results):
             return Reply(error.code, encode({"error": error.message}))
-        return self._written(self.outputs(results))
+        try:
+            outputs = self.outputs(results)
+        except UnknownShape as unknown:
+            return Reply(unknown.code, encode({"error": str(unknown)}))
+        return self._written(outputs)
 
     def outputs(self, results: Sequence[Any]) -> dict[str, tuple[NDArray[Any], bool]]:
         """Make the tensors that the client wants, in its order, by name; beside each, whether it is to be binary.
 
         Args:
             results: one per item, at least one of them no error.
+
+        Raises:
+            UnknownShape: the client names an output that the model turns out not to have.
         """
         is_good = np.array([not isinstance(result, ItemError) for result in results])
         good = self.model.outputs.arrays([result for result in results if not isinstance(result, ItemError)])
-        arrays = {name: scattered(array, is_good) for name, array in good.items()}
+        dims = self.model.batch_dims
+        arrays = {name: scattered(array, is_good, dims.get(name, 0)) for name, array in good.items()}
         wanted = dict(self.wanted) or dict.fromkeys(arrays, self.is_binary)
         if not is_good.all():
             wanted.setdefault(ERROR, self.is_binary)
         if ERROR in wanted:
             arrays[ERROR] = _errors(results)
         sources = {name: self.model.output(name) or name for name in wanted}
+        if not arrays.keys() >= set(sources.values()):
+            raise UnknownShape(f'"outputs" has one that this model has not; it has {", ".join(arrays)}.')
         return {name: (arrays[sources[name]], is_binary) for name, is_binary in wanted.items()}
 
     def _written(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Reply:

@@ -25,7 +25,14 @@ Arrays = Mapping[str, NDArray[Any]]
 Record = Mapping[str, Any]
 
 # These values stand where there is nothing, by `dtype.kind`; V is BF16.
-_NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "O": "", "V": to_bfloat16(np.array(np.nan))}
+_NOTHING: dict[str, Any] = {
+    "f": np.nan,
+    "i": -1,
+    "u": 0,
+    "b": False,
+    "O": "",
+    "V": to_bfloat16(np.array(np.nan)),
+}
 
 
 class OutputTensors(Protocol):
@@ -221,20 +228,22 @@ def one_or_many(result: Record | Sequence[Record]) -> Sequence[Record]:
     return [result] if isinstance(result, Mapping) else result
 
 
-def scattered(array: NDArray[Any], is_good: NDArray[np.bool_]) -> NDArray[Any]:
+def scattered(array: NDArray[Any], is_good: NDArray[np.bool_], dimension: int = 0) -> NDArray[Any]:
     """Put the rows of good items in their places, and nothing in the others'.
 
     Args:
         array: (G, ...), a row for each good item.
         is_good: (B,), true for G items.
+        dimension: the one that counts rows.
 
     Returns:
         (B, ...) of the same dtype.
     """
     if is_good.all():
         return array
-    spread = np.full((len(is_good), *array.shape[1:]), _NOTHING[array.dtype.kind], array.dtype)
-    spread[is_good] = array
+    shape = (*array.shape[:dimension], len(is_good), *array.shape[dimension + 1 :])
+    spread = np.full(shape, _NOTHING[array.dtype.kind], array.dtype)
+    spread[(slice(None),) * dimension + (is_good,)] = array
     return spread
 
 

@@ -6,8 +6,8 @@
 
 Binary tensors are little-endian and row-major. BYTES are arrays of dtype object, whose elements are bytes where they
 came as binary and str where they came as JSON; each is written as its length in four bytes and itself. BF16, which
-numpy does not have, is read as FP32, whose upper half it is, and written of arrays of dtype BF16. Nothing is allocated
-before the sizes that a client names are found to agree with what it sent.
+numpy does not have, has a dtype of its own here: the upper half of an FP32. Nothing is allocated before the sizes that
+a client names are found to agree with what it sent.
 """
 
 import math
@@ -43,7 +43,7 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 # JSON may hold these types for each kind of number, as `dtype.kind` names the kinds.
-_JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
+JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
 
 # No model has tensors of more dimensions; numpy itself ends at 64.
 MAX_DIMENSIONS = 16
@@ -96,7 +96,7 @@ def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) 
         data: exactly the tensor's bytes; arrays of numbers use them where they are.
 
     Returns:
-        An array of that dtype and shape; of BF16, the same numbers as FP32.
+        An array of that dtype and shape.
 
     Raises:
         MalformedTensor: the bytes do not make up the shape.
@@ -108,8 +108,6 @@ def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) 
         raise MalformedTensor(f"{_NAMES[dtype]} {list(shape)} takes {count * dtype.itemsize} bytes, not {len(data)}.")
     if dtype.kind == "b":  # a byte other than 0 and 1 is no bool to numpy
         return np.asarray(np.frombuffer(data, np.uint8) != 0).reshape(shape)
-    if dtype == BF16:
-        return from_bfloat16(np.frombuffer(data, dtype)).reshape(shape)
     return np.frombuffer(data, dtype).reshape(shape)
 
 
@@ -168,7 +166,7 @@ def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArra
         raise MalformedTensor('"data" must be a list; a binary tensor has parameters.binary_data_size instead.')
     # They stay objects: left to itself, numpy gives every element the room of the longest string among them.
     objects = np.array(data, object)
-    if not set(map(type, objects.ravel().tolist())) <= _JSON_TYPES[dtype.kind]:
+    if not set(map(type, objects.ravel().tolist())) <= JSON_TYPES[dtype.kind]:
         raise MalformedTensor(f'"data" must be a flat list of {_NAMES[dtype]}, or nested as the shape is.')
     if objects.size and objects.ndim != 1 and objects.shape != shape:
         raise MalformedTensor(f'"data" is nested as {list(objects.shape)}; "shape" is {list(shape)}.')

@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
     options_class = ImageClassificationOptions
     inputs = frozenset({"b64"})
     item_dimensions = 3
-    input_tensors: ClassVar[Mapping[str, TensorMetadata]] = {"b64": TensorMetadata("image", shape=(-1, 1))}
+    input_tensors: Mapping[str, TensorMetadata] = {"b64": TensorMetadata("image", shape=(-1, 1))}
     media_types = ("image/*",)
     output_tensors = Ranked(LABELS, from_mapping)
 

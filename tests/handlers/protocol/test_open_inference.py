@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers.errors import ItemError
+from handlers.protocol.fields import Fields
 from handlers.protocol.open_inference import Inference, Model
 from handlers.protocol.output_tensors import LABELS, Ranked, Renamed, Vectors
 from handlers.protocol.requests import Payload, Request, Shape, unpack
@@ -19,14 +20,13 @@ from tests.handlers.protocol.test_tensors import JSON
 from tests.handlers.serving import DoublingHandler, serve, started
 
 TEXT = Shape(
-    frozenset({"text"}),
-    max_instances=3,
+    Fields(frozenset({"text"}), max_instances=3, options=frozenset({"top_k", "tgt_lang", "threshold"})),
     max_body_bytes=1000,
-    options=frozenset({"top_k", "tgt_lang", "threshold"}),
     model=Model("classifier", "1.0", Ranked(LABELS)),
 )
-QUESTION = Shape(frozenset({"question", "context"}), 3, 1000, options=frozenset({"top_k"}))
-IMAGE = Shape(frozenset({"b64"}), 3, 1000, options=frozenset({"top_k"}), item_dimensions=3)
+QUESTIONS = Fields(frozenset({"question", "context"}), 3, frozenset({"top_k"}))
+QUESTION = Shape(QUESTIONS, 1000)
+IMAGE = Shape(Fields(frozenset({"b64"}), 3, frozenset({"top_k"}), item_dimensions=3), 1000)
 
 KOREAN = np.array(["기준금리를 동결했다.".encode(), "비가 온다.".encode()], object)
 
@@ -291,7 +291,7 @@ def test_the_one_output_under_two_names_or_one_that_cannot_be_written_is_refused
 
 
 def test_inputs_have_the_names_of_their_tensors_and_options_theirs() -> None:
-    shape = replace(QUESTION, tensors={"QUESTION": "question", "passage": "context"})
+    shape = replace(QUESTION, items=replace(QUESTIONS, tensors={"QUESTION": "question", "passage": "context"}))
     question, context = np.array([b"Who?"], object), np.array([b"Ada."], object)
     request = sent(shape, tensor("passage", context), tensor("QUESTION", question), tensor("top_k", np.array([2])))
     assert request.payloads == (Payload({"question": b"Who?", "context": b"Ada."}, {"top_k": 2}),)

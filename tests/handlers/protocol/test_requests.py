@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from handlers.errors import ItemError
 from handlers.protocol import open_inference
+from handlers.protocol.fields import Fields
 from handlers.protocol.requests import Payload, Request, Shape, unpack
 from handlers.protocol.responses import Form, Instances, OneItem
 
-SHAPE = Shape(frozenset({"b64"}), max_instances=3, max_body_bytes=100)
+SHAPE = Shape(Fields(frozenset({"b64"}), max_instances=3), max_body_bytes=100)
 JSON = {"body": {"content-type": "application/json"}}
 
 

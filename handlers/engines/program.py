@@ -1,0 +1,107 @@
+"""A PyTorch program of the user's own, exported (.pt2) or TorchScript (.pt), on a GPU or where torch is asked for."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from handlers.engines import Arrays, Outputs, available_threads
+from handlers.engines.torch import DTYPES, Precision
+from handlers.errors import InvalidConfig, OutOfMemory
+
+# The files of an archive that hold a program.
+EXPORTED, SCRIPTED = "model.pt2", "model.pt"
+# What a program's only output is called, and the first of several.
+ONLY_OUTPUT, OUTPUT = "output", "output_{}"
+
+
+def load_program(folder: Path, device: torch.device) -> torch.nn.Module:
+    """Load the program of an archive.
+
+    Raises:
+        InvalidConfig: there is none, or PyTorch cannot read it.
+    """
+    exported, scripted = folder / EXPORTED, folder / SCRIPTED
+    try:
+        if exported.is_file():
+            program: Any = torch.export.load(exported)
+            return program.module().to(device)  # type: ignore[no-any-return]
+        if scripted.is_file():
+            return torch.jit.load(scripted, map_location=device).eval()  # type: ignore[no-any-return,no-untyped-call]
+    except (RuntimeError, ValueError, OSError) as error:
+        raise InvalidConfig(f"PyTorch cannot read the model: {str(error).partition(chr(10))[0]}") from error
+    raise InvalidConfig(f"engine: torch needs {EXPORTED} or {SCRIPTED}, which this archive lacks; ONNX has neither")
+
+
+def flat_outputs(results: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Name what a program returned: a tensor, a list or tuple of tensors, or a dictionary of them.
+
+    Args:
+        results: what its call returned.
+        names: of the outputs in their order; where there are none, `output`, or `output_0` and so on.
+    """
+    if isinstance(results, Mapping):
+        return dict(results)
+    listed = list(results) if isinstance(results, list | tuple) else [results]
+    own = [ONLY_OUTPUT] if len(listed) == 1 else [OUTPUT.format(index) for index in range(len(listed))]
+    return dict(zip(names or own, listed, strict=True))
+
+
+class ProgramEngine:
+    """Runs a program, whose inputs are given in their order."""
+
+    def __init__(
+        self,
+        program: torch.nn.Module,
+        device: torch.device,
+        inputs: Mapping[str, torch.dtype | None],
+        outputs: Sequence[str],
+        *,
+        precision: Precision = "fp32",
+        threads: int = 0,
+    ) -> None:
+        """Take a program over.
+
+        Args:
+            program: on its device already.
+            device: where it runs.
+            inputs: by name in the order of its parameters, the dtype that each is handed over in where it is not the
+                array's own (BF16).
+            outputs: the names of what it returns, in order; see `flat_outputs`.
+            precision: `fp32` leaves the program as it is, whatever its weights are; others run it under autocast.
+            threads: how many threads PyTorch's operators have on the CPU; 0 for one on every core.
+        """
+        torch.set_num_threads(available_threads(threads))
+        self._program, self._device, self._dtypes, self._outputs = program, device, dict(inputs), tuple(outputs)
+        if precision == "auto":
+            precision = "bf16" if device.type != "cuda" or torch.cuda.is_bf16_supported() else "fp16"
+        self._cast = None if precision == "fp32" else DTYPES[precision]
+        self.input_names = tuple(inputs)
+        self.description = f"torch {device} {precision}"
+
+    @torch.inference_mode()
+    def run(self, inputs: Arrays) -> Outputs:
+        """See `Engine.run`; numbers of BF16 are float32."""
+        try:
+            tensors = [self._tensor(name, inputs[name]) for name in self.input_names]
+            with torch.autocast(self._device.type, self._cast) if self._cast else nullcontext():
+                results = self._program(*tensors)
+            return {name: self._array(result) for name, result in flat_outputs(results, self._outputs).items()}
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            # The blocks of the failed attempt must go before a smaller one is tried.
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            raise OutOfMemory from error
+
+    def _tensor(self, name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+        dtype = self._dtypes[name]
+        return tensor if dtype is None else tensor.to(dtype)
+
+    def _array(self, result: torch.Tensor) -> np.ndarray[Any, Any]:
+        """Hand an output over; what autocast made narrower is as wide as without it."""
+        is_narrow = result.dtype in (torch.bfloat16, self._cast)
+        return (result.float() if is_narrow else result).cpu().numpy()

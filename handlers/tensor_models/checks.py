@@ -1,0 +1,178 @@
+"""Holds what came, from a client or from the model, against the signature. Pure.
+
+tensors of a request -> checked -> arrays by the model's names, all of so many rows; or InvalidInput
+outputs of a run     -> checked_outputs -> arrays that are what the signature says; or WrongOutput
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handlers.errors import EmptyInput, TensorMismatch, UnknownShape, WrongOutput, shown
+from handlers.protocol.tensors import BF16, DTYPES, datatype_of, from_bfloat16, objects, to_bfloat16
+from handlers.tensor_models.signature import Shape, Signature, Tensor, without
+
+# numpy's strings; a function may give them for BYTES.
+_STRINGS = "SU"
+
+
+def checked(tensors: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], signature: Signature) -> dict[str, Any]:
+    """Check the inputs of a request.
+
+    Args:
+        tensors: by the names that clients use, of any dtype of DTYPES.
+        inputs: those of the signature, by the same names.
+        signature: what the model takes.
+
+    Returns:
+        The arrays by the model's names, all with the same number of rows, at least one; numbers of BF16 as float32,
+        elements of BYTES as bytes. A mask that was not sent is left out.
+
+    Raises:
+        UnknownShape, TensorMismatch, EmptyInput: one is not what the signature says, or is missing or unknown.
+    """
+    arrays = {}
+    for name, array in tensors.items():
+        tensor = inputs.get(name)
+        if tensor is None:
+            raise UnknownShape(f"{shown(name)}: the model has no such input; it has {', '.join(inputs)}.")
+        if not _is_like(array, tensor):
+            raise TensorMismatch(f"{name}: {tensor} is expected; {_sent(array)} was sent.")
+        arrays[tensor.name] = _plain(array)
+    if len(arrays) < len(inputs):
+        _check_missing(tensors, inputs, signature)
+    check_rows(arrays, inputs, signature)
+    return arrays
+
+
+def _check_missing(sent: Mapping[str, Any], inputs: Mapping[str, Tensor], signature: Signature) -> None:
+    for name, tensor in inputs.items():
+        if name not in sent and tensor.name not in signature.masks:
+            raise TensorMismatch(f"{name}: {tensor} is expected; nothing was sent.")
+
+
+def check_rows(arrays: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], signature: Signature) -> None:
+    """Check that all inputs have the same number of rows, and a mask as many positions as what it masks."""
+    sizes = {name: array.shape[signature.inputs[name].batch_dim] for name, array in arrays.items()}
+    if len(set(sizes.values())) > 1:
+        given = {tensor.name: name for name, tensor in inputs.items()}
+        listed = ", ".join(f"{given[name]} has {size}" for name, size in sizes.items())
+        raise UnknownShape(f"All inputs must have the same number of rows; {listed}.")
+    if 0 in sizes.values():
+        raise EmptyInput("The tensors have no rows.")
+    for mask, padded in signature.masks.items():
+        if mask in arrays:
+            wanted = free_sizes(arrays[padded].shape, signature.inputs[padded])
+            if free_sizes(arrays[mask].shape, signature.inputs[mask]) != wanted:
+                raise TensorMismatch(f"{mask}: it must have {list(wanted)} positions a row, as {padded} has.")
+
+
+def free_sizes(shape: Sequence[int], tensor: Tensor) -> Shape:
+    """Give the sizes of the free dimensions but the batch's."""
+    return tuple(shape[dimension] for dimension in tensor.free)
+
+
+def row_count(arrays: Mapping[str, NDArray[Any]], signature: Signature) -> int:
+    """Count the rows of checked arrays."""
+    name, array = next(iter(arrays.items()))
+    return int(array.shape[signature.inputs[name].batch_dim])
+
+
+def _is_like(array: NDArray[Any], tensor: Tensor) -> bool:
+    """Whether an array has the datatype and the shape that a tensor is to have."""
+    if tensor.datatype is not None and array.dtype != DTYPES[tensor.datatype]:
+        return False
+    if tensor.shape is None:
+        return array.ndim > tensor.batch_dim
+    return _fits(array.shape, tensor.shape)
+
+
+def _fits(shape: Sequence[int], wanted: Shape) -> bool:
+    return len(shape) == len(wanted) and all(b in (-1, a) for a, b in zip(shape, wanted, strict=True))
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """Give what numpy computes with: BF16 as float32, and BYTES as bytes, however they came."""
+    if array.dtype == BF16:
+        return from_bfloat16(array)
+    if array.dtype.kind == "O":
+        encoded = [each.encode() if isinstance(each, str) else each for each in array.ravel()]
+        return objects(encoded).reshape(array.shape)
+    return array
+
+
+def _sent(array: NDArray[Any]) -> str:
+    return f"{datatype_of(array)} {list(array.shape)}"
+
+
+def checked_outputs(
+    outputs: Any, signature: Mapping[str, Tensor] | None, rows: int, given: Mapping[str, str]
+) -> dict[str, NDArray[Any]]:
+    """Check what the model gave.
+
+    Args:
+        outputs: of a run.
+        signature: what it is to give, by name; None where that is not known yet.
+        rows: how many there must be.
+        given: the name of an output that clients know, where it is another.
+
+    Returns:
+        An array for each output, of a dtype of DTYPES; BF16 and BYTES as answers have them.
+
+    Raises:
+        WrongOutput: one is missing, or is not what the signature says.
+    """
+    if not isinstance(outputs, Mapping) or not outputs:
+        raise WrongOutput(f"A {type(outputs).__name__} came back; arrays by name are needed.")
+    if signature is None:
+        signature = {name: Tensor(name) for name in outputs}
+    arrays = {}
+    for name, tensor in signature.items():
+        place = given.get(name, name)
+        if name not in outputs:
+            raise WrongOutput(f"{place}: the model gave none.")
+        arrays[name] = _output(outputs[name], tensor, rows, place)
+    return arrays
+
+
+def _output(value: Any, tensor: Tensor, rows: int, place: str) -> NDArray[Any]:
+    if not isinstance(value, np.ndarray):
+        raise WrongOutput(f"{place}: a {type(value).__name__} came back; an array is needed.")
+    array = _answerable(value, tensor, place)
+    at = tensor.batch_dim
+    if array.ndim <= at or array.shape[at] != rows:
+        came = array.shape[at] if array.ndim > at else "no"
+        raise WrongOutput(f"{place}: {came} rows came back for {rows}.")
+    if tensor.datatype is not None and array.dtype != DTYPES[tensor.datatype]:
+        raise WrongOutput(f"{place}: {datatype_of(array)} came back; {tensor.datatype} is expected.")
+    if tensor.shape is not None and not _fits(array.shape, tensor.shape):
+        came_shape, wanted = list(without(array.shape, at)), list(without(tensor.shape, at))
+        raise WrongOutput(f"{place}: rows of {came_shape} came back; {wanted} is expected.")
+    return array
+
+
+def _answerable(array: NDArray[Any], tensor: Tensor, place: str) -> NDArray[Any]:
+    """Give an array a dtype that an answer can have."""
+    kind = array.dtype.kind
+    if tensor.datatype == "BF16" and array.dtype == np.float32:
+        return to_bfloat16(array)
+    if kind in _STRINGS:
+        return array.astype(object)
+    if kind == "O":
+        if not all(isinstance(each, str | bytes) for each in array.ravel()):
+            raise WrongOutput(f"{place}: objects other than str and bytes came back.")
+        return array
+    little = array.dtype.newbyteorder("<")
+    if little not in _KNOWN:
+        raise WrongOutput(f"{place}: {array.dtype} came back, which no datatype of the protocol is.")
+    return array.astype(little, copy=False)
+
+
+_KNOWN = set(DTYPES.values())
+
+
+def shown_outputs(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+    """Learn from a run what a function gives: names and datatypes; sizes may be the request's."""
+    return {name: Tensor(name, datatype_of(array), (-1,) * array.ndim) for name, array in arrays.items()}

@@ -1,0 +1,129 @@
+"""Reads arrays out of .npy and .npz bodies, and writes them. Pure: nothing a client sends is unpickled or executed.
+
+    b"\\x93NUMPY..." -> from_npy -> one array
+    b"PK..."        -> from_npz -> arrays by name
+
+Sizes are held against what was sent before anything is allocated: a header may claim any shape, and an archive's member
+may unpack to any size.
+"""
+
+import io
+import math
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handlers.errors import BodyTooLarge, MalformedTensor
+from handlers.protocol.tensors import BF16, DTYPES, MAX_DIMENSIONS, MAX_SIZE, from_bfloat16, objects
+
+NPY, NPZ = "application/x-npy", "application/x-npz"
+# How the files begin.
+NPY_MAGIC, NPZ_MAGIC = b"\x93NUMPY", b"PK"
+# The most arrays of one .npz.
+MOST_ARRAYS = 1000
+
+_KNOWN = set(DTYPES.values())
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+def from_npy(body: bytes | bytearray) -> NDArray[Any]:
+    """Read a .npy file.
+
+    Returns:
+        An array of a dtype of DTYPES that uses the body where it is; text is objects: bytes, or str where it is
+        Unicode.
+
+    Raises:
+        MalformedTensor: it is no such file, or holds Python objects, records or numbers that no datatype has.
+    """
+    file = io.BytesIO(body)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        if version not in ((1, 0), (2, 0)):
+            raise MalformedTensor(f"The .npy file is of version {version[0]}.{version[1]}; 1.0 and 2.0 are read.")
+        shape, is_fortran, dtype = read(file)
+    except (ValueError, TypeError, KeyError, RecursionError, MemoryError, OverflowError):
+        raise MalformedTensor("The body is no .npy file: its header is broken.") from None
+    return _array(memoryview(body)[file.tell() :], shape, dtype, is_fortran=is_fortran)
+
+
+def _array(data: memoryview, shape: Any, dtype: np.dtype[Any], *, is_fortran: bool) -> NDArray[Any]:
+    if dtype.hasobject:
+        raise MalformedTensor("The .npy file holds Python objects, which are not read; text goes as dtype S or U.")
+    is_text = dtype.kind in "SU" and dtype.itemsize > 0
+    if not is_text and dtype.newbyteorder("<") not in _KNOWN:
+        raise MalformedTensor(f"The .npy file holds {str(dtype)[:20]}, which no datatype of the protocol is.")
+    if len(shape) > MAX_DIMENSIONS or any(size < 0 for size in shape):
+        raise MalformedTensor(f"The .npy file has a shape of {len(shape)} dimensions; {MAX_DIMENSIONS} are the most.")
+    # numpy wants to count even what a 0 beside it leaves nothing of.
+    count = math.prod(shape)
+    if math.prod(size or 1 for size in shape) > MAX_SIZE or len(data) != count * dtype.itemsize:
+        raise MalformedTensor(f"The .npy file has {len(data)} bytes behind its header, which are not its shape's.")
+    array = np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
+    if is_text:
+        return objects(array.ravel().tolist()).reshape(array.shape)
+    if dtype.kind == "b":  # a byte other than 0 and 1 is no bool to numpy
+        return np.asarray(array.view(np.uint8) != 0)
+    return array.astype(dtype.newbyteorder("<"), copy=False)
+
+
+def from_npz(body: bytes | bytearray, most_bytes: int) -> dict[str, NDArray[Any]]:
+    """Read a .npz file, compressed or not.
+
+    Args:
+        body: the file.
+        most_bytes: what all its arrays may take together.
+
+    Raises:
+        MalformedTensor: it is no such file, or one of its arrays is none.
+        BodyTooLarge: the arrays are larger.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(body)) as archive:
+            members = archive.infolist()
+            if len(members) > MOST_ARRAYS or len({member.filename for member in members}) < len(members):
+                raise MalformedTensor(f"The .npz file has more than {MOST_ARRAYS} arrays, or two of one name.")
+            if sum(member.file_size for member in members) > most_bytes:
+                raise BodyTooLarge(f"The .npz file unpacks to more than max_body_bytes, {most_bytes}.")
+            return {member.filename.removesuffix(".npy"): from_npy(_unpacked(archive, member)) for member in members}
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, OSError):
+        raise MalformedTensor("The body is no .npz file: it is broken.") from None
+
+
+def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    if member.compress_type not in _METHODS:
+        raise MalformedTensor("The .npz file is packed in another way than numpy.savez and savez_compressed do.")
+    with archive.open(member) as file:
+        # Never more than the member claims, which was counted.
+        return file.read(member.file_size)
+
+
+def to_npy(array: NDArray[Any]) -> bytes:
+    """Write an array as a .npy file; BF16 as float32, text as fixed-width bytes."""
+    file = io.BytesIO()
+    np.lib.format.write_array(file, _writable(array), allow_pickle=False)
+    return file.getvalue()
+
+
+def to_npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Write arrays as a .npz file, not compressed; see `to_npy`."""
+    file = io.BytesIO()
+    # savez takes names as keyword arguments, of which `file` is its own.
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            archive.writestr(f"{name}.npy", to_npy(array))
+    return file.getvalue()
+
+
+def _writable(array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype == BF16:
+        return from_bfloat16(array)
+    if array.dtype.kind == "O":
+        encoded = [each.encode() if isinstance(each, str) else each for each in array.ravel()]
+        return np.array(encoded, np.bytes_).reshape(array.shape)
+    return array

@@ -1,0 +1,144 @@
+"""How the requests of a model of tensors become rows. Pure.
+
+    Open Inference tensors  -> checked -> a payload for each row
+    {"inputs": {...}}       -> values -> checked -> the same
+    .npy, .npz              -> arrays -> checked -> the same
+    {"instances": [...]}    -> a payload for each, whose values are read as it is decoded
+    {"x": ..., ...}         -> one such payload
+
+See handlers.protocol.requests.Items.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from handlers.errors import BatchTooLarge, ItemError, UnknownShape, UnsupportedMedia, shown
+from handlers.protocol.fields import instances_of
+from handlers.protocol.open_inference import Model
+from handlers.protocol.requests import Payload, Request, Sent, check_count, header
+from handlers.protocol.responses import Form
+from handlers.tensor_models.answers import Columns, File, OneRow, Predictions
+from handlers.tensor_models.checks import checked, row_count
+from handlers.tensor_models.files import NPY, NPY_MAGIC, NPZ, NPZ_MAGIC, from_npy, from_npz
+from handlers.tensor_models.json_values import from_values
+from handlers.tensor_models.rows import Rows
+from handlers.tensor_models.signature import Signature
+
+
+class TensorItems:
+    """Reads requests by one signature."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        rows: Rows,
+        model: Model,
+        *,
+        given: Mapping[str, str],
+        most_rows: int,
+        most_bytes: int,
+    ) -> None:
+        """Take what requests are held against.
+
+        Args:
+            signature: of the model.
+            rows: cuts requests.
+            model: what answers say of it.
+            given: the model's name of each input by the name that clients use.
+            most_rows: the most rows of one request.
+            most_bytes: the most bytes that a compressed body may unpack to.
+        """
+        self._signature, self._rows, self._model = signature, rows, model
+        self._inputs = {name: signature.inputs[own] for name, own in given.items()}
+        self._needed = [name for name, own in given.items() if own not in signature.masks]
+        self._most_rows, self._most_bytes = most_rows, most_bytes
+
+    def of_tensors(
+        self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
+    ) -> tuple[Payload | ItemError, ...]:
+        """See `Items`; all tensors together are wrong, or none."""
+        arrays = checked(tensors, self._inputs, self._signature)
+        count = row_count(arrays, self._signature)
+        self._check_count(count)
+        if count == 1:
+            return (Payload(arrays, options),)
+        return tuple(Payload(row, options) for row in self._rows.apart(arrays, count))
+
+    def of_body(self, body: bytes | bytearray | str, sent: Sent) -> Request:
+        """See `Items`; a .npy or a .npz file."""
+        if isinstance(body, str):
+            raise UnsupportedMedia("The body is text; tensors come as JSON, .npy, .npz or Open Inference requests.")
+        form = self._columns(sent)
+        if sent.content_type == NPY or body.startswith(NPY_MAGIC):
+            if len(self._needed) != 1:
+                raise UnknownShape(f"The model has the inputs {', '.join(self._inputs)}; a .npz file holds several.")
+            return Request(self.of_tensors({self._needed[0]: from_npy(body)}, sent.options), form)
+        if sent.content_type == NPZ or body.startswith(NPZ_MAGIC):
+            return Request(self.of_tensors(from_npz(body, self._most_bytes), sent.options), form)
+        raise UnsupportedMedia("The body is neither JSON, .npy, .npz nor an Open Inference request.")
+
+    def of_json(self, document: Any, sent: Sent) -> Request:
+        """See `Items`."""
+        if isinstance(document, dict) and "instances" in document:
+            options = {**sent.options, **{name: document[name] for name in document if name != "instances"}}
+            check_count(options)
+            if isinstance(document["instances"], list):
+                self._check_count(len(document["instances"]))
+            read = instances_of(document, self._most_rows, lambda instance: Payload(self._named(instance), options))
+            return Request(read.payloads, Predictions(self._model))
+        if isinstance(document, dict) and isinstance(document.get("inputs"), dict):
+            options = {**sent.options, **{name: document[name] for name in document if name != "inputs"}}
+            check_count(options)
+            columns = self._known(document["inputs"])
+            arrays = {name: from_values(v, self._inputs[name], is_row=False) for name, v in columns.items()}
+            return Request(self.of_tensors(arrays, options), self._columns(sent))
+        if isinstance(document, dict):
+            return Request((Payload(self._named(document), sent.options),), OneRow(self._model))
+        raise UnknownShape(self._shapes())
+
+    def decoded(self, payload: Payload) -> Mapping[str, NDArray[Any]]:
+        """Give the checked arrays of one row.
+
+        Raises:
+            InvalidInput: JSON's values are not what the signature says.
+        """
+        values: Any = payload.value
+        sample = next(iter(values.values()))
+        if hasattr(sample, "dtype"):
+            return values  # type: ignore[no-any-return]
+        arrays = {name: from_values(value, self._inputs[name], is_row=True) for name, value in values.items()}
+        return checked(arrays, self._inputs, self._signature)
+
+    def _check_count(self, count: int) -> None:
+        if count > self._most_rows:
+            name = f" for '{self._model.name}'" if self._model.name else ""
+            raise BatchTooLarge(f"The request has {count} rows; batch-size must be <= {self._most_rows}{name}.")
+
+    def _named(self, instance: Any) -> Mapping[str, Any]:
+        """Give a row's values by input; where one is needed, an instance may be its value itself."""
+        if isinstance(instance, dict):
+            return self._known(instance)
+        if len(self._needed) == 1:
+            return {self._needed[0]: instance}
+        raise UnknownShape(self._shapes())
+
+    def _known(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not values:
+            raise UnknownShape(self._shapes())
+        if unknown := [name for name in values if name not in self._inputs]:
+            raise UnknownShape(f"{shown(unknown[0])}: the model has no such input; it has {', '.join(self._inputs)}.")
+        return values
+
+    def _shapes(self) -> str:
+        fields = ", ".join(f'"{name}": ...' for name in self._needed)
+        return f'JSON must be {{"instances": [{{{fields}}}, ...]}}, {{"inputs": {{{fields}}}}} or {{{fields}}}.'
+
+    def _columns(self, sent: Sent) -> Form:
+        """Choose the form of an answer to columns: JSON, or the file that the client would rather have."""
+        accepted = (header(sent.headers, "Accept") or "").lower()
+        for media_type in (NPZ, NPY):
+            if media_type in accepted:
+                return File(self._model, media_type)
+        return Columns(self._model)

@@ -1,0 +1,151 @@
+"""Rows of a model of tensors, and the micro-batches that they make. Pure.
+
+    arrays of a request -> row -> Row, its Cost
+    rows of a micro-batch -> collated -> arrays with the batch dimension, padded and with their masks
+    outputs of a run, its rows -> parted -> the outputs of each row
+
+A row keeps its batch dimension, of size 1: rows are joined and cut along it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handlers.pipeline.micro_batches import Cost
+from handlers.protocol.tensors import DTYPES
+from handlers.tensor_models.checks import free_sizes
+from handlers.tensor_models.signature import Signature, Tensor
+
+Arrays = Mapping[str, NDArray[Any]]
+
+# What a row of a model costs whose sizes are all fixed.
+_ONE = Cost()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One item.
+
+    Attributes:
+        arrays: by the model's names, with the batch dimension, of size 1; a mask that was not sent is left out.
+        cost: what it asks of a micro-batch.
+    """
+
+    arrays: Arrays
+    cost: Cost
+
+
+class Rows:
+    """Makes rows and micro-batches by one signature."""
+
+    def __init__(self, signature: Signature) -> None:
+        """Look at a signature once, for what each request asks."""
+        self._inputs = tuple(signature.inputs.values())
+        self._masks = signature.masks
+        self._padded = {tensor.name: tensor for tensor in self._inputs if tensor.pad is not None}
+        self._is_fixed = all(each.shape and not each.free and each.datatype for each in self._inputs)
+
+    def row(self, arrays: Arrays) -> Row:
+        """Make an item of checked arrays of one row."""
+        return Row(arrays, _ONE if self._is_fixed else self._cost(arrays))
+
+    def apart(self, arrays: Arrays, count: int) -> list[Arrays]:
+        """Cut checked arrays into their rows."""
+        if count == 1:
+            return [arrays]
+        dims = {tensor.name: tensor.batch_dim for tensor in self._inputs}
+        cuts = {name: _rows_of(array, dims[name], count) for name, array in arrays.items()}
+        return [{name: parts[index] for name, parts in cuts.items()} for index in range(count)]
+
+    def _cost(self, arrays: Arrays) -> Cost:
+        """Say how many positions a row has, and with which rows it can be joined."""
+        group: list[Any] = []
+        length = 1
+        for tensor in self._inputs:
+            array = arrays.get(tensor.name)
+            if array is None or tensor.name in self._masks:
+                continue
+            sizes = array.shape if tensor.shape is None else free_sizes(array.shape, tensor)
+            length = max(length, prod(sizes))
+            if tensor.pad is None:
+                group.append(sizes)
+            if tensor.datatype is None:
+                group.append(array.dtype.str)
+        return Cost(max(1, length), tuple(group))
+
+    def collated(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+        """Join rows of equal cost groups: new arrays, in C order, that the model may write to."""
+        return {tensor.name: self._joined(tensor, rows) for tensor in self._inputs}
+
+    def _joined(self, tensor: Tensor, rows: Sequence[Row]) -> NDArray[Any]:
+        if tensor.pad is not None:
+            return _padded(tensor, [row.arrays[tensor.name] for row in rows], tensor.pad.value)
+        source = self._masks.get(tensor.name)
+        if source is None:
+            joined = np.concatenate([row.arrays[tensor.name] for row in rows], axis=tensor.batch_dim)
+            return np.ascontiguousarray(joined)
+        own = [row.arrays.get(tensor.name) for row in rows]
+        padded = self._padded[source]
+        masks = [
+            _ones(tensor, free_sizes(row.arrays[source].shape, padded)) if mask is None else mask
+            for row, mask in zip(rows, own, strict=True)
+        ]
+        return _padded(tensor, masks, 0)
+
+    def parted(
+        self, outputs: Arrays, rows: Sequence[Row], signature: Mapping[str, Tensor] | None
+    ) -> list[dict[str, Any]]:
+        """Give each row its outputs, views with the batch dimension.
+
+        Args:
+            outputs: of a run of the rows.
+            rows: those of the micro-batch.
+            signature: what the outputs are, by name: those that follow an input are cut to each row's own sizes.
+        """
+        count = len(rows)
+        signature = signature or {name: Tensor(name) for name in outputs}
+        cuts = {name: _rows_of(array, signature[name].batch_dim, count) for name, array in outputs.items()}
+        parts = [{name: each[index] for name, each in cuts.items()} for index in range(count)]
+        for name in outputs:
+            tensor = signature[name]
+            if tensor.follows is not None:
+                for part, row in zip(parts, rows, strict=True):
+                    sizes = free_sizes(row.arrays[tensor.follows].shape, self._padded[tensor.follows])
+                    part[name] = part[name][_corner(tensor, sizes)]
+        return parts
+
+
+def _rows_of(array: NDArray[Any], dimension: int, count: int) -> list[NDArray[Any]]:
+    if count == 1:
+        return [array]
+    if dimension == 0:
+        return [array[index : index + 1] for index in range(count)]
+    before = (slice(None),) * dimension
+    return [array[(*before, slice(index, index + 1))] for index in range(count)]
+
+
+def _padded(tensor: Tensor, arrays: Sequence[NDArray[Any]], value: Any) -> NDArray[Any]:
+    """Join arrays of different free sizes, each in the low corner of its row."""
+    shape = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
+    shape[tensor.batch_dim] = len(arrays)
+    joined = np.full(shape, value, arrays[0].dtype)
+    for index, array in enumerate(arrays):
+        place = [slice(0, size) for size in array.shape]
+        place[tensor.batch_dim] = slice(index, index + 1)
+        joined[tuple(place)] = array
+    return joined
+
+
+def _ones(mask: Tensor, sizes: Sequence[int]) -> NDArray[Any]:
+    shape = [*sizes[: mask.batch_dim], 1, *sizes[mask.batch_dim :]]
+    dtype = np.dtype(np.float32) if mask.datatype == "BF16" else DTYPES[mask.datatype or "INT64"]
+    return np.ones(shape, dtype)
+
+
+def _corner(tensor: Tensor, sizes: Sequence[int]) -> tuple[slice, ...]:
+    free = dict(zip(tensor.free, sizes, strict=True))
+    return tuple(slice(0, free[i]) if i in free else slice(None) for i in range(len(tensor.shape or ())))
