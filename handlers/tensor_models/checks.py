@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import EmptyInput, TensorMismatch, UnknownShape, WrongOutput, shown
+from handlers.errors import EmptyInput, InvalidText, TensorMismatch, UnknownShape, WrongOutput, shown
 from handlers.protocol.tensors import BF16, DTYPES, datatype_of, from_bfloat16, objects, to_bfloat16
 from handlers.tensor_models.signature import Shape, Signature, Tensor, without
 
@@ -40,7 +40,7 @@ def checked(tensors: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], s
             raise UnknownShape(f"{shown(name)}: the model has no such input; it has {', '.join(inputs)}.")
         if not _is_like(array, tensor):
             raise TensorMismatch(f"{name}: {tensor} is expected; {_sent(array)} was sent.")
-        arrays[tensor.name] = _plain(array)
+        arrays[tensor.name] = _plain(array, name)
     if len(arrays) < len(inputs):
         _check_missing(tensors, inputs, signature)
     check_rows(arrays, inputs, signature)
@@ -93,12 +93,15 @@ def _fits(shape: Sequence[int], wanted: Shape) -> bool:
     return len(shape) == len(wanted) and all(b in (-1, a) for a, b in zip(shape, wanted, strict=True))
 
 
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
+def _plain(array: NDArray[Any], place: str) -> NDArray[Any]:
     """Give what numpy computes with: BF16 as float32, and BYTES as bytes, however they came."""
     if array.dtype == BF16:
         return from_bfloat16(array)
     if array.dtype.kind == "O":
-        encoded = [each.encode() if isinstance(each, str) else each for each in array.ravel()]
+        try:
+            encoded = [each.encode() if isinstance(each, str) else each for each in array.ravel()]
+        except UnicodeEncodeError:
+            raise InvalidText(f"{place}: there is text with a lone surrogate, which UTF-8 has not.") from None
         return objects(encoded).reshape(array.shape)
     return array
 
