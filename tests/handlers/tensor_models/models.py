@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import openvino
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -15,7 +16,8 @@ from handlers.protocol.tensors import DTYPES, datatype_of, from_bfloat16, to_bin
 from handlers.tasks.tensors import TensorsHandler
 from handlers.tensor_models.files import NPY, NPZ
 from handlers.tensor_models.signature import SIGNATURE, Said, Tensor
-from tests.handlers.adaptive.gated import SCHEDULING
+from tests.handlers.adaptive.frontend import Frontend
+from tests.handlers.adaptive.gated import SCHEDULING, TIMEOUT_S
 from tests.handlers.serving import Answer, context, serve, started
 
 # An engine of one thread: the tests' processes share the cores.
@@ -72,6 +74,7 @@ def loaded(folder: Path, settings: Mapping[str, Any]) -> TensorsHandler:
 
 
 ADAPTIVE: dict[str, Any] = {"scheduling": {"mode": "adaptive"}}
+in_both_modes = pytest.mark.parametrize("mode", [pytest.param({}, id="classic"), pytest.param(ADAPTIVE, id="adaptive")])
 
 
 # -- what clients send ---------------------------------------------------------------------------------------------
@@ -138,6 +141,20 @@ def ask(handler: TensorsHandler, body: Body, headers: Body | None = None) -> Ans
     """One request alone."""
     (answer,) = serve(handler, [body], [headers or {}])
     return answer
+
+
+def answers(handler: TensorsHandler, sent: Sequence[tuple[Body, Body]]) -> list[Answer]:
+    """What clients get who send bodies and headers at one time, in the handler's mode."""
+    if handler.config.scheduling.mode == "classic":
+        return serve(handler, [body for body, _ in sent], [headers for _, headers in sent])
+    with Frontend(handler) as frontend:
+        pending = frontend.submit_together([(body["body"], headers) for body, headers in sent])
+        return [each.result(TIMEOUT_S) for each in pending]
+
+
+def plainly(handler: TensorsHandler, *bodies: Body) -> list[Answer]:
+    """The same without headers."""
+    return answers(handler, [(body, {}) for body in bodies])
 
 
 def unzipped(answer: Answer) -> dict[str, NDArray[Any]]:
