@@ -27,9 +27,12 @@ class Counter(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Histogram:
-    """Observations counted by size. `bounds` are the buckets' inclusive upper ends, ascending; +Inf is implied."""
+    """Observations counted by size. `bounds` are the buckets' inclusive upper ends, ascending; +Inf is implied.
+
+    There is one object of each: it is its own key, without a hash of all its bounds for each observation.
+    """
 
     name: str
     bounds: tuple[float, ...]
@@ -127,16 +130,30 @@ COUNTERS = (
 )
 
 
+class _Observed:
+    """What one histogram has counted since it was drained."""
+
+    __slots__ = ("counts", "is_changed", "total")
+
+    def __init__(self, buckets: int) -> None:
+        self.counts = [0] * buckets
+        self.total = 0.0
+        # The first drain declares every series at zero: a quantile is wrong while lower buckets are missing.
+        self.is_changed = True
+
+    def clear(self) -> None:
+        self.counts = [0] * len(self.counts)
+        self.total = 0.0
+        self.is_changed = False
+
+
 class Recorder:
     """Adds up what happens until it is drained. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums: dict[tuple[Counter, tuple[str, ...]], float] = defaultdict(int)
-        self._buckets = {histogram: [0] * (len(histogram.bounds) + 1) for histogram in HISTOGRAMS}
-        self._totals = dict.fromkeys(HISTOGRAMS, 0.0)
-        # The first drain declares every series at zero: a quantile is wrong while lower buckets are missing.
-        self._is_changed = set(HISTOGRAMS)
+        self._observed = {histogram: _Observed(len(histogram.bounds) + 1) for histogram in HISTOGRAMS}
 
     def add(self, counter: Counter, value: float, *labels: str) -> None:
         """Count `value` more."""
@@ -146,27 +163,26 @@ class Recorder:
     def observe(self, histogram: Histogram, value: float) -> None:
         """Count one observation."""
         with self._lock:
-            self._buckets[histogram][bisect_left(histogram.bounds, value)] += 1
-            self._totals[histogram] += value
-            self._is_changed.add(histogram)
+            observed = self._observed[histogram]
+            observed.counts[bisect_left(histogram.bounds, value)] += 1
+            observed.total += value
+            observed.is_changed = True
 
     def drain(self) -> list[Sample]:
         """Return the increments since the last call and forget them; none when nothing happened."""
         with self._lock:
             samples = [Sample(counter, labels, value) for (counter, labels), value in self._sums.items() if value]
             self._sums.clear()
-            for histogram in HISTOGRAMS:
-                if histogram not in self._is_changed:
+            for histogram, observed in self._observed.items():
+                if not observed.is_changed:
                     continue
-                counts = self._buckets[histogram]
+                counts = observed.counts
                 bounds = (*(f"{bound:g}" for bound in histogram.bounds), "+Inf")
                 for bound, cumulative in zip(bounds, accumulate(counts), strict=True):
                     samples.append(Sample(histogram.bucket, (bound,), cumulative))
-                samples.append(Sample(histogram.sum, (), self._totals[histogram]))
+                samples.append(Sample(histogram.sum, (), observed.total))
                 samples.append(Sample(histogram.count, (), sum(counts)))
-                self._buckets[histogram] = [0] * len(counts)
-                self._totals[histogram] = 0.0
-            self._is_changed.clear()
+                observed.clear()
         return samples
 
 

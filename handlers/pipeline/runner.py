@@ -110,7 +110,7 @@ class Runner:
         except Exception as error:
             logger.error("A request failed: %s", where(error))
             request = failed(headers, INTERNAL_ERROR)
-        return replace(request, payloads=_sharing(request.payloads), is_grpc=is_grpc(headers), came_s=came_s)
+        return Request(_sharing(request.payloads), request.form, is_grpc(headers), request.terms, came_s)
 
     def decode(self, slot: Slot, ends_s: float = inf) -> None:
         """Decode the payload in a slot. This is the only place that catches InvalidInput; any thread may call it.

@@ -89,9 +89,12 @@ def asks_for_metadata(headers: Mapping[str, Any]) -> bool:
     Args:
         headers: the request's, and for each field {"content-type": as sent}.
     """
-    # Every request is asked; a name of another length need not be lowered.
-    names = (name for name in headers if len(name) == len(METADATA_HEADER) and name.lower() == METADATA_HEADER)
-    return any(isinstance(headers[name], str) for name in names)
+    length = len(METADATA_HEADER)
+    for name, value in headers.items():
+        # Every request is asked; a name of another length need not be lowered.
+        if len(name) == length and name.lower() == METADATA_HEADER and isinstance(value, str):
+            return True
+    return False
 
 
 def names_given(kind: str, own: Iterable[str], given: Mapping[str, str], reserved: Iterable[str]) -> dict[str, str]:

@@ -184,8 +184,12 @@ def _is_protobuf(headers: Mapping[str, Any]) -> bool:
 
 def header(headers: Mapping[str, Any], name: str) -> str | None:
     """Find a header of the request under any case: clients have theirs, and TorchServe's depends on the path."""
-    values = (headers[key] for key in headers if key.lower() == name.lower())
-    return next((value for value in values if isinstance(value, str)), None)
+    wanted, length = name.lower(), len(name)
+    for key, value in headers.items():
+        # Every request is asked several times; a name of another length need not be lowered.
+        if len(key) == length and key.lower() == wanted and isinstance(value, str):
+            return value
+    return None
 
 
 def _content_type(headers: Mapping[str, Any], name: str) -> str:

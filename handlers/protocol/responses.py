@@ -7,7 +7,7 @@ one item                  -> OneItem   -> the result, or the error
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,7 +34,7 @@ class Reply:
 
     def with_headers(self, headers: Mapping[str, str]) -> "Reply":
         """Copy the answer and add headers; one that is there already is replaced."""
-        return replace(self, headers={**self.headers, **headers})
+        return Reply(self.status, self.body, self.content_type, {**self.headers, **headers})
 
 
 class Form(Protocol):
