@@ -247,7 +247,7 @@ WRONG: dict[str, tuple[dict[str, NDArray[Any]], Mapping[str, str] | None, str]] 
         f"The request has 5 rows; batch-size must be <= {MOST_ROWS} for '{DECLARED}'.",
     ),
     "none": (everything(0), None, "The tensors have no rows."),
-    "output": (everything(), {"logits": "binary"}, "it has BYTES, BOOL, "),
+    "output": (everything(), {"logits": "binary"}, "logits: the model has no such output; it has BYTES, BOOL, "),
 }
 
 
