@@ -29,6 +29,8 @@ MOST_SIZES = 2
 # shape, and what has few bits is rounded to the next one.
 TOLERANCES = {"FP16": 4e-3, "BF16": 4e-2}
 TOLERANCE = 1e-4
+# Of a graph and the program it was made from: OpenVINO computes in 32 bits what is of 16 or 64.
+CONVERTED_TOLERANCE = 4e-2
 # A message of a library has so many characters of use.
 REASON_LENGTH = 240
 
@@ -73,6 +75,27 @@ def prove(run: Run, signature: Signature, config: TensorsConfig) -> None:
             ) from error
         _check(together, signature, count)
         _compare(alone, together, again, signature)
+
+
+def agree(run: Run, other: Run, signature: Signature, config: TensorsConfig) -> None:
+    """Check that a graph computes what the program does that it was converted from.
+
+    Args:
+        run, other: the graph and the program; see `prove`, which both have passed.
+        signature, config: see `prove`.
+
+    Raises:
+        InvalidConfig: an output differs by more than another order of the same sums explains.
+    """
+    for row in rows(signature, config):
+        got, expected, again = run(_copied(row)), other(_copied(row)), other(_copied(row))
+        for name, array in expected.items():
+            is_random = not _is_equal(array, again[name], CONVERTED_TOLERANCE)
+            if not is_random and not _is_equal(got[name], array, CONVERTED_TOLERANCE):
+                raise InvalidConfig(
+                    f"outputs.{name}: OpenVINO computes other values than PyTorch; --engine torch packs it for PyTorch "
+                    "alone"
+                )
 
 
 def rows(signature: Signature, config: TensorsConfig, seed: int = 0) -> list[dict[str, NDArray[Any]]]:

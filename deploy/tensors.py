@@ -15,18 +15,17 @@ import torch
 
 from deploy.models import Engine, Model
 from deploy.sources import Source, WeightsUnavailable
-from deploy.tensor_files import ModelFile, model_file
+from deploy.tensor_files import model_file
+from deploy.tensor_functions import stage_function
 from deploy.tensor_graphs import Graph, read_graph, shape_of, shaped
 from deploy.tensor_programs import Program, converted, read_program
-from deploy.tensor_proof import NotRun, prove, reason, rows
+from deploy.tensor_proof import agree, prove, reason, rows
 from handlers.config import parse
-from handlers.engines.function import FunctionEngine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.program import ProgramEngine
 from handlers.errors import InvalidConfig
 from handlers.protocol.tensors import datatype_of
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.function import FOLDER, load_function
 from handlers.tensor_models.models import GRAPH
 from handlers.tensor_models.signature import SIGNATURE, Said, Signature, Tensor, signed
 
@@ -48,7 +47,7 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         file = model_file(Path(origin.location))
         place += f": {file.path.name}"
         if file.is_function:
-            _stage_function(model, file, config, folder)
+            stage_function(model, file, config, folder)
         elif file.path.suffix in (".pt2", ".pt"):
             _stage_program(model, file.path, config, engine, folder)
         elif engine == "torch":
@@ -81,14 +80,18 @@ def _stage_program(model: Model, path: Path, config: TensorsConfig, engine: Engi
         said = _stage_graph(converted(program, _signed(said, config)), said, config, folder)
     if engine == "openvino":
         return
+    signature = _signed(said, config)
+    run = _engine(program, signature, _outputs(said)).run
     try:
-        prove(_engine(program, _signed(said, config), _outputs(said)).run, _signed(said, config), config)
+        prove(run, signature, config)
     except InvalidConfig as error:
         if engine == "torch":
             raise
         # A graph's batch can be freed, which a program's cannot.
         print(f"{model.name}: {path.name} is left out, so that OpenVINO runs its graph on a GPU's machine too: {error}")
         return
+    if engine == "auto":
+        agree(OpenVinoEngine(folder / GRAPH, precision="fp32").run, run, signature, config)
     shutil.copyfile(path, folder / f"model{path.suffix}")
     (folder / SIGNATURE).write_text(said.to_json())
 
@@ -124,35 +127,3 @@ def _signed(said: Said, config: TensorsConfig) -> Signature:
         if tensor.shape is None:
             raise InvalidConfig(f"inputs.{name}: the file says no shape; model-config.yaml must")
     return signature
-
-
-def _stage_function(model: Model, file: ModelFile, config: TensorsConfig, folder: Path) -> None:
-    target = folder / FOLDER
-    names = file.beside or (Path(file.path.name),)
-    for name in names:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file.path.parent / name, target / name)
-    function = load_function(target)
-    signature = signed(Said(tuple(Tensor(name) for name in function.inputs)), config)
-    if rows(signature, config):
-        try:
-            if function.load is not None:
-                function.load(target, str(CPU))
-        except Exception as error:
-            raise InvalidConfig(f"load failed: {reason(error)}") from error
-        try:
-            prove(FunctionEngine(function.infer, function.inputs).run, signature, config)
-        except NotRun as error:
-            # It may refuse what no client of it would send; nobody but its author knows.
-            print(f"{model.name}: not shown to batch: {error}")
-    _remove_others(target, names)
-
-
-def _remove_others(folder: Path, names: Sequence[Path]) -> None:
-    """Remove what running the function left: compiled Python, and files that `load` wrote."""
-    kept = {folder / name for name in names}
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
-        elif path.is_file() and path not in kept:
-            path.unlink()

@@ -57,6 +57,13 @@ class Pair(Scaled):
         return x @ self.weights * scale, x.sum(1)
 
 
+class Negative(Scaled):
+    """Another model of the same signature."""
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"scaled": -(x @ self.weights) * scale, "total": x.sum(1)}
+
+
 # -- files as the world writes them ----------------------------------------------------------------------------------
 
 
@@ -301,6 +308,19 @@ def test_stage_of_a_program_exported_for_two_rows_leaves_it_to_openvino(
         staged(path, engine="torch")
 
 
+def test_stage_of_a_program_that_openvino_computes_otherwise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No such program is known: the graph of another one stands in."""
+    other = scaled_pt2(tmp_path / "other.pt2", Negative())
+    convert = openvino.convert_model
+    monkeypatch.setattr(openvino, "convert_model", lambda _: convert(torch.export.load(other)))
+    with pytest.raises(
+        InvalidConfig, match=r"^own: m.pt2: outputs.scaled: OpenVINO computes other values than PyTorch"
+    ):
+        staged(scaled_pt2(tmp_path / "m.pt2"))
+
+
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -480,7 +500,6 @@ def test_stage_of_a_function_alone_and_of_its_folder(tmp_path: Path) -> None:
     (own / ".hidden").write_text("")
     (own / "__pycache__").mkdir()
     (own / "__pycache__" / "double.pyc").write_bytes(b"")
-    sys.modules.pop("double", None)
     folder = staged(own, DECLARED)
     assert files(folder) == {
         *("function/infer.py", "function/double.py", "function/deep/table.csv", "function/model-config.yaml")
@@ -491,6 +510,18 @@ def test_stage_of_a_function_alone_and_of_its_folder(tmp_path: Path) -> None:
     stage(entry, source(entry, None), "auto", tmp_path / "alone")
     # Nothing is declared, so that nothing was run.
     assert files(tmp_path / "alone") == {"function/infer.py"}
+
+
+def test_stage_of_two_functions_imports_the_modules_of_each(tmp_path: Path) -> None:
+    """In one process, as archive.sh --all does."""
+    for name, factor in (("one", 2), ("two", 3)):
+        place = tmp_path / name / "own"
+        place.parent.mkdir()
+        infer_py(place, f"from factor import FACTOR\nassert FACTOR == {factor}\n\ndef infer(x): ...")
+        (place / "factor.py").write_text(f"FACTOR = {factor}\n")
+        staged(place)
+    assert not {"infer", "factor"} & sys.modules.keys()
+    assert not [place for place in sys.path if place.startswith(str(tmp_path))]
 
 
 @pytest.mark.parametrize(
