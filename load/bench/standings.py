@@ -31,7 +31,7 @@ class Standing:
 
     @property
     def compared(self) -> list[float]:
-        """Ours over the best of the others, round by round."""
+        """Ours over the best of the others, round by round; no number, and in no bound, where both are infinite."""
         best = max if self.is_more_better else min
         rounds = zip(*(self.values[name] for name in self.others), strict=True)
         return ratios(self.values[self.ours], [best(each) for each in rounds])

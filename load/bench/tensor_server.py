@@ -35,7 +35,7 @@ class Tuning:
     # Requests that an adaptive worker chooses from, and ms within which it is to answer: more than 64 clients of the
     # deep network take.
     window: int = 64
-    max_latency_ms: int = 2000
+    max_latency_ms: int = 5000
 
 
 TUNING = Tuning()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -16,6 +17,10 @@ from load.bench.onnx_session import Given, Session
 from load.bench.peers import BenchError
 from load.bench.standings import Standing, columns
 from load.bench.table import Bound, spread
+from load.measure.exchange import Exchange
+from load.measure.rates import of_window
+from load.measure.recording import Recording
+from load.measure.summary import Summary, summarise
 
 
 def standing(**values: list[float]) -> Standing:
@@ -36,6 +41,20 @@ def test_standing_of_latencies_compares_with_the_lowest() -> None:
         bound=Bound(1.1, is_minimum=False),
     )  # fmt: skip
     assert (row.compared, row.cells("ab")[-1]) == ([1.5], "short")
+
+
+def test_percentile_of_a_server_that_refuses_is_infinite() -> None:
+    def summary(refused: int) -> Summary:
+        recording = Recording(started_s=0.0, opens_s=0.0, closes_s=1.0)
+        for number in range(1000):
+            status = 503 if number < refused else 200
+            recording.add(Exchange(due_s=0.1, sent_s=0.1, answered_s=0.15, status=status, sent_bytes=1))
+        return summarise(recording, of_window)
+
+    assert tensors.p99_ms(summary(refused=10)) == pytest.approx(50, rel=0.01)
+    assert tensors.p99_ms(summary(refused=11)) == float("inf")
+    row = standing(a=[math.inf], ours=[math.inf])
+    assert row.cells(("ours",))[-1] == "short"
 
 
 def test_tensors_table_holds_ours_first_where_it_is_loaded_and_near_it_elsewhere() -> None:
