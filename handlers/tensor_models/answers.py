@@ -55,6 +55,8 @@ class RowOutputs:
         return {name: self._joined(name, [result[name] for result in results]) for name in first}
 
     def _joined(self, name: str, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        if any(row.dtype != rows[0].dtype for row in rows):
+            raise WrongOutput(f"{name}: the rows are of different datatypes, which one tensor cannot hold.")
         at = self.signature[name].batch_dim if self.signature else 0
         try:
             return np.concatenate(rows, axis=at)
