@@ -73,7 +73,7 @@ class RowOutputs:
 
 def described(tensor: Tensor) -> TensorMetadata:
     """Describe a tensor in the words of the protocol, which has none for what may be anything."""
-    return TensorMetadata(tensor.name, tensor.datatype or ANY, tensor.shape or (-1,))
+    return TensorMetadata(tensor.name, tensor.datatype or ANY, tensor.shape or (-1,), tensor.batch_dim)
 
 
 @dataclass(frozen=True, slots=True)
