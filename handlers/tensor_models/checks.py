@@ -41,11 +41,19 @@ def checked(tensors: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], s
             raise UnknownShape(f"{shown(name)}: the model has no such input; it has {', '.join(inputs)}.")
         if not _is_like(array, tensor):
             raise TensorMismatch(f"{name}: {tensor} is expected; {_sent(array)} was sent.")
+        if tensor.computes_in is not None:
+            _check_range(name, array, tensor)
         arrays[tensor.name] = _plain(array, name)
     if len(arrays) < len(inputs):
         _check_missing(tensors, inputs, signature)
     check_rows(arrays, inputs, signature)
     return arrays
+
+
+def _check_range(name: str, array: NDArray[Any], tensor: Tensor) -> None:
+    bounds = np.iinfo(DTYPES[str(tensor.computes_in)].str)
+    if array.size and (int(array.min()) < bounds.min or int(array.max()) > bounds.max):
+        raise TensorMismatch(f"{name}: there is a number beyond {tensor.computes_in}, which the engine computes in.")
 
 
 def _check_missing(sent: Mapping[str, Any], inputs: Mapping[str, Tensor], signature: Signature) -> None:

@@ -40,6 +40,8 @@ def test_metadata_of_no_such_model_is_the_servers_404(role: Literal["torchserve"
         with pytest.raises(Rejected, match="not found") as raised:
             client.metadata("nobody")
         assert raised.value.status == 404
+    # A gateway's word is final; asked for a prediction, it would count one that failed.
+    assert ("GET /predictions/nobody" in server.paths) == (role == "torchserve")
 
 
 @pytest.mark.parametrize("said", [{}, {"predictions": []}, {"name": "m", "inputs": 3, "outputs": []}, [1], "text"])

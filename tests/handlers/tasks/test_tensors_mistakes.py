@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 import pytest
 
 from handlers.tasks.tensors import TensorsHandler
 from handlers.tensor_models.files import NPY, NPZ
+from handlers.tensor_models.signature import Said, Tensor
 from tests.handlers.tensor_models.models import (
     ACCEPT_NPY,
     Body,
     as_json,
     ask,
     function,
+    graph,
     inference,
     inputs,
     instances,
@@ -250,3 +253,21 @@ def test_column_with_a_wrong_row_is_refused_whole(handler: TensorsHandler) -> No
         answer = ask(handler, inputs(**{**{name: [value] for name, value in ROW.items()}, "x": x}))
         assert (answer.status, answer.body["type"]) == (400, "TensorMismatch"), x
         assert answer.body["message"].startswith("x: FP32 [-1, 2] is expected")
+
+
+def test_whole_number_that_the_engine_would_cut_off_is_refused_and_its_like_is_not(tmp_path: Path) -> None:
+    """OpenVINO computes INT64 in 32 bits: without the check, 2**40 + 3 doubled is 6."""
+    shape = ("rows", 1)
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, shape) for name in "xy")
+    added = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "x"], ["y"])], "doubled", [x], [y])
+    model = onnx.helper.make_model(added, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    said = Said((Tensor("x", "INT64", (-1, 1)),), (Tensor("y", "INT64", (-1, 1)),))
+    handler = graph(tmp_path, model, said)
+    wrong = ask(handler, *inference({"x": np.array([[2**40 + 3]])}))
+    right = ask(handler, *inference({"x": np.array([[2**30 - 1]])}))
+    row = ask(handler, instances({"x": [-(2**31) - 1]}, {"x": [-(2**30)]}))
+    message = "x: there is a number beyond INT32, which the engine computes in."
+    assert (wrong.status, wrong.body["error"]) == (400, message)
+    assert right.body["outputs"][0]["data"] == [2**31 - 2]
+    assert row.body["predictions"][0]["error"]["message"] == message
+    assert row.body["predictions"][1] == [-(2**31)]
