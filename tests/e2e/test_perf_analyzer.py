@@ -73,7 +73,10 @@ def wait_served(gateway: sandbox.Sandbox, name: str) -> None:
 
 def described(gateway: sandbox.Sandbox, name: str) -> bool:
     answer = requests.get(f"{gateway.http}/v2/models/{name}", timeout=10)
-    return answer.status_code == 200 and bool(answer.json()["inputs"])
+    is_described = answer.status_code == 200 and bool(answer.json()["inputs"])
+    # Envoy asks after each node's health by itself: a worker is reached where one refuses what is wrong.
+    url, json_type = f"{gateway.http}/predictions/{name}", {"Content-Type": "application/json"}
+    return is_described and requests.post(url, data=b"{}", headers=json_type, timeout=60).status_code == 400
 
 
 def perf_analyzer(
