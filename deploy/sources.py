@@ -3,7 +3,6 @@
 This is decided without reading them and without importing torch: whether an archive is up to date is answered at once.
 """
 
-import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Literal
 
 from deploy.checkpoint_files import files_beside
 from deploy.models import Model
+from deploy.named_files import in_package
 from deploy.tasks import task_of
 
 RANDOM_SEED = 0
@@ -71,13 +71,13 @@ def source(model: Model, choice: str | None) -> Source:
         return Source("none", "", "no weights")
     if not {"package", "file"} <= model.weights.keys():
         raise WeightsUnavailable(f"{model.name}: the list names no weights; give --weights PATH or --weights random")
-    package = importlib.util.find_spec(model.weights["package"])
-    if package is None or not package.submodule_search_locations:
+    path = in_package(model.weights["package"], model.weights["file"])
+    if path is None:
         raise WeightsUnavailable(
             f"{model.name}: the package {model.weights['package']} is not installed; "
             "install it or give --weights PATH or --weights random"
         )
-    return _path(model, Path(package.submodule_search_locations[0]) / model.weights["file"])
+    return _path(model, path)
 
 
 def _hub(hub_id: str, revision: str | None = None) -> Source:

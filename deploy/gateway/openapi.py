@@ -43,7 +43,16 @@ ANSWERS: Mapping[str, Schema] = {
     "question_answering": {"anyOf": [SPAN, _list(SPAN)]},
     "sentence_embedding": _list(NUMBER),
     "tokenization": _object({"input_ids": _list({"type": "integer"}), "attention_mask": _list({"type": "integer"})}),
-    "translation": _object({"translation_text": {"type": "string"}}),
+    # The last two where the language was identified.
+    "translation": {
+        "type": "object",
+        "properties": {
+            "translation_text": {"type": "string"},
+            "src_lang": {"type": "string"},
+            "src_lang_score": NUMBER,
+        },
+        "required": ["translation_text"],
+    },
 }
 # Task -> the fields of one item in JSON, beside its options; others take {"text": ...}.
 FIELDS: Mapping[str, Mapping[str, Schema]] = {

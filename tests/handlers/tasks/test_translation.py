@@ -201,8 +201,8 @@ def test_translation_text_that_brings_its_marian_prefix_needs_no_target(start: S
 
 
 KNOWN = (
-    "src_lang, tgt_lang, max_new_tokens, num_beams, length_penalty, early_stopping, no_repeat_ngram_size, "
-    "repetition_penalty"
+    "src_lang, tgt_lang, min_score, split, max_new_tokens, num_beams, length_penalty, early_stopping, "
+    "no_repeat_ngram_size, repetition_penalty"
 )
 BAD: list[tuple[Any, int, str, str]] = [
     (b"  ", 400, "EmptyInput", "text: empty."),
