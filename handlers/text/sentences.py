@@ -4,7 +4,8 @@ text, language -> cut -> Document: sentences, and all that stands between them
 answers, one for each sentence -> Document.joined -> text with the same line breaks, blank lines and spaces
 
 sentencex (Wikimedia) knows the abbreviations and marks of some 300 languages. A line break always ends a sentence,
-since it is kept where it was. What has neither letter nor digit is no sentence, and stays as it is.
+since it is kept where it was. What has neither letter nor digit is no sentence, and stays as it is, and so do the marks
+of lists, headings, quotations and speech that a line begins with.
 """
 
 import re
@@ -17,6 +18,8 @@ import sentencex
 PANICS = "pyo3_runtime"
 # The language whose rules hold where nobody knows better; sentencex itself falls back on it.
 DEFAULT_LANGUAGE = "en"
+# What Markdown, mail and novels begin a line with.
+_MARKS = re.compile(r"\s*(?:(?:[-*+>•–—]|#{1,6})\s+)*")
 # Between sentences of these scripts and marks nobody writes a space: Han, Kana, Bopomofo and full-width forms, Thai,
 # Lao, Tibetan, Myanmar, Khmer. Blocks of Unicode 15.
 _UNSPACED = re.compile("[\u2e80-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff]")
@@ -76,9 +79,10 @@ def _spans(text: str, language: str) -> Iterator[tuple[int, int]]:
     """Give the first character of each sentence, and the one behind its last."""
     offset = 0
     for line, whole in zip(text.splitlines(), text.splitlines(keepends=True), strict=True):
-        start = 0
-        for found in segments(line, language) if line.strip() else ():
-            # It may leave out marks that stand alone.
+        marks = _MARKS.match(line)
+        start = marks.end() if marks else 0
+        for found in segments(line[start:], language) if start < len(line) else ():
+            # It may leave out punctuation that stands alone.
             start = max(start, line.find(found, start))
             stop = start + len(found)
             inner = found.strip()

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from deploy import translation
+from deploy.models import model
+from deploy.sources import source
 from handlers.errors import InvalidConfig
 from handlers.tasks.translation import TranslationHandler
 from tests import tiny_seq2seq
@@ -21,7 +24,7 @@ SETTINGS = {**translating.SETTINGS, "tgt_lang": "de", "detector": DETECTOR}
 FRENCH, GERMAN = "Bonjour tout le monde, comment allez-vous ?", "Das ist gut, und morgen wird es besser."
 ESPERANTO = "La vetero estas tre bela hodiaŭ kaj ni iros kune al la maro."
 TEXT = "The sea is rough.  Nobody owns a car!\n\n- Dr. Marta reads.\n---\nWhy?\n"
-SENTENCES = ["The sea is rough.", "Nobody owns a car!", "- Dr. Marta reads.", "Why?"]
+SENTENCES = ["The sea is rough.", "Nobody owns a car!", "Dr. Marta reads.", "Why?"]
 
 Starter = Callable[..., TranslationHandler]
 
@@ -193,7 +196,7 @@ def test_detector_that_cannot_be_had_is_a_wrong_configuration(
 def test_document_is_its_sentences_translated_and_joined_as_it_was(ask: Ask) -> None:
     document, *alone = map(body, ask([{"text": text, "split": "sentences"} for text in (TEXT, *SENTENCES)]))
     one, two, three, four = (answer["translation_text"] for answer in alone)
-    assert document["translation_text"] == f"{one}  {two}\n\n{three}\n---\n{four}\n"
+    assert document["translation_text"] == f"{one}  {two}\n\n- {three}\n---\n{four}\n"
     assert document["src_lang"] == "en"
     assert len({one, two, three, four}) == 4
 
@@ -313,7 +316,7 @@ def test_document_of_a_fixed_pair_is_split_without_a_language(start: Starter) ->
     handler = start("marian", **settings)
     row: dict[str, Any] = {"text": TEXT, "split": "sentences"}
     one, two, three, four = translations(handler, list(SENTENCES))
-    assert translations(handler, [row]) == [f"{one}  {two}\n\n{three}\n---\n{four}\n"]
+    assert translations(handler, [row]) == [f"{one}  {two}\n\n- {three}\n---\n{four}\n"]
 
 
 def test_prefix_of_a_target_holds_for_all_sentences(start: Starter, tmp_path: Path) -> None:
@@ -325,3 +328,22 @@ def test_prefix_of_a_target_holds_for_all_sentences(start: Starter, tmp_path: Pa
     wanted = translations(handler, [{"text": text, "tgt_lang": "fra"} for text in SENTENCES[:2]])
     row = {"text": f">>fra<< {SENTENCES[0]} {SENTENCES[1]}", "split": "sentences"}
     assert translations(handler, [row]) == [" ".join(wanted)]
+
+
+def test_example_is_one_archive_for_languages_and_documents(tmp_path: Path) -> None:
+    """examples/translate-any as it stands, with a tiny model."""
+    entry = model("translate-any")
+    (tmp_path / "m2m100").mkdir()
+    (tmp_path / "archive").mkdir()
+    checkpoint = tiny_seq2seq.m2m100(tmp_path / "m2m100")
+    translation.stage(entry, source(entry, str(checkpoint)), "auto", tmp_path / "archive")
+    assert {path.name for path in (tmp_path / "archive").iterdir()} >= {"checkpoint", "detector.ftz"}
+    settings = {**entry.config()["handler"], "max_new_tokens": 8}
+    handler = started(TranslationHandler(), tmp_path / "archive", settings)
+    (answer,) = serve(handler, encoded([json.loads((entry.folder / "texts.json").read_text())]))
+    french, korean, german, named = body(answer)["predictions"]
+    assert [each["src_lang"] for each in (french, korean, german)] == ["fr", "ko", "de"]
+    assert all(each["src_lang_score"] > 0.8 for each in (french, korean, german))
+    assert named.keys() == {"translation_text"}
+    title, blank, _, other, item = german["translation_text"].split("\n")
+    assert (title[:2], blank, other, item[:2]) == ("# ", "", "", "- ")

@@ -15,7 +15,12 @@ TEXTS = {
     "line breaks": ("A title\nOne more line. And\nhalf.\r\n\r\nEnd", "en", None),
     "chinese": ("你好。世界！好吗？", "zh", ["你好。", "世界！", "好吗？"]),
     "an unknown language": ("One here. Two there.", "xx", ["One here.", "Two there."]),
-    "rules and bullets": ("One.\n---\n* * *\n- Two.", "en", ["One.", "- Two."]),
+    "rules and bullets": ("One.\n---\n* * *\n- Two.", "en", ["One.", "Two."]),
+    "markdown": (
+        "# A title\n\n> - Quoted. Twice.\n* 3 * 4 = 12\n-5 degrees\n#tag here\n— Oui ! — Non.",
+        "en",
+        ["A title", "Quoted.", "Twice.", "3 * 4 = 12", "-5 degrees", "#tag here", "Oui !", "— Non."],
+    ),
     "nothing but marks": ("  ***\n", "en", ["***"]),
     "one": ("  no end ", "en", ["no end"]),
 }
