@@ -112,7 +112,8 @@ def export_fingerprint(model: Model, task: Task, origin: Source, engine: Engine,
 
 
 def _own(model: Model, task: Task) -> dict[str, Path]:
-    return {model.config_path.name: model.config_path, **beside(model, task)}
+    config = {model.config_path.name: model.config_path} if model.config_path.exists() else {}
+    return {**config, **beside(model, task)}
 
 
 def _digest(files: Mapping[str, Path], *facts: object) -> str:
@@ -127,16 +128,26 @@ def _digest(files: Mapping[str, Path], *facts: object) -> str:
 def built_from(path: Path) -> str | None:
     """Read the fingerprint inside an archive; None where there is no archive of ours."""
     try:
-        if path.is_dir():
-            text = (path / "build.json").read_text()
-        elif path.suffix == ".mar":
-            with zipfile.ZipFile(path) as archive:
-                text = archive.read("build.json").decode()
-        else:
-            with tarfile.open(path) as archive:
-                member = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/build.json")
-                text = member.read().decode() if member else "{}"
-        found = json.loads(text).get("fingerprint")
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, tarfile.TarError):
+        found = json.loads(packed(path, "build.json")).get("fingerprint")
+    except (LookupError, ValueError):
         return None
     return found if isinstance(found, str) else None
+
+
+def packed(path: Path, name: str) -> bytes:
+    """Read one file of an archive of any format.
+
+    Raises:
+        LookupError: there is no such archive, or no such file in it.
+    """
+    try:
+        if path.is_dir():
+            return (path / name).read_bytes()
+        if path.suffix == ".mar":
+            with zipfile.ZipFile(path) as archive:
+                return archive.read(name)
+        with tarfile.open(path) as archive:
+            member = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/{name}")
+            return member.read() if member else b""
+    except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
+        raise LookupError(name) from error

@@ -9,7 +9,7 @@ Triton's extension of it. The first dimension of every tensor counts items. How 
 protocol's affair but that of handlers.protocol.requests.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,8 +108,8 @@ class Inference:
         if ERROR in wanted:
             arrays[ERROR] = _errors(results)
         sources = {name: self.model.output(name) or name for name in wanted}
-        if not arrays.keys() >= set(sources.values()):
-            raise UnknownShape(f'"outputs" has one that this model has not; it has {", ".join(arrays)}.')
+        if unknown := [name for name, source in sources.items() if source not in arrays]:
+            raise UnknownShape(_no_output(unknown[0], arrays))
         return {name: (arrays[sources[name]], is_binary) for name, is_binary in wanted.items()}
 
     def _written(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Reply:
@@ -224,8 +224,10 @@ def _tensors(inputs: Sequence[Any], binary: memoryview) -> dict[str, NDArray[Any
     """Read the input tensors, by name; binary ones follow each other in the same order."""
     arrays: dict[str, NDArray[Any]] = {}
     for index, tensor in enumerate(inputs):
+        place = f"Input {index}"
         try:
             name = _name(tensor)
+            place += f", {shown(name)}"
             if name in arrays:
                 raise MalformedTensor("there is one of that name already.")
             dtype, shape = tensors.read_dtype(tensor.get("datatype")), tensors.read_shape(tensor.get("shape"))
@@ -236,7 +238,7 @@ def _tensors(inputs: Sequence[Any], binary: memoryview) -> dict[str, NDArray[Any
                 arrays[name] = tensors.from_binary(dtype, shape, binary[:size])
                 binary = binary[size:]
         except (MalformedTensor, UnknownShape) as error:
-            raise type(error)(f"Input {index}: {error}") from None
+            raise type(error)(f"{place}: {error}") from None
     if binary:
         raise MalformedTensor(f"{len(binary)} bytes follow the last binary tensor.")
     return arrays
@@ -268,8 +270,7 @@ def _wanted(outputs: Any, model: Model, is_binary: bool) -> dict[str, bool]:
         name, parameters = _name(output), _parameters(output)
         source = model.output(name)
         if source is None or not _is_writable(name):
-            known = ", ".join((*model.outputs.names, ERROR))
-            raise UnknownShape(f'"outputs" has one that this model has not; it has {known}.')
+            raise UnknownShape(_no_output(name, (*model.outputs.names, ERROR)))
         if any(model.output(other) == source for other in wanted if other != name):
             raise UnknownShape(f'"outputs" has two names for {source}.')
         for unsupported in ("classification", "shared_memory_region"):
@@ -277,6 +278,10 @@ def _wanted(outputs: Any, model: Model, is_binary: bool) -> dict[str, bool]:
                 raise UnknownShape(f"Output {shown(name)}: {unsupported} is not supported.")
         wanted[name] = _flag(parameters, "binary_data", default=is_binary)
     return wanted
+
+
+def _no_output(name: str, known: Iterable[str]) -> str:
+    return f"{shown(name)}: the model has no such output; it has {', '.join(known)}."
 
 
 def _is_writable(text: str) -> bool:

@@ -34,6 +34,7 @@ class Tensor:
         batch_dim: the dimension that counts rows.
         pad: of an input, how rows of different sizes are padded.
         follows: of an output, the padded input that its free dimensions follow.
+        computes_in: of an input, the datatype that the engine computes with, where that holds fewer whole numbers.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Tensor:
     batch_dim: int = 0
     pad: Padding | None = None
     follows: str | None = None
+    computes_in: str | None = None
 
     @property
     def row_shape(self) -> Shape | None:
@@ -118,6 +120,20 @@ class Signature:
     def masks(self) -> Mapping[str, str]:
         """The padded input of each mask, by the mask's name."""
         return {tensor.pad.mask: tensor.name for tensor in self.inputs.values() if tensor.pad is not None}
+
+
+def narrowed(signature: Signature, datatypes: Mapping[str, str]) -> Signature:
+    """Say of inputs that the engine computes with fewer whole numbers than they have.
+
+    Args:
+        signature: of the model.
+        datatypes: what the engine computes with, by the datatype that it is given.
+    """
+    inputs = {
+        name: replace(tensor, computes_in=datatypes.get(tensor.datatype or ""))
+        for name, tensor in signature.inputs.items()
+    }
+    return replace(signature, inputs=inputs)
 
 
 def signed(said: Said, config: TensorsConfig) -> Signature:

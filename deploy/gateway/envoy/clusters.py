@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from deploy.gateway.envoy.resources import CLUSTER, ENDPOINTS, Resource, address, seconds, typed, watched
+from deploy.gateway.envoy.resources import CLUSTER, ENDPOINTS, Resource, address, only, seconds, sent, typed, watched
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet
 from deploy.nodes.node import Node
@@ -30,7 +30,6 @@ NOT_FOR_NODES = (
     "x-client",
     "authorization",
     "user-agent",
-    "accept",
     "accept-encoding",
     "accept-language",
     "x-forwarded-for",
@@ -39,6 +38,9 @@ NOT_FOR_NODES = (
     "x-envoy-attempt-count",
     "x-envoy-internal",
 )
+# The one answer that a handler makes in another form where it is asked to: handlers.tensor_models.files. Any other
+# Accept says nothing to it.
+ARRAYS = sent("accept", "(?i).*application/x-np[yz].*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +206,7 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
     if has_tokens:
         check["http_health_check"]["request_headers_to_add"] = [_bearer("management")]
         mutations.append({"append": _bearer("inference")})
-    http["http_filters"] = [
-        typed(
-            "envoy.filters.http.header_mutation",
-            "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
-            mutations={"request_mutations": mutations},
-        ),
-        typed("envoy.filters.http.upstream_codec", "envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec"),
-    ]
+    http["http_filters"] = node_filters(mutations)
     return {
         "@type": CLUSTER,
         "name": each.cluster,
@@ -251,6 +246,23 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
             )["typed_config"]
         },
     }
+
+
+def node_filters(mutations: list[Resource]) -> list[Resource]:
+    """Make the filters of requests on their way to a node: changes of their heads, and no Accept that is of no use."""
+    return [
+        _heads(mutations),
+        only(_heads([{"remove": "accept"}]), {"not_matcher": ARRAYS}),
+        typed("envoy.filters.http.upstream_codec", "envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec"),
+    ]
+
+
+def _heads(mutations: list[Resource]) -> Resource:
+    return typed(
+        "envoy.filters.http.header_mutation",
+        "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
+        mutations={"request_mutations": mutations},
+    )
 
 
 def _outliers(seconds_out: float) -> Resource:
