@@ -1,11 +1,13 @@
 """Engines run micro-batches: one protocol, one module per library.
 
-    named arrays of a micro-batch -> Engine.run -> named arrays, whose first axis is the same
+    named arrays of a micro-batch -> Engine.run               -> named arrays, whose first axis is the same
+                                  -> Progressive.run_progressively -> the same, and meanwhile what each item has so far
 
 An engine raises `OutOfMemory` when the micro-batch was too large for it; everything else it raises is a bug.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
@@ -57,6 +59,46 @@ class Divisible(Protocol):
 
         Returns:
             That many, or one for each thread where there are fewer threads; none where that is less than two.
+        """
+
+
+@dataclass(slots=True)
+class Progress:
+    """What an engine has generated for one item of a micro-batch since it last said so.
+
+    Attributes:
+        index: of the item in the micro-batch.
+        tokens: new ones, in order; special ones may be among them.
+        is_last: whether the item has ended: nothing more comes of it.
+    """
+
+    index: int
+    tokens: Sequence[int]
+    is_last: bool
+
+
+# Told of progress on whatever thread the engine has; True asks it to generate no more for that item.
+Listener = Callable[[Progress], bool]
+
+
+@runtime_checkable
+class Progressive(Protocol):
+    """An engine that generates, and can tell while it runs what each item has so far, and which has ended."""
+
+    def run_progressively(self, inputs: Arrays, progress: Listener) -> Outputs:
+        """Run the model once, as `run` does.
+
+        Args:
+            inputs: as `run` takes them.
+            progress: called as tokens come, for one item after the other, never twice at a time for one micro-batch.
+                Of some items, or of all, nothing may be told: a search with beams knows its answer in the end only.
+                What was told of an item that has ended is its whole answer, the same that the outputs have.
+
+        Returns:
+            As `run` does, for all items.
+
+        Raises:
+            OutOfMemory: the micro-batch does not fit; what has ended until then holds.
         """
 
 

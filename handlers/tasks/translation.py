@@ -4,13 +4,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from handlers.base import BatchHandler
 from handlers.config import parse_options
-from handlers.engines import Arrays, Outputs
+from handlers.engines import Arrays, Listener, Outputs, Progressive
 from handlers.engines.seq2seq import Generator, load_model, load_tokenizer, new_token_limits, step_items
 from handlers.errors import InvalidConfig, ItemError, UnknownOption
 from handlers.pipeline.micro_batches import Cost, Overhead
@@ -22,6 +23,7 @@ from handlers.text.encoders import source_limit
 from handlers.text.inputs import right_padded, text_of, tokenised
 from handlers.text.language_codes import short_code
 from handlers.text.languages import Target, read_languages
+from handlers.text.pieces import Detokenizer, TextPieces
 from handlers.text.sentences import DEFAULT_LANGUAGE, cut
 from handlers.text.translation_config import TranslationConfig, TranslationOptions
 
@@ -31,6 +33,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
 
     text -> decode -> checked text -> prepare: one call of the tokenizer for each source language
          -> collate, forward: one generate() for items of the same options and languages -> split: its text
+                                                     meanwhile, in adaptive mode: its tokens -> pieces of its text
     """
 
     config_class = TranslationConfig
@@ -40,6 +43,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
     output_tensors: OutputTensors = Texts("translation_text")
     # Checking a text takes microseconds; tokenising is one call for each source language.
     decodes_in_threads = False
+    is_streamable = True
 
     engine: Generator
 
@@ -50,6 +54,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
             raise InvalidConfig("engine: translation runs on torch; openvino is not supported")
         self.tokenizer_lock = threading.Lock()
         self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
+        self.detokenizer = Detokenizer.of(self.tokenizer)
         model = load_model(
             self.checkpoint_dir, self.device, config.precision, trust_remote_code=config.trust_remote_code
         )
@@ -95,6 +100,11 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         """Cut a text into sentences, where that is asked for; its language is identified once, for all of them."""
         if payload.options.get("split", self.config.split) != "sentences":
             return None
+        if payload.options.get("stream") is True:
+            # A setting gives way; who asks for both is told.
+            if "split" not in payload.options:
+                return None
+            raise UnknownOption("stream: what is translated sentence by sentence comes whole; ask for split none.")
         sent = parse_options(TranslationOptions, payload.options)
         text = text_of(payload, self.config.max_characters)
         source = self._source(text, sent)
@@ -139,7 +149,11 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
             # Without beams these two mean nothing.
             length_penalty=None if is_greedy else sent.length_penalty,
             early_stopping=None if is_greedy else sent.early_stopping,
+            # Streamed or not, they share micro-batches.
+            stream=None,
         )
+        if sent.stream and not is_greedy:
+            raise UnknownOption(f"stream: needs num_beams 1, not {beams}: a search knows its answer in the end only.")
         for name, limit in (("max_new_tokens", self.max_new_tokens_limit), ("num_beams", self.config.num_beams_limit)):
             if getattr(options, name) > limit:
                 raise UnknownOption(f"{name}: {getattr(options, name)}; at most {limit}.")
@@ -187,14 +201,31 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
 
     def forward(self, inputs: Arrays, items: Sequence[SourceText]) -> Outputs:
         """Run one generate() for all items: `sequences`, (B, U) int64."""
+        return self.engine.run(inputs, self._arguments(items))
+
+    def pieces(self, item: SourceText) -> TextPieces | None:
+        """See `BatchHandler.pieces`; a search with beams tells nothing."""
+        if not isinstance(self.engine, Progressive) or item.options.num_beams != 1:
+            return None
+        return TextPieces(self.detokenizer, partial(self._result, item))
+
+    def forward_progressively(self, inputs: Arrays, items: Sequence[SourceText], progress: Listener) -> Outputs:
+        """See `BatchHandler.forward_progressively`."""
+        return self.engine.run_progressively(inputs, progress, self._arguments(items))
+
+    def _arguments(self, items: Sequence[SourceText]) -> Mapping[str, Any]:
         first, *_ = items
         options = {name: value for name, value in asdict(first.options).items() if value is not None}
         arguments = {name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")}
-        return self.engine.run(inputs, {**arguments, **self._target(first).arguments})
+        return {**arguments, **self._target(first).arguments}
 
     def split(self, outputs: Outputs, items: Sequence[SourceText]) -> Sequence[Any]:
         """Turn `sequences`, (B, U), into {"translation_text": ...} per item."""
         texts = self.tokenizer.batch_decode(
             outputs["sequences"], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        return [{"translation_text": text, **item.source.said} for text, item in zip(texts, items, strict=True)]
+        return [self._result(item, text) for item, text in zip(items, texts, strict=True)]
+
+    def _result(self, item: SourceText, text: str) -> Mapping[str, Any]:
+        """Make an item's result of its text; the one place that does, for the text that comes in pieces too."""
+        return {"translation_text": text, **item.source.said}

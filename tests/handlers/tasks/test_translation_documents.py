@@ -15,6 +15,7 @@ from handlers.tasks.translation import TranslationHandler
 from tests import tiny_seq2seq
 from tests.handlers.adaptive.frontend import Frontend
 from tests.handlers.adaptive.gated import SCHEDULING
+from tests.handlers.adaptive.spelling import events
 from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import Answer, context, serve, started
 from tests.handlers.tasks import translating
@@ -47,6 +48,16 @@ def detecting(start: Starter) -> TranslationHandler:
     return start(**SETTINGS, src_lang="en")
 
 
+def adaptive(classic: TranslationHandler, **settings: Any) -> TranslationHandler:
+    """The same archive in the other mode."""
+    handler = TranslationHandler()
+    settings = {**SETTINGS, "src_lang": "en", "scheduling": SCHEDULING, **settings}
+    handler.worker_context = context(classic.model_dir, settings, batch_size=64)
+    handler.worker_context.model_yaml_config["continuousBatching"] = True
+    handler.initialize(handler.worker_context)
+    return handler
+
+
 Ask = Callable[[list[Any]], list[Answer]]
 
 
@@ -56,12 +67,7 @@ def ask(request: pytest.FixtureRequest, detecting: TranslationHandler) -> Iterat
     if request.param == "classic":
         yield lambda rows: serve(detecting, encoded(rows))
         return
-    handler = TranslationHandler()
-    settings = {**SETTINGS, "src_lang": "en", "scheduling": SCHEDULING}
-    handler.worker_context = context(detecting.model_dir, settings, batch_size=64)
-    handler.worker_context.model_yaml_config["continuousBatching"] = True
-    handler.initialize(handler.worker_context)
-    with Frontend(handler, window=32) as frontend:
+    with Frontend(adaptive(detecting), window=32) as frontend:
 
         def ask(rows: list[Any]) -> list[Answer]:
             pending = frontend.submit_together([(body, {}) for body in encoded(rows)])
@@ -317,6 +323,21 @@ def test_document_of_a_fixed_pair_is_split_without_a_language(start: Starter) ->
     row: dict[str, Any] = {"text": TEXT, "split": "sentences"}
     one, two, three, four = translations(handler, list(SENTENCES))
     assert translations(handler, [row]) == [f"{one}  {two}\n\n- {three}\n---\n{four}\n"]
+
+
+def test_streamed_text_is_identified_and_not_split(detecting: TranslationHandler) -> None:
+    rows = [{"text": FRENCH}, {"text": f"{FRENCH} Merci.", "split": "none"}, {"text": TEXT, "split": "sentences"}]
+    with Frontend(adaptive(detecting, split="sentences")) as frontend:
+        *streamed, refused = (
+            frontend.stream(each)[1].result(60) for each in encoded([{**row, "stream": True} for row in rows])
+        )
+    for answer, row in zip(streamed, rows[:2], strict=True):
+        (expected,) = serve(detecting, encoded([row]))
+        *pieces, (_, last) = events(answer.body)
+        assert last == body(expected)
+        assert last["src_lang"] == "fr"
+        assert "".join(data["text"] for _, data in pieces) == last["translation_text"]
+    assert body(refused, 400)["message"].startswith("stream: what is translated sentence by sentence comes whole")
 
 
 def test_prefix_of_a_target_holds_for_all_sentences(start: Starter, tmp_path: Path) -> None:
