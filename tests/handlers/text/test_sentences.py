@@ -48,7 +48,7 @@ def test_any_text_is_its_sentences_and_what_stands_between(text: str, language: 
     parts = [part for pair in zip(document.between, (*document.sentences, ""), strict=True) for part in pair]
     assert "".join(parts) == text
     if len(document.sentences) > 1:
-        assert all(sentence == sentence.strip() and "\n" not in sentence for sentence in document.sentences)
+        assert all([sentence.strip()] == sentence.splitlines() for sentence in document.sentences)
         assert not any(character.isalnum() for gap in document.between for character in gap)
 
 
