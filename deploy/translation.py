@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import transformers
 from ctranslate2.converters import TransformersConverter
 
 from deploy.hub import checkpoint
@@ -29,6 +30,9 @@ from handlers.text.translation_config import TranslationConfig
 
 # Families that CTranslate2 runs, as `model_type` names them; NLLB's is M2M100's.
 FAMILIES = frozenset({"marian", "m2m_100", "t5", "bart", "mbart", "pegasus"})
+
+# Whether BART's kin normalise before each layer, not after it.
+NORMALISED_BEFORE = {"bart": False, "mbart": True, "pegasus": True}
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
@@ -80,6 +84,8 @@ def converted(name: str, source: Path, config: TranslationConfig, target: Path) 
         precision = stored_precision(config.precision)
         # fp32 keeps what the checkpoint has: weights of 16 bits are no better in 32, and twice as large.
         quantization = None if precision == "fp32" else COMPUTE_TYPES.get(precision, precision)
+        # Its bar would stand between archive.sh's lines.
+        transformers.utils.logging.disable_progress_bar()
         converter = _Converter(str(source), trust_remote_code=config.trust_remote_code)
         converter.convert(str(target), quantization=quantization)
         if not _has_ids_of(source, target, config):
@@ -94,7 +100,13 @@ class _Converter(TransformersConverter):  # type: ignore[misc]
     """Reads a folder and nothing else, and of weights only safetensors."""
 
     def load_model(self, model_class: Any, model_name_or_path: str, **options: Any) -> Any:
-        return model_class.from_pretrained(model_name_or_path, use_safetensors=True, local_files_only=True, **options)
+        model = model_class.from_pretrained(model_name_or_path, use_safetensors=True, local_files_only=True, **options)
+        kind = model.config.model_type
+        if kind in NORMALISED_BEFORE and not hasattr(model.config, "normalize_before"):
+            # The converter asks the configuration what transformers has in the class.
+            model.config.normalize_before = NORMALISED_BEFORE[kind]
+            model.config.normalize_embedding = hasattr(model.model.encoder, "layernorm_embedding")
+        return model
 
     def load_tokenizer(self, tokenizer_class: Any, model_name_or_path: str, **options: Any) -> Any:  # noqa: ARG002
         return load_tokenizer(Path(model_name_or_path), trust_remote_code=self._trust_remote_code)
