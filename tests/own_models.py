@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime  # type: ignore[import-untyped]
+import onnxruntime
 import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_diabetes, load_digits

@@ -98,12 +98,12 @@ class Inference:
         Raises:
             UnknownShape: the client names an output that the model turns out not to have.
         """
-        is_good = np.array([not isinstance(result, ItemError) for result in results])
-        good = self.model.outputs.arrays([result for result in results if not isinstance(result, ItemError)])
-        dims = self.model.batch_dims
-        arrays = {name: scattered(array, is_good, dims.get(name, 0)) for name, array in good.items()}
+        good = [result for result in results if not isinstance(result, ItemError)]
+        arrays = dict(self.model.outputs.arrays(good))
         wanted = dict(self.wanted) or dict.fromkeys(arrays, self.is_binary)
-        if not is_good.all():
+        if len(good) < len(results):
+            is_good, dims = np.array([not isinstance(result, ItemError) for result in results]), self.model.batch_dims
+            arrays = {name: scattered(array, is_good, dims.get(name, 0)) for name, array in arrays.items()}
             wanted.setdefault(ERROR, self.is_binary)
         if ERROR in wanted:
             arrays[ERROR] = _errors(results)
@@ -211,12 +211,12 @@ def inquiry(document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], mod
     parameters = _parameters(document)
     is_binary = _flag(parameters, "binary_data_output", default=False)
     wanted = _wanted(document.get("outputs"), model, is_binary)
-    options = {
-        name: value
-        for name, value in parameters.items()
-        if name not in PROTOCOL_PARAMETERS and not name.startswith(TRITON_PREFIX)
-    }
-    terms = {name: parameters[name] for name in TERMS & parameters.keys()}
+    options, terms = {}, {}
+    for name, value in parameters.items():
+        if name in TERMS:
+            terms[name] = value
+        elif name not in PROTOCOL_PARAMETERS and not name.startswith(TRITON_PREFIX):
+            options[name] = value
     return Inquiry(arrays, options, Inference(model, request_id, wanted, is_binary), terms)
 
 
@@ -246,10 +246,11 @@ def _tensors(inputs: Sequence[Any], binary: memoryview) -> dict[str, NDArray[Any
 
 def _binary_size(parameters: Mapping[str, Any], binary: memoryview) -> int | None:
     """Say how many of the remaining bytes are the tensor's; None where it stands in the document."""
-    if any(name.startswith("shared_memory") for name in parameters):
-        raise UnknownShape("shared memory is not supported.")
-    if "binary_data_size" not in parameters:
-        return None
+    if "binary_data_size" not in parameters or len(parameters) > 1:
+        if any(name.startswith("shared_memory") for name in parameters):
+            raise UnknownShape("shared memory is not supported.")
+        if "binary_data_size" not in parameters:
+            return None
     size = parameters["binary_data_size"]
     if type(size) is not int or not 0 <= size <= len(binary):
         raise MalformedTensor(
@@ -321,8 +322,11 @@ def _content(array: NDArray[Any], binary_size: int | None) -> dict[str, Any]:
 
 def shared_error(results: Sequence[Any]) -> ItemError | None:
     """Give the first error where every item failed; otherwise None, and the errors stand in the output ERROR."""
-    first, *_ = results
-    return first if all(isinstance(result, ItemError) for result in results) else None
+    for result in results:
+        if not isinstance(result, ItemError):
+            return None
+    first: ItemError = results[0]
+    return first
 
 
 def _errors(results: Sequence[Any]) -> NDArray[Any]:

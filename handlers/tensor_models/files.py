@@ -12,7 +12,8 @@ import math
 import zipfile
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,9 @@ NPY, NPZ = "application/x-npy", "application/x-npz"
 NPY_MAGIC, NPZ_MAGIC = b"\x93NUMPY", b"PK"
 # The most arrays of one .npz, and how the entry of each begins in its directory; chance makes such bytes once in 4 GB.
 MOST_ARRAYS, MEMBER = 1000, b"PK\x01\x02"
+
+# So many headers are remembered, none of more bytes: those of numpy.save have 128, of any array that a tensor is.
+REMEMBERED, LARGEST_REMEMBERED = 256, 256
 
 _KNOWN = set(DTYPES.values())
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -40,22 +44,44 @@ def from_npy(body: bytes | bytearray) -> NDArray[Any]:
     Raises:
         MalformedTensor: it is no such file, or holds Python objects, records or numbers that no datatype has.
     """
-    file = io.BytesIO(body)
+    # Magic and version take eight bytes, the header's length two of a file of version 1.0.
+    size = 10 + int.from_bytes(body[8:10], "little") if body[6:8] == b"\1\0" else len(body)
+    head = bytes(body[:size])
+    header = _remembered(head) if size <= LARGEST_REMEMBERED else _read(head)
+    return _array(memoryview(body)[header.size :], header)
+
+
+class Header(NamedTuple):
+    """What a .npy file says of its array, and how many bytes it takes to say it."""
+
+    shape: Any
+    is_fortran: bool
+    dtype: np.dtype[Any]
+    size: int
+
+
+def _read(head: bytes) -> Header:
+    """Read the header that some bytes begin with."""
+    file = io.BytesIO(head)
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         if version not in ((1, 0), (2, 0)):
             raise MalformedTensor(f"The .npy file is of version {version[0]}.{version[1]}; 1.0 and 2.0 are read.")
-        shape, is_fortran, dtype = read(file)
+        return Header(*read(file), file.tell())
     except MalformedTensor:
         raise
     except Exception:
         # A header is Python's literals: tokens, syntax and dtypes of any kind may be what is wrong with it.
         raise MalformedTensor("The body is no .npy file: its header is broken.") from None
-    return _array(memoryview(body)[file.tell() :], shape, dtype, is_fortran=is_fortran)
 
 
-def _array(data: memoryview, shape: Any, dtype: np.dtype[Any], *, is_fortran: bool) -> NDArray[Any]:
+# Python compiles a header to read it, and clients send the same few: 20 % of what the identity costs.
+_remembered = lru_cache(maxsize=REMEMBERED)(_read)
+
+
+def _array(data: memoryview, header: Header) -> NDArray[Any]:
+    shape, is_fortran, dtype, _ = header
     if dtype.hasobject:
         raise MalformedTensor("The .npy file holds Python objects, which are not read; text goes as dtype S or U.")
     is_text = dtype.kind in "SU" and dtype.itemsize > 0
@@ -114,8 +140,15 @@ def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
 
 def to_npy(array: NDArray[Any]) -> bytes:
     """Write an array as a .npy file; BF16 as float32, text as fixed-width bytes."""
+    array = np.asarray(_writable(array), order="C")
+    return _header(array.dtype.str, array.shape) + array.tobytes()
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Write the header of an array in C order."""
     file = io.BytesIO()
-    np.lib.format.write_array(file, _writable(array), allow_pickle=False)
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
     return file.getvalue()
 
 

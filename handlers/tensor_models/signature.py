@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from handlers.errors import InvalidConfig
 from handlers.protocol.tensors import DTYPES
 from handlers.tensor_models.config import InputConfig, OutputConfig, Padding, TensorsConfig
@@ -228,8 +230,20 @@ def _check_padding(name: str, tensor: Tensor, inputs: Mapping[str, Tensor]) -> N
         raise InvalidConfig(f"{place}.mask: {mask.name} is the mask of {' and of '.join(padded)}")
     kind = DTYPES[tensor.datatype].kind
     fits = {"b": (bool,), "u": (int,), "i": (int,)}.get(kind, (int, float))
-    if not isinstance(tensor.pad.value, fits) or (kind != "b" and isinstance(tensor.pad.value, bool)):
+    is_kind = isinstance(tensor.pad.value, fits) and (kind == "b" or not isinstance(tensor.pad.value, bool))
+    if not is_kind or not _has(tensor.datatype, tensor.pad.value):
         raise InvalidConfig(f"{place}.value: {tensor.pad.value} is no {tensor.datatype}")
+
+
+def _has(datatype: str, value: float) -> bool:
+    """Whether a number is one of a datatype."""
+    dtype = DTYPES[datatype]
+    try:
+        with np.errstate(over="raise"):
+            np.full((), value, np.float32 if dtype.kind == "V" else dtype)
+    except (OverflowError, FloatingPointError):
+        return False
+    return True
 
 
 def _check_follows(name: str, tensor: Tensor, inputs: Mapping[str, Tensor]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import onnxruntime  # type: ignore[import-untyped]
+import onnxruntime
 
 VARIABLE = "BENCH_ONNX"
 # Seconds until a request counts as unanswered, where a peer asks: no limit that batches are made for.

@@ -1,4 +1,4 @@
-"""Graphs and programs behind a worker: the numbers of ONNX's own runtime and PyTorch's, batched, alone, in any order."""
+"""Graphs and programs in a worker: the numbers of ONNX's own runtime and PyTorch's, batched and alone, in any order."""
 
 from pathlib import Path
 from typing import Any
