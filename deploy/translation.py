@@ -16,6 +16,7 @@ from ctranslate2.converters import TransformersConverter
 
 from deploy.hub import checkpoint
 from deploy.models import Engine, Model
+from deploy.named_files import named_by
 from deploy.sources import Source
 from deploy.translation_quality import read_samples, similarity
 from handlers.archive_files import CHECKPOINT, LABEL
@@ -24,6 +25,7 @@ from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, read_vocabula
 from handlers.engines.decoding import foreign_settings
 from handlers.engines.seq2seq import load_tokenizer, read_generation
 from handlers.errors import InvalidConfig
+from handlers.text.detection import DETECTOR, load_detector
 from handlers.text.translation_config import TranslationConfig
 
 # Families that CTranslate2 runs, as `model_type` names them; NLLB's is M2M100's.
@@ -36,6 +38,8 @@ NORMALISED_BEFORE = {"bart": False, "mbart": True, "pegasus": True}
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     """Write the converted model where CTranslate2 has its family, else the weights; and tokenizer and configuration.
 
+    The detector of languages that the configuration names goes beside it.
+
     Raises:
         WeightsUnavailable: the model cannot be had, or only as a pickle.
         InvalidConfig: the configuration is wrong, or the engine is OpenVINO.
@@ -44,6 +48,9 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     if engine == "openvino":
         # What exports decoders with their caches, optimum-intel, holds transformers back at 5.5.
         raise InvalidConfig(f"{model.name}: translation runs on CTranslate2 or torch; give --engine torch, or none")
+    if path := named_by(model, DETECTOR):
+        shutil.copyfile(path, folder / f"{DETECTOR}{path.suffix}")
+        load_detector(folder)
     with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         is_converted = engine == "auto" and converted(model.name, source, config, folder / CONVERTED)
         discarded = shutil.ignore_patterns("*.safetensors*") if is_converted else None

@@ -29,7 +29,7 @@ from handlers.adaptive import start as adaptive
 from handlers.adaptive.worker import AdaptiveWorker
 from handlers.blocked_import import blocked_import
 from handlers.config import HandlerConfig, NoOptions, parse
-from handlers.engines import Arrays, Engine, Outputs, available_threads
+from handlers.engines import Arrays, Engine, Listener, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, InvalidConfig, ItemError
 from handlers.frontend_heap import HeapFile
 from handlers.metrics import GAUGES, Recorder, Reporter, Sample
@@ -37,9 +37,9 @@ from handlers.pipeline.description import described
 from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead
 from handlers.pipeline.planning import planned
 from handlers.pipeline.runner import Runner, respond
-from handlers.pipeline.slots import Batch
+from handlers.pipeline.slots import Batch, Pieces
 from handlers.pipeline.warm_up import prepare
-from handlers.protocol import requests
+from handlers.protocol import requests, streaming
 from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.open_inference import Model
@@ -119,6 +119,9 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         cost: once an item.
         collate, forward: once a micro-batch; again for each half of one that failed. In adaptive mode several threads
             call them at once, each on a copy of the task with an engine of its own (`streams`).
+        pieces, forward_progressively: in adaptive mode, instead of `forward`, where the engine tells what it generates
+            while it runs (handlers.engines.Progressive). Each item is answered when it has ended, and its text can be
+            streamed. Most tasks leave both alone.
         split: once a micro-batch.
 
     `preprocess`, `inference` and `postprocess` are what these hooks make up in classic mode; adaptive mode calls none
@@ -136,6 +139,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         batch_dims: the dimension of an output tensor that counts rows, where it is not the first, by name.
         media_types: what a body may be beside JSON; the model's metadata tells.
         decodes_in_threads: whether decoding an item is worth handing it to another thread.
+        is_streamable: whether `pieces` makes text of what the engine generates, so that answers can be sent in pieces;
+            then `stream` is one of its options.
         staged_files: names or patterns of files beside the model's configuration; the archive takes them along, under
             the same paths in `model_dir`. What the list or `--weights` names lies in `checkpoint_dir`.
     """
@@ -149,6 +154,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     batch_dims: Mapping[str, int] = {}
     media_types: ClassVar[tuple[str, ...]] = ()
     decodes_in_threads: ClassVar[bool] = True
+    is_streamable: ClassVar[bool] = False
     staged_files: ClassVar[tuple[str, ...]] = ()
 
     config: Config
@@ -207,6 +213,18 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     def forward(self, inputs: Arrays, items: Sequence[Item]) -> Outputs:  # noqa: ARG002
         """Run the model once: arrays of shape (B, ...), named as the model's outputs."""
         return self.engine.run(inputs)
+
+    def pieces(self, item: Item) -> Pieces | None:  # noqa: ARG002
+        """Give what makes text, and in the end the result, of the tokens of one item.
+
+        Returns:
+            None where the engine tells nothing of this item while it runs; items that share a micro-batch agree in it.
+        """
+        return None
+
+    def forward_progressively(self, inputs: Arrays, items: Sequence[Item], progress: Listener) -> Outputs:
+        """Run the model once, as `forward`, and pass on what the engine generates meanwhile."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[Any]:
@@ -296,8 +314,11 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         return fields
 
     def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
-        """Take one row apart; see `handlers.protocol.requests.unpack`."""
-        return requests.unpack(row, headers, self._shape)
+        """Take one row apart; see `handlers.protocol.requests.unpack`, and `handlers.protocol.streaming.asked`."""
+        request = requests.unpack(row, headers, self._shape)
+        if not self.is_streamable:
+            return request
+        return streaming.asked(request, headers, is_adaptive=self.config.scheduling.mode == "adaptive")
 
     # -- adaptive mode: the worker forms the batches ---------------------------------------------------------------
 

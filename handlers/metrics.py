@@ -107,12 +107,28 @@ ENGINE_BUSY = Counter("handler_engine_busy_seconds_total")
 DEADLINE_MISSES = Counter("handler_deadline_misses_total")
 REFUSALS = Counter("handler_refusals_total", ("Reason",))
 EXCHANGES = Counter("handler_exchanges_total")
+# Of answers that are streamed: how long after its request the first piece went, how many went in all, and how many
+# requests were let go because their clients were gone.
+FIRST_PIECE = Histogram("handler_first_piece_seconds", SECONDS)
+PIECES = Counter("handler_pieces_total")
+ABANDONED = Counter("handler_abandoned_total")
 
 # The old generation of TorchServe's heap, in bytes; any worker of the node may say it (handlers/frontend_heap.py).
 HEAP_USED, HEAP_MOST = Gauge("frontend_heap_used_bytes"), Gauge("frontend_heap_max_bytes")
 GAUGES = (HEAP_USED, HEAP_MOST)
 
-HISTOGRAMS = (BATCH_SIZE, DECODE, WAIT, FORWARD, ENCODE, REQUEST, QUEUE_DEPTH, QUEUE_AGE, PREDICTION_RATIO)
+HISTOGRAMS = (
+    BATCH_SIZE,
+    DECODE,
+    WAIT,
+    FORWARD,
+    ENCODE,
+    REQUEST,
+    QUEUE_DEPTH,
+    QUEUE_AGE,
+    PREDICTION_RATIO,
+    FIRST_PIECE,
+)
 # deploy/metrics.yaml declares these to the frontend.
 COUNTERS = (
     ITEMS,
@@ -126,6 +142,8 @@ COUNTERS = (
     DEADLINE_MISSES,
     REFUSALS,
     EXCHANGES,
+    PIECES,
+    ABANDONED,
     *(part for h in HISTOGRAMS for part in (h.bucket, h.sum, h.count)),
 )
 

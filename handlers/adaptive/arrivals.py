@@ -10,6 +10,7 @@ from typing import Any
 from handlers.adaptive.decoder import Decoded
 from handlers.adaptive.in_flight import InFlightRequest
 from handlers.adaptive.length_estimate import LengthEstimate
+from handlers.adaptive.streamed_answer import StreamedAnswer
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidInput, ItemError
 from handlers.metrics import REFUSALS, Recorder
@@ -41,6 +42,8 @@ class Arrivals:
         slots = [Slot(payload) for payload in request.payloads]
         # Each payload lives until it is decoded, in its slot, and no longer.
         arrived = InFlightRequest(id=id_, request=replace(request, payloads=()), slots=slots, arrived_s=came_s)
+        if request.is_streamed:
+            arrived.stream = StreamedAnswer()
         if all(slot.is_failed for slot in slots):
             return arrived
         try:

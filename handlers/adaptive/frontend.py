@@ -9,6 +9,9 @@ TorchServe's last, so its format will not change:
     request    id, (name, value)... -1, (name, content type, value)... -1      headers, then parameters
     answer     200, text, (id, content type, status, phrase, headers, body)... -1
 
+A request whose answer was begun, with a chunk that says `ts_stream_next: true`, comes without its parameters from then
+on. One whose client has gone meanwhile comes no more, and must not be answered.
+
 Integers are of 32 bits, signed, big-endian; a text or value is its length and its bytes; headers of an answer are their
 number, then (name, value) each.
 """
@@ -20,6 +23,7 @@ from http import HTTPStatus
 from struct import Struct
 from typing import Any
 
+from handlers.protocol.headers import STREAM_NEXT
 from handlers.protocol.responses import Reply
 
 INTEGER = Struct("!i")
@@ -120,8 +124,9 @@ class Link:
         """Take a connection over at a point where the frontend waits for an answer."""
         self._connection = connection
         self._inbox = Inbox(connection.recv_into)
-        # Bytes of each request in flight, behind its id.
+        # Bytes of each request in flight, behind its id; and as many as it has without its parameters.
         self._sizes: dict[str, int] = {}
+        self._heads: dict[str, int] = {}
 
     def receive(self) -> dict[str, Sent | None]:
         """Wait for the next message.
@@ -137,25 +142,28 @@ class Link:
         if inbox.take(len(PREDICT)) != PREDICT:
             raise ProtocolError("not a prediction")
         sizes: dict[str, int] = {}
+        heads: dict[str, int] = {}
         requests: dict[str, Sent | None] = {}
         while (length := inbox.integer()) != END:
             id_ = inbox.take(length).decode()
             known = self._sizes.get(id_)
             if known is None:
-                requests[id_], sizes[id_] = self._request()
+                requests[id_], sizes[id_], heads[id_] = self._request()
             else:
                 # What the frontend holds does not change: a request that does not end here is no message of its.
                 inbox.skip(known - INTEGER.size)
                 if inbox.integer() != END:
                     raise ProtocolError("a request has changed")
-                requests[id_], sizes[id_] = None, known
-        self._sizes = sizes
+                requests[id_], sizes[id_], heads[id_] = None, known, self._heads[id_]
+        self._sizes, self._heads = sizes, heads
         return requests
 
     def send(self, answers: Mapping[str, Reply]) -> None:
         """Answer requests by their ids; none is an answer too: the frontend sends what has come meanwhile."""
         parts = [INTEGER.pack(OK), _field(b"")]
         for id_, reply in answers.items():
+            if reply.headers.get(STREAM_NEXT) == "true":
+                self._sizes[id_] = self._heads[id_]
             parts += [_field(id_.encode()), _field(reply.content_type.encode()), INTEGER.pack(reply.status)]
             parts += [_field(HTTPStatus(reply.status).phrase.encode()), INTEGER.pack(len(reply.headers))]
             for name, value in reply.headers.items():
@@ -167,8 +175,8 @@ class Link:
         except (BrokenPipeError, ConnectionResetError):
             raise Disconnected from None
 
-    def _request(self) -> tuple[Sent, int]:
-        """Take the rest of a new request; return it and how many bytes that were."""
+    def _request(self) -> tuple[Sent, int, int]:
+        """Take the rest of a new request; return it, how many bytes that were, and how many without its parameters."""
         inbox = self._inbox
         headers: dict[str, Any] = {}
         sent: dict[str, Any] = {}
@@ -179,6 +187,7 @@ class Link:
             value = inbox.take(inbox.integer())
             sent[name.decode()] = value.decode()
             size += 2 * INTEGER.size + len(name) + len(value)
+        head = size
         while (length := inbox.integer()) != END:
             name = inbox.take(length)
             content_type = inbox.take(inbox.integer())
@@ -186,7 +195,7 @@ class Link:
             row[name.decode()] = value
             headers[name.decode()] = {"content-type": content_type.decode()}
             size += 3 * INTEGER.size + len(name) + len(content_type) + len(value)
-        return Sent(row, {**headers, **sent}), size
+        return Sent(row, {**headers, **sent}), size, head
 
 
 def _field(value: bytes) -> bytes:

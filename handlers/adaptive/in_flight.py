@@ -1,10 +1,11 @@
 """The requests that TorchServe's frontend waits for, each one object from its arrival to its answer. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+from handlers.adaptive.streamed_answer import StreamedAnswer
 from handlers.errors import ItemError
 from handlers.protocol.requests import Request
 from handlers.scheduling.admission import Refusal
@@ -20,12 +21,14 @@ class InFlightRequest(ScheduledRequest):
         request: what it was unpacked to, without its payloads; says the form of the answer.
         is_admitted: whether the scheduler has taken it.
         retry_after_s: seconds after which a refused client may come again; None where it was not refused.
+        stream: its answer, where that is sent in pieces; None where it is not.
     """
 
     id: str
     request: Request
     is_admitted: bool = False
     retry_after_s: float | None = None
+    stream: StreamedAnswer | None = None
 
     def refuse(self, refusal: Refusal, status: int) -> None:
         """Answer it with the reason why it is not admitted."""
@@ -42,6 +45,7 @@ class Counts(NamedTuple):
         refused: those of the complete ones that were not admitted for lack of time or room.
         oldest_refusal_s: when the first of the refused ones came; infinity where there is none.
         decoding: those with an item that is being decoded.
+        streamed: those whose answer is sent in pieces.
     """
 
     in_flight: int
@@ -49,6 +53,7 @@ class Counts(NamedTuple):
     refused: int
     oldest_refusal_s: float
     decoding: int
+    streamed: int
 
 
 @dataclass(slots=True)
@@ -72,12 +77,21 @@ class InFlight:
             del self._requests[request.id]
         return complete
 
+    def take_missing(self, ids: Collection[str]) -> list[InFlightRequest]:
+        """Remove those that the frontend waits for no more, as its message lacks them, and hand them out."""
+        missing = [request for id_, request in self._requests.items() if id_ not in ids]
+        for request in missing:
+            del self._requests[request.id]
+        return missing
+
     def count(self) -> Counts:
         """Tell how far they have come."""
         complete = self._complete()
         refused_s = [request.arrived_s for request in complete if request.retry_after_s is not None]
         decoding = sum(request.decoding > 0 for request in self._requests.values())
-        return Counts(len(self._requests), len(complete), len(refused_s), min(refused_s, default=inf), decoding)
+        streamed = sum(request.stream is not None for request in self._requests.values())
+        oldest_s = min(refused_s, default=inf)
+        return Counts(len(self._requests), len(complete), len(refused_s), oldest_s, decoding, streamed)
 
     def _complete(self) -> list[InFlightRequest]:
         return [request for request in self._requests.values() if request.is_complete]

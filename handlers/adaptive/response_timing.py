@@ -7,6 +7,8 @@ must be few. One happens when
 
     everything in flight is answered           the frontend then waits for the next request, and an idle worker is idle
     some answers are complete                  at once where the engine has nothing else to do, else gap_costs apart
+    an answer in pieces has its first one      gap_costs apart
+    others have more of theirs                 piece_s apart, so that pieces of all are sent together
     a refusal has waited for refusal_s         with whatever else is ready; gap_costs apart where they fill the window,
                                                so that nobody waits unseen
     a stream will soon be free                 early enough for new arrivals to be decoded before it is: a fetch
@@ -38,6 +40,9 @@ class Tuning:
         idle_fetch_s: seconds between two fetches of an idle engine whose next items are being decoded.
         watch_s: seconds between two exchanges at most, while there is anything to do and room in the window;
         watch_costs: but at least so many times what an exchange costs, for it sends again all that is in flight.
+        piece_s: seconds between two exchanges for pieces of answers: who reads them cannot tell it from none, and an
+            engine that is quicker has several tokens in a piece;
+        piece_costs: but at least so many times what an exchange costs, so that pieces take at most a fifth of a thread.
         lone_s: a lone request that takes longer is left to the engine's threads, so that somebody looks out for others.
         crowded_share: with more than this share of the window in flight, refusals do not wait.
         fetch_probe: while most fetches bring nobody, one is made in so many micro-batches.
@@ -53,6 +58,8 @@ class Tuning:
     idle_fetch_s: float = 0.005
     watch_s: float = 0.03
     watch_costs: float = 4.0
+    piece_s: float = 0.02
+    piece_costs: float = 4.0
     lone_s: float = 0.05
     crowded_share: float = 0.5
     fetch_probe: int = 8
@@ -82,6 +89,9 @@ class Situation:
         is_stream_free: whether another micro-batch could start now.
         queued_s: seconds that the engine has to do with what is decoded.
         decoding: how many requests are being decoded.
+        streamed: how many of the requests in flight are answered in pieces.
+        pieces: how many of these have something to send.
+        first_pieces: how many of these have sent nothing yet.
     """
 
     in_flight: int
@@ -92,6 +102,9 @@ class Situation:
     is_stream_free: bool = True
     queued_s: float = 0.0
     decoding: int = 0
+    streamed: int = 0
+    pieces: int = 0
+    first_pieces: int = 0
 
     @property
     def is_engine_done(self) -> bool:
@@ -142,7 +155,7 @@ class ResponseTiming:
         is_anything_left = situation.complete < situation.in_flight
         self._went_s = now_s if is_anything_left else None
         # Refusals alone are no reason to go before they are due.
-        is_for_newcomers = is_anything_left and situation.complete == situation.refused
+        is_for_newcomers = is_anything_left and situation.complete == situation.refused and not situation.pieces
         self._is_fetch = is_for_newcomers and self._planned_s(situation) <= now_s
         self._is_watch = is_for_newcomers and not self._is_fetch
         if self._is_fetch:
@@ -155,8 +168,9 @@ class ResponseTiming:
         self._fetches_since_batch = 0
 
     def is_lone(self, situation: Situation) -> bool:
-        """Whether a single client waits, and fetches lately brought nobody."""
-        return situation.in_flight == 1 and situation.queued_s <= TUNING.lone_s and not self._is_fetch_useful
+        """Whether a single client waits, for its answer as a whole, and fetches lately brought nobody."""
+        is_single = situation.in_flight == 1 and not situation.streamed
+        return is_single and situation.queued_s <= TUNING.lone_s and not self._is_fetch_useful
 
     def due_s(self, situation: Situation) -> float:
         """Tell when to answer: a time that has passed means now; infinity until something happens."""
@@ -174,6 +188,10 @@ class ResponseTiming:
         earliest_s = self._came_s + min(TUNING.gap_costs * self.cost_s.value, TUNING.gap_share * self.enough_s)
         if situation.complete > situation.refused or (situation.complete and situation.is_engine_done):
             due_s = min(due_s, -inf if situation.is_engine_done else earliest_s)
+        if situation.first_pieces:
+            due_s = min(due_s, earliest_s)
+        if situation.pieces:
+            due_s = min(due_s, self._came_s + max(TUNING.piece_s, TUNING.piece_costs * self.cost_s.value))
         if situation.refused and situation.in_flight >= TUNING.crowded_share * self.window:
             due_s = min(due_s, earliest_s)
         if situation.stream_ends_s < inf and self._is_fetch_worthwhile(situation):

@@ -3,12 +3,14 @@
     frontend's thread     receive -> unpack -> admit or refuse -> decode ---+       +--> split -> answer -> send
     decode threads                                               decode ---+-> queue
     engine's threads                                                            -> micro-batch -> micro-batch -> ...
+                                                                                     +-> an item ends, a piece of text
 
 Three kinds of thread around one lock. TorchServe's own thread hands the connection over with its first batch and never
 gets it back (adaptive.frontend): it receives everything in flight, sends an answer when adaptive.response_timing says
 that one is due, and so on; requests that an answer leaves out stay in flight and come again. The engine's threads, one
 a stream, take one micro-batch after the other from the scheduler, so the engine waits neither for decoding nor for the
-frontend. Nobody holds the lock while decoding or running the model.
+frontend. Nobody holds the lock while decoding or running the model. An engine that tells what it generates says so on
+threads of its own: a request whose items have all ended is complete then, and of one that is streamed a piece is due.
 
 One worker per model: the frontend polls for all workers of a model under one lock, and an idle worker holds it until a
 request comes, while a busy one could not deliver its answers.
@@ -19,7 +21,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, inf
 from typing import Any, NamedTuple, NoReturn
 
@@ -29,20 +31,25 @@ from handlers.adaptive.fail_fast import Guard
 from handlers.adaptive.frontend import Disconnected, Link
 from handlers.adaptive.in_flight import InFlight, InFlightRequest
 from handlers.adaptive.response_timing import ResponseTiming, Situation
-from handlers.errors import EXPIRED, where
+from handlers.adaptive.streamed_answer import Diverged
+from handlers.errors import EXPIRED, INTERNAL_ERROR, where
 from handlers.metrics import (
+    ABANDONED,
     DEADLINE_MISSES,
     ENGINE_BUSY,
     EXCHANGES,
+    FIRST_PIECE,
+    PIECES,
     PREDICTION_RATIO,
     QUEUE_AGE,
     QUEUE_DEPTH,
     REFUSALS,
     Recorder,
 )
-from handlers.pipeline.runner import Runner
-from handlers.pipeline.slots import FinishedMicroBatch
+from handlers.pipeline.runner import Heard, Runner
+from handlers.pipeline.slots import FinishedMicroBatch, Generated, Slot
 from handlers.pipeline.warm_up import Rehearsal, Step
+from handlers.protocol import streaming
 from handlers.protocol.responses import Reply
 from handlers.scheduling.scheduler import Scheduler
 from handlers.scheduling.streams import RunningBatch
@@ -70,11 +77,26 @@ class Stuck(Exception):
     """The engine does not come back."""
 
 
+class Tokens(NamedTuple):
+    """What was generated for a request that is streamed since its last piece, and in which run of its item."""
+
+    request: InFlightRequest
+    generated: Generated
+    tokens: list[int]
+
+
 class Due(NamedTuple):
-    """An answer that is to go: the requests that it answers, and the micro-batches that ran since the last one."""
+    """An answer that is to go.
+
+    Attributes:
+        complete: the requests that it answers.
+        finished: the micro-batches that ran since the last one.
+        tokens: what those have to send that are not complete.
+    """
 
     complete: list[InFlightRequest]
     finished: list[FinishedMicroBatch]
+    tokens: list[Tokens]
 
 
 class AdaptiveWorker:
@@ -122,6 +144,8 @@ class AdaptiveWorker:
         self._longest_run_s = longest_run_s
         self._in_flight = InFlight()
         self._finished: list[FinishedMicroBatch] = []
+        # The requests that have a piece to send, in the order in which it came, with the slot of their item.
+        self._talking: dict[InFlightRequest, Slot] = {}
         self._lock = threading.Lock()
         self._answer_may_be_due = threading.Condition(self._lock)
         # When the frontend's thread looks again; minus infinity while it is about to.
@@ -172,6 +196,8 @@ class AdaptiveWorker:
         read = self._whole.read
         newcomers = [(id_, read(sent.row, sent.headers), sent.headers) for id_, sent in received.items() if sent]
         with self._lock:
+            for request in self._in_flight.take_missing(received):
+                self._abandon(request)
             self._timing.came(came_s, len(newcomers))
             requests = [self._arrivals.arrived(id_, request, headers, came_s) for id_, request, headers in newcomers]
             self._in_flight.add(requests)
@@ -183,7 +209,8 @@ class AdaptiveWorker:
             self._run(due, self._whole)
         for micro_batch in due.finished:
             self._whole.split(micro_batch)
-        return {request.id: self._reply(request) for request in due.complete}
+        chunks = {each.request.id: chunk for each in due.tokens if (chunk := self._chunk(each))}
+        return chunks | {request.id: self._reply(request) for request in due.complete}
 
     def _next_due(self) -> Due | RunningBatch:
         """Wait until an answer must go, or this thread is to run a micro-batch itself.
@@ -209,17 +236,73 @@ class AdaptiveWorker:
             self._answer_due_s = -inf
             self._timing.goes(now_s, situation)
             finished, self._finished = self._finished, []
-            return Due(self._in_flight.take_complete(), finished)
+            complete = self._in_flight.take_complete()
+            talking, self._talking = self._talking, {}
+            tokens = [
+                Tokens(request, slot.generated, slot.generated.take())
+                for request, slot in talking.items()
+                if slot.generated is not None and not request.is_complete
+            ]
+            return Due(complete, finished, tokens)
+
+    def _chunk(self, told: Tokens) -> Reply | None:
+        """Write a piece of an answer; None where its tokens make no text that is certain yet."""
+        request, stream = told.request, told.request.stream
+        if stream is None or stream.is_broken:
+            return None
+        try:
+            text = stream.add(told.generated, told.generated.pieces.add(told.tokens))
+        except Exception as error:
+            self._break(request, error)
+            return None
+        if not text:
+            return None
+        self._recorder.add(PIECES, 1)
+        headers: Mapping[str, str] = {}
+        if not stream.has_begun:
+            stream.has_begun = True
+            self._recorder.observe(FIRST_PIECE, time.perf_counter() - request.arrived_s)
+            headers = {**streaming.HEADERS, **self._timed(request, self._whole.headers(request.slots))}
+        return streaming.chunk(streaming.piece(text), headers)
+
+    def _break(self, request: InFlightRequest, error: Exception) -> None:
+        """Have a streamed answer end with an error: its engine is asked to go on no further."""
+        if request.stream is not None:
+            request.stream.is_broken = True
+        if isinstance(error, Diverged):
+            logger.error("A streamed answer failed: its second run was not like its first")
+        else:
+            logger.error("A streamed answer failed: %s", where(error))
+
+    def _end(self, request: InFlightRequest) -> str:
+        """Turn what was generated for a request into its results; give the rest of its text, where it is streamed."""
+        texts = [self._whole.end(slot) for slot in request.slots]
+        if (stream := request.stream) is None:
+            return ""
+        (slot,), (text,) = request.slots, texts
+        if slot.generated is not None and not (slot.is_failed or stream.is_broken):
+            try:
+                return stream.add(slot.generated, text)
+            except Diverged as error:
+                self._break(request, error)
+        if stream.is_broken:
+            slot.outcome = INTERNAL_ERROR
+        return ""
+
+    def _timed(self, request: InFlightRequest, headers: Mapping[str, str]) -> Mapping[str, str]:
+        total_ms = 1000 * (time.perf_counter() - request.arrived_s)
+        return {**headers, "Server-Timing": f"total;dur={total_ms:.2f}, {headers['Server-Timing']}"}
 
     def _reply(self, request: InFlightRequest) -> Reply:
+        text = self._end(request)
         reply = self._whole.answer(request.request, request.slots)
-        now_s = time.perf_counter()
-        total_ms = 1000 * (now_s - request.arrived_s)
-        reply = reply.with_headers({"Server-Timing": f"total;dur={total_ms:.2f}, {reply.headers['Server-Timing']}"})
+        reply = reply.with_headers(self._timed(request, reply.headers))
         if request.is_admitted:
             with self._lock:
-                is_in_time = self._scheduler.answered(request, now_s)
+                is_in_time = self._scheduler.answered(request, time.perf_counter())
             self._recorder.add(DEADLINE_MISSES, not is_in_time)
+        if request.stream is not None:
+            reply = streaming.last(text, reply, has_begun=request.stream.has_begun)
         if request.retry_after_s is None:
             return reply
         return reply.with_headers({"Retry-After": str(max(1, ceil(request.retry_after_s)))})
@@ -245,7 +328,18 @@ class AdaptiveWorker:
             is_stream_free=scheduler.free_streams > 0,
             queued_s=scheduler.ready_s,
             decoding=counts.decoding,
+            streamed=counts.streamed,
+            pieces=len(self._talking),
+            first_pieces=sum(each.stream is not None and not each.stream.has_begun for each in self._talking),
         )
+
+    def _abandon(self, request: InFlightRequest) -> None:
+        """Let go of a request whose client is gone: what waits of it is forgotten, what runs is asked to end."""
+        self._scheduler.abandon(request)
+        self._talking.pop(request, None)
+        if request.stream is not None:
+            request.stream.is_abandoned = True
+        self._recorder.add(ABANDONED, 1)
 
     # -- decoding ----------------------------------------------------------------------------------------------------
 
@@ -298,19 +392,51 @@ class AdaptiveWorker:
     def _run(self, running: RunningBatch, runner: Runner) -> None:
         slots = [item.slot for item in running.items]
         started_s = time.perf_counter()
-        finished = runner.run(slots)
+        finished = runner.run(slots, heard=self._heard(running))
         seconds = time.perf_counter() - started_s
         self._recorder.add(ENGINE_BUSY, seconds if running.is_wide else seconds / self._scheduler.stream_count)
         if running.micro_batch.predicted_s > 0:
             self._recorder.observe(PREDICTION_RATIO, seconds / running.micro_batch.predicted_s)
         with self._lock:
-            # A micro-batch that was halved took longer than such a one takes.
-            is_whole = len(finished) == 1 and len(finished[0].slots) == len(slots)
+            # A micro-batch that was halved took longer than such a one takes, one without its longest maybe less.
+            is_whole = len(finished) == 1 and finished[0].size == len(slots) and not self._is_any_over(running)
             self._scheduler.finish(running, seconds, is_telling=is_whole)
             self._timing.micro_batch_ended()
             self._finished += finished
             self._wake_engine()
             self._wake_frontend()
+
+    def _heard(self, running: RunningBatch) -> Heard:
+        """Listen to what is generated in a micro-batch; the engine's threads wait meanwhile."""
+        items = {id(item.slot): item for item in running.items}
+
+        def heard(slot: Slot, tokens: Sequence[int], is_last: bool) -> bool:
+            request, generated = items[id(slot)].request, slot.generated
+            # All requests here are of those that came; the scheduler knows a part of them only.
+            assert isinstance(request, InFlightRequest) and generated is not None  # noqa: S101
+            if request.stream is None and not is_last:
+                # Nobody looks at it before it has ended.
+                generated.tokens += tokens
+                return False
+            with self._guard.watch(), self._lock:
+                generated.tokens += tokens
+                if is_last:
+                    generated.is_ended = True
+                    self._scheduler.ended(running, items[id(slot)], time.perf_counter())
+                    self._wake_frontend()
+                elif request.stream is not None and not request.stream.is_over:
+                    # The frontend's thread knows already where others have something to send, or this one has.
+                    is_news = request not in self._talking and not (self._talking and request.stream.has_begun)
+                    self._talking[request] = slot
+                    if is_news:
+                        self._wake_frontend()
+            return request.stream is not None and request.stream.is_over
+
+        return heard
+
+    def _is_any_over(self, running: RunningBatch) -> bool:
+        requests = (item.request for item in running.items)
+        return any(isinstance(each, InFlightRequest) and each.stream and each.stream.is_over for each in requests)
 
     def _next_batch(self, step: Step | None) -> RunningBatch:
         """Wait for a micro-batch to run; one without items stands for the step of a rehearsal, while nobody waits."""

@@ -10,7 +10,7 @@ shares a batch with.
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import transformers
 
-from handlers.engines import Arrays, Outputs, available_threads
+from handlers.engines import Arrays, Listener, Outputs, Progress, available_threads
 from handlers.engines.torch import DTYPES, Precision, dtype_for
 from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
 
@@ -96,6 +96,38 @@ class Deadline(transformers.StoppingCriteria):  # type: ignore[misc]
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
+class Telling(transformers.StoppingCriteria):  # type: ignore[misc]
+    """Tells of greedy decoding, step by step, what was written for each item, and which has ended."""
+
+    def __init__(self, progress: Listener, items: int, end_ids: Collection[int], max_new_tokens: int) -> None:
+        self._progress = progress
+        self._left = set(range(items))
+        self._end_ids = end_ids
+        self._max_new_tokens = max_new_tokens
+        self._steps = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **others: Any) -> torch.Tensor:  # noqa: ARG002
+        """Tell of the tokens that came last.
+
+        Args:
+            input_ids: (B, U) int64, what is written so far.
+            scores: it makes no difference.
+            others: likewise.
+
+        Returns:
+            (B,) bool: the items of which no more is wanted.
+        """
+        self._steps += 1
+        stopped = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        for index, token in enumerate(input_ids[:, -1].tolist()):
+            if index in self._left:
+                is_last = token in self._end_ids or self._steps >= self._max_new_tokens
+                stopped[index] = is_over = self._progress(Progress(index, (token,), is_last))
+                if is_last or is_over:
+                    self._left.remove(index)
+        return stopped
+
+
 class Generator:
     """An engine (see `handlers.engines.Engine`) of a model with an encoder and a decoder, which generates."""
 
@@ -118,7 +150,6 @@ class Generator:
         self._processors = [Banned(banned)] if (banned := _prepare(model.generation_config)) else []
         self.description = f"torch {device} {str(model.dtype).removeprefix('torch.')}"
 
-    @torch.inference_mode()
     def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None) -> Outputs:
         """Run generate() once.
 
@@ -133,15 +164,32 @@ class Generator:
             OutOfMemory: the micro-batch does not fit.
             OutOfTime: it took longer than `longest_run_s`.
         """
-        deadline = Deadline(time.perf_counter() + self._longest_run_s)
+        return self._generate(inputs, {"max_new_tokens": TUNING.max_new_tokens, **(arguments or {})}, ())
+
+    def run_progressively(
+        self, inputs: Arrays, progress: Listener, arguments: Mapping[str, Any] | None = None
+    ) -> Outputs:
+        """Run generate() once, as `run` does, greedily; see `handlers.engines.Progressive`."""
         arguments = {"max_new_tokens": TUNING.max_new_tokens, **(arguments or {})}
+        generation = self.model.generation_config
+        ends = generation.eos_token_id
+        end_ids = {ends} if isinstance(ends, int) else set(ends or ())
+        telling = Telling(progress, len(inputs["input_ids"]), end_ids, arguments["max_new_tokens"])
+        return self._generate(inputs, arguments, (telling,))
+
+    @torch.inference_mode()
+    def _generate(
+        self, inputs: Arrays, arguments: Mapping[str, Any], criteria: Sequence[transformers.StoppingCriteria]
+    ) -> Outputs:
+        deadline = Deadline(time.perf_counter() + self._longest_run_s)
+        arguments = dict(arguments)
         if arguments.get("num_beams", 1) == 1:
             # The likeliest token stays so; normalising would go over the vocabulary for nothing.
             arguments["renormalize_logits"] = False
         try:
             tensors = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
             sequences = self.model.generate(
-                **tensors, **arguments, logits_processor=self._processors, stopping_criteria=[deadline]
+                **tensors, **arguments, logits_processor=self._processors, stopping_criteria=[*criteria, deadline]
             )
             return {"sequences": sequences.cpu().numpy().astype(np.int64, copy=False)}
         except (torch.OutOfMemoryError, MemoryError) as error:

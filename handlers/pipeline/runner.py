@@ -2,6 +2,7 @@
 
     decode, prepare, price      a payload becomes a priced item, or the ItemError of its own mistake
     run                         collate -> forward; what fails is halved and tried again, down to the item at fault
+    end                         what was generated for an item that has ended becomes its result, while others go on
     split, answer               outputs become results, results become a Reply
 
 Every step leaves its outcome in the slots and never raises for an item: where a hook fails, that item is answered with
@@ -12,7 +13,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from http import HTTPStatus
@@ -21,7 +22,7 @@ from math import inf
 from typing import Any, Protocol
 
 from handlers.config import HandlerConfig
-from handlers.engines import Arrays, Outputs
+from handlers.engines import Arrays, Listener, Outputs, Progress
 from handlers.errors import (
     INTERNAL_ERROR,
     OUT_OF_MEMORY,
@@ -57,7 +58,7 @@ from handlers.metrics import (
 )
 from handlers.pipeline.budget import excess
 from handlers.pipeline.micro_batches import Cost
-from handlers.pipeline.slots import FinishedMicroBatch, Slot, attempt, server_timing
+from handlers.pipeline.slots import FinishedMicroBatch, Generated, Pieces, Slot, attempt, server_timing
 from handlers.protocol.allowance import SharedAllowance
 from handlers.protocol.headers import GRPC_HEADERS, is_grpc
 from handlers.protocol.metadata import Metadata, asks_for_metadata
@@ -87,7 +88,13 @@ class Task(Protocol):
     def cost(self, item: Any) -> Cost: ...
     def collate(self, items: Sequence[Any]) -> Arrays: ...
     def forward(self, inputs: Arrays, items: Sequence[Any]) -> Outputs: ...
+    def pieces(self, item: Any) -> Pieces | None: ...
+    def forward_progressively(self, inputs: Arrays, items: Sequence[Any], progress: Listener) -> Outputs: ...
     def split(self, outputs: Outputs, items: Sequence[Any]) -> Sequence[Any]: ...
+
+
+# Told of a slot whose item's generation went on, with the new tokens and whether they are the last; True ends it.
+Heard = Callable[[Slot, Sequence[int], bool], bool]
 
 
 class Runner:
@@ -111,7 +118,9 @@ class Runner:
         except Exception as error:
             logger.error("A request failed: %s", where(error))
             request = failed(headers, INTERNAL_ERROR)
-        return Request(_sharing(request.payloads), request.form, is_grpc(headers), request.terms, came_s)
+        return Request(
+            _sharing(request.payloads), request.form, is_grpc(headers), request.terms, came_s, request.is_streamed
+        )
 
     def decode(self, slot: Slot, ends_s: float = inf) -> None:
         """Decode the payload in a slot. This is the only place that catches InvalidInput; any thread may call it.
@@ -154,12 +163,13 @@ class Runner:
                 for slot in slots:
                     slot.outcome = error
 
-    def run(self, slots: list[Slot], ends_s: float = inf) -> list[FinishedMicroBatch]:
+    def run(self, slots: list[Slot], ends_s: float = inf, heard: Heard | None = None) -> list[FinishedMicroBatch]:
         """Run a micro-batch, halving it where it fails.
 
         Args:
             slots: those of the micro-batch, all good.
             ends_s: from when on none is begun, in seconds of `time.perf_counter`; what is left is given up.
+            heard: is told what the engine generates for the items while it runs, where it tells; on its threads.
 
         Returns:
             What ran: the whole micro-batch, or parts of it where it failed, without the slots that failed alone.
@@ -169,13 +179,31 @@ class Runner:
         def step(some: list[Slot]) -> None:
             if time.perf_counter() > ends_s:
                 raise OutOfTime
-            finished.append(self._run(some))
+            finished.append(self._run(some, heard))
 
         attempt(slots, step, self._give_up)
         return finished
 
+    def end(self, slot: Slot) -> str:
+        """Replace an item that the engine has ended by its result; give the rest of its text. Once for a slot."""
+        generated = slot.generated
+        if generated is None or not generated.is_ended or generated.is_split:
+            return ""
+        generated.is_split = True
+        started = time.perf_counter()
+        try:
+            text = generated.pieces.add(generated.take())
+            rest, slot.outcome = generated.pieces.end()
+        except Exception as error:
+            self._give_up(slot, error)
+            return ""
+        self._recorder.add(EXECUTION_SECONDS, time.perf_counter() - started, str(slot.batch_size), OUTPUT)
+        return text + rest
+
     def split(self, micro_batch: FinishedMicroBatch) -> None:
         """Replace the items in the slots of a micro-batch by the results that its outputs hold."""
+        if not micro_batch.slots:
+            return
         items = [slot.outcome for slot in micro_batch.slots]
         started = time.perf_counter()
         try:
@@ -186,7 +214,7 @@ class Runner:
                 self._give_up(slot, error)
         for slot, result in results:
             slot.outcome = result
-        self._recorder.add(EXECUTION_SECONDS, time.perf_counter() - started, str(len(items)), OUTPUT)
+        self._recorder.add(EXECUTION_SECONDS, time.perf_counter() - started, str(micro_batch.size), OUTPUT)
 
     def answer(self, request: Request, slots: Sequence[Slot]) -> Reply:
         """Write the answer to a request, with the headers of every answer, and count it, its results and its errors.
@@ -204,10 +232,14 @@ class Runner:
         for slot in slots:
             self._record(slot)
         own = GRPC_HEADERS if request.is_grpc else {}
-        return reply.with_headers({**self._headers, "Server-Timing": server_timing(slots, ended - started), **own})
+        return reply.with_headers({**self.headers(slots, ended - started), **own})
+
+    def headers(self, slots: Sequence[Slot], encode_s: float = 0.0) -> Mapping[str, str]:
+        """Give the headers of every answer; of one that is streamed they say what is known with its first piece."""
+        return {**self._version, "Server-Timing": server_timing(slots, encode_s)}
 
     @cached_property
-    def _headers(self) -> Mapping[str, str]:
+    def _version(self) -> Mapping[str, str]:
         """Say in every answer which version it is from; nothing where the archive has none."""
         version = self._task.metadata.version
         return {} if version is None else {VERSION_HEADER: version}
@@ -258,25 +290,46 @@ class Runner:
             self._give_up(slot, error)
             return None
 
-    def _run(self, slots: list[Slot]) -> FinishedMicroBatch:
+    def _run(self, slots: list[Slot], heard: Heard | None) -> FinishedMicroBatch:
         items = [slot.outcome for slot in slots]
         started = time.perf_counter()
         inputs = self._task.collate(items)
         collated = time.perf_counter()
-        outputs = self._task.forward(inputs, items)
+        outputs = self._forward(inputs, slots, items, started, heard)
         ended = time.perf_counter()
         seconds = ended - started
-        for slot in slots:
-            slot.wait_s = started - slot.decoded_at
-            slot.forward_s = seconds
-            slot.batch_size = len(slots)
+        # What has ended is its request's business; that may be answered by now.
+        left = [index for index, slot in enumerate(slots) if not slot.is_ended]
+        for index in left:
+            _note(slots[index], started, ended, len(slots))
         self._recorder.observe(BATCH_SIZE, len(slots))
         self._recorder.observe(FORWARD, seconds)
         size = str(len(slots))
         self._recorder.add(EXECUTIONS, 1, size)
         self._recorder.add(EXECUTION_SECONDS, collated - started, size, INPUT)
         self._recorder.add(EXECUTION_SECONDS, ended - collated, size, INFER)
-        return FinishedMicroBatch(slots, outputs, seconds)
+        if len(left) < len(slots):
+            outputs = {name: array[left] for name, array in outputs.items()}
+        return FinishedMicroBatch([slots[index] for index in left], outputs, seconds, len(slots))
+
+    def _forward(
+        self, inputs: Arrays, slots: list[Slot], items: list[Any], started_s: float, heard: Heard | None
+    ) -> Outputs:
+        """Run the model once; where the engine tells what it generates, and somebody listens, pass that on."""
+        pieces = [self._task.pieces(item) for item in items] if heard else []
+        if heard is None or None in pieces:
+            return self._task.forward(inputs, items)
+        for slot, each in zip(slots, pieces, strict=True):
+            slot.generated = None if each is None else Generated(each)
+
+        def progress(told: Progress) -> bool:
+            slot = slots[told.index]
+            # A request that streams says with its first piece how long it waited.
+            if told.is_last or not slot.batch_size:
+                _note(slot, started_s, time.perf_counter(), len(slots))
+            return heard(slot, told.tokens, told.is_last)
+
+        return self._task.forward_progressively(inputs, items, progress)
 
     def _give_up(self, slot: Slot, error: Exception) -> None:
         """Give up an item that failed alone: it is too large for the engine, or met a bug, which the log places."""
@@ -300,6 +353,11 @@ class Runner:
             self._recorder.add(ITEM_ERRORS, 1, slot.outcome.type)
         else:
             self._recorder.add(ITEMS, 1)
+
+
+def _note(slot: Slot, started_s: float, ended_s: float, size: int) -> None:
+    """Note in a slot when its item's run, with so many others, began and ended."""
+    slot.wait_s, slot.forward_s, slot.batch_size = started_s - slot.decoded_at, ended_s - started_s, size
 
 
 def _expect_grpc() -> None:

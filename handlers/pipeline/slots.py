@@ -2,16 +2,49 @@
 
 payload -> Slot -> decoded item -> result, or the ItemError that takes its place
 slots   -> attempt: a step on all of them, or on halves where it fails
+tokens  -> Generated -> Pieces: text as it comes, and in the end the result, before the micro-batch is done
 slots   -> server_timing: the header of their request's answer
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from handlers.engines import Outputs
 from handlers.errors import ItemError, OutOfTime
 from handlers.protocol.requests import Request
+
+
+class Pieces(Protocol):
+    """Makes text of one item's tokens as they come. What it gives, joined, is the text of the item's result."""
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """Take the tokens that come next; give the text that is certain by now and was not given yet, maybe none."""
+
+    def end(self) -> tuple[str, Any]:
+        """Give the rest of the text, and the item's result, the same that `split` makes of the engine's outputs."""
+
+
+@dataclass(slots=True)
+class Generated:
+    """What an engine has generated for one item, in one run of it.
+
+    Attributes:
+        pieces: makes text of it.
+        tokens: those that `pieces` has not been given.
+        is_ended: whether nothing more comes.
+        is_split: whether it has become the item's result.
+    """
+
+    pieces: Pieces
+    tokens: list[int] = field(default_factory=list)
+    is_ended: bool = False
+    is_split: bool = False
+
+    def take(self) -> list[int]:
+        """Remove the tokens that `pieces` has not been given, and hand them out."""
+        tokens, self.tokens = self.tokens, []
+        return tokens
 
 
 @dataclass(slots=True)
@@ -25,6 +58,7 @@ class Slot:
         wait_s: how many seconds passed between being decoded and the start of its micro-batch.
         forward_s: how many seconds its micro-batch took.
         batch_size: how many items its micro-batch had; 0 when there was none.
+        generated: what the engine has generated for the item so far, where it tells while it runs.
     """
 
     outcome: Any
@@ -33,6 +67,7 @@ class Slot:
     wait_s: float = 0.0
     forward_s: float = 0.0
     batch_size: int = 0
+    generated: Generated | None = field(default=None, repr=False)
 
     def queue_s(self, came_s: float) -> float:
         """Say how many seconds of its request's stay the item waited, for its decoding and for the engine.
@@ -47,20 +82,27 @@ class Slot:
         """Whether an error took the place of the item or its result."""
         return isinstance(self.outcome, ItemError)
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether the engine has ended the item, though its micro-batch may run on."""
+        return self.generated is not None and self.generated.is_ended
+
 
 @dataclass(frozen=True, slots=True)
 class FinishedMicroBatch:
     """A micro-batch that went through the model.
 
     Attributes:
-        slots: those of its items, in order.
-        outputs: what the engine gave, arrays of shape (B, ...).
+        slots: those of its items that did not end before it did, in order.
+        outputs: what the engine gave for these, arrays of shape (B, ...).
         seconds: how long `collate` and `forward` took.
+        size: how many items it had, those included that ended before.
     """
 
     slots: list[Slot]
     outputs: Outputs
     seconds: float
+    size: int
 
 
 @dataclass(slots=True)
@@ -83,11 +125,12 @@ class Batch:
 def attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Callable[[Slot, Exception], None]) -> None:
     """Run a step on slots together; where it fails, run it on halves of them, down to the slots that fail alone.
 
-    Where time is up, all of them are given up at once.
+    Those that the engine had ended by then have their answer, and are left out. Where time is up, all of the others are
+    given up at once.
 
     Args:
         slots: any number of slots; with none, nothing is done.
-        step: called with the slots or a part of them; where it raises, it must not have changed any.
+        step: called with the slots or a part of them; where it raises, it must not have changed any that is not ended.
         give_up: called with each slot that failed by itself, and with the error.
     """
     if not slots:
@@ -97,14 +140,16 @@ def attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Call
     except OutOfTime as error:
         # Halves would take longer still.
         for slot in slots:
-            give_up(slot, error)
+            if not slot.is_ended:
+                give_up(slot, error)
     except Exception as error:
-        if len(slots) == 1:
-            give_up(slots[0], error)
-            return
-        middle = len(slots) // 2
-        attempt(slots[:middle], step, give_up)
-        attempt(slots[middle:], step, give_up)
+        left = [slot for slot in slots if not slot.is_ended]
+        if left and len(slots) == 1:
+            give_up(left[0], error)
+        else:
+            middle = len(left) // 2
+            attempt(left[:middle], step, give_up)
+            attempt(left[middle:], step, give_up)
 
 
 def server_timing(slots: Sequence[Slot], encode_s: float) -> str:

@@ -75,6 +75,7 @@ class Request:
         is_grpc: whether it came by TorchServe's own gRPC.
         terms: what the Open Inference Protocol's parameters ask of the scheduler, unchecked; see `Terms.of`.
         came_s: when the worker read it, in seconds of `time.perf_counter`.
+        is_streamed: whether its answer is to be sent in pieces, as they come.
     """
 
     payloads: tuple[Payload | ItemError, ...]
@@ -82,6 +83,7 @@ class Request:
     is_grpc: bool = False
     terms: Mapping[str, Any] = field(default_factory=dict)
     came_s: float = 0.0
+    is_streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

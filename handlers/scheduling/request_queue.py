@@ -153,6 +153,12 @@ class RequestQueue:
         """Forget a request that is still being decoded; the caller fails it."""
         self._decoding.pop(request.number, None)
 
+    def abandon(self, request: ScheduledRequest) -> None:
+        """Forget a request, decoded or not."""
+        self.withdraw(request)
+        self.ready = [item for item in self.ready if item.request is not request]
+        request.queued = 0
+
     def take(self, items: Iterable[QueuedItem]) -> None:
         """Remove items that start."""
         started = set(items)

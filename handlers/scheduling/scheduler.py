@@ -10,7 +10,8 @@ A request holds one or more items; each item goes its own way:
                              │  ^
                              │  └─ late       it waits behind all that are not (timeout_action: delay)
                              v
-                          running ──> done    `finish` teaches the latency model what it took
+                          running ──> done    one by one where the engine tells (`ended`), else with its micro-batch:
+                                              `finish` teaches the latency model what that took
 
 The order is request_queue's business, what shares a micro-batch batch_selection's, how many run at once streams', and
 who is refused admission's.
@@ -37,7 +38,7 @@ from handlers.scheduling.admission import Admission, Refusal
 from handlers.scheduling.batch_selection import Limits, MicroBatch, select
 from handlers.scheduling.latency_model import LatencyModel, Line
 from handlers.scheduling.policy import Policy
-from handlers.scheduling.request_queue import RequestQueue, ScheduledRequest, Work
+from handlers.scheduling.request_queue import QueuedItem, RequestQueue, ScheduledRequest, Work
 from handlers.scheduling.streams import RunningBatch, Streams, done_in_s
 
 
@@ -179,6 +180,10 @@ class Scheduler:
         """Forget a request that is still being decoded; the caller fails it."""
         self._queue.withdraw(request)
 
+    def abandon(self, request: ScheduledRequest) -> None:
+        """Forget a request for whose answer nobody waits; whether what runs of it ends is the engine's business."""
+        self._queue.abandon(request)
+
     def expire(self, now_s: float) -> Sequence[ScheduledRequest]:
         """Remove the requests that waited too long, where these are rejected; the caller fails them."""
         return self._queue.expire(now_s)
@@ -211,6 +216,12 @@ class Scheduler:
         self._queue.take(micro_batch.items)
         return self.streams.begin(micro_batch, now_s, is_wide=is_wide)
 
+    def ended(self, running: RunningBatch, item: QueuedItem, now_s: float) -> None:
+        """Note that the engine has ended one item, while others of its micro-batch go on."""
+        running.ended.add(item)
+        item.request.running -= 1
+        item.request.finished_s = now_s
+
     def finish(self, running: RunningBatch, seconds: float, *, is_telling: bool = True) -> None:
         """Note that a micro-batch has ended.
 
@@ -221,8 +232,9 @@ class Scheduler:
         """
         self.streams.end(running, seconds, is_telling=is_telling)
         for item in running.items:
-            item.request.running -= 1
-            item.request.finished_s = running.started_s + seconds
+            if item not in running.ended:
+                item.request.running -= 1
+                item.request.finished_s = running.started_s + seconds
 
     def rehearse(self, step: Step, now_s: float) -> RunningBatch | None:
         """Start a micro-batch of nobody's items, which prepares the engine; None where it has no room for it."""

@@ -14,7 +14,7 @@ its part of the engine.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from math import inf
 
@@ -35,12 +35,14 @@ class RunningBatch:
         is_wide: whether it takes the whole engine.
         started_s: when it started.
         ends_s: when it should end.
+        ended: those of its items that the engine has ended before the others.
     """
 
     micro_batch: MicroBatch
     is_wide: bool
     started_s: float
     ends_s: float
+    ended: set[QueuedItem] = field(default_factory=set)
 
     @property
     def items(self) -> Sequence[QueuedItem]:

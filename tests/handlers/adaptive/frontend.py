@@ -3,8 +3,10 @@
     submit -> queue -> exchange with everything in flight and what is new -> answers of some -> their futures
 
 Every exchange sends the worker all requests that it has not answered, payloads included, in the bytes of TorchServe
-0.12.0. With nothing in flight the thread waits for a first request, and a millisecond more for others. The first
-message is read by TorchServe's own code, which gives it to `handle`.
+0.12.0. A reply that says ts_stream_next is a chunk of its answer: from the first one on its request comes without the
+payload, and one whose client has gone is dropped with the next. With nothing in flight the thread waits for a first
+request, and a millisecond more for others. The first message is read by TorchServe's own code, which gives it to
+`handle`.
 """
 
 import socket
@@ -48,6 +50,33 @@ class Sent(NamedTuple):
     body: Body
     headers: dict[str, Any]
     answer: "Future[Answer]"
+    stream: "Stream"
+
+
+class Stream:
+    """What the client of one request sees of its answer, where that comes in chunks.
+
+    `chunks` has each with the time at which it came; `exchanges` is how many exchanges there had been by then.
+    """
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+        self.came_s: list[float] = []
+        self.headers: dict[str, str] = {}
+        self.is_there = True
+        self.is_dropped = threading.Event()
+
+    def leave(self) -> None:
+        """Go away, as a client that closes its connection."""
+        self.is_there = False
+
+    def wait(self, chunks: int) -> list[bytes]:
+        """Wait until so many have come."""
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while len(self.chunks) < chunks:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return list(self.chunks)
 
 
 class Frontend:
@@ -101,13 +130,21 @@ class Frontend:
     def submit_together(self, requests: Sequence[tuple[Body, dict[str, str]]]) -> "list[Future[Answer]]":
         """Several that an idle worker sees in one exchange."""
         sent = [
-            Sent(body, {name.replace("_", "-"): value for name, value in headers.items()}, Future())
+            Sent(body, {name.replace("_", "-"): value for name, value in headers.items()}, Future(), Stream())
             for body, headers in requests
         ]
         with self._is_something_there:
             self._queue.extend(sent)
             self._is_something_there.notify()
         return [each.answer for each in sent]
+
+    def stream(self, body: Body, **headers: str) -> "tuple[Stream, Future[Answer]]":
+        """One request whose answer may come in chunks; the answer's body is all of them, as bytes."""
+        sent = Sent(body, {"explain": "False", **headers}, Future(), Stream())
+        with self._is_something_there:
+            self._queue.append(sent)
+            self._is_something_there.notify()
+        return sent.stream, sent.answer
 
     def send(self, body: Body, **headers: str) -> Answer:
         """One request and its answer."""
@@ -145,11 +182,36 @@ class Frontend:
 
     def _exchange(self, answers: BinaryIO) -> None:
         self.exchanges += 1
-        self._ours.sendall(message({id_: (sent.headers, sent.body) for id_, sent in self._in_flight.items()}))
+        self._ours.sendall(
+            message(
+                {id_: (sent.headers, () if sent.stream.chunks else sent.body) for id_, sent in self._in_flight.items()}
+            )
+        )
         for id_, received in read_answers(answers).items():
             assert received.phrase
             headers = {"content-type": received.content_type, **received.headers}
-            self._in_flight.pop(id_).answer.set_result(Answer(received.status, self.read(received), headers))
+            # TorchServe's worker thread fails where there is no such request.
+            sent = self._in_flight[id_]
+            is_next = received.headers.get("ts_stream_next") if sent.headers else None
+            if is_next is None:
+                assert not sent.stream.chunks, "a plain reply in the middle of a stream"
+                del self._in_flight[id_]
+                sent.answer.set_result(Answer(received.status, self.read(received), headers))
+            else:
+                self._stream(id_, sent, received, headers, is_last=is_next == "false")
+
+    def _stream(self, id_: str, sent: Sent, received: "Received", headers: dict[str, str], *, is_last: bool) -> None:
+        stream = sent.stream
+        assert stream.chunks or not is_last, "the first message is the last: no head is written, and the client hangs"
+        stream.headers = stream.headers or headers
+        stream.came_s.append(time.perf_counter())
+        stream.chunks.append(received.body)
+        if is_last:
+            del self._in_flight[id_]
+            sent.answer.set_result(Answer(received.status, b"".join(stream.chunks), stream.headers))
+        elif not stream.is_there:
+            del self._in_flight[id_]
+            stream.is_dropped.set()
 
     def read(self, received: "Received") -> Any:
         """Make of an answer's body what its client sees: here, what its JSON says."""

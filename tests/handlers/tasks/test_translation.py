@@ -232,8 +232,8 @@ def test_translation_text_that_brings_its_marian_prefix_needs_no_target(start: S
 
 
 KNOWN = (
-    "src_lang, tgt_lang, max_new_tokens, num_beams, length_penalty, early_stopping, no_repeat_ngram_size, "
-    "repetition_penalty"
+    "src_lang, tgt_lang, min_score, split, max_new_tokens, num_beams, length_penalty, early_stopping, "
+    "no_repeat_ngram_size, repetition_penalty, stream"
 )
 BAD: list[tuple[Any, int, str, str]] = [
     (b"  ", 400, "EmptyInput", "text: empty."),
@@ -252,6 +252,8 @@ BAD: list[tuple[Any, int, str, str]] = [
     ({"text": "a", "length_penalty": 11}, 400, "UnknownOption", "length_penalty: "),
     ({"text": "a", "repetition_penalty": 0}, 400, "UnknownOption", "repetition_penalty: "),
     ({"text": "a", "no_repeat_ngram_size": -1}, 400, "UnknownOption", "no_repeat_ngram_size: "),
+    ({"text": "a", "stream": True}, 400, "UnknownOption", "stream: this model batches in classic mode"),
+    ({"text": "a", "stream": "yes"}, 400, "UnknownOption", "stream: Input should be a valid boolean"),
 ]
 
 

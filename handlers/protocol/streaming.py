@@ -1,0 +1,103 @@
+"""Answers in pieces, as server-sent events (WHATWG HTML, 9.2): who asks for one, and how it is written. Pure.
+
+Request, headers -> asked  -> Request, whose answer is streamed; or the error that says why it is not
+text             -> piece  -> data: {"text": "..."}
+Reply            -> last   -> data: {"translation_text": "..."}, what a plain request is answered with
+                              event: error, data: {"code", "type", "message"}
+
+TorchServe makes an HTTP chunk of every reply that says `ts_stream_next`. The first reply to a request writes the head
+of the answer; it must never be the last one too, or no head is written and its client hangs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from handlers.errors import InvalidInput, ItemError, UnknownOption
+from handlers.protocol.headers import STREAM_NEXT, is_grpc
+from handlers.protocol.requests import Payload, Request, header
+from handlers.protocol.responses import OneItem, Reply, encode
+
+OPTION = "stream"
+MEDIA_TYPE = "text/event-stream"
+# A proxy that keeps answers keeps no stream.
+HEADERS = {"Cache-Control": "no-cache"}
+
+
+def asked(request: Request, headers: Mapping[str, Any], *, is_adaptive: bool) -> Request:
+    """Find out whether the answer to a request is to be streamed.
+
+    Args:
+        request: unpacked, its options unchecked.
+        headers: the request's.
+        is_adaptive: whether the worker can answer in pieces at all.
+
+    Returns:
+        The request as it is where nobody asks for pieces, or it fails anyway. Otherwise one that is streamed, whose
+        option `stream` is true, whichever way that was said; or one that fails.
+    """
+    payloads = [payload for payload in request.payloads if isinstance(payload, Payload)]
+    said = [payload.options[OPTION] for payload in payloads if OPTION in payload.options]
+    is_asked = any(value is True for value in said) or (not said and _accepts_events(headers))
+    if not (payloads and is_asked):
+        return request
+    try:
+        _check(request, headers, is_adaptive=is_adaptive)
+    except InvalidInput as error:
+        failed = ItemError.of(error)
+        return replace(request, payloads=tuple(failed for _ in request.payloads))
+    (payload,) = payloads
+    streamed = replace(payload, options={**payload.options, OPTION: True})
+    return replace(request, payloads=(streamed,), is_streamed=True)
+
+
+def _check(request: Request, headers: Mapping[str, Any], *, is_adaptive: bool) -> None:
+    if not is_adaptive:
+        raise UnknownOption("stream: this model batches in classic mode; its archive needs scheduling.mode adaptive.")
+    if not isinstance(request.form, OneItem):
+        raise UnknownOption('stream: one {"text": ...} is answered in pieces, no list and no tensors.')
+    if is_grpc(headers):
+        raise UnknownOption("stream: answers come in pieces over HTTP only.")
+
+
+def _accepts_events(headers: Mapping[str, Any]) -> bool:
+    """Whether the header Accept names server-sent events, and not to say that they are refused."""
+    accepted = header(headers, "Accept")
+    if accepted is None or MEDIA_TYPE not in accepted.lower():
+        return False
+    for part in accepted.lower().split(","):
+        media_type, *parameters = (each.strip() for each in part.split(";"))
+        if media_type == MEDIA_TYPE:
+            return not any(each.replace(" ", "").rstrip("0").rstrip(".") in ("q=", "q=0") for each in parameters)
+    return False
+
+
+def piece(text: str) -> bytes:
+    """Write a piece of the text as an event."""
+    return b"data: " + encode({"text": text}) + b"\n\n"
+
+
+def chunk(body: bytes, headers: Mapping[str, str]) -> Reply:
+    """Make the reply that sends events and keeps the request; the first of them brings the status and headers."""
+    return Reply(200, body, MEDIA_TYPE, {**headers, STREAM_NEXT: "true"})
+
+
+def last(text: str, reply: Reply, *, has_begun: bool) -> Reply:
+    """Make the reply that ends a request.
+
+    Args:
+        text: what is left of its text, maybe nothing.
+        reply: what a plain request would be answered with.
+        has_begun: whether a chunk was sent.
+
+    Returns:
+        The events that end the stream. What has not begun is answered in one go, like any other: with all its events,
+        or where it failed with its error and its own status.
+    """
+    if not has_begun and reply.status >= 400:
+        return reply
+    kind = b"event: error\n" if reply.status >= 400 else b""
+    body = (piece(text) if text else b"") + kind + b"data: " + reply.body + b"\n\n"
+    if has_begun:
+        return Reply(200, body, MEDIA_TYPE, {STREAM_NEXT: "false"})
+    return Reply(200, body, MEDIA_TYPE, {**reply.headers, **HEADERS})

@@ -1,0 +1,66 @@
+"""Translations in pieces: joined, they are the translation that a plain request gets."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.tasks.translation import TranslationHandler
+from tests import tiny_seq2seq
+from tests.handlers.adaptive.frontend import Frontend
+from tests.handlers.adaptive.gated import SCHEDULING
+from tests.handlers.adaptive.spelling import events
+from tests.handlers.serving import context
+from tests.handlers.tasks import translating
+
+TIMEOUT_S = 60
+LANGUAGES = {"src_lang": "en", "tgt_lang": "fr"}
+# Kind of checkpoint, and the options that it needs.
+KINDS: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
+    "marian": (tiny_seq2seq.marian, {}),
+    "m2m100": (tiny_seq2seq.m2m100, LANGUAGES),
+}
+
+
+def asked(text: str, **options: Any) -> bytes:
+    return json.dumps({"text": text, **options}).encode()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[TranslationHandler, Any]:
+    make, options = KINDS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    (folder / "checkpoint").mkdir()
+    checkpoint = make(folder / "checkpoint")
+    archive = translating.staged("tiny", checkpoint, folder, translating.SETTINGS)
+    handler = TranslationHandler()
+    settings = {**translating.SETTINGS, "scheduling": {**SCHEDULING, "max_latency_ms": 60_000}}
+    handler.worker_context = context(archive, settings, batch_size=64)
+    handler.worker_context.model_yaml_config["continuousBatching"] = True
+    handler.initialize(handler.worker_context)
+    return handler, options
+
+
+def test_translation_in_pieces_is_the_translation_that_a_plain_request_gets(
+    served: tuple[TranslationHandler, Any],
+) -> None:
+    handler, options = served
+    with Frontend(handler) as frontend:
+        streamed = [frontend.stream(asked(text, stream=True, **options))[1] for text in translating.TEXTS]
+        plain = [frontend.stream(asked(text, **options))[1] for text in translating.TEXTS]
+        for one, other in zip(streamed, plain, strict=True):
+            *pieces, (kind, last) = events(one.result(TIMEOUT_S).body)
+            assert (kind, last) == ("message", other.result(TIMEOUT_S).body)
+            assert last.keys() == {"translation_text"}
+            assert "".join(data["text"] for _, data in pieces) == last["translation_text"]
+
+
+def test_translation_in_pieces_of_a_search_with_beams_is_refused(served: tuple[TranslationHandler, Any]) -> None:
+    handler, options = served
+    with Frontend(handler) as frontend:
+        refused = frontend.stream(asked("A bell.", stream=True, num_beams=2, **options))[1].result(TIMEOUT_S)
+        assert (refused.status, refused.body["message"].startswith("stream: needs num_beams 1")) == (400, True)
+        whole = frontend.stream(asked("A bell.", num_beams=2, **options))[1].result(TIMEOUT_S)
+        assert whole.body.keys() == {"translation_text"}
