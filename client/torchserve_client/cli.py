@@ -71,11 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nodes = _nodes(options, keys.get("management"), trust)
         if options.command in commands.ON_ALL:
             return commands.ON_ALL[options.command](options, nodes)
-        if options.command != "predict":
+        if options.command not in ("predict", "stream"):
             return commands.on_each(getattr(commands, options.command.replace("-", "_")), options, nodes)
         servers = _servers(options)
         with Client(servers, token=keys.get("inference"), timeout_s=options.timeout, **trust) as client:
-            return bulk.predict(options, next(iter(nodes.by_name.values())), client, len(servers))
+            first = next(iter(nodes.by_name.values()))
+            is_stream = options.command == "stream"
+            return commands.stream(options, client) if is_stream else bulk.predict(options, first, client, len(servers))
     except (Unreachable, NoConnection, TLSFailed, InvalidPayload) as error:
         return _failed(error.message, USAGE)
     except (ClientError, OSError) as error:
@@ -187,15 +189,18 @@ def parser() -> argparse.ArgumentParser:
         "--chunk", type=_positive, default=DEFAULTS.lines, metavar="N", help="lines a request; default: %(default)d"
     )
     predict.add_argument("--in-flight", type=_positive, metavar="N", help="requests at once; default: by batch_size")
-    predict.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="top_k=3")
-    predict.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=DEFAULTS.predict_s,
-        metavar="S",
-        help="of a request with its retries; %(default)g",
-    )
+    _request_options(predict)
+
+    stream = _command(added, "stream", "one text, answered in pieces as the model generates them")
+    stream.add_argument("text", metavar="TEXT", nargs="?", help="default: standard input")
+    _request_options(stream)
     return root
+
+
+def _request_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="top_k=3")
+    words = "of a request with its retries; %(default)g"
+    command.add_argument("--timeout", type=_seconds, default=DEFAULTS.predict_s, metavar="S", help=words)
 
 
 def _canary_parameters(command: argparse.ArgumentParser) -> None:

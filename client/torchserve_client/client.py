@@ -12,7 +12,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import orjson
@@ -24,10 +25,20 @@ from torchserve_client.payloads import Body, body
 from torchserve_client.retry import RetryPolicy, Runner
 from torchserve_client.servers import TUNING as SERVERS
 from torchserve_client.servers import Servers
-from torchserve_client.transport import Incoming, Outgoing, PooledTransport, Transport
+from torchserve_client.streams import MEDIA_TYPE, Stream
+from torchserve_client.transport import (
+    Incoming,
+    Opened,
+    Outgoing,
+    PooledTransport,
+    StreamingTransport,
+    Transport,
+)
 
 TIMEOUT_HEADER = "X-Timeout-Ms"
 PREDICTIONS = "predictions"
+
+Answer = TypeVar("Answer")
 
 
 class Client:
@@ -117,13 +128,33 @@ class Client:
             Rejected, Unavailable, ServerFailed: the server answered with an error, whose words it holds.
             NoConnection, TLSFailed, DeadlineExceeded, Closed: there was no answer.
         """
-        path = "/".join(quote(part, safe="") for part in (model, version) if part is not None)
         request = body(payload, options)
-        incoming = self._runner.run(
-            lambda left_s: self._try(f"/predictions/{path}", request, left_s),
-            self._timeout_s if timeout_s is None else timeout_s,
-        )
+        send = partial(self._send, _path(model, version), request)
+        incoming = self._runner.run(partial(self._try, send), self._timeout_s if timeout_s is None else timeout_s)
         return _answer(incoming, request)
+
+    def stream(
+        self, model: str, text: str, *, version: str | None = None, timeout_s: float | None = None, **options: Any
+    ) -> Stream:
+        """Ask for one answer in pieces, as the model generates it.
+
+        Args:
+            model: the model's name; it is served in adaptive mode, and generates text.
+            text: the input.
+            version: the model's version; None asks its default version.
+            timeout_s: deadline of the whole answer in seconds; None takes the client's.
+            options: what the model is told beside the input, as in `tgt_lang="fr"`.
+
+        Returns:
+            An iterator of pieces of text, at the latest when the first of them is there; then its `answer` is the whole
+            one. What fails before is tried again as with `predict`; nothing is after it.
+
+        Raises:
+            As `predict`; and ValueError where the client has a transport of its own that lacks `open`.
+        """
+        request = body(text, {**options, "stream": True})
+        send = partial(self._open, _path(model, version), request)
+        return Stream(self._runner.run(partial(self._try, send), self._timeout_s if timeout_s is None else timeout_s))
 
     def close(self) -> None:
         """Let go of every connection; calls that are in flight raise Closed."""
@@ -138,7 +169,7 @@ class Client:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _try(self, path: str, request: Body, left_s: float) -> Incoming:
+    def _try(self, send: Callable[[str, float], Answer], left_s: float) -> Answer:
         """Ask one server; where it is of no use, another one at once, until each was asked."""
         ends_s = self._clock() + left_s
         tried: list[str] = []
@@ -146,7 +177,7 @@ class Client:
             url = self._servers.next_url(tried)
             tried.append(url)
             try:
-                incoming = self._send(url + path, request, left_s)
+                answer = send(url, left_s)
             except ClientError as error:
                 if not _is_of_server(error):
                     raise
@@ -157,16 +188,29 @@ class Client:
                     raise
             else:
                 self._servers.settled(url)
-                return incoming
+                return answer
 
     def _may_ask_another(self, error: ClientError) -> bool:
         """Return whether another server may answer at once: one that is full is waited for, one that is gone is not."""
         return error.status == 404 or (isinstance(error, NoConnection) and self._policy.is_worth_it(error))
 
-    def _send(self, url: str, request: Body, left_s: float) -> Incoming:
+    def _outgoing(self, url: str, request: Body, left_s: float, headers: Mapping[str, str]) -> Outgoing:
         timeout = {TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
-        headers = {**self._headers, **request.headers, **timeout}
-        incoming = self._transport.send(Outgoing("POST", url, request.content, headers), left_s)
+        return Outgoing("POST", url, request.content, {**self._headers, **request.headers, **timeout, **headers})
+
+    def _open(self, path: str, request: Body, url: str, left_s: float) -> Opened:
+        if not isinstance(self._transport, StreamingTransport):
+            raise ValueError("this client's transport has no `open`, which an answer in pieces needs")
+        opened = self._transport.open(self._outgoing(url + path, request, left_s, {"Accept": MEDIA_TYPE}), left_s)
+        if not 200 <= opened.status < 300:
+            try:
+                raise error_of(Incoming(opened.status, b"".join(opened.chunks), opened.headers, opened.reason))
+            finally:
+                opened.close()
+        return opened
+
+    def _send(self, path: str, request: Body, url: str, left_s: float) -> Incoming:
+        incoming = self._transport.send(self._outgoing(url + path, request, left_s, {}), left_s)
         if not 200 <= incoming.status < 300 and not _is_list(incoming, request):
             raise error_of(incoming)
         return incoming
@@ -174,6 +218,10 @@ class Client:
     def _sleep(self, seconds: float) -> None:
         if self._closed.wait(seconds):
             raise Closed("the client was closed between two tries")
+
+
+def _path(model: str, version: str | None) -> str:
+    return "/predictions/" + "/".join(quote(part, safe="") for part in (model, version) if part is not None)
 
 
 def _is_of_server(error: ClientError) -> bool:

@@ -6,6 +6,7 @@
 import argparse
 import contextlib
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from torchserve_client.client import Client
 from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError
 from torchserve_client.gateway import DEFAULT_URL, Gateway
 from torchserve_client.management import Management
@@ -24,6 +26,18 @@ from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 out = Console(highlight=False, markup=False, soft_wrap=True)
 aside = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+
+def stream(options: argparse.Namespace, client: Client) -> int:
+    """Print the pieces of one answer as they come."""
+    text = sys.stdin.read().strip() if options.text is None else options.text
+    with client.stream(options.model, text, **dict(options.option)) as pieces:
+        try:
+            for piece in pieces:
+                out.print(piece, end="")
+        finally:
+            out.print()
+    return 0
 
 
 def register(options: argparse.Namespace, management: Management) -> int:
