@@ -91,7 +91,7 @@ class Script:
 
     def __init__(self) -> None:
         self.asked: list[Outgoing] = []
-        self.is_open = False
+        self.open_connections = 0
 
     def send(self, request: Outgoing, timeout_s: float) -> Incoming:
         raise AssertionError(request, timeout_s)
@@ -99,12 +99,12 @@ class Script:
     def open(self, request: Outgoing, timeout_s: float) -> Opened:
         assert 0 < timeout_s <= TIMEOUT_S
         self.asked.append(request)
-        self.is_open = True
+        self.open_connections += 1
         headers = {"Content-Type": "text/event-stream; charset=utf-8"}
         return Opened(200, iter([event({"text": "B"}), event(ANSWER)]), self._let_go, headers)
 
     def _let_go(self) -> None:
-        self.is_open = False
+        self.open_connections -= 1
 
     def close(self) -> None:
         """Nothing is kept."""
@@ -114,9 +114,9 @@ def test_stream_asks_for_events_and_lets_go_in_the_end() -> None:
     script = Script()
     with Client("http://server", token="key", timeout_s=TIMEOUT_S, transport=script) as client:  # noqa: S106
         stream = client.stream("m/n", "text", version="2", tgt_lang="fr")
-        assert script.is_open
+        assert script.open_connections == 1
         assert list(stream) == ["B"]
-    assert not script.is_open
+    assert script.open_connections == 0
     (asked,) = script.asked
     assert (asked.method, asked.url) == ("POST", "http://server/predictions/m%2Fn/2")
     assert json.loads(asked.body) == {"text": "text", "tgt_lang": "fr", "stream": True}
