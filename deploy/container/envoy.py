@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from deploy.container.settings import NodeSettings
 from deploy.gateway.envoy.bootstrap import ADMIN
-from deploy.gateway.envoy.clusters import NOT_FOR_NODES, Tokens
+from deploy.gateway.envoy.clusters import NOT_FOR_NODES, Tokens, without_accept
 from deploy.gateway.envoy.resources import ROUTES, Resource, address, seconds, typed, watched
 from deploy.gateway.watch import DRAINING
 from deploy.nodes.node import address as host_and_port
@@ -129,6 +129,7 @@ def _cluster(name: str, url: str) -> Resource:
                     "request_mutations": [{"remove": name} for name in NOT_FOR_NODES if name != "authorization"]
                 },
             ),
+            without_accept(),
             typed("envoy.filters.http.upstream_codec", "envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec"),
         ],
     )["typed_config"]

@@ -14,7 +14,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from deploy.gateway.envoy.resources import CLUSTER, ENDPOINTS, Resource, address, seconds, typed, watched
+from deploy.gateway.envoy.resources import (
+    CLUSTER,
+    ENDPOINTS,
+    Resource,
+    address,
+    only,
+    seconds,
+    sent,
+    typed,
+    watched,
+)
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet
 from deploy.nodes.node import Node
@@ -30,7 +40,6 @@ NOT_FOR_NODES = (
     "x-client",
     "authorization",
     "user-agent",
-    "accept",
     "accept-encoding",
     "accept-language",
     "x-forwarded-for",
@@ -210,6 +219,7 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
             "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
             mutations={"request_mutations": mutations},
         ),
+        without_accept(),
         typed("envoy.filters.http.upstream_codec", "envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec"),
     ]
     return {
@@ -251,6 +261,16 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
             )["typed_config"]
         },
     }
+
+
+def without_accept() -> Resource:
+    """Make the filter that takes a header off which a handler reads only where it asks for an answer in pieces."""
+    removal = typed(
+        "accept",
+        "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
+        mutations={"request_mutations": [{"remove": "accept"}]},
+    )
+    return only(removal, {"not_matcher": sent("accept", r"(?i).*text/event-stream.*")})
 
 
 def _outliers(seconds_out: float) -> Resource:

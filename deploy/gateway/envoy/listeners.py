@@ -14,7 +14,18 @@ from dataclasses import dataclass
 from deploy.gateway.envoy.access_log import access_log, notes
 from deploy.gateway.envoy.errors import local_reply
 from deploy.gateway.envoy.keys import key_filters
-from deploy.gateway.envoy.resources import LISTENER, TYPE, Resource, address, lua, seconds, typed, watched
+from deploy.gateway.envoy.resources import (
+    LISTENER,
+    TYPE,
+    Resource,
+    address,
+    lua,
+    only,
+    seconds,
+    sent,
+    typed,
+    watched,
+)
 from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.envoy.tls import transport
 from deploy.gateway.envoy.tracing import only_valid_trace, tracing
@@ -132,10 +143,10 @@ def _http_filters(settings: Settings) -> list[Resource]:
     return [
         *key_filters(settings),
         notes(),
-        _only(lua("inflate"), PACKED),
-        _only(_decompressor(CONNECTION.inflate_ratio), PACKED),
+        only(lua("inflate"), PACKED),
+        only(_decompressor(CONNECTION.inflate_ratio), PACKED),
         _buffer(settings, "gateway.buffer"),
-        _only(lua("http_request", form_bytes), {"or_matcher": {"predicate": [INFLATED, FORM]}}),
+        only(lua("http_request", form_bytes), {"or_matcher": {"predicate": [INFLATED, FORM]}}),
         lua("http_response"),
         _router(),
     ]
@@ -163,27 +174,9 @@ def _grpc_filters(settings: Settings) -> list[Resource]:
     ]
 
 
-def _sent(header: str, regex: str) -> Resource:
-    """Ask whether a request has a header of this kind."""
-    asked = typed("header", "envoy.type.matcher.v3.HttpRequestHeaderMatchInput", header_name=header)
-    return {"single_predicate": {"input": asked, "value_match": {"safe_regex": {"google_re2": {}, "regex": regex}}}}
-
-
-PACKED = _sent("content-encoding", ".*")
-INFLATED = _sent("x-inflated", ".*")
-FORM = _sent("content-type", "(?i).*application/x-www-form-urlencoded.*")
-
-
-def _only(filter_: Resource, asked: Resource) -> Resource:
-    """Make a filter that requests pass by where the answer is no."""
-    skip = typed("skip", "envoy.extensions.filters.common.matcher.action.v3.SkipFilter")
-    matcher = {"predicate": {"not_matcher": asked}, "on_match": {"action": skip}}
-    return typed(
-        filter_["name"],
-        "envoy.extensions.common.matching.v3.ExtensionWithMatcher",
-        extension_config=filter_,
-        xds_matcher={"matcher_list": {"matchers": [matcher]}},
-    )
+PACKED = sent("content-encoding", ".*")
+INFLATED = sent("x-inflated", ".*")
+FORM = sent("content-type", "(?i).*application/x-www-form-urlencoded.*")
 
 
 def _decompressor(ratio: int) -> Resource:

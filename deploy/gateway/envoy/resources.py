@@ -39,3 +39,21 @@ def lua(script: str, before: str = "", name: str = "envoy.filters.http.lua") -> 
     source = (LUA / f"{script}.lua").read_text(encoding="utf-8")
     code = {"inline_string": before + source}
     return typed(name, "envoy.extensions.filters.http.lua.v3.Lua", default_source_code=code)
+
+
+def sent(header: str, regex: str) -> Resource:
+    """Ask whether a request has a header of this kind."""
+    asked = typed("header", "envoy.type.matcher.v3.HttpRequestHeaderMatchInput", header_name=header)
+    return {"single_predicate": {"input": asked, "value_match": {"safe_regex": {"google_re2": {}, "regex": regex}}}}
+
+
+def only(filter_: Resource, asked: Resource) -> Resource:
+    """Make a filter that requests pass by where the answer is no."""
+    skip = typed("skip", "envoy.extensions.filters.common.matcher.action.v3.SkipFilter")
+    matcher = {"predicate": {"not_matcher": asked}, "on_match": {"action": skip}}
+    return typed(
+        filter_["name"],
+        "envoy.extensions.common.matching.v3.ExtensionWithMatcher",
+        extension_config=filter_,
+        xds_matcher={"matcher_list": {"matchers": [matcher]}},
+    )
