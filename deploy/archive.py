@@ -8,6 +8,7 @@ same inputs is taken from the cache.
 """
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -15,17 +16,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
 from deploy.exports import Exports
-from deploy.fingerprint import archive_fingerprint, built_from, export_fingerprint, handler_files
+from deploy.fingerprint import archive_fingerprint, built_from, export_fingerprint, handler_files, label_of
 from deploy.models import MODEL_LIST, ROOT, Engine, Model, UnknownModel, model, models
 from deploy.sources import Source, WeightsUnavailable, source
 from deploy.tasks import imported_quietly, task_of
-from handlers.archive_files import BUILD, CONFIG, Build, sums
+from handlers.archive_files import BUILD, CONFIG, LABEL, Build, sums
 from handlers.errors import InvalidConfig
 
 # These are torch-model-archiver's own names, and what each appends. zip-store is our default: weights do not compress.
@@ -44,11 +45,13 @@ class Archive:
         path: a file, or a folder for `no-archive`.
         version: as registered; it ends in -untrained for random weights.
         is_new: whether this call built it, and not found it.
+        label: what its builder says of a model that it converted; see `handlers.archive_files.Build`.
     """
 
     path: Path
     version: str
     is_new: bool
+    label: Mapping[str, str | float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Recipe:
         archive_format: torch-model-archiver's name of it.
         export_path: the model store.
         cache_path: the folder of cached exports; None for a hidden one in the model store.
+        min_chrf: how near a converted model's answers must be to the original's, in chrF; None for any.
     """
 
     entry: Model
@@ -70,6 +74,7 @@ class Recipe:
     archive_format: str = "zip-store"
     export_path: Path = ROOT / "model_store"
     cache_path: Path | None = None
+    min_chrf: float | None = None
 
     @property
     def path(self) -> Path:
@@ -86,7 +91,9 @@ class Recipe:
         origin = source(self.entry, self.weights)
         if built_from(self.path) != self._fingerprint(origin):
             return None
-        return Archive(self.path, self._version(origin), is_new=False)
+        label = label_of(self.path)
+        _check_quality(self.entry, label, self.min_chrf)
+        return Archive(self.path, self._version(origin), is_new=False, label=label)
 
     def build(self) -> Archive:
         """Make the archive, whatever is there.
@@ -103,6 +110,8 @@ class Recipe:
             for folder in (stage, temporary, out):
                 folder.mkdir()
             self._stage(origin, stage)
+            label = _taken_label(stage)
+            _check_quality(entry, label, self.min_chrf)
             _check_root(entry, stage, task.path.name)
             for name, path in handler_files().items():
                 (stage / name).parent.mkdir(parents=True, exist_ok=True)
@@ -115,6 +124,7 @@ class Recipe:
                 weights=origin.identity,
                 is_folder=self.archive_format == "no-archive",
                 files=sums({**_packed(stage), task.path.name: task.path, CONFIG: config_path}),
+                label=label,
             )
             (stage / BUILD).write_text(build.to_json())
             arguments = {
@@ -128,7 +138,7 @@ class Recipe:
             }
             run_archiver(entry.name, arguments, temporary)
             _replace(out / self.path.name, self.path)
-        return Archive(self.path, self._version(origin), is_new=True)
+        return Archive(self.path, self._version(origin), is_new=True, label=label)
 
     def _stage(self, origin: Source, folder: Path) -> None:
         """Write what the task serves, or link it from the cache where it takes long to make."""
@@ -149,6 +159,35 @@ class Recipe:
     def _fingerprint(self, origin: Source) -> str:
         packing = (self._version(origin), self.engine, self.archive_format)
         return archive_fingerprint(self.entry, task_of(self.entry), origin, packing)
+
+
+def _taken_label(stage: Path) -> dict[str, str | float]:
+    """Take what the builder says of a converted model out of the stage; it goes into build.json."""
+    path = stage / LABEL
+    if not path.is_file():
+        return {}
+    label: dict[str, str | float] = json.loads(path.read_text(encoding="utf-8"))
+    # It may be a link into the cache: only this name of it goes.
+    path.unlink()
+    return label
+
+
+def _check_quality(entry: Model, label: Mapping[str, str | float], min_chrf: float | None) -> None:
+    """Check that a converted model answers as the original does.
+
+    Raises:
+        InvalidConfig: it does not, or nothing says so.
+    """
+    if min_chrf is None:
+        return
+    chrf = label.get("chrf")
+    if chrf is None:
+        raise InvalidConfig(
+            f"{entry.name}: --min-chrf {min_chrf:g}: nothing was measured; that needs a model that is converted, and "
+            "samples.txt beside model-config.yaml"
+        )
+    if float(chrf) < min_chrf:
+        raise InvalidConfig(f"{entry.name}: chrF {chrf} against the model in fp32 is less than --min-chrf {min_chrf:g}")
 
 
 def _check_root(entry: Model, stage: Path, handler: str) -> None:
@@ -217,6 +256,12 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--engine", choices=["auto", "openvino", "torch"], default="auto")
     parser.add_argument("--archive-format", choices=list(SUFFIXES), default="zip-store")
     parser.add_argument("--export-path", type=Path, default=ROOT / "model_store", help="default: model_store")
+    parser.add_argument(
+        "--min-chrf",
+        type=float,
+        metavar="N",
+        help="refuse a converted translation model whose answers to samples.txt are farther than that from fp32's",
+    )
     parser.add_argument("--force", action="store_true", help="build even what is up to date")
     parsed = parser.parse_args(arguments)
     if bool(parsed.names) == parsed.all:
@@ -246,6 +291,7 @@ def main(arguments: list[str]) -> int:
                 options.archive_format,
                 options.export_path.resolve(),
                 cache_path,
+                options.min_chrf,
             )
             archive = (None if options.force else recipe.find()) or recipe.build()
             report(archive, time.monotonic() - started)
@@ -265,6 +311,8 @@ def report(archive: Archive, seconds: float) -> None:
     print(
         f"{place}: built, version {archive.version}" + (f", {size / 1e6:.0f} MB" if size else "") + f", {seconds:.0f} s"
     )
+    if archive.label:
+        print(f"{place}: {', '.join(f'{name} {value}' for name, value in archive.label.items())}")
     if archive.version.endswith("-untrained"):
         print(f"{place}: UNTRAINED: its weights are random, its answers mean nothing", file=sys.stderr)
 

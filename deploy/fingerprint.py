@@ -15,6 +15,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from deploy.models import ROOT, Engine, Model
 from deploy.sources import Source
@@ -23,7 +24,7 @@ from deploy.tasks import Task, beside
 from handlers.config import parse
 
 # Another version of one of these packages makes another archive of the same inputs.
-TOOLS = ("torch", "torchvision", "transformers", "safetensors", "openvino", "torch-model-archiver")
+TOOLS = ("torch", "torchvision", "transformers", "safetensors", "openvino", "ctranslate2", "torch-model-archiver")
 
 
 def handler_files(root: Path = ROOT) -> dict[str, Path]:
@@ -126,6 +127,18 @@ def _digest(files: Mapping[str, Path], *facts: object) -> str:
 
 def built_from(path: Path) -> str | None:
     """Read the fingerprint inside an archive; None where there is no archive of ours."""
+    found = _build(path).get("fingerprint")
+    return found if isinstance(found, str) else None
+
+
+def label_of(path: Path) -> dict[str, str | float]:
+    """Read what an archive's builder said of a model that it converted; nothing where it converted none."""
+    found = _build(path).get("label")
+    return found if isinstance(found, dict) else {}
+
+
+def _build(path: Path) -> dict[str, Any]:
+    """Read build.json inside an archive; nothing where there is no archive of ours."""
     try:
         if path.is_dir():
             text = (path / "build.json").read_text()
@@ -136,7 +149,7 @@ def built_from(path: Path) -> str | None:
             with tarfile.open(path) as archive:
                 member = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/build.json")
                 text = member.read().decode() if member else "{}"
-        found = json.loads(text).get("fingerprint")
+        found = json.loads(text)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile, tarfile.TarError):
-        return None
-    return found if isinstance(found, str) else None
+        return {}
+    return found if isinstance(found, dict) else {}

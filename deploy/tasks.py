@@ -86,6 +86,8 @@ BUILT_IN = {
         path=_file("translation"),
         builder="deploy.translation",
         settings="handlers.text.translation_config:TranslationConfig",
+        export_settings=("trust_remote_code", "precision", "src_lang", "tgt_lang"),
+        files=("samples.txt",),
         takes_hub_ids=True,
     ),
     "language_id": Task(

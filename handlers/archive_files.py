@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.machinery import all_suffixes
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 BUILD = "build.json"
 CONFIG = "model-config.yaml"
+# What a builder says of a model that it converted, for build.json and whoever builds.
+LABEL = "label.json"
 # The folder of a checkpoint, or of whatever else was given as weights: nothing in it lies on the worker's path.
 CHECKPOINT = "checkpoint"
 # SHA-256 lets go of Python's lock. Two or three files of weights are most of an archive: more threads find nothing.
@@ -40,12 +42,15 @@ class Build:
         is_folder: whether it was built as a folder, to develop in, where code and settings may be edited.
         files: SHA-256 of every file by its path in the archive, but for build.json and the manifest, which
             torch-model-archiver and a rollout write after it.
+        label: what the builder says of a model that it made anew: engine, precision, how near its answers are to the
+            original's; empty where it made none.
     """
 
     fingerprint: str
     weights: str
     is_folder: bool
     files: Mapping[str, str]
+    label: Mapping[str, str | float] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Write it as build.json has it, with a sum over itself."""

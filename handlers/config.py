@@ -54,7 +54,8 @@ class SchedulingConfig:
         max_queue_items: the most items that may wait.
         overload_status: the HTTP status of a request that is refused.
         streams: how many micro-batches may run side by side, each on a stream with its share of the engine's threads; 1
-            for one at a time. Only OpenVINO has streams, and they hold the weights a second time.
+            for one at a time; None for what is best: two for OpenVINO, whose streams hold the weights a second time;
+            for CTranslate2 what a second's trial shows as the worker starts. Other engines have none.
         warm_up_s: the most seconds that each stream spends, while nobody waits, on micro-batches at the shapes that are
             likely; a request takes a few milliseconds longer where the engine has not met its shape. 0 for none.
     """
@@ -69,7 +70,7 @@ class SchedulingConfig:
     timeout_action: Literal["reject", "delay"] = "reject"
     max_queue_items: Count = 512
     overload_status: Literal[429, 503] = 503
-    streams: Count = 2
+    streams: Count | None = None
     # OpenVINO takes 4 to 6 ms more for a shape it has not met, and MiniLM meets some two hundred on each lane.
     warm_up_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 3.0
 

@@ -3,7 +3,7 @@
 engine -> streams -> measured at a few sizes, or remembered -> scheduler -> worker, which rehearses while it is idle
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +81,7 @@ def start(
     check_mode(settings)
     config: HandlerConfig = task.config
     policy = Policy.of(config, task.overhead)
-    parts = task.engine.divide(config.scheduling.streams) if isinstance(task.engine, Divisible) else ()
+    parts = divided(task.engine, config.scheduling.streams)
     on_streams = [on_engine(task, part) for part in parts] or [task]
     scheduler = warm_scheduler(task, on_streams, policy, window)
     whole = Runner(task, metrics.recorder)
@@ -101,6 +101,11 @@ def start(
         guard=guard,
         longest_run_s=longest_run_s,
     )
+
+
+def divided(engine: Engine, streams: int | None) -> Sequence[Engine]:
+    """Give an engine's streams, as many as are wanted or else are best; none where it has none."""
+    return engine.divide(streams or engine.best_streams) if isinstance(engine, Divisible) else ()
 
 
 def warm_scheduler(task: Task, on_streams: list[Task], policy: Policy, window: int) -> Scheduler:
@@ -127,7 +132,8 @@ def warm_scheduler(task: Task, on_streams: list[Task], policy: Policy, window: i
     narrow = wide if first is task else model_of("stream", first)
     for other in others:
         prepare(other, task.sample(), {1})
-    return Scheduler(policy, Streams(wide, narrow, len(on_streams)))
+    is_lone_wide = not isinstance(task.engine, Divisible) or task.engine.is_faster_whole
+    return Scheduler(policy, Streams(wide, narrow, len(on_streams), is_lone_wide=is_lone_wide))
 
 
 def rehearsals(task: Task, on_streams: list[Task], scheduler: Scheduler) -> list[Rehearsal]:

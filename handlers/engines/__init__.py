@@ -49,7 +49,14 @@ class Divisible(Protocol):
 
     A micro-batch takes longer on a stream than on the whole engine, but not as many times longer as there are streams:
     its threads do not wait for each other at every operator, nor for the one whose core something else just took.
+
+    Attributes:
+        best_streams: how many streams to make where nobody says.
+        is_faster_whole: whether the whole engine runs one item faster than a stream does.
     """
+
+    best_streams: int
+    is_faster_whole: bool
 
     def divide(self, streams: int) -> Sequence[Engine]:
         """Make streams that run at the same time and give the same results as the whole engine.

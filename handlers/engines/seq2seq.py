@@ -1,4 +1,6 @@
-"""Turn text into text with transformers' generate(): one call for a micro-batch whose items share their options.
+"""Turn text into text with transformers' generate(), for models and GPUs that CTranslate2 does not have.
+
+One call of it is for a micro-batch whose items share their options.
 
 folder -> load_model -> Generator: (B, T) ids and the arguments of generate() -> (B, U) ids
 
@@ -12,14 +14,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import transformers
 
 from handlers.engines import Arrays, Listener, Outputs, Progress, available_threads
-from handlers.engines.torch import Precision, dtype_for
+from handlers.engines.torch import DTYPES, Precision, dtype_for
 from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
 
 
@@ -30,20 +32,15 @@ class Tuning:
     Attributes:
         step_items_cpu: what an almost empty step of the decoder costs on a CPU, in items: a generate() of their own for
             a batch's shorter texts pays from there on. Measured on Marian in bf16 on two cores: 8 ms for a step of one
-            item, 24 ms for one of 32, its weights not packed; packed, 12 was the best of 6 to 24 for one set of 32
-            sentences.
+            item, 24 ms for one of 32.
         step_items_gpu: the same on a GPU, where a step of one item should take about as long as one of many: batches
             stay whole. This number is not measured.
-        max_new_tokens: the tokens of an answer where the model's own files name no limit; the 20 of transformers'
-            GenerationConfig cuts most sentences.
-        packed_rows: oneDNN's hint for the layout of packed weights: how many rows they are multiplied with, one for
-            each item and beam. Products with other numbers of rows come out the same.
+        max_new_tokens: the tokens of an answer where nobody and nothing says.
     """
 
     step_items_cpu: int = 12
     step_items_gpu: int = 256
     max_new_tokens: int = 256
-    packed_rows: int = 32
 
 
 TUNING = Tuning()
@@ -129,24 +126,6 @@ class Telling(transformers.StoppingCriteria):  # type: ignore[misc]
                 if is_last or is_over:
                     self._left.remove(index)
         return stopped
-
-
-class PackedLinear(torch.nn.Module):
-    """A bf16 linear layer on the CPU, whose weights are laid out for oneDNN once instead of at every call.
-
-    A step multiplies a few rows by every weight, and laying the weights out anew takes as long as that. The arithmetic
-    is the same.
-    """
-
-    def __init__(self, linear: torch.nn.Linear) -> None:
-        super().__init__()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), TUNING.packed_rows)
-        self.bias = None if linear.bias is None else linear.bias.detach()
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Multiply: states (..., inputs) -> (..., outputs), bf16."""
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self.weight, self.bias, "none", [], "")
-        return result
 
 
 class Generator:
@@ -257,44 +236,48 @@ def load_model(folder: Path, device: torch.device, precision: Precision, *, trus
     Raises:
         InvalidConfig: the folder holds no such model.
     """
-    dtype = dtype_for(device, precision)
-    is_bf16_cpu = device.type == "cpu" and dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     try:
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
             folder,
-            dtype=dtype,
-            # A step has one query, for which the fused kernel is slower: by a sixth on Marian, also at 408 tokens.
-            attn_implementation="eager" if is_bf16_cpu else None,
+            dtype=dtype_for(device, precision),
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             local_files_only=True,
         )
     except (OSError, ValueError) as error:
         raise InvalidConfig(f"{folder.name}: no model for translation: {str(error).partition(chr(10))[0]}") from error
-    if is_bf16_cpu:
-        pack(model)
     return model.to(device)
 
 
-def pack(model: torch.nn.Module) -> None:
-    """Replace the bf16 linear layers of a model by packed ones, in place."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is torch.nn.Linear and child.weight.dtype == torch.bfloat16:
-                setattr(parent, name, PackedLinear(child))
-
-
-def new_token_limits(generation: Any, positions: int | None, limit: int) -> tuple[int, int]:
-    """Find out how many tokens an answer may have.
+def read_generation(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, int | None]:
+    """Read what a checkpoint says of its answers, without its weights.
 
     Args:
-        generation: the model's GenerationConfig.
-        positions: how many positions its decoder has; None for any number.
-        limit: the configuration's `max_new_tokens_limit`.
+        folder: config.json and, where it has one, generation_config.json.
+        trust_remote_code: whether to run the Python that the folder brings.
 
     Returns:
-        The most tokens of an answer where nobody says, and the most that may be asked for.
+        The GenerationConfig, and how many positions the decoder has.
     """
-    limit = min(limit, positions or limit)
-    longest = generation.max_length - 1 if generation.max_length else TUNING.max_new_tokens
-    return min(generation.max_new_tokens or longest, limit), limit
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    if (folder / "generation_config.json").is_file():
+        return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True), position_count(config)
+    return transformers.GenerationConfig.from_model_config(config), position_count(config)
+
+
+def position_count(config: Any) -> int | None:
+    """How many positions the decoder of a model has; None for any number."""
+    return getattr(config, "max_position_embeddings", None)
+
+
+def torch_precision(precision: str) -> Precision:
+    """Check that torch has a precision.
+
+    Raises:
+        InvalidConfig: it is one of CTranslate2's own.
+    """
+    if precision == "auto" or precision in DTYPES:
+        return cast(Precision, precision)
+    raise InvalidConfig(
+        f"precision: {precision} is CTranslate2's; torch, which runs this model, has {', '.join(DTYPES)}"
+    )

@@ -1,6 +1,6 @@
 """The engine as the scheduler sees it: which micro-batches run, and what the next one may take. Pure.
 
-    nothing runs, one item waits     -> wide: the micro-batch takes the whole engine
+    nothing runs, one item waits     -> wide: the micro-batch takes the whole engine, where that is faster for one item
     otherwise                        -> narrow: each takes a stream, its part of the engine, beside the others
 
 A micro-batch on a stream takes longer, but less than as many times longer as there are streams
@@ -53,15 +53,19 @@ class RunningBatch:
 class Streams:
     """The streams of one engine, and what runs on them."""
 
-    def __init__(self, wide: LatencyModel, narrow: LatencyModel | None = None, count: int = 1) -> None:
+    def __init__(
+        self, wide: LatencyModel, narrow: LatencyModel | None = None, count: int = 1, *, is_lone_wide: bool = True
+    ) -> None:
         """Start with nothing running.
 
         Args:
             wide: how long micro-batches take that have the engine to themselves.
             narrow: how long they take on a stream; needed for more than one.
             count: micro-batches that may run at the same time.
+            is_lone_wide: whether one item alone is faster on the whole engine than on a stream.
         """
         self.count = count
+        self._is_lone_wide = is_lone_wide
         self.wide = wide
         self.narrow = narrow or wide
         self.running: list[RunningBatch] = []
@@ -74,7 +78,7 @@ class Streams:
 
     def is_wide(self, items: int) -> bool:
         """Whether the next micro-batch takes the whole engine, where so many items wait."""
-        return not self.running and (self.count == 1 or items == 1)
+        return not self.running and (self.count == 1 or (items == 1 and self._is_lone_wide))
 
     def model(self, *, is_wide: bool) -> LatencyModel:
         """Give the latency model of one width."""

@@ -5,16 +5,28 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from handlers.adaptive.measurements import Measurements, folder_of
 from handlers.base import BatchHandler
 from handlers.config import parse_options
-from handlers.engines import Arrays, Listener, Outputs, Progressive
-from handlers.engines.seq2seq import Generator, load_model, load_tokenizer, new_token_limits, step_items
+from handlers.engines import Arrays, Listener, Outputs, Progressive, available_threads
+from handlers.engines.ctranslate2 import CONVERTED, CTranslate2Engine, fastest, stream_counts
+from handlers.engines.ctranslate2 import TUNING as CTRANSLATE2_TUNING
+from handlers.engines.seq2seq import (
+    Generator,
+    load_model,
+    load_tokenizer,
+    read_generation,
+    step_items,
+    torch_precision,
+)
 from handlers.errors import InvalidConfig, ItemError, UnknownOption
 from handlers.pipeline.micro_batches import Cost, Overhead
 from handlers.protocol.output_tensors import Texts
 from handlers.protocol.requests import Payload
+from handlers.text.answer_lengths import AnswerLengths, in_few_classes
 from handlers.text.encoders import source_limit
 from handlers.text.inputs import Text, right_padded, text_of, tokenised
 from handlers.text.languages import Target, read_languages
@@ -23,13 +35,19 @@ from handlers.text.translation_config import TranslationConfig, TranslationOptio
 
 Sentence = Text[TranslationOptions]
 
+# The name under which the number of streams that a trial found best is remembered.
+STREAMS = "streams"
+
 
 class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
-    """Serves what the archive holds: tokenizer, configuration and model.safetensors of a Hugging Face checkpoint.
+    """Serves what the archive holds:
+
+    checkpoint/       tokenizer and configuration; model.safetensors for torch
+    ctranslate2/      the converted model, where the family has one
 
     text -> decode -> checked text -> prepare: one call of the tokenizer for each source language
-         -> collate, forward: one generate() for items of the same options and languages -> split: its text
-                                                     meanwhile, in adaptive mode: its tokens -> pieces of its text
+         -> collate, forward: one run for items of the same options and languages -> split: its text
+                                            meanwhile, in adaptive mode: its tokens -> pieces of its text
     """
 
     config_class = TranslationConfig
@@ -41,20 +59,25 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
     decodes_in_threads = False
     is_streamable = True
 
-    engine: Generator
+    engine: Generator | CTranslate2Engine
 
-    def load(self) -> Generator:
+    def load(self) -> Generator | CTranslate2Engine:
         """See `BatchHandler.load`."""
         config = self.config
-        if config.engine == "openvino":
-            raise InvalidConfig("engine: translation runs on torch; openvino is not supported")
         self.tokenizer_lock = threading.Lock()
         self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
         self.detokenizer = Detokenizer.of(self.tokenizer)
-        model = load_model(
-            self.checkpoint_dir, self.device, config.precision, trust_remote_code=config.trust_remote_code
-        )
-        self.languages = read_languages(self.tokenizer, model.generation_config)
+        converted = self.model_dir / CONVERTED
+        # CTranslate2 ends each answer of a greedy run at its own limit; others have one limit for a micro-batch.
+        self.ends_each = config.engine == "auto" and converted.is_dir()
+        generation, positions = read_generation(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
+        if self.ends_each:
+            engine: Generator | CTranslate2Engine = self._converted(converted, generation)
+            self.overhead = Overhead(items=CTRANSLATE2_TUNING.step_items)
+        else:
+            engine = self._generator()
+            self.overhead = Overhead(items=step_items(self.device))
+        self.languages = read_languages(self.tokenizer, generation)
         for name, code, codes in (
             ("src_lang", config.src_lang, self.languages.sources),
             ("tgt_lang", config.tgt_lang, self.languages.targets),
@@ -63,13 +86,43 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
                 known = ", ".join(sorted(codes)) or "none: its languages are fixed"
                 raise InvalidConfig(f"{name}: {code} is not a language of this model; known are {known}")
         self.max_length = source_limit(self.checkpoint_dir, config.max_length)
-        self.max_new_tokens, self.max_new_tokens_limit = new_token_limits(
-            model.generation_config,
-            getattr(model.config, "max_position_embeddings", None),
-            config.max_new_tokens_limit,
+        self.lengths = AnswerLengths.read(generation, positions, config.max_new_tokens_limit)
+        return engine
+
+    def _generator(self) -> Generator:
+        config = self.config
+        model = load_model(
+            self.checkpoint_dir,
+            self.device,
+            torch_precision(config.precision),
+            trust_remote_code=config.trust_remote_code,
         )
-        self.overhead = Overhead(items=step_items(self.device))
         return Generator(model, self.device, config.threads, longest_run_s=self.longest_run_s)
+
+    def _converted(self, folder: Path, generation: Any) -> CTranslate2Engine:
+        """Load the converted model, on as many streams as the settings, an earlier start or a trial say."""
+        config = self.config
+        make = partial(
+            CTranslate2Engine,
+            folder,
+            generation,
+            pad_id=self.tokenizer.pad_token_id,
+            device=self.device,
+            precision=config.precision,
+            threads=config.threads,
+            longest_run_s=self.longest_run_s,
+        )
+        counts = stream_counts(available_threads(config.threads)) if self.device.type == "cpu" else [1]
+        if config.scheduling.streams is not None or len(counts) == 1:
+            return make(streams=config.scheduling.streams or 1)
+        known = Measurements(
+            self.fingerprint, f"ctranslate2 {config.precision} {config.threads}", folder_of(self.model_dir)
+        )
+        if remembered := known.get(STREAMS):
+            return make(streams=remembered[0][0])
+        engine, pace = fastest(lambda streams: make(streams=streams), counts)
+        known.put(STREAMS, [(engine.best_streams, 1 / pace)])
+        return engine
 
     def sample(self) -> Payload:
         """See `BatchHandler.sample`; a sentence, in the model's first languages where the configuration names none."""
@@ -89,7 +142,8 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
             sent,
             src_lang=sent.src_lang or self.config.src_lang,
             tgt_lang=sent.tgt_lang or (None if self.languages.is_named_by(text) else self.config.tgt_lang),
-            max_new_tokens=sent.max_new_tokens or self.config.max_new_tokens or self.max_new_tokens,
+            # What neither says is known when the text's length is.
+            max_new_tokens=sent.max_new_tokens or self._usual_limit,
             num_beams=beams,
             # Without beams these two mean nothing.
             length_penalty=None if is_greedy else sent.length_penalty,
@@ -99,11 +153,17 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
         )
         if sent.stream and not is_greedy:
             raise UnknownOption(f"stream: needs num_beams 1, not {beams}: a search knows its answer in the end only.")
-        for name, limit in (("max_new_tokens", self.max_new_tokens_limit), ("num_beams", self.config.num_beams_limit)):
-            if getattr(options, name) > limit:
+        for name, limit in (("max_new_tokens", self.lengths.limit), ("num_beams", self.config.num_beams_limit)):
+            if (getattr(options, name) or 0) > limit:
                 raise UnknownOption(f"{name}: {getattr(options, name)}; at most {limit}.")
         self.languages.check(options.src_lang, options.tgt_lang, text)
         return Text(text, options)
+
+    @property
+    def _usual_limit(self) -> int | None:
+        """The configuration's, as far as the model goes; None for what follows from a text's length."""
+        wanted = self.config.max_new_tokens
+        return None if wanted is None else min(wanted, self.lengths.limit)
 
     def prepare(self, items: Sequence[Sentence]) -> Sequence[Sentence | ItemError]:
         """Tokenise in one call for each source language; what is too long is refused, or cut if so set."""
@@ -123,8 +183,21 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
                     max_length=self.max_length if self.config.truncation else None,
                 )
             for index, ids in zip(indices, encodings["input_ids"], strict=True):
-                outcomes[index] = tokenised(items[index], ids, self.max_length)
+                outcomes[index] = tokenised(self._limited(items[index], len(ids)), ids, self.max_length)
         return outcomes
+
+    def _limited(self, item: Sentence, source_tokens: int) -> Sentence:
+        """Give an item the limit that follows from its length, where nobody says one."""
+        if item.options.max_new_tokens is not None:
+            return item
+        limit = self.lengths.of(source_tokens)
+        if not self._ends_each(item.options):
+            limit = min(self.lengths.usual, in_few_classes(limit))
+        return replace(item, options=replace(item.options, max_new_tokens=limit))
+
+    def _ends_each(self, options: TranslationOptions) -> bool:
+        """Whether items of other limits may share a micro-batch."""
+        return self.ends_each and options.num_beams == 1
 
     def _target(self, item: Sentence) -> Target:
         return self.languages.targets.get(item.options.tgt_lang or "", Target())
@@ -133,7 +206,8 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
         """See `BatchHandler.cost`; tokens count once for every beam, and equal options and languages make a group."""
         options, length = item.options, self._length(len(item.ids))
         beams, new_tokens = options.num_beams or 1, options.max_new_tokens or 0
-        return Cost(length * beams, options, work=(length + new_tokens) * beams)
+        group = replace(options, max_new_tokens=None) if self._ends_each(options) else options
+        return Cost(length * beams, group, work=(length + new_tokens) * beams)
 
     def _length(self, tokens: int) -> int:
         return self.max_length if self.config.padding == "max_length" else tokens
@@ -145,7 +219,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
         return {"input_ids": input_ids, "attention_mask": attention_mask}
 
     def forward(self, inputs: Arrays, items: Sequence[Sentence]) -> Outputs:
-        """Run one generate() for all items: `sequences`, (B, U) int64."""
+        """Translate all items in one run: `sequences`, (B, U) int64."""
         return self.engine.run(inputs, self._arguments(items))
 
     def pieces(self, item: Sentence) -> TextPieces | None:
@@ -158,10 +232,13 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
         """See `BatchHandler.forward_progressively`."""
         return self.engine.run_progressively(inputs, progress, self._arguments(items))
 
-    def _arguments(self, items: Sequence[Sentence]) -> Mapping[str, Any]:
+    def _arguments(self, items: Sequence[Sentence]) -> dict[str, Any]:
+        """Give the arguments of generate() for items of one group."""
         first, *_ = items
         options = {name: value for name, value in asdict(first.options).items() if value is not None}
         arguments = {name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")}
+        if self._ends_each(first.options):
+            arguments["max_new_tokens"] = [item.options.max_new_tokens for item in items]
         return {**arguments, **self._target(first).arguments}
 
     def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:

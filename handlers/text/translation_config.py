@@ -1,6 +1,6 @@
 """Settings and options of translation; see handlers.config."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -8,22 +8,29 @@ from pydantic.dataclasses import dataclass
 from handlers.config import SETTINGS, Count
 from handlers.text.config import TextConfig
 
+# The first four are torch's too; the others are CTranslate2's names.
+Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16"]
+
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TranslationConfig(TextConfig):
     """Settings of translation.
 
     Attributes:
-        engine: `torch`, which `auto` takes on every device; `openvino` is refused.
-        max_tokens: the most padded source tokens of one generate(), counted once for every beam.
+        engine: `auto` takes CTranslate2 where the archive holds a converted model, else torch.
+        precision: the engine's arithmetic. `auto` is int8 for CTranslate2 on a CPU, and bf16 where the hardware has it
+            otherwise. CTranslate2 has names of its own besides, and of all those that the processor can.
+        max_tokens: the most padded source tokens of one micro-batch, counted once for every beam.
         src_lang, tgt_lang: the languages, as the model's own codes, where the request does not say.
-        max_new_tokens: the most tokens of a translation, where the request does not say; None for what the model's own
-            files say.
+        max_new_tokens: the most tokens of a translation, where the request does not say; None for what follows from the
+            text's own length, and no more than the model's own files say.
         max_new_tokens_limit: the most `max_new_tokens` that a request may ask for.
         num_beams: how many beams the search has, where the request does not say; 1 is greedy.
         num_beams_limit: the most beams that a request may ask for.
     """
 
+    engine: Literal["auto", "torch"] = "auto"
+    precision: Precision = "auto"  # type: ignore[assignment]  # what CTranslate2 has beside what all have
     src_lang: str | None = None
     tgt_lang: str | None = None
     max_new_tokens: Count | None = None
@@ -33,6 +40,8 @@ class TranslationConfig(TextConfig):
 
     @model_validator(mode="after")
     def _check_limits(self) -> "TranslationConfig":
+        if self.engine == "torch" and self.precision.startswith("int"):
+            raise ValueError(f"precision {self.precision} is CTranslate2's; torch has fp32, bf16 and fp16")
         if self.num_beams > self.num_beams_limit:
             raise ValueError(f"num_beams {self.num_beams} is more than num_beams_limit {self.num_beams_limit}")
         if self.max_new_tokens is not None and self.max_new_tokens > self.max_new_tokens_limit:

@@ -17,10 +17,11 @@ from tests.handlers.tasks import translating
 
 TIMEOUT_S = 60
 LANGUAGES = {"src_lang": "en", "tgt_lang": "fr"}
-# Kind of checkpoint, and the options that it needs.
-KINDS: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
-    "marian": (tiny_seq2seq.marian, {}),
-    "m2m100": (tiny_seq2seq.m2m100, LANGUAGES),
+# Checkpoint, the engine of its archive, and the options that its texts need.
+KINDS: dict[str, tuple[Callable[[Path], Path], str, dict[str, Any]]] = {
+    "marian": (tiny_seq2seq.marian, "auto", {}),
+    "marian on torch": (tiny_seq2seq.marian, "torch", {}),
+    "m2m100": (tiny_seq2seq.m2m100, "auto", LANGUAGES),
 }
 
 
@@ -30,16 +31,17 @@ def asked(text: str, **options: Any) -> bytes:
 
 @pytest.fixture(scope="module", params=KINDS)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[TranslationHandler, Any]:
-    make, options = KINDS[request.param]
+    make, engine, options = KINDS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "checkpoint").mkdir()
     checkpoint = make(folder / "checkpoint")
-    archive = translating.staged("tiny", checkpoint, folder, translating.SETTINGS)
+    archive = translating.staged("tiny", checkpoint, folder, translating.SETTINGS, engine)
     handler = TranslationHandler()
     settings = {**translating.SETTINGS, "scheduling": {**SCHEDULING, "max_latency_ms": 60_000}}
     handler.worker_context = context(archive, settings, batch_size=64)
     handler.worker_context.model_yaml_config["continuousBatching"] = True
     handler.initialize(handler.worker_context)
+    assert ("torch" in handler.engine.description) == (engine == "torch")
     return handler, options
 
 

@@ -20,6 +20,8 @@ from tests.tiny_seq2seq import SENTENCES
 SETTINGS: dict[str, Any] = {"precision": "fp32", "max_new_tokens": 8, "threads": 1, "max_new_tokens_limit": 12}
 TEXTS = [*SENTENCES, "Nobody.", "The sea is rough.", "Old Marta reads.", "A great storm, a lost roof and a bell."]
 
+ORIGINAL = "original"
+
 
 def staged(name: str, checkpoint: Path, folder: Path, settings: dict[str, Any], engine: Any = "auto") -> Path:
     """What archive.sh puts into an archive."""
@@ -29,13 +31,16 @@ def staged(name: str, checkpoint: Path, folder: Path, settings: dict[str, Any], 
     stage = folder / "stage"
     stage.mkdir()
     translation.stage(model, source(model, str(checkpoint)), engine, stage)
+    # What it was made from, for the oracle: an archive that CTranslate2 serves has no weights that torch could load.
+    (folder / ORIGINAL).symlink_to(checkpoint)
     return stage
 
 
 class Oracle:
     """One generate() a text, in fp32, as transformers' own documentation has it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, handler: TranslationHandler) -> None:
+        folder = handler.model_dir.parent / ORIGINAL
         self.tokenizer = load_tokenizer(folder)
         self.model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
 
@@ -64,13 +69,13 @@ def translations(handler: TranslationHandler, rows: list[Any]) -> list[str]:
 
 
 def calls(handler: TranslationHandler, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the generate() calls to come."""
+    """The sizes of the engine's runs to come."""
     sizes: list[int] = []
-    generate = handler.engine.model.generate
+    run = handler.engine.run
 
-    def counted(**arguments: Any) -> Any:
-        sizes.append(len(arguments["input_ids"]))
-        return generate(**arguments)
+    def counted(inputs: Any, arguments: Any = None) -> Any:
+        sizes.append(len(inputs["input_ids"]))
+        return run(inputs, arguments)
 
-    monkeypatch.setattr(handler.engine.model, "generate", counted)
+    monkeypatch.setattr(handler.engine, "run", counted)
     return sizes

@@ -1,0 +1,355 @@
+"""CTranslate2 turns texts into texts: a converted model, in int8 on a CPU, with a stream for each share of the cores.
+
+    folder -> load -> CTranslate2Engine: (B, T) ids and arguments of generate() -> (B, U) ids
+    a greedy run -> its callback, token by token -> Progress: which item has which tokens, and which has ended
+
+Decoding is greedy or a search with beams and never sampled, so that the same request gets the same answer, whoever it
+shares a batch with. A sentence that has ended leaves the run at once, the others go on without it.
+
+One model serves all streams, so their number costs no memory. A micro-batch that has the engine to itself is dealt out
+to all streams; beside others it keeps to its own.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import numpy as np
+from numpy.typing import NDArray
+
+from handlers.engines import Arrays, Listener, Outputs, Progress, available_threads
+from handlers.engines.decoding import Decoding
+from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
+
+# The folder of an archive that holds a converted model.
+CONVERTED = "ctranslate2"
+# CTranslate2's names of the precisions that other engines have too; it knows its own besides.
+COMPUTE_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+ALLOCATION_FAILURES = ("out of memory", "bad_alloc", "failed to allocate")
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What is measured, and how long answers are.
+
+    Attributes:
+        step_items: what an almost empty step of the decoder costs on a CPU, in items. Measured on Marian in int8 on one
+            core: 5.7 ms and 0.33 ms for each item.
+        max_new_tokens: the tokens of an answer where nobody and nothing says.
+        poll_s: seconds between two looks at a search with beams, which tells nothing while it runs; little beside the
+            tenths of a second that one takes.
+        trial_items, trial_tokens: a micro-batch that streams are compared by: 16 texts of 16 tokens each way.
+        trial_s: seconds that the comparison may take altogether.
+    """
+
+    step_items: int = 16
+    max_new_tokens: int = 256
+    poll_s: float = 0.002
+    trial_items: int = 16
+    trial_tokens: int = 16
+    trial_s: float = 1.5
+
+
+TUNING = Tuning()
+
+
+def device_name(device: Any) -> str | None:
+    """Where CTranslate2 can run for a worker on a device: "cpu" or "cuda"; None where it cannot."""
+    if device.type == "cpu":
+        return "cpu"
+    return "cuda" if device.type == "cuda" and ctranslate2.get_cuda_device_count() > 0 else None
+
+
+def compute_type(device: str, precision: str) -> str:
+    """Name the arithmetic as CTranslate2 does.
+
+    Args:
+        device: "cpu" or "cuda".
+        precision: the setting; `auto` is int8 on a CPU, and on a GPU bf16 where it has that, else fp16.
+
+    Raises:
+        InvalidConfig: the processor has no such arithmetic; the message names what it has.
+    """
+    known = ctranslate2.get_supported_compute_types(device)
+    if precision == "auto":
+        wanted = ("int8",) if device == "cpu" else ("bfloat16", "float16")
+        return next((name for name in wanted if name in known), "float32")
+    name = COMPUTE_TYPES.get(precision, precision)
+    if name not in known:
+        raise InvalidConfig(f"precision: this processor has no {precision} in CTranslate2; it has {_listed(known)}")
+    return name
+
+
+def _listed(known: Any) -> str:
+    back = {name: precision for precision, name in COMPUTE_TYPES.items()}
+    return ", ".join(sorted({back.get(name, name) for name in known}))
+
+
+class CTranslate2Engine:
+    """An engine (see `handlers.engines.Engine`), which is Divisible and Progressive."""
+
+    input_names = ("input_ids", "attention_mask")
+    # A text alone is no faster on two cores than on one: a step of one item multiplies a row, and threads wait for each
+    # other at every one of it.
+    is_faster_whole = False
+
+    def __init__(
+        self,
+        folder: Path,
+        generation: Any,
+        *,
+        pad_id: int,
+        device: Any,
+        precision: str = "auto",
+        threads: int = 0,
+        streams: int = 1,
+        longest_run_s: float = inf,
+    ) -> None:
+        """Load a converted model.
+
+        Args:
+            folder: `ctranslate2/` of an archive.
+            generation: the model's GenerationConfig.
+            pad_id: the token that answers are padded with.
+            device: of torch: where TorchServe wants the worker.
+            precision: see `compute_type`.
+            threads: how many threads all streams have together; 0 for one on every core.
+            streams: how many micro-batches, or parts of one, run side by side; at most one for each thread.
+            longest_run_s: the most seconds of one `run`.
+
+        Raises:
+            InvalidConfig: the folder holds no model, or the device or processor cannot run it so.
+        """
+        where = device_name(device)
+        if where is None:
+            raise InvalidConfig("engine: CTranslate2 cannot use this GPU; build the archive with --engine torch")
+        arithmetic = compute_type(where, precision)
+        threads = available_threads(threads) if where == "cpu" else 1
+        self.best_streams = min(streams, threads)
+        try:
+            self._translator = ctranslate2.Translator(
+                str(folder),
+                where,
+                device_index=device.index or 0,
+                compute_type=arithmetic,
+                inter_threads=self.best_streams,
+                intra_threads=threads // self.best_streams,
+            )
+            self._vocabulary = read_vocabulary(folder)
+            converted = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (RuntimeError, OSError, ValueError) as error:
+            raise InvalidConfig(f"{folder.name}: no converted model: {str(error).partition(chr(10))[0]}") from error
+        self._ids = {token: number for number, token in enumerate(self._vocabulary)}
+        has_start = converted.get("decoder_start_token") is not None
+        self._decoding = Decoding.read(generation, self._vocabulary, has_start=has_start)
+        self._pad_id, self._longest_run_s = pad_id, longest_run_s
+        self.description = f"ctranslate2 {where} {_listed([arithmetic])}"
+
+    def divide(self, streams: int) -> Sequence["Stream"]:
+        """See `handlers.engines.Divisible`; there are no more than the engine was made with."""
+        streams = min(streams, self.best_streams)
+        return [Stream(self) for _ in range(streams)] if streams > 1 else ()
+
+    def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None) -> Outputs:
+        """Translate a micro-batch, dealt out to all streams.
+
+        Args:
+            inputs: `input_ids` and `attention_mask`, (B, T) int64, right-padded.
+            arguments: those of generate(), for all B: `num_beams`, `length_penalty`, `early_stopping`,
+                `no_repeat_ngram_size`, `repetition_penalty`, `forced_bos_token_id`; and `max_new_tokens`, for all or,
+                where decoding is greedy, one for each. Without any, decoding is greedy.
+
+        Returns:
+            `sequences`, (B, U) int64, right-padded.
+
+        Raises:
+            OutOfMemory: the micro-batch does not fit.
+            OutOfTime: it took longer than `longest_run_s`.
+        """
+        return self.translate(inputs, arguments, parts=self.best_streams)
+
+    def run_progressively(
+        self, inputs: Arrays, progress: Listener, arguments: Mapping[str, Any] | None = None
+    ) -> Outputs:
+        """See `handlers.engines.Progressive`; a search with beams tells of no progress. Otherwise as `run`."""
+        return self.translate(inputs, arguments, parts=self.best_streams, progress=progress)
+
+    def translate(
+        self, inputs: Arrays, arguments: Mapping[str, Any] | None, parts: int, progress: Listener | None = None
+    ) -> Outputs:
+        """Translate a micro-batch in so many parts side by side; otherwise see `run`."""
+        arguments = arguments or {}
+        lengths = inputs["attention_mask"].sum(axis=1)
+        sources = [
+            [self._vocabulary[number] for number in row[:length].tolist()]
+            for row, length in zip(inputs["input_ids"], lengths.tolist(), strict=True)
+        ]
+        limits = self._limits(arguments, len(sources))
+        first = self._decoding.prefix(arguments)
+        prefix = [token if isinstance(token, str) else self._vocabulary[token] for token in first]
+        options = self._decoding.options(arguments, max(limits))
+        ends_s = time.perf_counter() + self._longest_run_s
+        run = _Run(limits, ends_s, progress)
+        try:
+            # Texts come sorted by length: every part has some of each, so that they end at about the same time.
+            running: list[tuple[int, Any]] = []
+            for part in range(min(parts, len(sources))):
+                indices = range(part, len(sources), parts)
+                told = {} if options["beam_size"] > 1 else {"callback": partial(run.step, indices)}
+                some = [sources[index] for index in indices]
+                starts = [prefix] * len(some) if prefix else None
+                results = self._translator.translate_batch(some, starts, asynchronous=True, **options, **told)
+                running += zip(indices, results, strict=True)
+            tokens: list[list[int]] = [[] for _ in sources]
+            for index, result in running:
+                while options["beam_size"] > 1 and not result.done():
+                    if time.perf_counter() > ends_s:
+                        raise OutOfTime
+                    time.sleep(TUNING.poll_s)
+                (said,) = result.result().hypotheses
+                tokens[index] = [self._ids[token] for token in said][: limits[index]]
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in ALLOCATION_FAILURES):
+                raise OutOfMemory from error
+            raise
+        run.check()
+        return {"sequences": _padded(tokens, self._pad_id)}
+
+    def _limits(self, arguments: Mapping[str, Any], count: int) -> list[int]:
+        wanted = arguments.get("max_new_tokens", TUNING.max_new_tokens)
+        each = [wanted] * count if isinstance(wanted, int) else list(wanted)
+        return [self._decoding.limit(most) for most in each]
+
+    def pace(self, seconds: float) -> float:
+        """Measure how many tokens a second all streams together generate on micro-batches that keep them busy.
+
+        Args:
+            seconds: after which it ends, but for a step of the decoder.
+        """
+        ids = np.full((TUNING.trial_items, TUNING.trial_tokens), len(self._vocabulary) // 2, np.int64)
+        inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        said, started_s = 0, time.perf_counter()
+
+        def count(progress: Progress) -> bool:  # noqa: ARG001
+            nonlocal said
+            said += 1
+            if time.perf_counter() > started_s + seconds:
+                raise OutOfTime
+            return False
+
+        with suppress(OutOfTime):
+            while time.perf_counter() < started_s + seconds:
+                self.run_progressively(inputs, count, {"max_new_tokens": TUNING.trial_tokens})
+        return said / (time.perf_counter() - started_s)
+
+
+class Stream:
+    """One stream of an engine, which is an engine by itself beside the others."""
+
+    input_names = CTranslate2Engine.input_names
+
+    def __init__(self, whole: CTranslate2Engine) -> None:
+        self._whole = whole
+        self.description = whole.description
+
+    def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None) -> Outputs:
+        """See `CTranslate2Engine.run`."""
+        return self._whole.translate(inputs, arguments, parts=1)
+
+    def run_progressively(
+        self, inputs: Arrays, progress: Listener, arguments: Mapping[str, Any] | None = None
+    ) -> Outputs:
+        """See `CTranslate2Engine.run_progressively`."""
+        return self._whole.translate(inputs, arguments, parts=1, progress=progress)
+
+
+class _Run:
+    """What a greedy run is told step by step: who has reached a limit, and whether time is up."""
+
+    def __init__(self, limits: Sequence[int], ends_s: float, progress: Listener | None) -> None:
+        self._limits, self._ends_s, self._progress = limits, ends_s, progress
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+
+    def step(self, indices: Sequence[int], result: Any) -> bool:
+        """Take note of one token; True ends its sequence. Called on a thread of CTranslate2's.
+
+        Args:
+            indices: of the run's items, by their places in this part of it.
+            result: CTranslate2's GenerationStepResult.
+        """
+        if self._error is not None:
+            return True
+        if time.perf_counter() > self._ends_s:
+            self._error = OutOfTime()
+            return True
+        index = indices[result.batch_id]
+        is_last = bool(result.is_last or result.step + 1 >= self._limits[index])
+        if self._progress is not None:
+            try:
+                with self._lock:
+                    return self._progress(Progress(index, (result.token_id,), is_last)) or is_last
+            except Exception as error:
+                # It must not cross CTranslate2's own code, whose thread this is.
+                self._error = error
+                return True
+        return is_last
+
+    def check(self) -> None:
+        """Raise what went wrong meanwhile.
+
+        Raises:
+            OutOfTime: time was up before all had ended.
+        """
+        if self._error is not None:
+            raise self._error
+
+
+def read_vocabulary(folder: Path) -> list[str]:
+    """Read the tokens of a converted model by their ids, which are the tokenizer's; deploy.translation checks that."""
+    tokens: list[str] = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
+    return tokens
+
+
+def stream_counts(threads: int) -> list[int]:
+    """List the numbers of streams that are worth a trial, the likeliest first: two, more by powers of two, one."""
+    powers = [2**power for power in range(1, threads.bit_length()) if 2**power <= threads]
+    return [*powers, 1]
+
+
+def fastest(make: Callable[[int], CTranslate2Engine], counts: Sequence[int]) -> tuple[CTranslate2Engine, float]:
+    """Try numbers of streams until time is up.
+
+    Args:
+        make: makes an engine of so many streams.
+        counts: see `stream_counts`.
+
+    Returns:
+        The engine that generates the most tokens a second, and how many these are.
+    """
+    ends_s = time.perf_counter() + TUNING.trial_s
+    best = make(counts[0])
+    best_pace = best.pace(TUNING.trial_s / len(counts))
+    for count in counts[1:]:
+        if time.perf_counter() > ends_s:
+            break
+        engine = make(count)
+        pace = engine.pace(TUNING.trial_s / len(counts))
+        if pace > best_pace:
+            best, best_pace = engine, pace
+    return best, best_pace
+
+
+def _padded(rows: Sequence[Sequence[int]], value: int) -> NDArray[np.int64]:
+    array = np.full((len(rows), max(map(len, rows), default=0)), value, np.int64)
+    for row, ids in zip(array, rows, strict=True):
+        row[: len(ids)] = ids
+    return array
