@@ -24,7 +24,8 @@ import yaml
 from deploy.exports import Exports
 from deploy.fingerprint import archive_fingerprint, built_from, export_fingerprint, handler_files, label_of
 from deploy.models import MODEL_LIST, ROOT, Engine, Model, UnknownModel, model, models
-from deploy.sources import Source, WeightsUnavailable, source
+from deploy.signatures import line
+from deploy.sources import NotMade, Source, WeightsUnavailable, source
 from deploy.tasks import imported_quietly, task_of
 from handlers.archive_files import BUILD, CONFIG, LABEL, Build, sums
 from handlers.errors import InvalidConfig
@@ -293,8 +294,17 @@ def main(arguments: list[str]) -> int:
                 cache_path,
                 options.min_chrf,
             )
-            archive = (None if options.force else recipe.find()) or recipe.build()
+            try:
+                archive = (None if options.force else recipe.find()) or recipe.build()
+            except NotMade as error:
+                # Whoever wants all there is gets it; who names one needs that one.
+                if not options.all:
+                    raise
+                print(f"archive.sh: left out: {error}", file=sys.stderr)
+                continue
             report(archive, time.monotonic() - started)
+            if signature := line(recipe.entry, archive.path):
+                print(f"{os.path.relpath(archive.path)}: {signature}")
     except (UnknownModel, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError) as error:
         print(f"archive.sh: {error}", file=sys.stderr)
         return 1

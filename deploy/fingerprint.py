@@ -113,7 +113,8 @@ def export_fingerprint(model: Model, task: Task, origin: Source, engine: Engine,
 
 
 def _own(model: Model, task: Task) -> dict[str, Path]:
-    return {model.config_path.name: model.config_path, **beside(model, task)}
+    config = {model.config_path.name: model.config_path} if model.config_path.exists() else {}
+    return {**config, **beside(model, task)}
 
 
 def _digest(files: Mapping[str, Path], *facts: object) -> str:
@@ -140,16 +141,26 @@ def label_of(path: Path) -> dict[str, str | float]:
 def _build(path: Path) -> dict[str, Any]:
     """Read build.json inside an archive; nothing where there is no archive of ours."""
     try:
-        if path.is_dir():
-            text = (path / "build.json").read_text()
-        elif path.suffix == ".mar":
-            with zipfile.ZipFile(path) as archive:
-                text = archive.read("build.json").decode()
-        else:
-            with tarfile.open(path) as archive:
-                member = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/build.json")
-                text = member.read().decode() if member else "{}"
-        found = json.loads(text)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, tarfile.TarError):
+        found = json.loads(packed(path, "build.json"))
+    except (LookupError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def packed(path: Path, name: str) -> bytes:
+    """Read one file of an archive of any format.
+
+    Raises:
+        LookupError: there is no such archive, or no such file in it.
+    """
+    try:
+        if path.is_dir():
+            return (path / name).read_bytes()
+        if path.suffix == ".mar":
+            with zipfile.ZipFile(path) as archive:
+                return archive.read(name)
+        with tarfile.open(path) as archive:
+            member = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/{name}")
+            return member.read() if member else b""
+    except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
+        raise LookupError(name) from error

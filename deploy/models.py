@@ -15,6 +15,10 @@ MODEL_LIST = ROOT / "examples" / "models.yaml"
 Engine = Literal["auto", "openvino", "torch"]
 
 
+# The task whose models say of themselves what others are configured with.
+TENSORS = "tensors"
+
+
 class UnknownModel(LookupError):
     """The model list has no such name."""
 
@@ -28,7 +32,9 @@ class Model:
         handler: the name of a built-in task, or of a file beside the list with a task of the user's: `my_task.py`.
         version: that of the archive, where its weights are trained.
         folder: its configuration, the files that its task wants staged, and sample requests.
-        weights: where they come from by default, as the list has it; empty for "the user says", or for none.
+        weights: where they come from by default, as the list has it; empty for "the user says", or for none. A text
+            stands for `path: TEXT`, a file or folder beside the list or in the model's folder.
+        made_by: a program of the model's folder that makes the weights; whoever lacks them is told to run it.
     """
 
     name: str
@@ -36,6 +42,7 @@ class Model:
     version: str
     folder: Path
     weights: dict[str, str] = field(default_factory=dict)
+    made_by: str = ""
 
     @property
     def config_path(self) -> Path:
@@ -43,11 +50,13 @@ class Model:
         return self.folder / "model-config.yaml"
 
     def config(self) -> dict[str, Any]:
-        """Read its model-config.yaml.
+        """Read its model-config.yaml; a model of tensors needs none.
 
         Raises:
             InvalidConfig: it is no YAML, or no mapping.
         """
+        if self.handler == TENSORS and not self.config_path.exists():
+            return {}
         try:
             loaded = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
@@ -65,7 +74,7 @@ def models(path: Path = MODEL_LIST) -> dict[str, Model]:
     """
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-        found = {name: Model(name=name, folder=path.parent / name, **entry) for name, entry in entries.items()}
+        found = {name: _model(path.parent, name, entry) for name, entry in entries.items()}
     except yaml.YAMLError as error:
         raise InvalidConfig(f"{path.name}: {' '.join(str(error).split())}") from None
     except (AttributeError, TypeError) as error:
@@ -73,7 +82,15 @@ def models(path: Path = MODEL_LIST) -> dict[str, Model]:
     for model in found.values():
         if not all(isinstance(text, str) for text in (model.name, model.handler, model.version)):
             raise InvalidConfig(f"{path.name}: {model.name}: handler and version must be text; quote a number")
+        if not isinstance(model.weights, dict) or not all(isinstance(text, str) for text in model.weights.values()):
+            raise InvalidConfig(f"{path.name}: {model.name}: weights must be a text, or a mapping of names to texts")
     return found
+
+
+def _model(folder: Path, name: str, entry: dict[str, Any]) -> Model:
+    if isinstance(entry.get("weights"), str):
+        entry = {**entry, "weights": {"path": entry["weights"]}}
+    return Model(name=name, folder=folder / name, **entry)
 
 
 def model(name: str, path: Path = MODEL_LIST) -> Model:

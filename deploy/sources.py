@@ -4,14 +4,16 @@ This is decided without reading them and without importing torch: whether an arc
 """
 
 import importlib.util
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from deploy.checkpoint_files import files_beside
-from deploy.models import Model
+from deploy.models import TENSORS, Model
 from deploy.tasks import task_of
+from deploy.tensor_files import companions, files_of
 
 RANDOM_SEED = 0
 
@@ -21,6 +23,10 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 class WeightsUnavailable(Exception):
     """The weights cannot be had; the message says what to give instead."""
+
+
+class NotMade(WeightsUnavailable):
+    """The weights are made by a program that has not run yet; the message says how to run it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ def source(model: Model, choice: str | None) -> Source:
         choice: a path, a hub id where the task takes one, `random`, or None.
 
     Raises:
-        WeightsUnavailable: a file or package is missing.
+        NotMade, WeightsUnavailable: a file or package is missing.
         InvalidConfig: no task serves the model.
     """
     task = task_of(model)
@@ -62,35 +68,69 @@ def source(model: Model, choice: str | None) -> Source:
     if choice is not None:
         is_hub_id = HUB_ID.fullmatch(choice) and not Path(choice).exists()
         return _hub(choice) if is_hub_id and task.takes_hub_ids else _path(model, Path(choice))
+    return _listed(model, needs_weights=task.needs_weights)
+
+
+def _listed(model: Model, *, needs_weights: bool) -> Source:
+    """Take the weights that the list names."""
     if "torchvision" in model.weights:
         name = model.weights["torchvision"]
         return Source("torchvision", name, f"torchvision {name}")
     if "hub" in model.weights:
         return _hub(model.weights["hub"], model.weights.get("revision"))
-    if not model.weights and not task.needs_weights:
+    if not model.weights and not needs_weights:
         return Source("none", "", "no weights")
+    if "path" in model.weights:
+        return _path(model, _beside(model, model.weights["path"]))
     if not {"package", "file"} <= model.weights.keys():
-        raise WeightsUnavailable(f"{model.name}: the list names no weights; give --weights PATH or --weights random")
+        raise WeightsUnavailable(f"{model.name}: the list names no weights; {_instead(model)}")
     package = importlib.util.find_spec(model.weights["package"])
     if package is None or not package.submodule_search_locations:
         raise WeightsUnavailable(
-            f"{model.name}: the package {model.weights['package']} is not installed; "
-            "install it or give --weights PATH or --weights random"
+            f"{model.name}: the package {model.weights['package']} is not installed; install it or {_instead(model)}"
         )
     return _path(model, Path(package.submodule_search_locations[0]) / model.weights["file"])
+
+
+def _instead(model: Model) -> str:
+    return "give --weights PATH" if model.handler == TENSORS else "give --weights PATH or --weights random"
 
 
 def _hub(hub_id: str, revision: str | None = None) -> Source:
     return Source("hub", hub_id, f"hub {hub_id}" + (f" at {revision}" if revision else ""), revision)
 
 
+def _beside(model: Model, name: str) -> Path:
+    """Find what the list names: beside itself, then in the model's own folder.
+
+    Raises:
+        NotMade: it is in neither, and a program makes it.
+        WeightsUnavailable: it is in neither.
+    """
+    places = (model.folder.parent / name, model.folder / name)
+    for place in places:
+        if place.exists():
+            return place
+    if model.made_by:
+        raise NotMade(
+            f"{model.name}: there is no {name} yet; python {os.path.relpath(model.folder / model.made_by)} makes it"
+        )
+    raise WeightsUnavailable(
+        f"{model.name}: no {name} in {os.path.relpath(model.folder.parent)}/ or {os.path.relpath(model.folder)}/; "
+        "give --weights PATH"
+    )
+
+
 def _path(model: Model, path: Path) -> Source:
     if path.is_dir():
-        files = [_identity(file, path) for file in sorted(path.rglob("*")) if file.is_file()]
+        listed = files_of(path) if model.handler == TENSORS else filter(Path.is_file, sorted(path.rglob("*")))
+        files = [_identity(file, path) for file in listed]
         return Source("folder", str(path), f"folder {files}")
     if not path.is_file():
-        raise WeightsUnavailable(f"{model.name}: no file {path}; give --weights PATH or --weights random")
-    parts = [path]
+        raise WeightsUnavailable(f"{model.name}: no file {path}; {_instead(model)}")
+    parts = [path, *companions(path)]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise WeightsUnavailable(f"{model.name}: {path.name} needs {', '.join(missing)}, which is not beside it")
     if task_of(model).takes_hub_ids:
         # The configuration and tokenizer beside it go into the archive with it.
         parts += files_beside(path, with_code=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from deploy.models import ROOT, Model
+from deploy.models import ROOT, TENSORS, Model
 from deploy.task_file import check_name, read
 from handlers.errors import InvalidConfig
 
@@ -94,6 +94,13 @@ BUILT_IN = {
         path=_file("language_id"),
         builder="deploy.language_id",
         settings="handlers.text.config:LanguageIdConfig",
+    ),
+    TENSORS: Task(
+        path=_file("tensors"),
+        builder="deploy.tensors",
+        settings="handlers.tensor_models.config:TensorsConfig",
+        # What the file is held against: it is proven to batch.
+        export_settings=("inputs", "outputs", "max_batch_size", "warm_up"),
     ),
 }
 

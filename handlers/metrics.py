@@ -151,18 +151,20 @@ COUNTERS = (
 class _Observed:
     """What one histogram has counted since it was drained."""
 
-    __slots__ = ("counts", "is_changed", "total")
+    __slots__ = ("counts", "is_changed", "is_declared", "total")
 
     def __init__(self, buckets: int) -> None:
         self.counts = [0] * buckets
         self.total = 0.0
-        # The first drain declares every series at zero: a quantile is wrong while lower buckets are missing.
         self.is_changed = True
+        # The first drain declares every series at zero: a quantile is wrong while lower buckets are missing. From then
+        # on a bucket that has not grown is not worth its line.
+        self.is_declared = False
 
     def clear(self) -> None:
         self.counts = [0] * len(self.counts)
         self.total = 0.0
-        self.is_changed = False
+        self.is_changed, self.is_declared = False, True
 
 
 class Recorder:
@@ -197,7 +199,8 @@ class Recorder:
                 counts = observed.counts
                 bounds = (*(f"{bound:g}" for bound in histogram.bounds), "+Inf")
                 for bound, cumulative in zip(bounds, accumulate(counts), strict=True):
-                    samples.append(Sample(histogram.bucket, (bound,), cumulative))
+                    if cumulative or not observed.is_declared:
+                        samples.append(Sample(histogram.bucket, (bound,), cumulative))
                 samples.append(Sample(histogram.sum, (), observed.total))
                 samples.append(Sample(histogram.count, (), sum(counts)))
                 observed.clear()

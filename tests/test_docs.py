@@ -13,6 +13,7 @@ import yaml
 from deploy.models import ROOT
 from handlers import errors, metrics
 from handlers.config import HandlerConfig, SchedulingConfig, TensorNames
+from handlers.tensor_models.config import TensorsConfig
 from handlers.text.config import (
     LanguageIdConfig,
     QuestionAnsweringConfig,
@@ -44,6 +45,7 @@ SETTINGS: dict[str, type[Any]] = {
     "## Question answering": QuestionAnsweringConfig,
     "## Translation": TranslationConfig,
     "## Tokenization": TokenizationConfig,
+    "## Tensors": TensorsConfig,
     "## Language identification": LanguageIdConfig,
 }
 
@@ -103,7 +105,10 @@ def test_every_page_of_docs_is_reached_from_the_readme() -> None:
 @pytest.mark.parametrize(("heading", "cls"), SETTINGS.items())
 def test_settings_are_those_of_the_configuration(heading: str, cls: type[Any]) -> None:
     """Each with its default; a class's own, since its parent has a table of its own."""
-    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    defaults = {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(cls)
+    }
     own = {name: _written(defaults[name]) for name in inspect.get_annotations(cls)}
     documented = {row[0].strip("`"): row[1].strip("`") for row in table(section("docs/settings.md", heading))}
     assert documented == own
@@ -115,7 +120,7 @@ def _written(default: Any) -> str:
         return "required"
     if isinstance(default, SchedulingConfig):
         return f"mode: {default.mode}"
-    if isinstance(default, TensorNames):
+    if default == {} or isinstance(default, TensorNames):
         return "{}"
     if isinstance(default, bool | type(None)):
         return "null" if default is None else str(default).lower()

@@ -20,6 +20,7 @@ from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, 
 from torchserve_client.gateway import DEFAULT_URL as DEFAULT_GATEWAY
 from torchserve_client.inputs import shown
 from torchserve_client.nodes import Nodes
+from torchserve_client.retry import RetryPolicy
 from torchserve_client.rollout import TUNING as ROLLOUT
 from torchserve_client.shards import Shard
 from torchserve_client.version import VERSION
@@ -71,13 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nodes = _nodes(options, keys.get("management"), trust)
         if options.command in commands.ON_ALL:
             return commands.ON_ALL[options.command](options, nodes)
-        if options.command not in ("predict", "stream"):
+        if options.command not in ("describe", "predict", "stream"):
             return commands.on_each(getattr(commands, options.command.replace("-", "_")), options, nodes)
-        servers = _servers(options)
-        with Client(servers, token=keys.get("inference"), timeout_s=options.timeout, **trust) as client:
-            first = next(iter(nodes.by_name.values()))
-            is_stream = options.command == "stream"
-            return commands.stream(options, client) if is_stream else bulk.predict(options, first, client, len(servers))
+        return _asking(options, nodes, keys.get("inference"), trust)
     except (Unreachable, NoConnection, TLSFailed, InvalidPayload) as error:
         return _failed(error.message, USAGE)
     except (ClientError, OSError) as error:
@@ -87,6 +84,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "predict":
             words += f"; what was answered is in {shown(options.out)}, the same command goes on from there"
         return _failed(words, INTERRUPTED)
+
+
+def _asking(options: argparse.Namespace, nodes: Nodes, token: str | None, trust: dict[str, Any]) -> int:
+    """Run a command that asks the inference API, too."""
+    servers = _servers(options)
+    if options.command == "describe":
+        # A person waits: what is not there now is left out.
+        with Client(servers, token=token, retry=RetryPolicy(attempts=1), **trust) as client:
+            return commands.describe(options, nodes, client)
+    with Client(servers, token=token, timeout_s=options.timeout, **trust) as client:
+        if options.command == "stream":
+            return commands.stream(options, client)
+        return bulk.predict(options, next(iter(nodes.by_name.values())), client, len(servers))
 
 
 def _failed(words: str, code: int) -> int:
@@ -155,9 +165,10 @@ def parser() -> argparse.ArgumentParser:
     scale.add_argument("--wait", action="store_true", help="wait until they are ready")
     scale.add_argument("--timeout", type=_seconds, default=DEFAULTS.wait_s, metavar="S", help="default: %(default)g")
 
-    describe = added.add_parser("describe", help="show a model, or all of them", description="Show a model, or all.")
+    words = "Show a model, or all. Of one, the inference API is asked for its inputs, outputs and max_batch_size, too."
+    describe = added.add_parser("describe", help="show a model, or all of them", description=words)
     describe.add_argument("model", metavar="MODEL", nargs="?")
-    describe.add_argument("--json", action="store_true", help="print it as the management API has it")
+    describe.add_argument("--json", action="store_true", help="as the management API has it; of one with `metadata`")
 
     ready = _command(added, "wait-ready", "wait until every worker is ready")
     ready.add_argument("--timeout", type=_seconds, default=DEFAULTS.wait_s, metavar="S", help="default: %(default)g")
@@ -180,7 +191,8 @@ def parser() -> argparse.ArgumentParser:
     _canary_parameters(rollout)
 
     predict = _command(added, "predict", "every file of a folder or line of a file; run it again to go on")
-    predict.add_argument("path", type=Path, metavar="PATH", help="a folder of files, or a file of lines")
+    words = "a folder of files, each sent as it is, .npy and .npz too; or a file of lines"
+    predict.add_argument("path", type=Path, metavar="PATH", help=words)
     words = "answers; started or continued; with --shard it may be a folder, in which each shard has a file"
     predict.add_argument("--out", type=Path, required=True, metavar="JSONL", help=words)
     words = "one of N shares of the inputs, 0 to N-1, by a hash of their names: N runs do the work of one"

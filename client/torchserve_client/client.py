@@ -1,6 +1,7 @@
 """A client makes one prediction, from its payload to its answer.
 
     payload + options -> payloads.body -> tries under one deadline -> answer, or one error of client.errors
+    model             -> GET, of the gateway or of the model       -> Metadata
 
 Where several servers serve the same, requests go round, and a try that one of them does not answer goes on to another.
 
@@ -12,16 +13,22 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
-import orjson
-
-from torchserve_client import tls
-from torchserve_client.errors import ClientError, Closed, DeadlineExceeded, ItemFailed, NoConnection, of_status
+from torchserve_client import payloads, tls
+from torchserve_client.errors import (
+    ClientError,
+    Closed,
+    DeadlineExceeded,
+    NoConnection,
+)
 from torchserve_client.management import Management
-from torchserve_client.payloads import Body, body
+from torchserve_client.metadata import Get, Metadata, asked, is_ready
+from torchserve_client.payloads import Body
+from torchserve_client.replies import answered, error_of, is_list, parsed
 from torchserve_client.retry import RetryPolicy, Runner
 from torchserve_client.servers import TUNING as SERVERS
 from torchserve_client.servers import Servers
@@ -36,9 +43,18 @@ from torchserve_client.transport import (
 )
 
 TIMEOUT_HEADER = "X-Timeout-Ms"
-PREDICTIONS = "predictions"
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One request, but for the server that it is sent to."""
+
+    method: str
+    path: str
+    body: Body = field(default_factory=lambda: Body(b""))
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Client:
@@ -128,10 +144,60 @@ class Client:
             Rejected, Unavailable, ServerFailed: the server answered with an error, whose words it holds.
             NoConnection, TLSFailed, DeadlineExceeded, Closed: there was no answer.
         """
-        request = body(payload, options)
-        send = partial(self._send, _path(model, version), request)
-        incoming = self._runner.run(partial(self._try, send), self._timeout_s if timeout_s is None else timeout_s)
-        return _answer(incoming, request)
+        call = _Call("POST", _path(model, version), payloads.body(payload, options))
+        return answered(self._run(partial(self._send, call), timeout_s), call.body)
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: str | None = None,
+        timeout_s: float | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        datatypes: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Ask for one answer to arrays by name, as `predict` does, with all that a request may hold beside them.
+
+        Args:
+            model, version, timeout_s: see `predict`.
+            inputs: name -> array.
+            parameters: what the model is told beside the inputs, whatever its names are.
+            headers: further ones of the request, as in {"X-Priority": "1"}.
+            datatypes: name of an input -> "BF16", which numpy does not have: its numbers are rounded to that.
+
+        Returns:
+            Name -> array.
+
+        Raises:
+            ClientError: the same as of `predict`.
+        """
+        body = payloads.tensors(inputs, parameters or {}, datatypes or {})
+        call = _Call("POST", _path(model, version), body, headers or {})
+        answer: dict[str, Any] = answered(self._run(partial(self._send, call), timeout_s), body)
+        return answer
+
+    def metadata(self, model: str, version: str | None = None, *, timeout_s: float | None = None) -> Metadata:
+        """Ask what a model takes and gives: the gateway, where there is one, or else the model itself.
+
+        Args:
+            model, version, timeout_s: see `predict`.
+
+        Raises:
+            ServerFailed: the model does not say.
+            ClientError: the same as of `predict`.
+        """
+        return self._run(lambda url, left_s: asked(self._get(url, left_s), model, version), timeout_s)
+
+    def is_ready(self, model: str | None = None, version: str | None = None, *, timeout_s: float | None = None) -> bool:
+        """Ask whether the server is ready, or one of its models; `metadata.is_ready` says what that means.
+
+        Raises:
+            NoConnection, TLSFailed, DeadlineExceeded, Closed: there was no answer.
+            Rejected: the server answers nobody without a token.
+        """
+        return self._run(lambda url, left_s: is_ready(self._get(url, left_s), model, version), timeout_s)
 
     def stream(
         self, model: str, text: str, *, version: str | None = None, timeout_s: float | None = None, **options: Any
@@ -152,9 +218,9 @@ class Client:
         Raises:
             As `predict`; and ValueError where the client has a transport of its own that lacks `open`.
         """
-        request = body(text, {**options, "stream": True})
-        send = partial(self._open, _path(model, version), request)
-        return Stream(self._runner.run(partial(self._try, send), self._timeout_s if timeout_s is None else timeout_s))
+        body = payloads.body(text, {**options, "stream": True})
+        call = _Call("POST", _path(model, version), body, {"Accept": MEDIA_TYPE})
+        return Stream(self._run(partial(self._open, call), timeout_s))
 
     def close(self) -> None:
         """Let go of every connection; calls that are in flight raise Closed."""
@@ -169,7 +235,16 @@ class Client:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _try(self, send: Callable[[str, float], Answer], left_s: float) -> Answer:
+    def _run(self, ask: Callable[[str, float], T], timeout_s: float | None) -> T:
+        """Ask, under one deadline.
+
+        Args:
+            ask: asks one server, within so many seconds; takes the server's address and these.
+            timeout_s: deadline of all tries; None takes the client's.
+        """
+        return self._runner.run(partial(self._try, ask), self._timeout_s if timeout_s is None else timeout_s)
+
+    def _try(self, ask: Callable[[str, float], T], left_s: float) -> T:
         """Ask one server; where it is of no use, another one at once, until each was asked."""
         ends_s = self._clock() + left_s
         tried: list[str] = []
@@ -177,7 +252,7 @@ class Client:
             url = self._servers.next_url(tried)
             tried.append(url)
             try:
-                answer = send(url, left_s)
+                answer = ask(url, left_s)
             except ClientError as error:
                 if not _is_of_server(error):
                     raise
@@ -194,14 +269,10 @@ class Client:
         """Return whether another server may answer at once: one that is full is waited for, one that is gone is not."""
         return error.status == 404 or (isinstance(error, NoConnection) and self._policy.is_worth_it(error))
 
-    def _outgoing(self, url: str, request: Body, left_s: float, headers: Mapping[str, str]) -> Outgoing:
-        timeout = {TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
-        return Outgoing("POST", url, request.content, {**self._headers, **request.headers, **timeout, **headers})
-
-    def _open(self, path: str, request: Body, url: str, left_s: float) -> Opened:
+    def _open(self, call: _Call, url: str, left_s: float) -> Opened:
         if not isinstance(self._transport, StreamingTransport):
             raise ValueError("this client's transport has no `open`, which an answer in pieces needs")
-        opened = self._transport.open(self._outgoing(url + path, request, left_s, {"Accept": MEDIA_TYPE}), left_s)
+        opened = self._transport.open(self._outgoing(call, url, left_s), left_s)
         if not 200 <= opened.status < 300:
             try:
                 raise error_of(Incoming(opened.status, b"".join(opened.chunks), opened.headers, opened.reason))
@@ -209,11 +280,28 @@ class Client:
                 opened.close()
         return opened
 
-    def _send(self, path: str, request: Body, url: str, left_s: float) -> Incoming:
-        incoming = self._transport.send(self._outgoing(url + path, request, left_s, {}), left_s)
-        if not 200 <= incoming.status < 300 and not _is_list(incoming, request):
+    def _outgoing(self, call: _Call, url: str, left_s: float) -> Outgoing:
+        timeout = {TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
+        # What says how to read the body is not the caller's to change.
+        headers = {**self._headers, **call.headers, **call.body.headers, **timeout}
+        return Outgoing(call.method, url + call.path, call.body.content, headers)
+
+    def _send(self, call: _Call, url: str, left_s: float) -> Incoming:
+        incoming = self._transport.send(self._outgoing(call, url, left_s), left_s)
+        if not 200 <= incoming.status < 300 and not is_list(incoming, call.body):
             raise error_of(incoming)
         return incoming
+
+    def _get(self, url: str, left_s: float) -> Get:
+        """Make what gets the JSON of one server's paths, all of them within so many seconds."""
+        ends_s = self._clock() + left_s
+
+        def get(path: str, headers: Mapping[str, str] | None = None) -> Any:
+            if (rest_s := ends_s - self._clock()) <= 0:
+                raise DeadlineExceeded(f"{url}: no answer within {left_s:.3g} s")
+            return parsed(self._send(_Call("GET", path, headers=headers or {}), url, rest_s).body)
+
+        return get
 
     def _sleep(self, seconds: float) -> None:
         if self._closed.wait(seconds):
@@ -227,55 +315,3 @@ def _path(model: str, version: str | None) -> str:
 def _is_of_server(error: ClientError) -> bool:
     """Return whether an error says something about the server, and not about what it was asked."""
     return isinstance(error, NoConnection | DeadlineExceeded) or error.status in (404, 429, 503)
-
-
-def error_of(incoming: Incoming) -> ClientError:
-    """Make the error of what the server says: {"code", "type", "message"}, or {"error": ...} with such a value."""
-    parsed = _json(incoming.body)
-    said: Any = parsed.get("error", parsed) if isinstance(parsed, dict) else None
-    if isinstance(said, str):
-        said = {"message": said}
-    if not isinstance(said, dict):
-        said = {}
-    message = said.get("message") or said.get("status") or incoming.reason or f"HTTP {incoming.status}"
-    error = of_status(incoming.status, str(said.get("type", "")), str(message))
-    error.retry_after = incoming.headers.get("Retry-After", "")
-    return error
-
-
-def _answer(incoming: Incoming, request: Body) -> Any:
-    if request.is_tensors:
-        # Imported here, like numpy in payloads, for those who send no arrays.
-        from torchserve_client import protocol  # noqa: PLC0415
-
-        length = incoming.headers.get(protocol.HEADER)
-        message = protocol.Message(incoming.body, None if length is None else int(length))
-        return dict(protocol.decode(message).arrays)
-    parsed = _json(incoming.body)
-    if parsed is None and incoming.body != b"null":
-        return incoming.body
-    if request.is_list and isinstance(parsed, Mapping) and isinstance(parsed.get(PREDICTIONS), list):
-        return [_item(item, incoming.status) for item in parsed[PREDICTIONS]]
-    return parsed
-
-
-def _is_list(incoming: Incoming, request: Body) -> bool:
-    """Return whether an answer has a result for each item, though all of them may be errors."""
-    parsed = _json(incoming.body) if request.is_list else None
-    return isinstance(parsed, dict) and isinstance(parsed.get(PREDICTIONS), list)
-
-
-def _item(item: Any, status: int) -> Any:
-    if not (isinstance(item, dict) and item.keys() == {"error"}):
-        return item
-    error = item["error"]
-    if not isinstance(error, dict):
-        return ItemFailed(str(error), status)
-    return ItemFailed(str(error.get("message", "")), int(error.get("code", status)), str(error.get("type", "")))
-
-
-def _json(content: bytes) -> Any:
-    try:
-        return orjson.loads(content)
-    except orjson.JSONDecodeError:
-        return None

@@ -7,7 +7,8 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,18 @@ from rich.console import Console
 from rich.table import Table
 
 from torchserve_client.client import Client
-from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError
+from torchserve_client.errors import ClientError, InvalidPayload, LoadFailed, ManagementError
 from torchserve_client.gateway import DEFAULT_URL, Gateway
 from torchserve_client.management import Management
+from torchserve_client.metadata import Metadata
 from torchserve_client.nodes import Nodes
 from torchserve_client.rollout import Rollout, Wanted
 from torchserve_client.rollouts import Rollouts
 from torchserve_client.withdrawal import Withdrawal, found
 from torchserve_client.worker_log import WorkerLog, wait_loaded
+
+# Seconds that `describe` waits for a model to say what it takes: one that is busy or broken must not keep it.
+METADATA_S = 2.0
 
 out = Console(highlight=False, markup=False, soft_wrap=True)
 aside = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -101,14 +106,49 @@ def _unregister(options: argparse.Namespace, management: Management) -> int:
     return 0
 
 
-def describe(options: argparse.Namespace, management: Management) -> int:
-    """Show one model or all: versions, batch parameters, workers, queue."""
-    described = _described(options, management)
+def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
+    """Show one model or all, of every node: versions, batch parameters, workers, queue; of one also what it takes.
+
+    Args:
+        options: those of the command.
+        nodes: their management APIs say what is registered.
+        client: asks the model what it takes; a model that does not say it soon goes without.
+    """
+    described: dict[str, list[dict[str, Any]]] = {}
+    is_one = len(nodes.by_name) == 1
+
+    def one(name: str, management: Management) -> None:
+        described[name] = _described(options, management)
+        if not options.json:
+            # At once: another node may fail.
+            if not is_one:
+                out.print(f"{name}:")
+            out.print(_table(described[name]) if described[name] else "no model is registered")
+
+    if is_one:
+        one(*next(iter(nodes.by_name.items())))
+    else:
+        nodes.each_named(one)
+    versions = dict.fromkeys(each["modelVersion"] for listed in described.values() for each in listed)
+    said = _said(client, options.model, list(versions)) if options.model else {}
     if options.json:
-        _print_json(described)
+        _print_json([_document(name, each, said, is_one) for name, listed in described.items() for each in listed])
         return 0
-    out.print(_table(described) if described else "no model is registered")
+    for version, metadata in said.items():
+        if metadata is not None:
+            words = "" if len(said) == 1 else f"version {version}: "
+            out.print(f"\n{words}max_batch_size {metadata.max_batch_size or 'not said'}")
+            out.print(_tensors(metadata))
     return 0
+
+
+def _document(name: str, each: dict[str, Any], said: dict[str, Metadata | None], is_one: bool) -> dict[str, Any]:
+    metadata = said.get(each["modelVersion"])
+    return {
+        **({} if is_one else {"node": name}),
+        **each,
+        **({"metadata": metadata.to_json() if metadata else None} if said else {}),
+    }
 
 
 def _described(options: argparse.Namespace, management: Management) -> list[dict[str, Any]]:
@@ -119,6 +159,17 @@ def _described(options: argparse.Namespace, management: Management) -> list[dict
         for default in [management.describe(model)["modelVersion"]]
         for version in management.versions(model)
     ]
+
+
+def _said(client: Client, model: str, versions: Sequence[str]) -> dict[str, Metadata | None]:
+    """Ask each version of a model what it takes; None of one that does not say it while a person waits."""
+    ends_s = time.monotonic() + METADATA_S
+    said: dict[str, Metadata | None] = dict.fromkeys(versions)
+    for version in versions:
+        if (left_s := ends_s - time.monotonic()) > 0:
+            with contextlib.suppress(ClientError):
+                said[version] = client.metadata(model, version, timeout_s=left_s)
+    return said
 
 
 def _print_json(document: Any) -> None:
@@ -166,11 +217,6 @@ def on_each(run: Callable[[argparse.Namespace, Management], int], options: argpa
     if len(nodes.by_name) == 1:
         (management,) = nodes.by_name.values()
         return run(options, management)
-
-    if run is describe and options.json:
-        described = nodes.each(lambda management: _described(options, management))
-        _print_json([{"node": name, **each} for name, listed in described.items() for each in listed])
-        return 0
 
     def one(name: str, management: Management) -> int:
         out.print(f"{name}:")
@@ -231,4 +277,14 @@ def _table(described: list[dict[str, Any]]) -> Table:
             workers,
             str(each["jobQueueStatus"]["pendingRequests"]),
         )
+    return table
+
+
+def _tensors(metadata: Metadata) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("tensor", "name", "datatype", "shape"):
+        table.add_column(name)
+    for kind, tensors in (("input", metadata.inputs), ("output", metadata.outputs)):
+        for tensor in tensors:
+            table.add_row(kind, tensor.name, tensor.datatype, str(list(tensor.shape)))
     return table

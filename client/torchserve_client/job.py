@@ -20,6 +20,7 @@ from torchserve_client.answers import Answers
 from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, ServerFailed, TLSFailed
 from torchserve_client.futures import FuturesClient
 from torchserve_client.inputs import Input, Keys
+from torchserve_client.payloads import OCTETS, Typed, media_type
 
 # Requests that stand ready beside those at the server, so that no worker waits for this thread: one, and one to spare.
 READY = 2
@@ -33,12 +34,13 @@ class Request:
 
     Attributes:
         names, keys: those of its inputs.
-        payload: what is sent: a file's bytes, or a list of lines; the path of a file that cannot be read.
+        payload: what is sent: a file's bytes, or a list of lines; the path of a file that cannot be read. A file of
+            arrays may hold several rows, and is one request all the same.
     """
 
     names: tuple[str, ...]
     keys: tuple[str, ...]
-    payload: bytes | Path | list[str]
+    payload: bytes | Typed | Path | list[str]
 
 
 @dataclass(slots=True)
@@ -70,7 +72,8 @@ def requests(inputs: Iterable[Input], keys: Keys, answers: Answers, lines: int) 
         if answers.has(key):
             continue
         if isinstance(each.value, Path):
-            yield Request((each.name,), (key,), content)
+            media = media_type(each.value)
+            yield Request((each.name,), (key,), content if media == OCTETS else Typed(content, media))
             continue
         group.append((each.name, key, each.value))
         if len(group) == lines:

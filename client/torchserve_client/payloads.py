@@ -1,6 +1,7 @@
 """Turns what a caller has into the body of a request. Pure, but that it reads paths.
 
 bytes, a path                  the body itself; with options, a form whose field `data` it is
+a path of .npy or .npz, Typed  the same, under its media type
 text                           the body itself; with options, {"text": ...}
 a dict of values               JSON as it is; bytes in it as base64
 a list of any of them          {"instances": [...]}; bytes and paths as {"b64": ...}
@@ -24,6 +25,21 @@ DATA = "data"
 INPUT = "input"
 
 OCTETS, TEXT, JSON = "application/octet-stream", "text/plain; charset=utf-8", "application/json"
+# Suffix of a file -> what its bytes are called, where a model must be told: one array, and arrays by name.
+MEDIA_TYPES = {".npy": "application/x-npy", ".npz": "application/x-npz"}
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """Bytes, and what they are.
+
+    Attributes:
+        content: the bytes that are sent.
+        media_type: their Content-Type.
+    """
+
+    content: bytes
+    media_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +71,21 @@ def body(payload: Any, options: Mapping[str, Any]) -> Body:
         OSError: a path cannot be read.
     """
     if is_array(payload):
-        return _tensors({INPUT: payload}, options)
+        return tensors({INPUT: payload}, options)
     if isinstance(payload, Mapping):
         if any(map(is_array, payload.values())):
-            return _tensors(payload, options)
+            return tensors(payload, options)
         return _json({**options, **payload}, is_list="instances" in payload)
     if isinstance(payload, str):
         return _json({**options, "text": payload}) if options else Body(payload.encode(), {"Content-Type": TEXT})
     if isinstance(payload, list | tuple):
         return _json({"instances": [_instance(each) for each in payload], **options}, is_list=True)
-    return _raw(_bytes(payload), options)
+    return _raw(_typed(payload), options)
+
+
+def media_type(path: Path) -> str:
+    """Return what the bytes of a file are called; what they are is seen in them, but for arrays."""
+    return MEDIA_TYPES.get(path.suffix.lower(), OCTETS)
 
 
 def is_array(value: Any) -> bool:
@@ -72,23 +93,39 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "__array_interface__") and hasattr(value, "ravel")
 
 
-def _raw(content: bytes, options: Mapping[str, Any]) -> Body:
-    if not options:
-        return Body(content, {"Content-Type": OCTETS})
-    fields: dict[str, Any] = {name: orjson.dumps(value).decode() for name, value in options.items()}
-    fields[DATA] = ("data", content, OCTETS)
-    form, content_type = encode_multipart_formdata(fields)
-    return Body(form, {"Content-Type": content_type})
+def tensors(arrays: Mapping[str, Any], options: Mapping[str, Any], datatypes: Mapping[str, str] | None = None) -> Body:
+    """Write arrays by name.
 
+    Args:
+        arrays: name -> array.
+        options: told to the model beside them.
+        datatypes: see `protocol.encode`.
 
-def _tensors(arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Body:
+    Raises:
+        InvalidPayload: there is one that cannot be sent.
+    """
     # numpy takes longer to import than all the rest together: who sends no arrays does not wait for it.
     from torchserve_client import protocol  # noqa: PLC0415
 
     if not all(map(is_array, arrays.values())):
         raise InvalidPayload("a dict with an array holds arrays only; options are keyword arguments")
-    message = protocol.encode(arrays, parameters=options)
+    message = protocol.encode(arrays, parameters=options, datatypes=datatypes)
     return Body(message.body, message.headers, is_tensors=True)
+
+
+def _typed(payload: Any) -> Typed:
+    if isinstance(payload, Typed):
+        return payload
+    return Typed(_bytes(payload), media_type(payload) if isinstance(payload, Path) else OCTETS)
+
+
+def _raw(payload: Typed, options: Mapping[str, Any]) -> Body:
+    if not options:
+        return Body(payload.content, {"Content-Type": payload.media_type})
+    fields: dict[str, Any] = {name: orjson.dumps(value).decode() for name, value in options.items()}
+    fields[DATA] = ("data", payload.content, payload.media_type)
+    form, content_type = encode_multipart_formdata(fields)
+    return Body(form, {"Content-Type": content_type})
 
 
 def _json(value: Mapping[str, Any], *, is_list: bool = False) -> Body:

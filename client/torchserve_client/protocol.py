@@ -5,7 +5,7 @@
 
 A tensor travels as JSON numbers and strings, or, with the binary tensor extension, as bytes behind the JSON part, whose
 length the header Inference-Header-Content-Length says. Numbers are little-endian, in row-major order; an element of
-BYTES is its length as uint32 and then itself.
+BYTES is its length as uint32 and then itself. numpy has no BF16: here it is float32, whose upper half it is.
 """
 
 import json
@@ -35,6 +35,7 @@ DATATYPES: dict[str, str] = {
     "FP32": "float32",
     "FP64": "float64",
 }
+BF16 = "BF16"
 _NAMES = {np.dtype(kind): name for name, kind in DATATYPES.items()}
 
 Array = NDArray[Any]
@@ -82,6 +83,7 @@ def encode(
     outputs: Sequence[str] = (),
     parameters: Mapping[str, Any] | None = None,
     is_binary: bool = True,
+    datatypes: Mapping[str, str] | None = None,
 ) -> Message:
     """Write a request.
 
@@ -91,6 +93,7 @@ def encode(
         outputs: names of the wanted outputs; an empty sequence wants all of them.
         parameters: options that the model is told.
         is_binary: whether tensors of the request and of its answer stand behind the JSON part, rather than in it.
+        datatypes: name of an input -> BF16, to which its numbers are rounded; others are as their arrays are.
 
     Raises:
         InvalidPayload: the protocol has no such type, or JSON cannot hold the parameters.
@@ -98,9 +101,11 @@ def encode(
     inputs: list[dict[str, Any]] = []
     parts: list[bytes] = []
     for name, array in arrays.items():
-        tensor: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": datatype(array)}
+        is_bf16 = (datatypes or {}).get(name) == BF16
+        kind = BF16 if is_bf16 else datatype(array)
+        tensor: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": kind}
         if is_binary:
-            parts.append(_to_bytes(array))
+            parts.append(_to_bytes(_upper_halves(array) if is_bf16 else array))
             tensor["parameters"] = {"binary_data_size": len(parts[-1])}
         else:
             tensor["data"] = _to_json(array)
@@ -195,7 +200,19 @@ def _to_json(array: Array) -> list[Any]:
         raise InvalidPayload("bytes that are not UTF-8 need a binary tensor") from None
 
 
+def _upper_halves(array: Array) -> Array:
+    """Round float32 to bfloat16, to even where two are as near; its bits as uint16."""
+    values = array.astype(np.float32, copy=False)
+    bits = np.ascontiguousarray(values).view(np.uint32).reshape(array.shape)
+    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16).astype(np.uint16)
+    # Rounding up would make an infinity of some: what is no number stays one, quiet.
+    quiet: Array = np.where(np.isnan(values), (bits >> 16 | 0x40).astype(np.uint16), rounded)
+    return quiet
+
+
 def _from_bytes(raw: bytes, kind: str, shape: Sequence[int]) -> Array:
+    if kind == BF16:
+        return (np.frombuffer(raw, np.dtype("<u2")).astype(np.uint32) << 16).view(np.float32).reshape(shape)
     if kind != "BYTES":
         return np.frombuffer(raw, np.dtype(DATATYPES[kind]).newbyteorder("<")).reshape(shape)
     found = []
@@ -212,7 +229,7 @@ def _from_bytes(raw: bytes, kind: str, shape: Sequence[int]) -> Array:
 def _from_json(data: Any, kind: str, shape: Sequence[int]) -> Array:
     if kind == "BYTES":
         return _objects([each.encode() for each in _flat(data)]).reshape(shape)
-    return np.array(data, DATATYPES[kind]).reshape(shape)
+    return np.array(data, "float32" if kind == BF16 else DATATYPES[kind]).reshape(shape)
 
 
 def _flat(data: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from deploy.container.settings import NodeSettings
 from deploy.gateway.envoy.bootstrap import ADMIN
-from deploy.gateway.envoy.clusters import NOT_FOR_NODES, Tokens, without_accept
+from deploy.gateway.envoy.clusters import NOT_FOR_NODES, Tokens, node_filters
 from deploy.gateway.envoy.resources import ROUTES, Resource, address, seconds, typed, watched
 from deploy.gateway.watch import DRAINING
 from deploy.nodes.node import address as host_and_port
@@ -121,17 +121,7 @@ def _cluster(name: str, url: str) -> Resource:
         "",
         "envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
         explicit_http_config={"http_protocol_options": {}},
-        http_filters=[
-            typed(
-                "envoy.filters.http.header_mutation",
-                "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
-                mutations={
-                    "request_mutations": [{"remove": name} for name in NOT_FOR_NODES if name != "authorization"]
-                },
-            ),
-            without_accept(),
-            typed("envoy.filters.http.upstream_codec", "envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec"),
-        ],
+        http_filters=node_filters([{"remove": name} for name in NOT_FOR_NODES if name != "authorization"]),
     )["typed_config"]
     cluster: Resource = {
         "name": name,

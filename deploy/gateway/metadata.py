@@ -1,5 +1,7 @@
 """What handlers say of themselves: asked once of each version, and again when its workers are others.
 
+A function of the user's that declares no outputs knows them once it has run; it is asked until it has said them.
+
 version with a READY worker -> GET /predictions/M/V, X-Model-Metadata: 1 -> {"platform", "inputs", "outputs", ...}
                                   └> refused: a handler that is not of this project; asked again later
 """
@@ -24,8 +26,8 @@ logger = logging.getLogger(__name__)
 ANSWER_S = 60.0
 # Bytes of the longest answer that is read: a model of thousands of labels says less of itself.
 ANSWER_BYTES = 1 << 20
-# Seconds until a version is asked again that has refused the question, or that did not answer.
-REFUSED_S, FAILED_S = 60.0, 5.0
+# Seconds until a version is asked again that has refused, that did not answer, or that knows no outputs yet.
+REFUSED_S, FAILED_S, OUTPUTS_S = 60.0, 5.0, 5.0
 
 
 class Refused(Exception):
@@ -92,7 +94,7 @@ class Metadata:
         found: Mapping[str, Any] | None = None
         try:
             found = await self._answer(model, version, node)
-            again_s = None
+            again_s = None if found["outputs"] else time.monotonic() + OUTPUTS_S
         except Refused:
             again_s = time.monotonic() + REFUSED_S
         except NodeFailed as error:

@@ -8,28 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+from deploy.gateway import openapi_tensors
+from deploy.gateway.openapi_schemas import JSON, Schema, list_of, object_of, ref
 from deploy.gateway.state import Fleet, Model
-
-Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string", "minLength": 1}
 NUMBER: Schema = {"type": "number"}
 PLACE: Schema = {"type": "integer", "minimum": 0}
 
 
-def _object(properties: Mapping[str, Schema], *, is_closed: bool = False) -> Schema:
-    """Describe an object that has all of these properties."""
-    schema = {"type": "object", "properties": dict(properties), "required": list(properties)}
-    return {**schema, "additionalProperties": False} if is_closed else schema
-
-
-def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-LABELS = _list(_object({"label": {"type": "string"}, "score": NUMBER}))
-SPAN = _object({"answer": {"type": "string"}, "score": NUMBER, "start": PLACE, "end": PLACE})
-ENTITY = _object({"score": NUMBER, "word": {"type": "string"}, "start": PLACE, "end": PLACE})
+LABELS = list_of(object_of({"label": {"type": "string"}, "score": NUMBER}))
+SPAN = object_of({"answer": {"type": "string"}, "score": NUMBER, "start": PLACE, "end": PLACE})
+ENTITY = object_of({"score": NUMBER, "word": {"type": "string"}, "start": PLACE, "end": PLACE})
 # Task -> the answer of one item; docs/requests.md has them in words. Others may be any JSON.
 ANSWERS: Mapping[str, Schema] = {
     "image_classification": {
@@ -39,11 +29,13 @@ ANSWERS: Mapping[str, Schema] = {
     },
     "language_id": LABELS,
     "text_classification": LABELS,
-    "token_classification": _list(ENTITY),
-    "question_answering": {"anyOf": [SPAN, _list(SPAN)]},
-    "sentence_embedding": _list(NUMBER),
-    "tokenization": _object({"input_ids": _list({"type": "integer"}), "attention_mask": _list({"type": "integer"})}),
-    "translation": _object({"translation_text": {"type": "string"}}),
+    "token_classification": list_of(ENTITY),
+    "question_answering": {"anyOf": [SPAN, list_of(SPAN)]},
+    "sentence_embedding": list_of(NUMBER),
+    "tokenization": object_of(
+        {"input_ids": list_of({"type": "integer"}), "attention_mask": list_of({"type": "integer"})}
+    ),
+    "translation": object_of({"translation_text": {"type": "string"}}),
 }
 # Task -> the fields of one item in JSON, beside its options; others take {"text": ...}.
 FIELDS: Mapping[str, Mapping[str, Schema]] = {
@@ -61,6 +53,7 @@ ERRORS: Mapping[str, str] = {
     "400": "The request is not what the model takes: its shape, its options, its text.",
     "401": "A key is needed: Authorization: Bearer KEY.",
     "404": "There is no such model or version.",
+    "406": "The model's answer has no such form as Accept asks for.",
     "408": "The request did not come in time.",
     "413": "The body, an item or the whole work is too large; the message names the limit.",
     "415": "This is no image that can be read, or a compressed body.",
@@ -72,7 +65,6 @@ ERRORS: Mapping[str, str] = {
     "507": "The model ran out of memory on this item.",
 }
 
-JSON = "application/json"
 NO_KEY: list[Any] = []
 
 
@@ -153,22 +145,29 @@ def _model_paths(model: Model) -> dict[str, Any]:
 
 def _predict(model: Model, metadata: Mapping[str, Any]) -> dict[str, Any]:
     task = str(metadata.get("task", ""))
-    answer = ANSWERS.get(task, {})
     rows = metadata.get("max_instances")
+    if task == openapi_tensors.TASK:
+        content, answers = openapi_tensors.bodies(metadata), openapi_tensors.answers(metadata)
+    else:
+        answer = ANSWERS.get(task, {})
+        content = _content(task, metadata, rows)
+        predictions = object_of({"predictions": list_of({"anyOf": [answer, ref("ItemError")]})})
+        answers = {JSON: {"schema": {"anyOf": [answer, predictions]}}}
     return {
         "tags": ["predictions"],
         "summary": f"{model.name}: {task.replace('_', ' ') or 'a model'}",
-        "requestBody": {"required": True, "content": _content(task, metadata, rows)},
+        "requestBody": {"required": True, "content": content},
         "responses": {
-            "200": _answer(
-                {"anyOf": [answer, _object({"predictions": _list({"anyOf": [answer, _ref("ItemError")]})})]},
-                headers={
+            "200": {
+                "description": "The answer.",
+                "headers": {
                     "Server-Timing": {
                         "description": "Milliseconds of each part of the way, and the size of the micro-batch.",
                         "schema": {"type": "string"},
                     }
                 },
-            ),
+                "content": answers,
+            },
             **_errors(*ERRORS),
         },
     }
@@ -181,20 +180,20 @@ def _content(task: str, metadata: Mapping[str, Any], rows: Any) -> dict[str, Any
         return {"*/*": {"schema": {}}}
     options = {name: _option(option) for name, option in sorted(metadata.get("options", {}).items())}
     fields = dict(FIELDS.get(task, {"text": TEXT}))
-    item = {**_object(fields), "properties": {**fields, **options}, "additionalProperties": False}
+    item = {**object_of(fields), "properties": {**fields, **options}, "additionalProperties": False}
     one: Schema = item if task in FIELDS else {"anyOf": [TEXT, item]}
-    instances: Schema = {**_list(one), "minItems": 1}
+    instances: Schema = {**list_of(one), "minItems": 1}
     if isinstance(rows, int):
         instances["maxItems"] = rows
     # Options beside the list hold for all of its items; a question's own fields may stand there too.
     shared = {**options, **(fields if task == "question_answering" else {})}
-    many = {**_object({"instances": instances}), "properties": {"instances": instances, **shared}}
+    many = {**object_of({"instances": instances}), "properties": {"instances": instances, **shared}}
     content: dict[str, Any] = {
         str(kind): {"schema": TEXT if str(kind).startswith("text/") else {}}
         for kind in metadata["accepts"]
         if str(kind) != JSON
     }
-    return {**content, JSON: {"schema": {"anyOf": [item, many, _ref("InferRequest")]}}}
+    return {**content, JSON: {"schema": {"anyOf": [item, many, ref("InferRequest")]}}}
 
 
 def _option(option: Mapping[str, Any]) -> Schema:
@@ -246,9 +245,9 @@ def _protocol_paths(fleet: Fleet) -> dict[str, Any]:
                 "parameters": parameters,
                 "requestBody": {
                     "required": True,
-                    "content": {JSON: {"schema": _ref("InferRequest")}, "application/octet-stream": {"schema": {}}},
+                    "content": {JSON: {"schema": ref("InferRequest")}, "application/octet-stream": {"schema": {}}},
                 },
-                "responses": {"200": _answer(_ref("InferResponse")), **_errors(*ERRORS)},
+                "responses": {"200": _answer(ref("InferResponse")), **_errors(*ERRORS)},
             }
         }
     return paths
@@ -267,42 +266,34 @@ def _ask(operation: str, what: str) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Schema]:
-    error = _object({"code": {"type": "integer"}, "type": {"type": "string"}, "message": {"type": "string"}})
+    error = object_of({"code": {"type": "integer"}, "type": {"type": "string"}, "message": {"type": "string"}})
     parameters: Schema = {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
-    tensor = _object(
+    tensor = object_of(
         {
             "name": {"type": "string"},
-            "shape": _list({"type": "integer", "minimum": 0}),
+            "shape": list_of({"type": "integer", "minimum": 0}),
             "datatype": {"type": "string", "examples": ["BYTES", "FP32", "INT64"]},
         }
     )
     tensor["properties"].update({"data": {"type": "array"}, "parameters": parameters})
-    named = _object({"name": {"type": "string"}})
+    named = object_of({"name": {"type": "string"}})
     named["properties"]["parameters"] = parameters
-    request = _object({"inputs": {**_list(_ref("Tensor")), "minItems": 1}})
-    request["properties"].update({"id": {"type": "string"}, "parameters": parameters, "outputs": _list(named)})
-    answer = _object({"model_name": {"type": "string"}, "outputs": _list(_ref("Tensor"))})
+    request = object_of({"inputs": {**list_of(ref("Tensor")), "minItems": 1}})
+    request["properties"].update({"id": {"type": "string"}, "parameters": parameters, "outputs": list_of(named)})
+    answer = object_of({"model_name": {"type": "string"}, "outputs": list_of(ref("Tensor"))})
     answer["properties"].update({"model_version": {"type": "string"}, "id": {"type": "string"}})
     return {
         # The protocol's own routes answer {"error": message}.
-        "Error": {"anyOf": [error, _object({"error": {"type": "string"}})]},
-        "ItemError": _object({"error": error}),
+        "Error": {"anyOf": [error, object_of({"error": {"type": "string"}})]},
+        "ItemError": object_of({"error": error}),
         "Tensor": tensor,
         "InferRequest": request,
         "InferResponse": answer,
     }
 
 
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _answer(schema: Schema, headers: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    return {
-        "description": "The answer.",
-        **({"headers": dict(headers)} if headers else {}),
-        "content": {JSON: {"schema": schema}},
-    }
+def _answer(schema: Schema) -> dict[str, Any]:
+    return {"description": "The answer.", "content": {JSON: {"schema": schema}}}
 
 
 def _errors(*statuses: str) -> dict[str, Any]:
@@ -310,7 +301,7 @@ def _errors(*statuses: str) -> dict[str, Any]:
 
 
 def _error(status: str, text: str) -> dict[str, Any]:
-    response: dict[str, Any] = {"description": text, "content": {JSON: {"schema": _ref("Error")}}}
+    response: dict[str, Any] = {"description": text, "content": {JSON: {"schema": ref("Error")}}}
     if status == "429":
         response["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
     return response

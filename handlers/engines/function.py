@@ -29,6 +29,11 @@ class FunctionEngine:
             outputs: Any = self._function(**inputs)
             if not isinstance(outputs, Mapping):
                 return outputs  # type: ignore[no-any-return] # who calls holds it against what it expects
-            return {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in outputs.items()}
+            return {
+                name: np.array(array) if isinstance(array, np.ndarray) else array for name, array in outputs.items()
+            }
         except MemoryError as error:
             raise OutOfMemory from error
+        except SystemExit as error:
+            # It would end the worker, and with it the requests of everybody else.
+            raise RuntimeError("the function called exit") from error

@@ -101,7 +101,12 @@ class ProgramEngine:
         dtype = self._dtypes[name]
         return tensor if dtype is None else tensor.to(dtype)
 
-    def _array(self, result: torch.Tensor) -> np.ndarray[Any, Any]:
-        """Hand an output over; what autocast made narrower is as wide as without it."""
-        is_narrow = result.dtype in (torch.bfloat16, self._cast)
-        return (result.float() if is_narrow else result).cpu().numpy()
+    def _array(self, result: Any) -> Any:
+        """Hand an output over, copied: the program may use the same memory for its next run.
+
+        What autocast made narrower is as wide as without it; who calls holds what is no tensor against what it expects.
+        """
+        if not isinstance(result, torch.Tensor):
+            return result
+        own = result.to("cpu", copy=True)
+        return (own.float() if own.dtype in (torch.bfloat16, self._cast) else own).numpy()

@@ -77,7 +77,10 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
 
 def _inputs(task: Task) -> Mapping[str, TensorMetadata]:
     """Give the tensor of each input by the input's name."""
-    own = {name: task.input_tensors.get(name) or _tensor(name, task.item_dimensions) for name in sorted(task.inputs)}
+    # Positional arguments of clients go by this order: the model's own, where the task knows one.
+    known = task.input_tensors.keys()
+    names = known if known >= task.inputs else sorted(task.inputs)
+    own = {name: task.input_tensors.get(name) or _tensor(name, task.item_dimensions) for name in names}
     options = [field.name for field in fields(task.options_class)]
     given = names_given("inputs", [tensor.name for tensor in own.values()], task.config.tensors.inputs, options)
     return {key: replace(tensor, name=given[tensor.name]) for key, tensor in own.items()}

@@ -69,6 +69,7 @@ logger = logging.getLogger(__name__)
 
 # Imports protobuf, for a tenth of a second; a worker that gets no gRPC messages does without.
 GRPC_MODULE = "handlers.protocol.grpc_inference"
+PHRASES = {status.value: status.phrase for status in HTTPStatus}
 # Names the version that answered, for whoever routes between several.
 VERSION_HEADER = "X-Model-Version"
 
@@ -386,7 +387,7 @@ def respond(context: Any, index: int, reply: Reply) -> bytes:
     Returns:
         The answer's body.
     """
-    context.set_response_status(reply.status, HTTPStatus(reply.status).phrase, index)
+    context.set_response_status(reply.status, PHRASES[reply.status], index)
     context.set_response_content_type(index, reply.content_type)
     for name, value in reply.headers.items():
         context.set_response_header(index, name, value)

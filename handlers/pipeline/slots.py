@@ -154,11 +154,11 @@ def attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Call
 
 def server_timing(slots: Sequence[Slot], encode_s: float) -> str:
     """Write the Server-Timing header (W3C): the durations of the request's slowest item, in milliseconds."""
-    parts = {
-        "decode": max((slot.decode_s for slot in slots), default=0.0),
-        "wait": max((slot.wait_s for slot in slots), default=0.0),
-        "forward": max((slot.forward_s for slot in slots), default=0.0),
-        "encode": encode_s,
-    }
-    durations = (f"{name};dur={1000 * seconds:.2f}" for name, seconds in parts.items())
-    return ", ".join([*durations, f'batch;desc="{max((slot.batch_size for slot in slots), default=0)}"'])
+    decode_s, wait_s, forward_s, batch_size = 0.0, 0.0, 0.0, 0
+    for slot in slots:
+        decode_s, wait_s = max(decode_s, slot.decode_s), max(wait_s, slot.wait_s)
+        forward_s, batch_size = max(forward_s, slot.forward_s), max(batch_size, slot.batch_size)
+    return (
+        f"decode;dur={1000 * decode_s:.2f}, wait;dur={1000 * wait_s:.2f}, forward;dur={1000 * forward_s:.2f}, "
+        f'encode;dur={1000 * encode_s:.2f}, batch;desc="{batch_size}"'
+    )

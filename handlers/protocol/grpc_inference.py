@@ -18,7 +18,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from handlers.errors import BodyTooLarge, ItemError, MalformedMessage, MalformedTensor, UnknownShape
+from handlers.errors import BodyTooLarge, ItemError, MalformedMessage, MalformedTensor, UnknownShape, shown
 from handlers.protocol import open_inference, tensors
 from handlers.protocol.grpc_messages import CLASSES
 from handlers.protocol.grpc_status import PROTOBUF, GrpcErrors
@@ -214,7 +214,7 @@ def _tensors(message: Any) -> dict[str, NDArray[Any]]:
                 raise UnknownShape("shared memory is not supported.")
             arrays[tensor.name] = _tensor(tensor, raw[index] if raw else None)
         except (MalformedTensor, UnknownShape) as error:
-            raise type(error)(f"Input {index}: {error}") from None
+            raise type(error)(f"Input {index}, {shown(tensor.name)}: {error}") from None
     return arrays
 
 

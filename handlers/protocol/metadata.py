@@ -34,12 +34,14 @@ class TensorMetadata:
     Attributes:
         name: as requests and answers have it.
         datatype: one of handlers.protocol.tensors.DTYPES.
-        shape: rows first; -1 where a size is the request's.
+        shape: with the dimension of rows; -1 there and where a size is the request's.
+        batch_dim: the dimension that counts rows; told where it is not the first.
     """
 
     name: str
     datatype: str = "BYTES"
     shape: tuple[int, ...] = (-1,)
+    batch_dim: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +53,7 @@ class Metadata:
         platform: what serves it, and on which engine.
         task: the module of its task.
         mode: `classic` or `adaptive`.
-        inputs, outputs: its tensors; the first dimension of each counts rows.
+        inputs, outputs: its tensors; the first dimension of each counts rows, or its `batch_dim`.
         max_batch_size: the most rows that one request may carry: `max_instances`, or as many short ones as
             `max_request_tokens` has room for.
         max_instances: the setting.
@@ -74,7 +76,11 @@ class Metadata:
 
     def pack(self, results: Sequence[Any]) -> Reply:  # noqa: ARG002
         """See `Form`; there are no results."""
-        return Reply(200, encode(asdict(self)))
+        document = asdict(self)
+        for tensor in (*document["inputs"], *document["outputs"]):
+            if tensor["batch_dim"] == 0:
+                del tensor["batch_dim"]
+        return Reply(200, encode(document))
 
 
 def asks_for_metadata(headers: Mapping[str, Any]) -> bool:

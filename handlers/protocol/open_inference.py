@@ -9,7 +9,7 @@ Triton's extension of it. The first dimension of every tensor counts items. How 
 protocol's affair but that of handlers.protocol.requests.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,18 +98,18 @@ class Inference:
         Raises:
             UnknownShape: the client names an output that the model turns out not to have.
         """
-        is_good = np.array([not isinstance(result, ItemError) for result in results])
-        good = self.model.outputs.arrays([result for result in results if not isinstance(result, ItemError)])
-        dims = self.model.batch_dims
-        arrays = {name: scattered(array, is_good, dims.get(name, 0)) for name, array in good.items()}
+        good = [result for result in results if not isinstance(result, ItemError)]
+        arrays = dict(self.model.outputs.arrays(good))
         wanted = dict(self.wanted) or dict.fromkeys(arrays, self.is_binary)
-        if not is_good.all():
+        if len(good) < len(results):
+            is_good, dims = np.array([not isinstance(result, ItemError) for result in results]), self.model.batch_dims
+            arrays = {name: scattered(array, is_good, dims.get(name, 0)) for name, array in arrays.items()}
             wanted.setdefault(ERROR, self.is_binary)
         if ERROR in wanted:
             arrays[ERROR] = _errors(results)
         sources = {name: self.model.output(name) or name for name in wanted}
-        if not arrays.keys() >= set(sources.values()):
-            raise UnknownShape(f'"outputs" has one that this model has not; it has {", ".join(arrays)}.')
+        if unknown := [name for name, source in sources.items() if source not in arrays]:
+            raise UnknownShape(_no_output(unknown[0], arrays))
         return {name: (arrays[sources[name]], is_binary) for name, is_binary in wanted.items()}
 
     def _written(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Reply:
@@ -211,12 +211,12 @@ def inquiry(document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], mod
     parameters = _parameters(document)
     is_binary = _flag(parameters, "binary_data_output", default=False)
     wanted = _wanted(document.get("outputs"), model, is_binary)
-    options = {
-        name: value
-        for name, value in parameters.items()
-        if name not in PROTOCOL_PARAMETERS and not name.startswith(TRITON_PREFIX)
-    }
-    terms = {name: parameters[name] for name in TERMS & parameters.keys()}
+    options, terms = {}, {}
+    for name, value in parameters.items():
+        if name in TERMS:
+            terms[name] = value
+        elif name not in PROTOCOL_PARAMETERS and not name.startswith(TRITON_PREFIX):
+            options[name] = value
     return Inquiry(arrays, options, Inference(model, request_id, wanted, is_binary), terms)
 
 
@@ -224,8 +224,10 @@ def _tensors(inputs: Sequence[Any], binary: memoryview) -> dict[str, NDArray[Any
     """Read the input tensors, by name; binary ones follow each other in the same order."""
     arrays: dict[str, NDArray[Any]] = {}
     for index, tensor in enumerate(inputs):
+        place = f"Input {index}"
         try:
             name = _name(tensor)
+            place += f", {shown(name)}"
             if name in arrays:
                 raise MalformedTensor("there is one of that name already.")
             dtype, shape = tensors.read_dtype(tensor.get("datatype")), tensors.read_shape(tensor.get("shape"))
@@ -236,7 +238,7 @@ def _tensors(inputs: Sequence[Any], binary: memoryview) -> dict[str, NDArray[Any
                 arrays[name] = tensors.from_binary(dtype, shape, binary[:size])
                 binary = binary[size:]
         except (MalformedTensor, UnknownShape) as error:
-            raise type(error)(f"Input {index}: {error}") from None
+            raise type(error)(f"{place}: {error}") from None
     if binary:
         raise MalformedTensor(f"{len(binary)} bytes follow the last binary tensor.")
     return arrays
@@ -244,10 +246,11 @@ def _tensors(inputs: Sequence[Any], binary: memoryview) -> dict[str, NDArray[Any
 
 def _binary_size(parameters: Mapping[str, Any], binary: memoryview) -> int | None:
     """Say how many of the remaining bytes are the tensor's; None where it stands in the document."""
-    if any(name.startswith("shared_memory") for name in parameters):
-        raise UnknownShape("shared memory is not supported.")
-    if "binary_data_size" not in parameters:
-        return None
+    if "binary_data_size" not in parameters or len(parameters) > 1:
+        if any(name.startswith("shared_memory") for name in parameters):
+            raise UnknownShape("shared memory is not supported.")
+        if "binary_data_size" not in parameters:
+            return None
     size = parameters["binary_data_size"]
     if type(size) is not int or not 0 <= size <= len(binary):
         raise MalformedTensor(
@@ -268,8 +271,7 @@ def _wanted(outputs: Any, model: Model, is_binary: bool) -> dict[str, bool]:
         name, parameters = _name(output), _parameters(output)
         source = model.output(name)
         if source is None or not _is_writable(name):
-            known = ", ".join((*model.outputs.names, ERROR))
-            raise UnknownShape(f'"outputs" has one that this model has not; it has {known}.')
+            raise UnknownShape(_no_output(name, (*model.outputs.names, ERROR)))
         if any(model.output(other) == source for other in wanted if other != name):
             raise UnknownShape(f'"outputs" has two names for {source}.')
         for unsupported in ("classification", "shared_memory_region"):
@@ -277,6 +279,10 @@ def _wanted(outputs: Any, model: Model, is_binary: bool) -> dict[str, bool]:
                 raise UnknownShape(f"Output {shown(name)}: {unsupported} is not supported.")
         wanted[name] = _flag(parameters, "binary_data", default=is_binary)
     return wanted
+
+
+def _no_output(name: str, known: Iterable[str]) -> str:
+    return f"{shown(name)}: the model has no such output; it has {', '.join(known)}."
 
 
 def _is_writable(text: str) -> bool:
@@ -316,8 +322,11 @@ def _content(array: NDArray[Any], binary_size: int | None) -> dict[str, Any]:
 
 def shared_error(results: Sequence[Any]) -> ItemError | None:
     """Give the first error where every item failed; otherwise None, and the errors stand in the output ERROR."""
-    first, *_ = results
-    return first if all(isinstance(result, ItemError) for result in results) else None
+    for result in results:
+        if not isinstance(result, ItemError):
+            return None
+    first: ItemError = results[0]
+    return first
 
 
 def _errors(results: Sequence[Any]) -> NDArray[Any]:

@@ -17,6 +17,7 @@ What a body is decides how it is read; how what it holds becomes items is the ta
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import orjson
@@ -197,8 +198,13 @@ def header(headers: Mapping[str, Any], name: str) -> str | None:
 def _content_type(headers: Mapping[str, Any], name: str) -> str:
     """Find the media type of one field, without its parameters; "" where its client named none."""
     header = headers.get(name)
-    content_type = header["content-type"] if isinstance(header, Mapping) else ""
-    return str(content_type.partition(";")[0].strip().lower())
+    return _media_type(header["content-type"]) if isinstance(header, Mapping) else ""
+
+
+@lru_cache(maxsize=256)
+def _media_type(content_type: str) -> str:
+    """Take the parameters off; clients send the same few."""
+    return content_type.partition(";")[0].strip().lower()
 
 
 def _from_body(value: bytes | bytearray | str, name: str, sent: Sent, shape: Shape) -> Request:

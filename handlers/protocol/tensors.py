@@ -71,15 +71,18 @@ def read_shape(shape: Any) -> tuple[int, ...]:
         MalformedTensor: it is not a list of at most MAX_DIMENSIONS whole numbers from 0 to MAX_SIZE; or those of them
             that are not 0 multiply to more.
     """
-    is_shape = isinstance(shape, list) and all(type(size) is int and 0 <= size <= MAX_SIZE for size in shape)
-    if not is_shape or len(shape) > MAX_DIMENSIONS:
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
         raise MalformedTensor(
             f'"shape" must be a list of at most {MAX_DIMENSIONS} whole numbers, none negative or above {MAX_SIZE}.'
         )
     # numpy wants to count even what a 0 beside it leaves nothing of.
-    if math.prod(size or 1 for size in shape) > MAX_SIZE:
+    if math.prod(shape if all(shape) else [size or 1 for size in shape]) > MAX_SIZE:
         raise MalformedTensor(f'"shape" has more than {MAX_SIZE} elements.')
     return tuple(shape)
+
+
+def _is_size(size: Any) -> bool:
+    return type(size) is int and 0 <= size <= MAX_SIZE
 
 
 def size_of(shape: tuple[int, ...]) -> int:

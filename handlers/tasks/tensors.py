@@ -8,6 +8,7 @@ from handlers.base import BatchHandler
 from handlers.config import NoOptions, parse_options
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.pipeline.micro_batches import Cost
+from handlers.pipeline.warm_up import run
 from handlers.protocol.fields import Fields
 from handlers.protocol.open_inference import Model
 from handlers.protocol.requests import Items, Payload
@@ -48,6 +49,10 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
             # What a function gives for inputs of declared datatypes is what it always gives.
             rows = [self.rows.row(self._samples[0])]
             self.outputs.signature = shown_outputs(checked_outputs(engine.run(self.collate(rows)), None, len(rows), {}))
+        self.engine = engine
+        for sample in self._samples[1:]:
+            # The first is run in any case; the others else while nobody waits, or never.
+            run(self, [self.rows.row(sample)])
         return engine
 
     def sample(self) -> Payload | None:

@@ -55,6 +55,8 @@ class RowOutputs:
         return {name: self._joined(name, [result[name] for result in results]) for name in first}
 
     def _joined(self, name: str, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        if any(row.dtype != rows[0].dtype for row in rows):
+            raise WrongOutput(f"{name}: the rows are of different datatypes, which one tensor cannot hold.")
         at = self.signature[name].batch_dim if self.signature else 0
         try:
             return np.concatenate(rows, axis=at)
@@ -71,7 +73,7 @@ class RowOutputs:
 
 def described(tensor: Tensor) -> TensorMetadata:
     """Describe a tensor in the words of the protocol, which has none for what may be anything."""
-    return TensorMetadata(tensor.name, tensor.datatype or ANY, tensor.shape or (-1,))
+    return TensorMetadata(tensor.name, tensor.datatype or ANY, tensor.shape or (-1,), tensor.batch_dim)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import EmptyInput, TensorMismatch, UnknownShape, WrongOutput, shown
+from handlers.errors import EmptyInput, InvalidText, TensorMismatch, UnknownShape, WrongOutput, shown
+from handlers.protocol.open_inference import ERROR
 from handlers.protocol.tensors import BF16, DTYPES, datatype_of, from_bfloat16, objects, to_bfloat16
 from handlers.tensor_models.signature import Shape, Signature, Tensor, without
 
@@ -40,11 +41,19 @@ def checked(tensors: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], s
             raise UnknownShape(f"{shown(name)}: the model has no such input; it has {', '.join(inputs)}.")
         if not _is_like(array, tensor):
             raise TensorMismatch(f"{name}: {tensor} is expected; {_sent(array)} was sent.")
-        arrays[tensor.name] = _plain(array)
+        if tensor.computes_in is not None:
+            _check_range(name, array, tensor)
+        arrays[tensor.name] = _plain(array, name)
     if len(arrays) < len(inputs):
         _check_missing(tensors, inputs, signature)
     check_rows(arrays, inputs, signature)
     return arrays
+
+
+def _check_range(name: str, array: NDArray[Any], tensor: Tensor) -> None:
+    bounds = np.iinfo(DTYPES[str(tensor.computes_in)].str)
+    if array.size and (int(array.min()) < bounds.min or int(array.max()) > bounds.max):
+        raise TensorMismatch(f"{name}: there is a number beyond {tensor.computes_in}, which the engine computes in.")
 
 
 def _check_missing(sent: Mapping[str, Any], inputs: Mapping[str, Tensor], signature: Signature) -> None:
@@ -66,7 +75,10 @@ def check_rows(arrays: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor],
         if mask in arrays:
             wanted = free_sizes(arrays[padded].shape, signature.inputs[padded])
             if free_sizes(arrays[mask].shape, signature.inputs[mask]) != wanted:
-                raise TensorMismatch(f"{mask}: it must have {list(wanted)} positions a row, as {padded} has.")
+                given = {tensor.name: name for name, tensor in inputs.items()}
+                raise TensorMismatch(
+                    f"{given[mask]}: it must have {list(wanted)} positions a row, as {given[padded]} has."
+                )
 
 
 def free_sizes(shape: Sequence[int], tensor: Tensor) -> Shape:
@@ -93,12 +105,15 @@ def _fits(shape: Sequence[int], wanted: Shape) -> bool:
     return len(shape) == len(wanted) and all(b in (-1, a) for a, b in zip(shape, wanted, strict=True))
 
 
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
+def _plain(array: NDArray[Any], place: str) -> NDArray[Any]:
     """Give what numpy computes with: BF16 as float32, and BYTES as bytes, however they came."""
     if array.dtype == BF16:
         return from_bfloat16(array)
     if array.dtype.kind == "O":
-        encoded = [each.encode() if isinstance(each, str) else each for each in array.ravel()]
+        try:
+            encoded = [each.encode() if isinstance(each, str) else each for each in array.ravel()]
+        except UnicodeEncodeError:
+            raise InvalidText(f"{place}: there is text with a lone surrogate, which UTF-8 has not.") from None
         return objects(encoded).reshape(array.shape)
     return array
 
@@ -127,7 +142,7 @@ def checked_outputs(
     if not isinstance(outputs, Mapping) or not outputs:
         raise WrongOutput(f"A {type(outputs).__name__} came back; arrays by name are needed.")
     if signature is None:
-        signature = {name: Tensor(name) for name in outputs}
+        signature = {_own_name(name): Tensor(name) for name in outputs}
     arrays = {}
     for name, tensor in signature.items():
         place = given.get(name, name)
@@ -135,6 +150,15 @@ def checked_outputs(
             raise WrongOutput(f"{place}: the model gave none.")
         arrays[name] = _output(outputs[name], tensor, rows, place)
     return arrays
+
+
+def _own_name(name: Any) -> str:
+    """Check the name of an output that nothing has declared."""
+    if not isinstance(name, str) or not name:
+        raise WrongOutput(f"An output is named {name!r}; a text is needed.")
+    if name == ERROR:
+        raise WrongOutput(f"{name}: the name is taken, by the errors of rows.")
+    return name
 
 
 def _output(value: Any, tensor: Tensor, rows: int, place: str) -> NDArray[Any]:

@@ -1,6 +1,6 @@
 """Settings of models that take tensors and give tensors; see handlers.config."""
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Literal
 
 from pydantic import Field, Strict, model_validator
@@ -104,7 +104,10 @@ class TensorsConfig(HandlerConfig):
     @model_validator(mode="after")
     def _limit(self) -> "TensorsConfig":
         """Let the limits of every task follow from `max_batch_size`."""
-        object.__setattr__(self, "max_items", min(self.max_items, self.max_batch_size))
+        most = self.max_batch_size
+        object.__setattr__(self, "max_items", min(self.max_items, most))
+        if (self.scheduling.max_batch_items or 0) > most:
+            object.__setattr__(self, "scheduling", replace(self.scheduling, max_batch_items=most))
         if not self.split_requests:
             object.__setattr__(self, "max_instances", self.max_batch_size)
         return self

@@ -10,6 +10,7 @@ See handlers.protocol.requests.Items.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -52,6 +53,8 @@ class TensorItems:
         """
         self._signature, self._rows, self._model = signature, rows, model
         self._inputs = {name: signature.inputs[own] for name, own in given.items()}
+        # The same under the names that clients use, for messages.
+        self._named_so = {name: replace(tensor, name=name) for name, tensor in self._inputs.items()}
         self._needed = [name for name, own in given.items() if own not in signature.masks]
         self._most_rows, self._most_bytes = most_rows, most_bytes
 
@@ -92,7 +95,7 @@ class TensorItems:
             options = {**sent.options, **{name: document[name] for name in document if name != "inputs"}}
             check_count(options)
             columns = self._known(document["inputs"])
-            arrays = {name: from_values(v, self._inputs[name], is_row=False) for name, v in columns.items()}
+            arrays = {name: from_values(v, self._named_so[name], is_row=False) for name, v in columns.items()}
             return Request(self.of_tensors(arrays, options), self._columns(sent))
         if isinstance(document, dict):
             return Request((Payload(self._named(document), sent.options),), OneRow(self._model))
@@ -108,7 +111,7 @@ class TensorItems:
         sample = next(iter(values.values()))
         if hasattr(sample, "dtype"):
             return values  # type: ignore[no-any-return]
-        arrays = {name: from_values(value, self._inputs[name], is_row=True) for name, value in values.items()}
+        arrays = {name: from_values(value, self._named_so[name], is_row=True) for name, value in values.items()}
         return checked(arrays, self._inputs, self._signature)
 
     def _check_count(self, count: int) -> None:

@@ -16,9 +16,11 @@ from handlers.engines.program import ProgramEngine, load_program
 from handlers.errors import InvalidConfig
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.function import FILE, FOLDER, load_function
-from handlers.tensor_models.signature import SIGNATURE, Said, Signature, Tensor, signed
+from handlers.tensor_models.signature import SIGNATURE, Said, Signature, Tensor, narrowed, signed
 
 GRAPH = "model.xml"
+# OpenVINO's CPU plugin computes these in 32 bits, and says nothing of what it cuts off: 2**40 + 3 becomes 3.
+OPENVINO_COMPUTES_IN = {"INT64": "INT32", "UINT64": "INT32"}
 
 
 def load_model(
@@ -53,7 +55,8 @@ def load_model(
         return ProgramEngine(
             program, device, dtypes, names, precision=config.precision, threads=config.threads
         ), signature
-    return OpenVinoEngine(folder / GRAPH, precision=config.precision, threads=config.threads), signature
+    engine = OpenVinoEngine(folder / GRAPH, precision=config.precision, threads=config.threads)
+    return engine, narrowed(signature, OPENVINO_COMPUTES_IN)
 
 
 def _function(folder: Path, config: TensorsConfig, device: torch.device) -> tuple[Engine, Signature]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.errors import OutOfMemory
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.tensors import DTYPES
 from handlers.tensor_models.checks import free_sizes
@@ -24,6 +25,9 @@ Arrays = Mapping[str, NDArray[Any]]
 
 # What a row of a model costs whose sizes are all fixed.
 _ONE = Cost()
+# Rows are padded to so many times their own elements together, and to so many elements in any case (4 MB of FP32): one
+# wide image and one high one make a square of what neither of their clients sent.
+_MOST_PADDING, _ROOM = 8, 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +133,15 @@ def _rows_of(array: NDArray[Any], dimension: int, count: int) -> list[NDArray[An
 
 
 def _padded(tensor: Tensor, arrays: Sequence[NDArray[Any]], value: Any) -> NDArray[Any]:
-    """Join arrays of different free sizes, each in the low corner of its row."""
+    """Join arrays of different free sizes, each in the low corner of its row.
+
+    Raises:
+        OutOfMemory: hardly anything but padding would be in it, so that it is to be halved.
+    """
     shape = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
     shape[tensor.batch_dim] = len(arrays)
+    if prod(shape) > max(_ROOM, _MOST_PADDING * sum(array.size for array in arrays)):
+        raise OutOfMemory
     joined = np.full(shape, value, arrays[0].dtype)
     for index, array in enumerate(arrays):
         place = [slice(0, size) for size in array.shape]

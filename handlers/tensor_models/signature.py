@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from handlers.errors import InvalidConfig
 from handlers.protocol.tensors import DTYPES
 from handlers.tensor_models.config import InputConfig, OutputConfig, Padding, TensorsConfig
@@ -34,6 +36,7 @@ class Tensor:
         batch_dim: the dimension that counts rows.
         pad: of an input, how rows of different sizes are padded.
         follows: of an output, the padded input that its free dimensions follow.
+        computes_in: of an input, the datatype that the engine computes with, where that holds fewer whole numbers.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Tensor:
     batch_dim: int = 0
     pad: Padding | None = None
     follows: str | None = None
+    computes_in: str | None = None
 
     @property
     def row_shape(self) -> Shape | None:
@@ -118,6 +122,20 @@ class Signature:
     def masks(self) -> Mapping[str, str]:
         """The padded input of each mask, by the mask's name."""
         return {tensor.pad.mask: tensor.name for tensor in self.inputs.values() if tensor.pad is not None}
+
+
+def narrowed(signature: Signature, datatypes: Mapping[str, str]) -> Signature:
+    """Say of inputs that the engine computes with fewer whole numbers than they have.
+
+    Args:
+        signature: of the model.
+        datatypes: what the engine computes with, by the datatype that it is given.
+    """
+    inputs = {
+        name: replace(tensor, computes_in=datatypes.get(tensor.datatype or ""))
+        for name, tensor in signature.inputs.items()
+    }
+    return replace(signature, inputs=inputs)
 
 
 def signed(said: Said, config: TensorsConfig) -> Signature:
@@ -212,8 +230,20 @@ def _check_padding(name: str, tensor: Tensor, inputs: Mapping[str, Tensor]) -> N
         raise InvalidConfig(f"{place}.mask: {mask.name} is the mask of {' and of '.join(padded)}")
     kind = DTYPES[tensor.datatype].kind
     fits = {"b": (bool,), "u": (int,), "i": (int,)}.get(kind, (int, float))
-    if not isinstance(tensor.pad.value, fits) or (kind != "b" and isinstance(tensor.pad.value, bool)):
+    is_kind = isinstance(tensor.pad.value, fits) and (kind == "b" or not isinstance(tensor.pad.value, bool))
+    if not is_kind or not _has(tensor.datatype, tensor.pad.value):
         raise InvalidConfig(f"{place}.value: {tensor.pad.value} is no {tensor.datatype}")
+
+
+def _has(datatype: str, value: float) -> bool:
+    """Whether a number is one of a datatype."""
+    dtype = DTYPES[datatype]
+    try:
+        with np.errstate(over="raise"):
+            np.full((), value, np.float32 if dtype.kind == "V" else dtype)
+    except (OverflowError, FloatingPointError):
+        return False
+    return True
 
 
 def _check_follows(name: str, tensor: Tensor, inputs: Mapping[str, Tensor]) -> None:

@@ -17,7 +17,7 @@ from types import FrameType
 
 from deploy.archive import ArchiverFailed
 from deploy.server import ServerError
-from load.bench import adaptive, client, gateway, resnet, scoring, texts, translation
+from load.bench import adaptive, client, gateway, resnet, scoring, tensors, texts, translation
 from load.bench.peers import BenchError
 from load.bench.progress import progress
 from load.bench.rounds import Rounds
@@ -32,9 +32,10 @@ BENCHMARKS: dict[str, Callable[..., str]] = {
     "adaptive-embedding": partial(adaptive.run, adaptive.EMBEDDING),
     "adaptive-resnet": partial(adaptive.run, adaptive.RESNET),
     "ray": scoring.run,
+    "tensors": tensors.run,
 }
 # Measured where they are named: they need an environment of their own.
-OPTIONAL = ("ray",)
+OPTIONAL = ("ray", "tensors")
 
 # Of the 20 minutes that a part may take, two are left for what follows the last round: servers that start and stop.
 MINUTES = 18.0

@@ -78,7 +78,12 @@ def spread(series: Sequence[float], digits: int) -> str:
 
 def render(rows: Sequence[Row], *, is_markdown: bool = False) -> str:
     """Write the table as text: aligned columns, or GitHub's markdown, which is aligned too."""
-    lines = [COLUMNS, *(row.cells() for row in rows)]
+    return render_cells(COLUMNS, [row.cells() for row in rows], is_markdown=is_markdown)
+
+
+def render_cells(columns: Sequence[str], rows: Sequence[Sequence[str]], *, is_markdown: bool = False) -> str:
+    """Write a table of other columns; see `render`."""
+    lines = [columns, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
     rule = ["-" * width for width in widths]

@@ -63,6 +63,11 @@ def test_answers_without_errors_raise_nothing() -> None:
         (failed(507, "OutOfMemory", "too much"), ServerFailed, (507, "OutOfMemory", "too much")),
         (Incoming(400, b'{"error": "unexpected input"}'), Rejected, (400, "Rejected", "unexpected input")),
         (Incoming(400, json.dumps(CORRUPT).encode()), Rejected, (400, "CorruptInput", "truncated")),
+        (
+            Incoming(400, json.dumps({"outputs": {"y": [None, None]}, "errors": [None, CORRUPT["error"]]}).encode()),
+            Rejected,
+            (400, "CorruptInput", "truncated"),
+        ),
         (Incoming(413, b"", reason="Too Large"), Rejected, (413, "Rejected", "Too Large")),
         (Incoming(500, b"<html>", reason=""), ServerFailed, (500, "ServerFailed", "HTTP 500")),
         (Incoming(500, b"[1]", reason="Oops"), ServerFailed, (500, "ServerFailed", "Oops")),

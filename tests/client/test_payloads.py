@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from torchserve_client import InvalidPayload
-from torchserve_client.payloads import body
+from torchserve_client.payloads import Typed, body
 
 JSON, TEXT, OCTETS = "application/json", "text/plain; charset=utf-8", "application/octet-stream"
 B64 = base64.b64encode(b"\xff\xd8").decode()
@@ -40,6 +40,15 @@ def test_path_is_sent_as_the_files_bytes_alone_and_in_lists(tmp_path: Path) -> N
     assert body([path], {}) == body([b"\xff\xd8"], {})
     with pytest.raises(FileNotFoundError):
         body(tmp_path / "none", {})
+
+
+@pytest.mark.parametrize(("name", "media_type"), [("x.npy", "application/x-npy"), ("X.NPZ", "application/x-npz")])
+def test_file_of_arrays_is_sent_as_it_is_under_its_own_type(tmp_path: Path, name: str, media_type: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"\x93NUMPY")
+    assert (body(path, {}).content, body(path, {}).headers) == (b"\x93NUMPY", {"Content-Type": media_type})
+    assert body(Typed(b"\x93NUMPY", media_type), {}) == body(path, {})
+    assert body(path, {"top_k": 3}).content.count(b"Content-Type: %s\r\n\r\n\x93NUMPY" % media_type.encode()) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`torchserve-client predict` against a server on a socket: what a second run makes of what the first one left."""
 
+import io
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deploy.models import ROOT
@@ -110,6 +112,37 @@ def test_file_that_is_moved_keeps_its_answer_and_a_changed_one_is_asked_again(se
     assert server.asked == ["other"]
     # The answer to the file that is gone stays.
     assert answers(out) == {"below/z": "m A", "b": "m OTHER", "c": "m C"}
+
+
+def test_files_of_arrays_are_one_request_each_under_their_own_type(tmp_path: Path) -> None:
+    folder, out = tmp_path / "rows", tmp_path / "out.jsonl"
+    (folder / "below").mkdir(parents=True)
+    np.save(folder / "three.npy", np.arange(3, dtype=np.int32))
+    np.savez(folder / "below" / "two.npz", a=np.zeros(2), b=np.ones((2, 1), np.int8))
+    (folder / "photo.jpg").write_bytes(b"\xff\xd8")
+    sent: list[str] = []
+
+    def answer(path: str, content_type: str, body: bytes) -> Any:
+        if path.startswith("/models/"):
+            return [{"batchSize": 64}]
+        sent.append(content_type)
+        if content_type == "application/octet-stream":
+            return "photo"
+        loaded = np.load(io.BytesIO(body), allow_pickle=False)
+        arrays = {"x": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+        return {"outputs": {name: (array * 2).tolist() for name, array in arrays.items()}}
+
+    with serving(answer) as url:
+        command = ["--server", url, "--management", url, "predict", "m", str(folder), "--out", str(out)]
+        assert main(command) == 0
+        assert sorted(sent) == ["application/octet-stream", "application/x-npy", "application/x-npz"]
+        assert answers(out) == {
+            "below/two.npz": {"outputs": {"a": [0.0, 0.0], "b": [[2], [2]]}},
+            "photo.jpg": "photo",
+            "three.npy": {"outputs": {"x": [0, 2, 4]}},
+        }
+        assert main(command) == 0
+        assert len(sent) == 3
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])

@@ -5,7 +5,7 @@ Fleet, model, version -> metadata, configuration, index
 HTTP answers these as JSON, gRPC makes its messages of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deploy.gateway.control.errors import NotFound, NotReady
@@ -18,6 +18,8 @@ EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration", "statis
 MANAGEMENT_EXTENSIONS = ("model_repository",)
 # What a handler is that says nothing of itself.
 UNKNOWN_PLATFORM = "torchserve"
+# Datatypes that a configuration names otherwise: it has no word for any, and the value of its own for none.
+OTHER_TYPES = {"BYTES": "TYPE_STRING", "ANY": "TYPE_INVALID"}
 
 
 def server(is_managed: bool) -> dict[str, Any]:
@@ -81,6 +83,10 @@ def metadata(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
 def configuration(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
     """Triton's model configuration; max_batch_size is the rows that one request may carry.
 
+    Triton's batches are along the first dimension of every tensor, which `dims` leave out. Where a model counts rows
+    along another, max_batch_size is 0, and `dims` are whole: to its clients that is a model which takes tensors as they
+    are. `parameters` say then what it truly is.
+
     Raises:
         NotFound, NotReady: the same as of `metadata`.
     """
@@ -89,14 +95,18 @@ def configuration(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
     delay_ms = max((replica.max_batch_delay_ms for replica in version.replicas.values()), default=0)
     batch_size = max((replica.batch_size for replica in version.replicas.values()), default=0)
     rows = said.get("max_batch_size")
+    rows = rows if isinstance(rows, int) and rows > 0 else 1
+    tensors = {kind: list(said.get(kind, [])) for kind in ("inputs", "outputs")}
+    elsewhere = {tensor["name"]: dim for kind in tensors.values() for tensor in kind if (dim := _batch_dim(tensor))}
+    first = 0 if elsewhere else 1
     return {
         "name": name,
         "platform": said.get("platform", UNKNOWN_PLATFORM),
         "backend": UNKNOWN_PLATFORM,
         "version_policy": {"all": {}},
-        "max_batch_size": rows if isinstance(rows, int) and rows > 0 else 1,
-        "input": [_configured(tensor) for tensor in said.get("inputs", [])],
-        "output": [_configured(tensor) for tensor in said.get("outputs", [])],
+        "max_batch_size": 0 if elsewhere else rows,
+        "input": [_configured(tensor, first) for tensor in tensors["inputs"]],
+        "output": [_configured(tensor, first) for tensor in tensors["outputs"]],
         # Requests that TorchServe hands over together, and how long it waits for them.
         "dynamic_batching": {
             "preferred_batch_size": [batch_size] if batch_size > 0 else [],
@@ -107,7 +117,14 @@ def configuration(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
             for workers in [sum(replica.workers for replica in version.replicas.values())]
             if workers
         ],
+        **({"parameters": _parameters(rows, elsewhere)} if elsewhere else {}),
     }
+
+
+def _parameters(rows: int, batch_dims: Mapping[str, int]) -> dict[str, dict[str, str]]:
+    """What a configuration has no field for: the most rows of a request, and the dimension that counts them."""
+    said = {"max_batch_size": rows, **{f"batch_dim.{name}": dim for name, dim in batch_dims.items()}}
+    return {name: {"string_value": str(value)} for name, value in said.items()}
 
 
 def index(fleet: Fleet, *, is_ready_only: bool) -> Iterator[dict[str, str]]:
@@ -139,11 +156,17 @@ def _tensor(tensor: dict[str, Any]) -> dict[str, Any]:
     return {name: tensor[name] for name in ("name", "datatype", "shape")}
 
 
-def _configured(tensor: dict[str, Any]) -> dict[str, Any]:
-    """A tensor as the configuration has it, without the dimension of the batch."""
+def _batch_dim(tensor: Mapping[str, Any]) -> int:
+    """The dimension that counts rows; handlers tell where it is not the first."""
+    dimension = tensor.get("batch_dim", 0)
+    return dimension if isinstance(dimension, int) else 0
+
+
+def _configured(tensor: Mapping[str, Any], first: int) -> dict[str, Any]:
+    """A tensor as the configuration has it, with the dimensions from `first` on; what takes any datatype has none."""
     datatype = tensor["datatype"]
     return {
         "name": tensor["name"],
-        "data_type": "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}",
-        "dims": tensor["shape"][1:],
+        "data_type": OTHER_TYPES.get(datatype, f"TYPE_{datatype}"),
+        "dims": tensor["shape"][first:],
     }

@@ -14,18 +14,7 @@ from dataclasses import dataclass
 from deploy.gateway.envoy.access_log import access_log, notes
 from deploy.gateway.envoy.errors import local_reply
 from deploy.gateway.envoy.keys import key_filters
-from deploy.gateway.envoy.resources import (
-    LISTENER,
-    TYPE,
-    Resource,
-    address,
-    lua,
-    only,
-    seconds,
-    sent,
-    typed,
-    watched,
-)
+from deploy.gateway.envoy.resources import LISTENER, TYPE, Resource, address, lua, only, seconds, sent, typed, watched
 from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.envoy.tls import transport
 from deploy.gateway.envoy.tracing import only_valid_trace, tracing

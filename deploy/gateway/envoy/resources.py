@@ -1,4 +1,4 @@
-"""The vocabulary of Envoy's API that the other modules share: durations, typed configurations, references to files."""
+"""The vocabulary of Envoy's API that the other modules share: durations, typed configurations, files, questions."""
 
 from pathlib import Path
 from typing import Any

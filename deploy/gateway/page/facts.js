@@ -6,6 +6,7 @@ const NAMES = {
   language_id: "Language identification",
   question_answering: "Question answering",
   sentence_embedding: "Sentence embedding",
+  tensors: "Tensors",
   text_classification: "Text classification",
   token_classification: "Token classification",
   tokenization: "Tokenization",
@@ -58,16 +59,19 @@ export function versionTable(model, nodes) {
   return table("Versions and workers", head, rows, { class: "wide" });
 }
 
-function tensorTable(caption, tensors) {
+function tensorTable(caption, tensors, none = "") {
   const rows = tensors.map((tensor) => {
-    return [h("code", {}, tensor.name), h("code", {}, tensor.datatype), h("code", {}, `[${tensor.shape.join(", ")}]`)];
+    const rows = tensor.batch_dim ? `, rows along dimension ${tensor.batch_dim}` : "";
+    const shape = h("span", {}, h("code", {}, `[${tensor.shape.join(", ")}]`), rows);
+    return [h("code", {}, tensor.name), h("code", {}, tensor.datatype), shape];
   });
+  if (!rows.length && none) rows.push([none, "", ""]);
   return table(caption, [["Name"], ["Datatype"], ["Shape"]], rows);
 }
 
 export function metadataTables(metadata) {
   if (!metadata) return [h("p", { class: "empty wide" }, "Inputs, outputs and options are shown once a worker has told them.")];
-  const tables = [tensorTable("Inputs", metadata.inputs ?? []), tensorTable("Outputs", metadata.outputs ?? [])];
+  const tables = [tensorTable("Inputs", metadata.inputs ?? []), tensorTable("Outputs", metadata.outputs ?? [], "Known once the model has run")];
   const options = Object.entries(metadata.options ?? {});
   if (options.length) {
     const rows = options.map(([name, option]) => {

@@ -204,8 +204,13 @@ class View {
   rebuild() {
     const metadata = this.chosen?.metadata ?? null;
     this.told = JSON.stringify(metadata);
-    this.made = panel(metadata, () => this.where(), () => this.tell());
-    this.panel.replaceChildren(this.made.node);
+    // A function's outputs are known once it has run: what was typed and answered stays then.
+    const asked = JSON.stringify([this.version.value, { ...metadata, outputs: null }]);
+    if (asked !== this.asked) {
+      this.asked = asked;
+      this.made = panel(metadata, () => this.where(), () => this.tell());
+      this.panel.replaceChildren(this.made.node);
+    }
     this.what.textContent = metadata ? [taskName(metadata.task ?? ""), metadata.mode, metadata.platform].filter(Boolean).join(" · ") : "";
     for (const made of this.tables) made.remove();
     this.tables = metadataTables(metadata);

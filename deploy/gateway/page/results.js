@@ -1,5 +1,6 @@
 // Answers of each task as something to look at. Places in a text are counted in characters, as Python counts them.
 import { h, s } from "./dom.js";
+import { pretty } from "./tensors.js";
 
 const percent = new Intl.NumberFormat(undefined, { style: "percent", maximumFractionDigits: 1 });
 const decimal = new Intl.NumberFormat(undefined, { maximumFractionDigits: 4 });
@@ -121,9 +122,7 @@ export function resultOf(task, answer, sent) {
     // An answer of another form than this task's.
   }
   // Lists of numbers on one line, which is wrapped where it must be.
-  const numbers = /\[\s+([-\d.,\seE+]+?)\s+\]/g;
-  const json = JSON.stringify(answer, null, 2);
-  const text = typeof answer === "string" ? answer : json.replace(numbers, (_, list) => `[${list.replace(/\s+/g, " ")}]`);
+  const text = typeof answer === "string" ? answer : pretty(answer);
   return [h("pre", { class: "json" }, text.length > 20000 ? `${text.slice(0, 20000)} …` : text)];
 }
 

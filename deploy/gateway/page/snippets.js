@@ -9,10 +9,16 @@ function python(value) {
   if (value === null) return "None";
   if (value === true) return "True";
   if (value === false) return "False";
+  if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
   if (typeof value === "object") {
     return `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${python(one)}`).join(", ")}}`;
   }
   return JSON.stringify(value);
+}
+
+/** Whether what a panel would send is a file. */
+export function isFile(sent) {
+  return sent.kind === "image" || sent.kind === "arrays";
 }
 
 const CONTINUED = " \\\n  ";
@@ -26,12 +32,12 @@ function url(model, version) {
 export function curl({ model, version, sent, hasKey }) {
   const parts = ["curl"];
   const options = Object.entries(sent.options);
-  if (sent.kind === "image") {
+  if (isFile(sent)) {
     // curl takes brackets and braces of a name for a pattern, and a form's name for more than a name.
     const glob = /[[\]{}]/.test(sent.file) ? "-g " : "";
     const form = /[,;"\\]/.test(sent.file) ? `"${sent.file.replace(/["\\]/g, "\\$&")}"` : sent.file;
     if (options.length) parts.push(`-F ${shell(`data=@${form}`)}`, ...options.map(([name, value]) => `-F ${shell(`${name}=${value}`)}`));
-    else parts.push(`${glob}-T ${shell(sent.file)}`);
+    else parts.push(...(sent.type ? [`-H ${shell(`Content-Type: ${sent.type}`)}`] : []), `${glob}-T ${shell(sent.file)}`);
   } else if (sent.json !== undefined) {
     parts.push("-H 'Content-Type: application/json'", `--data-raw ${shell(JSON.stringify(sent.json))}`);
   } else {
@@ -43,10 +49,9 @@ export function curl({ model, version, sent, hasKey }) {
 
 /** Python, with this project's client. */
 export function program({ model, version, sent, hasKey }) {
-  const isFile = sent.kind === "image";
-  const imports = [...(hasKey ? ["import os"] : []), ...(isFile ? ["from pathlib import Path"] : [])];
+  const imports = [...(hasKey ? ["import os"] : []), ...(isFile(sent) ? ["from pathlib import Path"] : [])];
   let payload = python(sent.text ?? "");
-  if (isFile) payload = `Path(${python(sent.file)})`;
+  if (isFile(sent)) payload = `Path(${python(sent.file)})`;
   else if (sent.kind === "json") payload = python(sent.fields);
   const given = [python(model), payload];
   if (version) given.push(`version=${python(version)}`);

@@ -2,6 +2,8 @@
 import { read, request } from "./api.js";
 import { field, h } from "./dom.js";
 import { errorOf, resultOf, timingOf } from "./results.js";
+import { isFile } from "./snippets.js";
+import { ARRAYS, example, pretty } from "./tensors.js";
 
 const EXAMPLES = {
   text_classification: "A warm, funny film that I would gladly see again.",
@@ -13,16 +15,18 @@ const EXAMPLES = {
 const QUESTION = "Who met Babbage?";
 const CONTEXT = "In June 1833 Ada Lovelace met Charles Babbage at a party in London.";
 
-/** What a model takes: a question, an image, a text, any JSON; all of the last three where it does not say. */
+/** What a model takes: a question, an image, a text, arrays, any JSON; a text, an image or JSON where it does not say. */
 function kindsOf(metadata) {
   const accepts = metadata?.accepts ?? [];
+  // A row that is too long to read is sent as a file.
+  if (accepts.includes(ARRAYS.npz)) return example(metadata.inputs) ? ["json", "arrays"] : ["arrays", "json"];
   if (metadata?.task === "question_answering") return ["question"];
   if (accepts.some((type) => type.startsWith("image/"))) return ["image"];
   if (accepts.some((type) => type.startsWith("text/"))) return ["text"];
   return accepts.length ? ["json"] : ["text", "image", "json"];
 }
 
-const KIND_NAMES = { text: "A text", image: "A photograph", json: "JSON" };
+const KIND_NAMES = { text: "A text", image: "A photograph", json: "JSON", arrays: "A NumPy file" };
 
 /** A control for one option; empty stands for the model's own default. */
 function optionControl(option) {
@@ -61,20 +65,23 @@ function valueOf(text, option) {
   }
 }
 
-function dropZone(change) {
-  const input = h("input", { type: "file", accept: "image/*", "aria-label": "Photograph" });
+/** A place for a file: {accept, name, hint, hasPreview}. */
+function dropZone({ accept, name, hint, hasPreview }, change) {
+  const input = h("input", { type: "file", accept, "aria-label": name });
   const preview = h("img", { alt: "", hidden: true });
-  const words = h("span", {}, h("strong", {}, "Choose a photograph"), "or drop one here");
+  const words = h("span", {}, h("strong", {}, hint), "or drop one here");
   const zone = h("div", { class: "drop" }, words, preview, input);
   let file = null;
   const take = (taken) => {
     if (!taken) return;
     file = taken;
-    if (preview.src) URL.revokeObjectURL(preview.src);
-    preview.src = URL.createObjectURL(file);
-    preview.hidden = false;
-    preview.alt = file.name;
-    input.setAttribute("aria-label", `Photograph: ${file.name}. Choose another`);
+    input.setAttribute("aria-label", `${name}: ${file.name}. Choose another`);
+    if (hasPreview) {
+      if (preview.src) URL.revokeObjectURL(preview.src);
+      preview.src = URL.createObjectURL(file);
+      preview.hidden = false;
+      preview.alt = file.name;
+    } else words.replaceChildren(h("strong", {}, file.name), `${file.size} bytes`);
     change();
   };
   // What the browser cannot show may still be an image, or shall be refused by the model in its own words.
@@ -83,13 +90,13 @@ function dropZone(change) {
     words.replaceChildren(h("strong", {}, file.name), "has no preview");
   });
   input.addEventListener("change", () => take(input.files[0]));
-  for (const name of ["dragenter", "dragover"]) {
-    zone.addEventListener(name, (event) => {
+  for (const moved of ["dragenter", "dragover"]) {
+    zone.addEventListener(moved, (event) => {
       event.preventDefault();
       zone.classList.add("over");
     });
   }
-  for (const name of ["dragleave", "drop"]) zone.addEventListener(name, () => zone.classList.remove("over"));
+  for (const moved of ["dragleave", "drop"]) zone.addEventListener(moved, () => zone.classList.remove("over"));
   zone.addEventListener("drop", (event) => {
     event.preventDefault();
     take(event.dataTransfer.files[0]);
@@ -97,14 +104,27 @@ function dropZone(change) {
   return { zone, file: () => file };
 }
 
-/** Fields of each kind: the nodes, and what they say now: {kind, text | fields | file, problem?}. */
+const PHOTOGRAPH = { accept: "image/*", name: "Photograph", hint: "Choose a photograph", hasPreview: true };
+const ARRAY_FILE = { accept: ".npy,.npz", name: "File of arrays", hint: "Choose a .npy or .npz file", hasPreview: false };
+
+/** Fields of each kind: the nodes, and what they say now: {kind, text | fields | file, type, problem?}. */
 const FIELDS = {
   image(_, change) {
-    const { zone, file } = dropZone(change);
+    const { zone, file } = dropZone(PHOTOGRAPH, change);
     const say = () => ({ kind: "image", file: file()?.name ?? "photograph.jpg", blob: file(), problem: file() ? null : "Choose a photograph first." });
     return { nodes: [zone], say };
   },
-  text(task) {
+  arrays({ inputs }, change) {
+    const { zone, file } = dropZone(ARRAY_FILE, change);
+    // One array needs no name.
+    const preset = inputs.length === 1 ? "rows.npy" : "rows.npz";
+    const say = () => {
+      const name = file()?.name ?? preset;
+      return { kind: "arrays", file: name, type: ARRAYS[name.split(".").at(-1)] ?? null, blob: file(), problem: file() ? null : "Choose a file first." };
+    };
+    return { nodes: [zone], say };
+  },
+  text({ task }) {
     const text = h("textarea", { dir: "auto" });
     text.value = EXAMPLES[task] ?? "Hello, world.";
     const say = () => ({ kind: "text", text: text.value, problem: text.value.trim() ? null : "Type a text first." });
@@ -121,9 +141,9 @@ const FIELDS = {
     };
     return { nodes: [field("Question", question), field("Context", context, { class: "grow" })], say };
   },
-  json() {
+  json({ accepts, inputs }) {
     const text = h("textarea", { class: "mono", spellcheck: "false" });
-    text.value = "{}";
+    text.value = accepts?.includes(ARRAYS.npz) ? pretty(example(inputs) ?? {}) : "{}";
     const say = () => {
       try {
         const fields = JSON.parse(text.value);
@@ -140,14 +160,15 @@ const FIELDS = {
 /** The request of what was said: fetch's options. */
 function requestOf(sent) {
   const options = Object.entries(sent.options);
-  if (sent.kind === "image" && options.length) {
+  if (isFile(sent) && options.length) {
     const body = new FormData();
     body.append("data", sent.blob, sent.file);
     for (const [name, value] of options) body.append(name, String(value));
     return { method: "POST", body };
   }
-  if (sent.kind === "image") {
-    return { method: "POST", body: sent.blob, headers: { "Content-Type": sent.blob.type || "application/octet-stream" } };
+  if (isFile(sent)) {
+    const type = sent.type || sent.blob.type || "application/octet-stream";
+    return { method: "POST", body: sent.blob, headers: { "Content-Type": type } };
   }
   if (sent.json === undefined) return { method: "POST", body: sent.text, headers: { "Content-Type": "text/plain" } };
   return { method: "POST", body: JSON.stringify(sent.json), headers: { "Content-Type": "application/json" } };
@@ -161,13 +182,14 @@ function requestOf(sent) {
 export function panel(metadata, where, changed) {
   const task = metadata?.task ?? "";
   const kinds = kindsOf(metadata);
-  const made = kinds.map((kind) => FIELDS[kind](task, () => changed()));
+  const made = kinds.map((kind) => FIELDS[kind](metadata ?? {}, () => changed()));
   let fields = made[0];
   const body = h("div", { class: "body" }, ...fields.nodes);
   const choice = h("select", {}, ...kinds.map((kind, index) => h("option", { value: String(index) }, KIND_NAMES[kind] ?? kind)));
   choice.addEventListener("change", () => {
     fields = made[Number(choice.value)];
     body.replaceChildren(...fields.nodes);
+    changed();
   });
   const options = Object.entries(metadata?.options ?? {}).map(([name, option]) => ({ name, option, control: optionControl(option) }));
   const say = () => {

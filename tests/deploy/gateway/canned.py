@@ -118,6 +118,58 @@ def metadata(name: str, version: str = "1.0") -> dict[str, Any]:
     }
 
 
+TENSOR_MODELS: Mapping[str, tuple[list[dict[str, Any]], list[dict[str, Any]], Any]] = {
+    # Inputs, outputs, and the answer to one row.
+    "mnist": (
+        [{"name": "image", "datatype": "FP32", "shape": [-1, 1, 28, 28]}],
+        [{"name": "logits", "datatype": "FP32", "shape": [-1, 10]}],
+        {"logits": [-4.25, -3.5, 0.125, 2.0, -6.5, -1.25, -9.0, 11.75, -2.5, 1.5]},
+    ),
+    "ragged": (
+        [
+            {"name": "ids", "datatype": "INT64", "shape": [-1, -1]},
+            {"name": "is_long", "datatype": "BOOL", "shape": [-1]},
+            {"name": "words", "datatype": "BYTES", "shape": [-1, 2]},
+            {"name": "sizes", "datatype": "UINT8", "shape": [2, -1], "batch_dim": 1},
+        ],
+        [{"name": "vectors", "datatype": "BF16", "shape": [-1, -1, 2]}],
+        {"vectors": [[0.5, None], [1.0, -1.0]]},
+    ),
+    # A function that declares nothing, whose input has the name of a form of requests.
+    "anything": ([{"name": "inputs", "datatype": "ANY", "shape": [-1]}], [], {"y": [0.0, 0.1]}),
+    "photographs": (
+        [{"name": "pixels", "datatype": "FP32", "shape": [-1, 3, 224, 224]}],
+        [{"name": "y", "datatype": "FP32", "shape": [-1]}],
+        {"outputs": {"y": [0.5, 0.25]}},
+    ),
+}
+
+
+def tensors_metadata(name: str) -> dict[str, Any]:
+    """What a handler of a model of tensors says of itself."""
+    inputs, outputs, _ = TENSOR_MODELS[name]
+    return {
+        "name": name,
+        "version": "1",
+        "platform": "torchserve_function",
+        "task": "tensors",
+        "mode": "classic",
+        "inputs": inputs,
+        "outputs": outputs,
+        "max_batch_size": 16,
+        "max_instances": 16,
+        "options": {},
+        "accepts": ["application/x-npy", "application/x-npz", "application/json"],
+    }
+
+
+def tensor_fleet() -> Fleet:
+    """A node with models of tensors alone."""
+    on = {"node-0": replica()}
+    models = {name: Model(name, {"1": Version("1", on, tensors_metadata(name))}, "1") for name in TENSOR_MODELS}
+    return Fleet(nodes={"node-0": node("node-0")}, models=models)
+
+
 def node(name: str) -> Node:
     return Node(
         name=name, inference="http://127.0.0.1:1", management="http://127.0.0.1:2", metrics="http://127.0.0.1:3"

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import aiohttp
 import pytest
 from aiohttp import web
+from google.protobuf.json_format import MessageToDict
 
 from deploy.gateway.control.app import control_app, metrics_app, serve
 from deploy.gateway.control.gateway import Gateway
@@ -200,6 +201,71 @@ def test_configuration_is_what_tritons_tools_read(play: Callable[..., None]) -> 
             "dynamic_batching": {"preferred_batch_size": [8], "max_queue_delay_microseconds": 20000},
             "instance_group": [{"name": "classifier", "kind": "KIND_AUTO", "count": 2}],
         }
+
+    play(scenario)
+
+
+ANY_TENSORS: list[tuple[dict[str, Any], int, dict[str, Any], dict[str, Any]]] = [
+    # What a model of tensors says of an input, and the configuration's max_batch_size, input and parameters.
+    (
+        {"name": "x", "datatype": "BF16", "shape": [-1, -1, 28]},
+        16,
+        {"name": "x", "data_type": "TYPE_BF16", "dims": [-1, 28]},
+        {},
+    ),
+    (
+        # A function that declares nothing: neither the datatype nor the dimensions are known.
+        {"name": "x", "datatype": "ANY", "shape": [-1]},
+        16,
+        {"name": "x", "data_type": "TYPE_INVALID", "dims": []},
+        {},
+    ),
+    (
+        # Triton's clients would put rows first; so it has no batches in their sense.
+        {"name": "x", "datatype": "FP32", "shape": [4, -1], "batch_dim": 1},
+        0,
+        {"name": "x", "data_type": "TYPE_FP32", "dims": [4, -1]},
+        {"max_batch_size": {"string_value": "16"}, "batch_dim.x": {"string_value": "1"}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("said", "rows", "configured", "parameters"), ANY_TENSORS, ids=["shaped", "any", "batch_dim"])
+def test_configuration_of_any_tensors_is_the_same_over_http_and_grpc(
+    play: Callable[..., None], said: Any, rows: int, configured: Any, parameters: Any
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        for node in (scene.first, scene.second):
+            node.metadata = {
+                **METADATA,
+                "inputs": [said],
+                "outputs": [{"name": "y", "datatype": "BOOL", "shape": [-1, 2]}],
+            }
+            node.models["classifier"] = [described("classifier", start="T1")]
+        await scene.gateway.discovery.look()
+        await until(lambda: scene.version.metadata["outputs"][0]["name"] == "y")
+        _, metadata = await scene.ask("GET", "/v2/models/classifier")
+        assert metadata["inputs"] == [{name: said[name] for name in ("name", "datatype", "shape")}]
+        _, config = await scene.ask("GET", "/v2/models/classifier/config")
+        assert (config["max_batch_size"], config["input"], config.get("parameters", {})) == (
+            rows,
+            [configured],
+            parameters,
+        )
+        (output,) = config["output"]
+        assert output == {"name": "y", "data_type": "TYPE_BOOL", "dims": [2] if rows else [-1, 2]}
+        request = CLASSES["ModelConfigRequest"](name="classifier").SerializeToString()
+        _, _, _, body = await scene.call("ModelConfig", request)
+        answered = CLASSES["ModelConfigResponse"].FromString(body).config
+        said_by_grpc = MessageToDict(
+            answered, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        assert (said_by_grpc["max_batch_size"], said_by_grpc["parameters"]) == (rows, parameters)
+        (tensor,) = said_by_grpc["input"]
+        assert (tensor["data_type"], [int(size) for size in tensor["dims"]]) == (
+            configured["data_type"],
+            configured["dims"],
+        )
 
     play(scenario)
 

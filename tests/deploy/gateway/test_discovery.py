@@ -181,6 +181,24 @@ def test_metadata_is_asked_once_and_again_when_the_workers_are_others() -> None:
     run(scenario)
 
 
+def test_function_that_knows_its_outputs_once_it_has_run_is_asked_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata_module, "OUTPUTS_S", 0.1)
+
+    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
+        assert first.metadata is not None
+        first.metadata["outputs"] = []
+        first.models["classifier"] = [described("classifier")]
+        await until(lambda: len(questions(first)) >= 3)
+        assert discovery.models()["classifier"].versions["1.0"].metadata == first.metadata
+        first.metadata["outputs"] = METADATA["outputs"]
+        await until(lambda: (discovery.models()["classifier"].versions["1.0"].metadata or {})["outputs"])
+        asked, looks = len(questions(first)), len(first.asked)
+        await until(lambda: len(first.asked) > looks + 10)
+        assert len(questions(first)) == asked
+
+    run(scenario)
+
+
 def test_metadata_of_a_version_without_ready_workers_is_not_asked() -> None:
     async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
         first.models["classifier"] = [described("classifier", ready=0)]

@@ -5,17 +5,19 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped] # comes with kubernetes-validate
 import pytest
 
 from deploy.gateway import openapi
 from deploy.gateway.state import Fleet, Model, Version
-from tests.deploy.gateway.canned import MODELS, fleet
+from tests.deploy.gateway.canned import MODELS, TENSOR_MODELS, fleet, tensor_fleet
 
 METHODS = {"get", "post", "put", "delete"}
 ODD = "räv {x}/y"
 FLEETS = {
     "none": Fleet(),
     "seven tasks": fleet(),
+    "models of tensors": tensor_fleet(),
     "without metadata": Fleet(models={"m": Model("m", {"1.0": Version("1.0", {})})}),
     "an odd name": Fleet(models={ODD: Model(ODD, {})}),
 }
@@ -112,3 +114,77 @@ def test_name_is_written_as_a_path_has_it() -> None:
 
 def test_document_of_the_same_fleet_is_the_same() -> None:
     assert json.dumps(openapi.document(fleet())) == json.dumps(openapi.document(fleet()))
+
+
+# -- models of tensors --------------------------------------------------------------------------------------------
+
+
+def validator(schema: dict[str, Any]) -> Any:
+    """Reads values by a schema of the document."""
+    return jsonschema.Draft202012Validator({**schema, "components": openapi.document(tensor_fleet())["components"]})
+
+
+def tensors_operation(name: str) -> Any:
+    return openapi.document(tensor_fleet())["paths"][f"/predictions/{name}"]["post"]
+
+
+@pytest.mark.parametrize("name", list(TENSOR_MODELS))
+def test_examples_of_tensors_are_what_the_schema_says(name: str) -> None:
+    content = tensors_operation(name)["requestBody"]["content"]
+    assert content.keys() == {"application/x-npy", "application/x-npz", "application/json"}
+    examples = content["application/json"].get("examples", {})
+    # An image of a thousand numbers is no example to read; `inputs` alone would be taken for columns.
+    expected = {"ragged": {"columns", "instances", "one row"}, "anything": {"columns", "instances"}}
+    assert examples.keys() == expected.get(name, set())
+    for example in examples.values():
+        validator(content["application/json"]["schema"]).validate(example["value"])
+
+
+def test_example_of_tensors_has_their_datatypes_and_batch_dimensions() -> None:
+    examples = tensors_operation("ragged")["requestBody"]["content"]["application/json"]["examples"]
+    row = {"ids": [0, 1, 0, 1], "is_long": True, "words": ["text 0", "text 1"], "sizes": [0, 1]}
+    assert examples["one row"]["value"] == row
+    assert examples["instances"]["value"] == {"instances": [row]}
+    columns = {"ids": [[0, 1, 0, 1]], "is_long": [True], "words": [["text 0", "text 1"]], "sizes": [[0], [1]]}
+    assert examples["columns"]["value"] == {"inputs": columns}
+
+
+IMAGE = [[[0.5] * 28] * 28]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_valid"),
+    [
+        ("mnist", {"image": IMAGE}, True),
+        ("mnist", {"instances": [IMAGE, {"image": IMAGE}]}, True),
+        ("mnist", {"inputs": {"image": [IMAGE, IMAGE]}}, True),
+        ("mnist", {"inputs": [{"name": "image", "shape": [0], "datatype": "FP32", "data": []}]}, True),
+        ("mnist", {"instances": [IMAGE] * 17}, False),
+        ("mnist", {"image": IMAGE[0]}, False),
+        ("mnist", {"image": [[["a"] * 28] * 28]}, False),
+        ("mnist", {"picture": IMAGE}, False),
+        ("ragged", {"ids": [], "sizes": [0, 255]}, True),
+        ("ragged", {"sizes": [0, 256]}, False),
+        ("ragged", {"sizes": [1, 2, 3]}, False),
+        ("ragged", {"instances": [[1, 2]]}, False),
+        ("anything", {"instances": ["a", {"inputs": True}, [[1]]]}, True),
+    ],
+)
+def test_schema_of_tensors_takes_what_the_model_takes(name: str, value: Any, is_valid: bool) -> None:
+    schema = tensors_operation(name)["requestBody"]["content"]["application/json"]["schema"]
+    assert validator(schema).is_valid(value) is is_valid
+
+
+@pytest.mark.parametrize("name", list(TENSOR_MODELS))
+def test_answers_of_tensors_have_a_schema_for_each_form(name: str) -> None:
+    content = tensors_operation(name)["responses"]["200"]["content"]
+    assert content.keys() == {"application/x-npy", "application/x-npz", "application/json"}
+    schema = validator(content["application/json"]["schema"])
+    _, outputs, answer = TENSOR_MODELS[name]
+    error = {"code": 400, "type": "TensorMismatch", "message": "No."}
+    schema.validate(answer)
+    if name == "ragged":
+        schema.validate({"predictions": [answer["vectors"], {"error": error}]})
+        schema.validate({"outputs": {"vectors": [answer["vectors"], None]}, "errors": [None, error]})
+    if outputs:
+        assert not schema.is_valid({"predictions": ["?"]})

@@ -1,3 +1,4 @@
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -7,7 +8,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from handlers.config import SETTINGS, HandlerConfig
 from handlers.errors import InvalidConfig
-from handlers.protocol.metadata import asks_for_metadata, names_given, options_metadata
+from handlers.protocol.metadata import Metadata, TensorMetadata, asks_for_metadata, names_given, options_metadata
 from handlers.text.config import (
     LanguageIdConfig,
     LanguageIdOptions,
@@ -30,6 +31,27 @@ from handlers.text.translation_config import TranslationConfig, TranslationOptio
 )
 def test_metadata_is_asked_for_by_a_header_of_any_case(headers: dict[str, Any], is_asked: bool) -> None:
     assert asks_for_metadata(headers) is is_asked
+
+
+def test_dimension_of_rows_is_told_where_it_is_not_the_first() -> None:
+    inputs = [TensorMetadata("a", "FP32", (-1, 2)), TensorMetadata("b", "FP32", (2, -1), batch_dim=1)]
+    metadata = Metadata(
+        name="m",
+        version="1",
+        platform="torchserve_function",
+        task="tensors",
+        mode="classic",
+        inputs=inputs,
+        outputs=[],
+        max_batch_size=4,
+        max_instances=4,
+        options={},
+        accepts=[],
+    )
+    assert json.loads(metadata.pack([]).body)["inputs"] == [
+        {"name": "a", "datatype": "FP32", "shape": [-1, 2]},
+        {"name": "b", "datatype": "FP32", "shape": [2, -1], "batch_dim": 1},
+    ]
 
 
 def test_names_given_are_the_owners_or_else_the_tasks() -> None:

@@ -280,7 +280,7 @@ def test_the_one_output_is_named_by_the_owner_where_nothing_is_asked() -> None:
     [
         (["a", "b"], '"outputs" has two names for output__0.'),
         (["output__0", "embedding"], '"outputs" has two names for output__0.'),
-        (["\ud800"], '"outputs" has one that this model has not; it has output__0, error.'),
+        (["\ud800"], "a name of 1 characters: the model has no such output; it has output__0, error."),
     ],
 )
 def test_the_one_output_under_two_names_or_one_that_cannot_be_written_is_refused(
@@ -309,5 +309,5 @@ def test_malformed_inference_among_good_rows_fails_alone(tmp_path: Path) -> None
     assert result == {"name": "result", "datatype": "BYTES", "shape": [3], "data": ["2.0", "", "10.0"]}
     assert [text and json.loads(text)["code"] for text in error["data"]] == ["", 500, ""]
     assert malformed.status == 400
-    assert malformed.body == {"error": 'Input 0: "data" has 3 elements; "shape" has 2.'}
+    assert malformed.body == {"error": 'Input 0, number: "data" has 3 elements; "shape" has 2.'}
     assert (plain.status, plain.body) == (200, 14.0)

@@ -162,6 +162,21 @@ def test_headers_that_only_the_gateway_may_set_do_not_arrive(gateway: Gateway, n
     assert name.lower() not in told["headers"]
 
 
+@pytest.mark.parametrize(
+    ("accept", "arrives"),
+    [
+        ("application/x-npy", True),
+        ("text/plain, Application/X-NPZ;q=0.9", True),
+        ("*/*", False),
+        ("application/json", False),
+        (None, False),
+    ],
+)
+def test_accept_arrives_where_it_asks_for_arrays(gateway: Gateway, accept: str | None, arrives: bool) -> None:
+    told = gateway.told("POST", "/predictions/m", headers={"Accept": accept})
+    assert told["headers"].get("accept") == (accept if arrives else None)
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "raw"])
 @pytest.mark.parametrize("size", [1, 100_000])
 def test_compressed_bodies_arrive_inflated(gateway: Gateway, encoding: str, size: int) -> None:

@@ -1,0 +1,70 @@
+"""Serves an ONNX file with LitServe: the Python is that of .extras/peers, the settings are load.bench.onnx_session.
+
+python -m load.bench.serve_litserve PORT
+    -> POST /predict, one row of raw float32 -> batches of its worker process -> onnxruntime -> one row of raw float32
+"""
+
+import sys
+from typing import Annotated, Any
+
+import litserve
+import numpy as np
+from fastapi import Body, Response
+
+from load.bench.onnx_session import MOST_S, Given, Session
+
+# What FastAPI hands over as it came: a body that is no JSON.
+RawBody = Annotated[bytes, Body(media_type="application/octet-stream")]
+# Seconds that its worker waits for more requests, always to their end where a batch is not full. Without any, it polls
+# without a pause and takes a core; 1 ms was the best of 0, 1 and 5 with every number of clients.
+BATCH_TIMEOUT_S = 0.001
+
+
+class Network(litserve.LitAPI):  # type: ignore[misc]
+    """The model, in LitServe's worker process."""
+
+    def setup(self, device: str) -> None:  # noqa: ARG002
+        """Load it."""
+        self._given = Given.from_environment()
+        self._session = Session(self._given)
+
+    def decode_request(self, request: RawBody) -> Any:
+        """Read one row."""
+        return np.frombuffer(request, np.float32).reshape(self._given.shape)
+
+    def batch(self, inputs: list[Any]) -> Any:
+        """Stack rows."""
+        return np.stack(inputs)
+
+    def predict(self, rows: Any) -> Any:
+        """Run a batch."""
+        return self._session.run(rows)
+
+    def unbatch(self, output: Any) -> list[Any]:
+        """Take rows apart."""
+        return list(output)
+
+    def encode_response(self, output: Any) -> Response:
+        """Write one row."""
+        return Response(output.tobytes(), media_type="application/octet-stream")
+
+
+def main(port: int) -> None:
+    """Serve until a signal ends it."""
+    given = Given.from_environment()
+    api = Network(max_batch_size=given.batch_size, batch_timeout=BATCH_TIMEOUT_S)
+    server = litserve.LitServer(
+        api, accelerator="cpu", devices=1, workers_per_device=1, timeout=MOST_S, fast_queue=True
+    )
+    server.run(
+        host="127.0.0.1",
+        port=port,
+        num_api_servers=given.processes,
+        log_level="error",
+        access_log=False,
+        generate_client_file=False,
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,207 @@
+"""Archives of tensor models as a worker finds them, staged by hand: what the builder writes, without the builder."""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from handlers.protocol.tensors import DTYPES, datatype_of, from_bfloat16, to_binary, to_json
+from handlers.tasks.tensors import TensorsHandler
+from handlers.tensor_models.files import NPY, NPZ
+from handlers.tensor_models.signature import SIGNATURE, Said, Tensor
+from tests.handlers.adaptive.frontend import Frontend
+from tests.handlers.adaptive.gated import SCHEDULING, TIMEOUT_S
+from tests.handlers.serving import Answer, context, serve, started
+
+# An engine of one thread: the tests' processes share the cores.
+SETTINGS: dict[str, Any] = {"threads": 1}
+
+Body = dict[str, Any]
+
+
+def function(folder: Path, source: str, **settings: Any) -> TensorsHandler:
+    """A worker that serves infer.py."""
+    (folder / "function").mkdir(parents=True)
+    (folder / "function" / "infer.py").write_text("import numpy as np\n\n" + source, encoding="utf-8")
+    return loaded(folder, settings)
+
+
+def graph(folder: Path, model: Any, said: Said, **settings: Any) -> TensorsHandler:
+    """A worker that serves an ONNX model's graph."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / "source.onnx"
+    source.write_bytes(model.SerializeToString())
+    openvino.save_model(openvino.convert_model(source), folder / "model.xml", compress_to_fp16=False)
+    (folder / SIGNATURE).write_text(said.to_json())
+    return loaded(folder, {"engine": "openvino", **settings})
+
+
+def exported(folder: Path, program: torch.export.ExportedProgram, said: Said, **settings: Any) -> TensorsHandler:
+    """A worker that runs a program of torch.export."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.export.save(program, folder / "model.pt2")
+    (folder / SIGNATURE).write_text(said.to_json())
+    return loaded(folder, {"engine": "torch", **settings})
+
+
+def scripted(folder: Path, module: torch.nn.Module, said: Said, **settings: Any) -> TensorsHandler:
+    """A worker that runs TorchScript."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.jit.script(module.eval()).save(str(folder / "model.pt"))  # type: ignore[no-untyped-call]
+    (folder / SIGNATURE).write_text(said.to_json())
+    return loaded(folder, {"engine": "torch", **settings})
+
+
+def loaded(folder: Path, settings: Mapping[str, Any]) -> TensorsHandler:
+    """A worker of an archive that lies there, in classic mode or in adaptive where `scheduling` says so."""
+    handler = TensorsHandler()
+    settings = {**SETTINGS, **settings}
+    if "scheduling" not in settings:
+        started(handler, folder, settings)
+        return handler
+    settings["scheduling"] = {**SCHEDULING, **settings["scheduling"]}
+    handler.worker_context = context(folder, settings, batch_size=64)
+    handler.worker_context.model_yaml_config["continuousBatching"] = True
+    handler.initialize(handler.worker_context)
+    return handler
+
+
+ADAPTIVE: dict[str, Any] = {"scheduling": {"mode": "adaptive"}}
+in_both_modes = pytest.mark.parametrize("mode", [pytest.param({}, id="classic"), pytest.param(ADAPTIVE, id="adaptive")])
+
+
+# -- what clients send ---------------------------------------------------------------------------------------------
+
+
+def as_json(document: Any) -> Body:
+    """A row of JSON; its first character tells."""
+    return {"body": json.dumps(document).encode()}
+
+
+def instances(*values: Any) -> Body:
+    return as_json({"instances": list(values)})
+
+
+def inputs(**values: Any) -> Body:
+    return as_json({"inputs": values})
+
+
+def inference(arrays: Mapping[str, NDArray[Any]], *, is_binary: bool = False, **document: Any) -> tuple[Body, Body]:
+    """A row and headers of the Open Inference Protocol."""
+    tensors, parts = [], []
+    for name, array in arrays.items():
+        tensor: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
+        if is_binary:
+            parts.append(to_binary(array))
+            tensor["parameters"] = {"binary_data_size": len(parts[-1])}
+        else:
+            tensor["data"] = list_of(array.ravel())
+        tensors.append(tensor)
+    if is_binary:
+        document = {"parameters": {"binary_data_output": True}, **document}
+    written = json.dumps({"inputs": tensors, **document}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(written))} if is_binary else {}
+    return {"body": written + b"".join(parts)}, headers
+
+
+def list_of(array: NDArray[Any]) -> Any:
+    """What JSON has of an array."""
+    if array.dtype.kind == "O":
+        return [each.decode() if isinstance(each, bytes) else each for each in array.tolist()] if array.ndim else array
+    written = to_json(array)
+    return written.tolist() if isinstance(written, np.ndarray) else written
+
+
+def npy(array: NDArray[Any]) -> Body:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return {"body": file.getvalue()}
+
+
+def npz(**arrays: NDArray[Any]) -> Body:
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type] # any name but `file` and `allow_pickle` is an array
+    return {"body": file.getvalue()}
+
+
+ACCEPT_NPZ, ACCEPT_NPY = {"Accept": NPZ}, {"Accept": NPY}
+
+
+# -- what they get -------------------------------------------------------------------------------------------------
+
+
+def ask(handler: TensorsHandler, body: Body, headers: Body | None = None) -> Answer:
+    """One request alone."""
+    (answer,) = serve(handler, [body], [headers or {}])
+    return answer
+
+
+def answers(handler: TensorsHandler, sent: Sequence[tuple[Body, Body]]) -> list[Answer]:
+    """What clients get who send bodies and headers at one time, in the handler's mode."""
+    if handler.config.scheduling.mode == "classic":
+        return serve(handler, [body for body, _ in sent], [headers for _, headers in sent])
+    with Frontend(handler) as frontend:
+        pending = frontend.submit_together([(body["body"], headers) for body, headers in sent])
+        return [each.result(TIMEOUT_S) for each in pending]
+
+
+def plainly(handler: TensorsHandler, *bodies: Body) -> list[Answer]:
+    """The same without headers."""
+    return answers(handler, [(body, {}) for body in bodies])
+
+
+def unzipped(answer: Answer) -> dict[str, NDArray[Any]]:
+    """The arrays of a .npz answer."""
+    assert (answer.status, answer.headers["content-type"]) == (200, NPZ), answer
+    with np.load(io.BytesIO(answer.body), allow_pickle=False) as file:
+        return dict(file)
+
+
+def columns(answer: Answer) -> dict[str, NDArray[Any]]:
+    """The outputs of an Open Inference answer, JSON or binary."""
+    assert answer.status == 200, answer
+    length = answer.headers.get("Inference-Header-Content-Length")
+    if length is None:
+        document, rest = answer.body, b""
+    else:
+        document, rest = json.loads(answer.body[: int(length)]), answer.body[int(length) :]
+    arrays = {}
+    for output in document["outputs"]:
+        dtype, shape = DTYPES[output["datatype"]], output["shape"]
+        if "data" in output:
+            is_narrow = dtype.kind == "V"
+            array = np.array(output["data"], np.float32 if is_narrow else dtype).reshape(shape)
+        else:
+            size = output["parameters"]["binary_data_size"]
+            array = read_binary(rest[:size], dtype, shape)
+            rest = rest[size:]
+        arrays[output["name"]] = array
+    assert not rest
+    return arrays
+
+
+def read_binary(data: bytes, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
+    """A binary tensor, read as the protocol says it is written."""
+    if dtype.kind != "O":
+        array = np.frombuffer(data, dtype).reshape(shape)
+        return from_bfloat16(array) if dtype.kind == "V" else array
+    elements, start = [], 0
+    while start < len(data):
+        length = int.from_bytes(data[start : start + 4], "little")
+        elements.append(data[start + 4 : start + 4 + length])
+        start += 4 + length
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array.reshape(shape)
+
+
+def tensor(name: str, datatype: str | None, *shape: int) -> Tensor:
+    """What a model's file says of an input or an output."""
+    return Tensor(name, datatype, shape)

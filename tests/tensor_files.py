@@ -1,0 +1,198 @@
+"""Tiny models in every format that `handler: tensors` takes, and what is staged of them."""
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import openvino
+import torch
+import yaml
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from deploy.models import Engine, Model
+from deploy.sources import source
+from deploy.tensors import stage
+from handlers.config import parse
+from handlers.engines import Engine as RunningEngine
+from handlers.tensor_models.config import TensorsConfig
+from handlers.tensor_models.models import load_model
+
+WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3) / 10 - 0.5
+# What TorchScript does not say.
+SCRIPT_INPUTS = {
+    "x": {"datatype": "FP32", "shape": [-1, 4]},
+    "scale": {"datatype": "FP32", "shape": [-1, 1]},
+}
+
+
+class Scaled(torch.nn.Module):
+    """(x W) * scale, and the sum of x; a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.nn.Parameter(torch.from_numpy(WEIGHTS))
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"scaled": x @ self.weights * scale, "total": x.sum(1)}
+
+
+class Pair(Scaled):
+    """The same as a tuple."""
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        return x @ self.weights * scale, x.sum(1)
+
+
+class Negative(Scaled):
+    """Another model of the same signature."""
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"scaled": -(x @ self.weights) * scale, "total": x.sum(1)}
+
+
+# -- files as the world writes them ----------------------------------------------------------------------------------
+
+
+def onnx_file(
+    path: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: Mapping[str, tuple[int, list[Any]]],
+    outputs: Mapping[str, tuple[int, list[Any]]],
+    constants: Mapping[str, NDArray[Any]] | None = None,
+    **saving: Any,
+) -> Path:
+    """Write an ONNX file; tensors as name -> element type, shape with a text where it is free."""
+    taken, given = (
+        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in tensors.items()]
+        for tensors in (inputs, outputs)
+    )
+    initializers = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
+    graph = helper.make_graph(nodes, "graph", taken, given, initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    onnx.save_model(model, str(path), **saving)
+    return path
+
+
+def scaled_onnx(path: Path, batch: Any = "rows", **saving: Any) -> Path:
+    return onnx_file(
+        path,
+        [
+            helper.make_node("MatMul", ["x", "weights"], ["product"]),
+            helper.make_node("Mul", ["product", "scale"], ["scaled"]),
+            helper.make_node("ReduceSum", ["x", "axes"], ["total"], keepdims=0),
+        ],
+        {"x": (TensorProto.FLOAT, [batch, 4]), "scale": (TensorProto.FLOAT, [batch, 1])},
+        {"scaled": (TensorProto.FLOAT, [batch, 3]), "total": (TensorProto.FLOAT, [batch])},
+        {"weights": WEIGHTS, "axes": np.array([1])},
+        **saving,
+    )
+
+
+def one_node(
+    path: Path, operation: str, kind: int = TensorProto.FLOAT, shape: Any = ("rows", 3), out: Any = None, **more: Any
+) -> Path:
+    """A model of one operation, from x to y."""
+    constants = more.pop("constants", {})
+    node = helper.make_node(operation, ["x", *constants], ["y"], **more)
+    return onnx_file(
+        path, [node], {"x": (kind, [*shape])}, {"y": (kind, [*(shape if out is None else out)])}, constants
+    )
+
+
+def exported(path: Path, module: torch.nn.Module, *examples: torch.Tensor, dynamic: Any = None) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(torch.export.export(module.eval(), examples, dynamic_shapes=dynamic), path)
+    return path
+
+
+def scaled_pt2(path: Path, module: torch.nn.Module | None = None, **dim: Any) -> Path:
+    rows = torch.export.Dim("rows", **dim) if dim else torch.export.Dim.DYNAMIC
+    dynamic = {"x": {0: rows}, "scale": {0: rows}}
+    return exported(path, module or Scaled(), torch.rand(2, 4), torch.rand(2, 1), dynamic=dynamic)
+
+
+def script(path: Path, module: torch.nn.Module) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(module.eval()).save(str(path))  # type: ignore[no-untyped-call]
+    return path
+
+
+def ir(path: Path) -> Path:
+    graph = openvino.Core().read_model(scaled_onnx(path.with_suffix(".onnx")))
+    openvino.save_model(graph, path, compress_to_fp16=False)
+    path.with_suffix(".onnx").unlink()
+    return path
+
+
+def infer_py(folder: Path, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "infer.py").write_text(f"import numpy as np\n\n{text}\n")
+    return folder / "infer.py"
+
+
+# -- built and served ------------------------------------------------------------------------------------------------
+
+
+def staged(path: Path, settings: dict[str, Any] | None = None, engine: Engine = "auto") -> Path:
+    """Stage a model beside its file; returns the folder."""
+    place = path.parent / "own"
+    place.mkdir(exist_ok=True)
+    if settings is not None:
+        (place / "model-config.yaml").write_text(yaml.safe_dump({"handler": settings}))
+    entry = Model("own", "tensors", "1", place, {"path": path.name})
+    folder = path.parent / f"staged-{engine}"
+    folder.mkdir()
+    stage(entry, source(entry, None), engine, folder)
+    return folder
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def engine_of(
+    folder: Path, settings: dict[str, Any] | None = None, *, uses_torch: bool = False
+) -> tuple[RunningEngine, Any]:
+    """What a worker makes of a staged folder."""
+    return load_model(folder, parse(TensorsConfig, settings), torch.device("cpu"), uses_torch=uses_torch)
+
+
+def said(folder: Path) -> dict[str, list[tuple[str, str, list[int] | None]]]:
+    document = json.loads((folder / "signature.json").read_text())
+    return {
+        kind: [(each["name"], each["datatype"], each["shape"]) for each in tensors]
+        for kind, tensors in document.items()
+    }
+
+
+def assert_scales(engine: RunningEngine, rows: int, names: tuple[str, str] = ("scaled", "total")) -> None:
+    random = np.random.default_rng(rows)
+    x, scale = random.random((rows, 4), np.float32), random.random((rows, 1), np.float32)
+    outputs = engine.run({"x": x.copy(), "scale": scale.copy()})
+    np.testing.assert_allclose(outputs[names[0]], x @ WEIGHTS * scale, 1e-5, 1e-6)
+    np.testing.assert_allclose(outputs[names[1]], x.sum(1), 1e-5, 1e-6)
+
+
+class Bessel(torch.nn.Module):
+    """An operation that PyTorch has, and OpenVINO has not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.special.bessel_j0(x)
+        return y
+
+
+def pt2_of_bessel(path: Path) -> Path:
+    return exported(path, Bessel(), torch.rand(2, 3), dynamic={"x": {0: torch.export.Dim.DYNAMIC}})
+
+
+def garbage(path: Path) -> Path:
+    path.write_bytes(b"garbage")
+    return path
