@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nodes = _nodes(options, keys.get("management"), trust)
         if options.command in commands.ON_ALL:
             return commands.ON_ALL[options.command](options, nodes)
-        if options.command not in ("describe", "predict"):
+        if options.command not in ("describe", "predict", "stream"):
             return commands.on_each(getattr(commands, options.command.replace("-", "_")), options, nodes)
         return _asking(options, nodes, keys.get("inference"), trust)
     except (Unreachable, NoConnection, TLSFailed, InvalidPayload) as error:
@@ -94,6 +94,8 @@ def _asking(options: argparse.Namespace, nodes: Nodes, token: str | None, trust:
         with Client(servers, token=token, retry=RetryPolicy(attempts=1), **trust) as client:
             return commands.describe(options, nodes, client)
     with Client(servers, token=token, timeout_s=options.timeout, **trust) as client:
+        if options.command == "stream":
+            return commands.stream(options, client)
         return bulk.predict(options, next(iter(nodes.by_name.values())), client, len(servers))
 
 
@@ -199,15 +201,18 @@ def parser() -> argparse.ArgumentParser:
         "--chunk", type=_positive, default=DEFAULTS.lines, metavar="N", help="lines a request; default: %(default)d"
     )
     predict.add_argument("--in-flight", type=_positive, metavar="N", help="requests at once; default: by batch_size")
-    predict.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="top_k=3")
-    predict.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=DEFAULTS.predict_s,
-        metavar="S",
-        help="of a request with its retries; %(default)g",
-    )
+    _request_options(predict)
+
+    stream = _command(added, "stream", "one text, answered in pieces as the model generates them")
+    stream.add_argument("text", metavar="TEXT", nargs="?", help="default: standard input")
+    _request_options(stream)
     return root
+
+
+def _request_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="top_k=3")
+    words = "of a request with its retries; %(default)g"
+    command.add_argument("--timeout", type=_seconds, default=DEFAULTS.predict_s, metavar="S", help=words)
 
 
 def _canary_parameters(command: argparse.ArgumentParser) -> None:

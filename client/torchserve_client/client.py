@@ -32,7 +32,15 @@ from torchserve_client.replies import answered, error_of, is_list, parsed
 from torchserve_client.retry import RetryPolicy, Runner
 from torchserve_client.servers import TUNING as SERVERS
 from torchserve_client.servers import Servers
-from torchserve_client.transport import Incoming, Outgoing, PooledTransport, Transport
+from torchserve_client.streams import MEDIA_TYPE, Stream
+from torchserve_client.transport import (
+    Incoming,
+    Opened,
+    Outgoing,
+    PooledTransport,
+    StreamingTransport,
+    Transport,
+)
 
 TIMEOUT_HEADER = "X-Timeout-Ms"
 
@@ -191,6 +199,29 @@ class Client:
         """
         return self._run(lambda url, left_s: is_ready(self._get(url, left_s), model, version), timeout_s)
 
+    def stream(
+        self, model: str, text: str, *, version: str | None = None, timeout_s: float | None = None, **options: Any
+    ) -> Stream:
+        """Ask for one answer in pieces, as the model generates it.
+
+        Args:
+            model: the model's name; it is served in adaptive mode, and generates text.
+            text: the input.
+            version: the model's version; None asks its default version.
+            timeout_s: deadline of the whole answer in seconds; None takes the client's.
+            options: what the model is told beside the input, as in `tgt_lang="fr"`.
+
+        Returns:
+            An iterator of pieces of text, at the latest when the first of them is there; then its `answer` is the whole
+            one. What fails before is tried again as with `predict`; nothing is after it.
+
+        Raises:
+            As `predict`; and ValueError where the client has a transport of its own that lacks `open`.
+        """
+        body = payloads.body(text, {**options, "stream": True})
+        call = _Call("POST", _path(model, version), body, {"Accept": MEDIA_TYPE})
+        return Stream(self._run(partial(self._open, call), timeout_s))
+
     def close(self) -> None:
         """Let go of every connection; calls that are in flight raise Closed."""
         self._closed.set()
@@ -238,11 +269,25 @@ class Client:
         """Return whether another server may answer at once: one that is full is waited for, one that is gone is not."""
         return error.status == 404 or (isinstance(error, NoConnection) and self._policy.is_worth_it(error))
 
-    def _send(self, call: _Call, url: str, left_s: float) -> Incoming:
+    def _open(self, call: _Call, url: str, left_s: float) -> Opened:
+        if not isinstance(self._transport, StreamingTransport):
+            raise ValueError("this client's transport has no `open`, which an answer in pieces needs")
+        opened = self._transport.open(self._outgoing(call, url, left_s), left_s)
+        if not 200 <= opened.status < 300:
+            try:
+                raise error_of(Incoming(opened.status, b"".join(opened.chunks), opened.headers, opened.reason))
+            finally:
+                opened.close()
+        return opened
+
+    def _outgoing(self, call: _Call, url: str, left_s: float) -> Outgoing:
         timeout = {TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
         # What says how to read the body is not the caller's to change.
         headers = {**self._headers, **call.headers, **call.body.headers, **timeout}
-        incoming = self._transport.send(Outgoing(call.method, url + call.path, call.body.content, headers), left_s)
+        return Outgoing(call.method, url + call.path, call.body.content, headers)
+
+    def _send(self, call: _Call, url: str, left_s: float) -> Incoming:
+        incoming = self._transport.send(self._outgoing(call, url, left_s), left_s)
         if not 200 <= incoming.status < 300 and not is_list(incoming, call.body):
             raise error_of(incoming)
         return incoming

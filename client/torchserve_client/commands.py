@@ -6,6 +6,7 @@
 import argparse
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +31,18 @@ METADATA_S = 2.0
 
 out = Console(highlight=False, markup=False, soft_wrap=True)
 aside = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+
+def stream(options: argparse.Namespace, client: Client) -> int:
+    """Print the pieces of one answer as they come."""
+    text = sys.stdin.read().strip() if options.text is None else options.text
+    with client.stream(options.model, text, **dict(options.option)) as pieces:
+        try:
+            for piece in pieces:
+                out.print(piece, end="")
+        finally:
+            out.print()
+    return 0
 
 
 def register(options: argparse.Namespace, management: Management) -> int:

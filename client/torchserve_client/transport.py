@@ -1,19 +1,21 @@
 """A transport carries a request by its one method, so that tests bring a script instead of sockets.
 
-    Outgoing -> Transport.send -> Incoming, or NoConnection, TLSFailed, DeadlineExceeded
+    Outgoing -> Transport.send          -> Incoming, or NoConnection, TLSFailed, DeadlineExceeded
+             -> StreamingTransport.open -> Opened: the head of the answer, and its bytes as they come
 
 PooledTransport keeps connections in a pool of `requests`, on sockets of its own (torchserve_client.sockets): a timeout
 bounds the whole exchange, however slowly it drips, and a thread that waits for an answer is let go at once when the
 transport is closed, which Ctrl-C needs.
 """
 
+import contextlib
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -82,6 +84,41 @@ class Transport(Protocol):
         """Let go of everything that is in flight, and send no more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An HTTP answer whose body is still to come.
+
+    Attributes:
+        status: HTTP status.
+        chunks: the body as it comes; it raises what `Transport.send` does.
+        close: lets go of the connection, before the body's end or after it.
+        headers: name -> value, looked up without regard to case.
+        reason: the status in words; empty where the server gives none.
+    """
+
+    status: int
+    chunks: Iterator[bytes]
+    close: Callable[[], None]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+
+@runtime_checkable
+class StreamingTransport(Protocol):
+    """A transport that can also hand out an answer before it is whole."""
+
+    def open(self, request: Outgoing, timeout_s: float) -> Opened:
+        """Send a request once and wait for the head of its answer.
+
+        Args:
+            request: what is sent.
+            timeout_s: most seconds from now to the last byte of the answer.
+
+        Raises:
+            As `Transport.send`.
+        """
+
+
 class PooledTransport:
     """Sends over HTTP/1.1 on connections that it keeps."""
 
@@ -116,23 +153,45 @@ class PooledTransport:
 
     def send(self, request: Outgoing, timeout_s: float) -> Incoming:
         """See `Transport.send`; only looking up a name is left to the system's own timeouts."""
+        with self._explained(request, timeout_s):
+            response = self._request(request, timeout_s, is_streamed=False)
+            return Incoming(response.status_code, response.content, response.headers, response.reason or "")
+
+    def open(self, request: Outgoing, timeout_s: float) -> Opened:
+        """See `StreamingTransport.open`."""
+        with self._explained(request, timeout_s):
+            response = self._request(request, timeout_s, is_streamed=True)
+
+        def chunks() -> Iterator[bytes]:
+            with self._explained(request, timeout_s):
+                # Each chunk of HTTP as it comes; what has no chunks as a whole.
+                yield from response.iter_content(chunk_size=None)
+
+        return Opened(response.status_code, chunks(), response.close, response.headers, response.reason or "")
+
+    @contextlib.contextmanager
+    def _explained(self, request: Outgoing, timeout_s: float) -> Iterator[None]:
+        """Raise an error of the client's for one of `requests`, or of the system's."""
         if self._is_closed:
             raise Closed("the client is closed")
         try:
-            response = self._session.request(
-                request.method,
-                request.url,
-                data=request.body or None,
-                headers=dict(request.headers),
-                # requests passes it on as it is; its own kinds bound each wait for bytes by itself.
-                timeout=Timeout(total=timeout_s, connect=self._connect_s),  # type: ignore[arg-type]
-                allow_redirects=False,
-            )
+            yield
         except (requests.RequestException, OSError) as error:
             if self._is_closed:
                 raise Closed("the client was closed before the answer came") from error
             raise _reason(error, request, timeout_s) from error
-        return Incoming(response.status_code, response.content, response.headers, response.reason or "")
+
+    def _request(self, request: Outgoing, timeout_s: float, *, is_streamed: bool) -> requests.Response:
+        return self._session.request(
+            request.method,
+            request.url,
+            data=request.body or None,
+            headers=dict(request.headers),
+            # requests passes it on as it is; its own kinds bound each wait for bytes by itself.
+            timeout=Timeout(total=timeout_s, connect=self._connect_s),  # type: ignore[arg-type]
+            allow_redirects=False,
+            stream=is_streamed,
+        )
 
     def close(self) -> None:
         """See `Transport.close`."""

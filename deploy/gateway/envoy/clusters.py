@@ -38,9 +38,9 @@ NOT_FOR_NODES = (
     "x-envoy-attempt-count",
     "x-envoy-internal",
 )
-# The one answer that a handler makes in another form where it is asked to: handlers.tensor_models.files. Any other
-# Accept says nothing to it.
-ARRAYS = sent("accept", "(?i).*application/x-np[yz].*")
+# The answers that a handler makes in another form where it is asked to: arrays (handlers.tensor_models.files), pieces
+# (handlers.protocol.streaming). Any other Accept says nothing to it.
+OTHER_FORMS = sent("accept", "(?i).*(application/x-np[yz]|text/event-stream).*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ def node_filters(mutations: list[Resource]) -> list[Resource]:
     """Make the filters of requests on their way to a node: changes of their heads, and no Accept that is of no use."""
     return [
         _heads(mutations),
-        only(_heads([{"remove": "accept"}]), {"not_matcher": ARRAYS}),
+        only(_heads([{"remove": "accept"}]), {"not_matcher": OTHER_FORMS}),
         typed("envoy.filters.http.upstream_codec", "envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec"),
     ]
 

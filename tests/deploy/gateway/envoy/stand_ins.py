@@ -3,9 +3,11 @@
 import asyncio
 import hashlib
 import json
+import queue
 import socket
 import threading
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -49,7 +51,7 @@ class StandIn:
     """A node: its inference port tells what it got, its management port says READY of `models`.
 
     A request with the header X-Do is treated as that says: `wait` until `release` is set, `die` resets the connection,
-    or NAME of `answers`, which is (status, headers, body).
+    `stream` answers with what `say` is told, or NAME of `answers`, which is (status, headers, body).
     """
 
     def __init__(self, name: str, models: set[str]) -> None:
@@ -59,6 +61,8 @@ class StandIn:
         self.arrived = threading.Event()
         self.seen: Counter[str] = Counter()
         self.checks: list[dict[str, str]] = []
+        self.said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.left = threading.Event()
         inference = web.Application(client_max_size=1 << 30)
         inference.router.add_route("*", "/{path:.*}", self._infer)
         management = web.Application()
@@ -77,12 +81,16 @@ class StandIn:
             metrics=url(self.management.port),
         )
 
+    def say(self, chunk: bytes | None) -> None:
+        """Send a chunk of the answer that streams; nothing at all ends it, None resets its connection."""
+        self.said.put(chunk)
+
     def close(self) -> None:
         self.release.set()
         self.inference.close()
         self.management.close()
 
-    async def _infer(self, request: web.Request) -> web.Response:
+    async def _infer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         self.seen[request.path] += 1
         self.arrived.set()
@@ -93,10 +101,35 @@ class StandIn:
         if what == "wait":
             while not self.release.is_set():
                 await asyncio.sleep(0.01)
+        if what == "stream":
+            return await self._stream(request)
         if what in self.answers:
             status, headers, text = self.answers[what]
             return web.Response(status=status, headers=headers, body=text)
         return told(request, body, self.name)
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        """Answer in chunks, as TorchServe does where a worker says ts_stream_next."""
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "ts_stream_next": "true"})
+        answer.enable_chunked_encoding()
+        transport = request.transport
+        assert transport is not None
+        try:
+            await answer.prepare(request)
+            while True:
+                if transport.is_closing():
+                    raise ConnectionResetError
+                with suppress(queue.Empty):
+                    chunk = self.said.get_nowait()
+                    if chunk is None:
+                        transport.abort()
+                    if not chunk:
+                        return answer
+                    await answer.write(chunk)
+                await asyncio.sleep(0.005)
+        except (ConnectionResetError, asyncio.CancelledError):
+            self.left.set()
+            raise
 
     async def _describe(self, request: web.Request) -> web.Response:
         self.checks.append({name.lower(): value for name, value in request.headers.items()})
