@@ -3,7 +3,6 @@
 This is decided without reading them and without importing torch: whether an archive is up to date is answered at once.
 """
 
-import importlib.util
 import os
 import re
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Literal
 
 from deploy.checkpoint_files import files_beside
 from deploy.models import TENSORS, Model
+from deploy.named_files import in_package
 from deploy.tasks import task_of
 from deploy.tensor_files import companions, files_of
 
@@ -84,12 +84,12 @@ def _listed(model: Model, *, needs_weights: bool) -> Source:
         return _path(model, _beside(model, model.weights["path"]))
     if not {"package", "file"} <= model.weights.keys():
         raise WeightsUnavailable(f"{model.name}: the list names no weights; {_instead(model)}")
-    package = importlib.util.find_spec(model.weights["package"])
-    if package is None or not package.submodule_search_locations:
+    path = in_package(model.weights["package"], model.weights["file"])
+    if path is None:
         raise WeightsUnavailable(
             f"{model.name}: the package {model.weights['package']} is not installed; install it or {_instead(model)}"
         )
-    return _path(model, Path(package.submodule_search_locations[0]) / model.weights["file"])
+    return _path(model, path)
 
 
 def _instead(model: Model) -> str:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from deploy.models import ROOT, TENSORS, Model
+from deploy.named_files import named_by
 from deploy.task_file import check_name, read
 from handlers.errors import InvalidConfig
 
@@ -31,6 +32,7 @@ class Task:
         export_settings: names of the settings that decide what the builder stages; None where staging is as cheap as
             copying, so that nothing is cached.
         files: names or patterns of the files beside a model's configuration that go into its archive.
+        named_files: settings that name a file, which goes into the archive under the setting's name, with its ending.
         takes_hub_ids: whether `--weights` may name a checkpoint on the Hugging Face hub.
         needs_weights: whether a list has to name weights for it.
     """
@@ -40,6 +42,7 @@ class Task:
     settings: str = ""
     export_settings: tuple[str, ...] | None = None
     files: tuple[str, ...] = field(default=())
+    named_files: tuple[str, ...] = field(default=())
     takes_hub_ids: bool = False
     needs_weights: bool = True
 
@@ -86,6 +89,7 @@ BUILT_IN = {
         path=_file("translation"),
         builder="deploy.translation",
         settings="handlers.text.translation_config:TranslationConfig",
+        named_files=("detector",),
         export_settings=("trust_remote_code", "precision", "src_lang", "tgt_lang"),
         files=("samples.txt",),
         takes_hub_ids=True,
@@ -132,16 +136,21 @@ def task_of(model: Model) -> Task:
 
 
 def beside(model: Model, task: Task) -> dict[str, Path]:
-    """Find the files beside a model's configuration that its task wants in the archive.
+    """Find the files beside a model's configuration, or named by it, that its task wants in the archive.
 
     A name or pattern that matches a folder stands for all files in it. The configuration itself is never among them.
 
     Returns:
-        The files by their paths relative to the configuration's folder.
+        The files by their paths in the archive.
+
+    Raises:
+        InvalidConfig: a file that a setting names is missing.
     """
     matches = (match for pattern in task.files for match in model.folder.glob(pattern))
     files = {file for match in matches for file in (match.rglob("*") if match.is_dir() else (match,)) if file.is_file()}
-    return {file.relative_to(model.folder).as_posix(): file for file in sorted(files - {model.config_path})}
+    found = {file.relative_to(model.folder).as_posix(): file for file in sorted(files - {model.config_path})}
+    named = ((setting, named_by(model, setting)) for setting in task.named_files)
+    return found | {f"{setting}{path.suffix}": path for setting, path in named if path is not None}
 
 
 def imported_quietly(name: str) -> ModuleType:

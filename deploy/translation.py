@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import transformers
 from ctranslate2.converters import TransformersConverter
 
 from deploy.hub import checkpoint
 from deploy.models import Engine, Model
+from deploy.named_files import named_by
 from deploy.sources import Source
 from deploy.translation_quality import read_samples, similarity
 from handlers.archive_files import CHECKPOINT, LABEL
@@ -23,14 +25,20 @@ from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, read_vocabula
 from handlers.engines.decoding import foreign_settings
 from handlers.engines.seq2seq import load_tokenizer, read_generation
 from handlers.errors import InvalidConfig
+from handlers.text.detection import DETECTOR, load_detector
 from handlers.text.translation_config import TranslationConfig
 
 # Families that CTranslate2 runs, as `model_type` names them; NLLB's is M2M100's.
 FAMILIES = frozenset({"marian", "m2m_100", "t5", "bart", "mbart", "pegasus"})
 
+# Whether BART's kin normalise before each layer, not after it.
+NORMALISED_BEFORE = {"bart": False, "mbart": True, "pegasus": True}
+
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     """Write the converted model where CTranslate2 has its family, else the weights; and tokenizer and configuration.
+
+    The detector of languages that the configuration names goes beside it.
 
     Raises:
         WeightsUnavailable: the model cannot be had, or only as a pickle.
@@ -40,6 +48,9 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     if engine == "openvino":
         # What exports decoders with their caches, optimum-intel, holds transformers back at 5.5.
         raise InvalidConfig(f"{model.name}: translation runs on CTranslate2 or torch; give --engine torch, or none")
+    if path := named_by(model, DETECTOR):
+        shutil.copyfile(path, folder / f"{DETECTOR}{path.suffix}")
+        load_detector(folder)
     with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         is_converted = engine == "auto" and converted(model.name, source, config, folder / CONVERTED)
         discarded = shutil.ignore_patterns("*.safetensors*") if is_converted else None
@@ -73,6 +84,8 @@ def converted(name: str, source: Path, config: TranslationConfig, target: Path) 
         precision = stored_precision(config.precision)
         # fp32 keeps what the checkpoint has: weights of 16 bits are no better in 32, and twice as large.
         quantization = None if precision == "fp32" else COMPUTE_TYPES.get(precision, precision)
+        # Its bar would stand between archive.sh's lines.
+        transformers.utils.logging.disable_progress_bar()
         converter = _Converter(str(source), trust_remote_code=config.trust_remote_code)
         converter.convert(str(target), quantization=quantization)
         if not _has_ids_of(source, target, config):
@@ -87,7 +100,13 @@ class _Converter(TransformersConverter):  # type: ignore[misc]
     """Reads a folder and nothing else, and of weights only safetensors."""
 
     def load_model(self, model_class: Any, model_name_or_path: str, **options: Any) -> Any:
-        return model_class.from_pretrained(model_name_or_path, use_safetensors=True, local_files_only=True, **options)
+        model = model_class.from_pretrained(model_name_or_path, use_safetensors=True, local_files_only=True, **options)
+        kind = model.config.model_type
+        if kind in NORMALISED_BEFORE and not hasattr(model.config, "normalize_before"):
+            # The converter asks the configuration what transformers has in the class.
+            model.config.normalize_before = NORMALISED_BEFORE[kind]
+            model.config.normalize_embedding = hasattr(model.model.encoder, "layernorm_embedding")
+        return model
 
     def load_tokenizer(self, tokenizer_class: Any, model_name_or_path: str, **options: Any) -> Any:  # noqa: ARG002
         return load_tokenizer(Path(model_name_or_path), trust_remote_code=self._trust_remote_code)

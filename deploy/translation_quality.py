@@ -21,6 +21,7 @@ from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import micro_batches
 from handlers.pipeline.warm_up import decoded
 from handlers.protocol.requests import Payload
+from handlers.text.detection import AUTO
 from handlers.text.translation_config import TranslationConfig
 
 # A text a line, beside a model's model-config.yaml.
@@ -56,8 +57,11 @@ def similarity(staged: Path, source: Path, config: TranslationConfig, texts: Seq
     with TemporaryDirectory() as work:
         original = Path(work)
         (original / CHECKPOINT).symlink_to(source.resolve())
-        ours = answers(staged, replace(config, num_beams=1), texts)
-        theirs = answers(original, replace(config, num_beams=1, engine="torch", precision="fp32"), texts)
+        # Both are told the language, so neither needs a detector.
+        named = None if config.src_lang == AUTO else config.src_lang
+        plain = replace(config, num_beams=1, detector=None, src_lang=named)
+        ours = answers(staged, plain, texts)
+        theirs = answers(original, replace(plain, engine="torch", precision="fp32"), texts)
     return float(sacrebleu.CHRF().corpus_score(ours, [theirs]).score)
 
 

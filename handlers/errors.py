@@ -9,6 +9,7 @@
     ├── TensorMismatch             400  a tensor is not what the model's signature says
     ├── BatchTooLarge              400  the request has more rows than the model's max_batch_size
     ├── UnknownOption              400  an option's name or value is not accepted
+    ├── UnknownLanguage            400  the text is in a language that the model lacks, or nobody can say in which
     ├── InvalidText                400  text that is not UTF-8, or has null characters
     ├── InvalidPriority            400  the header X-Priority, or the parameter, is not one of the levels
     ├── InvalidTimeout             400  the header X-Timeout-Ms, or the parameter timeout, is no time
@@ -76,6 +77,10 @@ class BatchTooLarge(InvalidInput):
 
 class UnknownOption(InvalidInput):
     """An option's name or value is not accepted."""
+
+
+class UnknownLanguage(InvalidInput):
+    """The text is in a language that the model does not have, or its language is not certain."""
 
 
 class InvalidText(InvalidInput):

@@ -103,17 +103,9 @@ def seamless(folder: Path, *, is_v2: bool = False) -> Path:
 
 def t5(folder: Path) -> Path:
     """A T5 model, which knows no languages."""
-    vocabulary, merges = _bpe(["<pad>", "</s>", "<unk>"])
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=UNKNOWN))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        model_max_length=128,
-        **dict(zip(("pad_token", "eos_token", "unk_token"), SPECIAL[1:], strict=True)),
-    )
+    tokenizer, size = _own_tokenizer()
     config = transformers.T5Config(
-        vocab_size=len(vocabulary),
+        vocab_size=size,
         d_model=32,
         d_kv=16,
         d_ff=48,
@@ -123,6 +115,36 @@ def t5(folder: Path) -> Path:
         tie_word_embeddings=False,
     )
     return _save(transformers.T5ForConditionalGeneration, config, tokenizer, folder)
+
+
+def bart(folder: Path, kind: str = "Bart") -> Path:
+    """A model of BART's kin, whose answers have a first and a last token that is forced: Bart, MBart or Pegasus."""
+    tokenizer, size = _own_tokenizer()
+    tokenizer.bos_token = tokenizer.eos_token
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=size,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=1,
+        decoder_start_token_id=0 if kind == "Pegasus" else 1,
+        **SIZES,
+    )
+    forced = {"forced_bos_token_id": 5, "forced_eos_token_id": 1}
+    return _save(getattr(transformers, f"{kind}ForConditionalGeneration"), config, tokenizer, folder, **forced)
+
+
+def _own_tokenizer() -> tuple[Any, int]:
+    """A tokenizer of no family, and how many tokens it has."""
+    vocabulary, merges = _bpe(["<pad>", "</s>", "<unk>"])
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=128,
+        **dict(zip(("pad_token", "eos_token", "unk_token"), SPECIAL[1:], strict=True)),
+    )
+    return tokenizer, len(vocabulary)
 
 
 def _m2m_config(vocab_size: int) -> Any:

@@ -35,7 +35,16 @@ ANSWERS: Mapping[str, Schema] = {
     "tokenization": object_of(
         {"input_ids": list_of({"type": "integer"}), "attention_mask": list_of({"type": "integer"})}
     ),
-    "translation": object_of({"translation_text": {"type": "string"}}),
+    # The last two where the language was identified.
+    "translation": {
+        "type": "object",
+        "properties": {
+            "translation_text": {"type": "string"},
+            "src_lang": {"type": "string"},
+            "src_lang_score": NUMBER,
+        },
+        "required": ["translation_text"],
+    },
 }
 # Task -> the fields of one item in JSON, beside its options; others take {"text": ...}.
 FIELDS: Mapping[str, Mapping[str, Schema]] = {

@@ -3,6 +3,7 @@
     embeddings                       -> Vectors   -> FP32 (B, D)
     ranked labels, answers           -> Ranked    -> one tensor (B, k) for each of their fields; shorter lists padded
     records with one text each       -> Texts     -> BYTES (B,)
+    records with the same fields     -> Columns   -> one tensor (B,) for each of their fields
     token ids, masks                 -> Padded    -> INT64 (B, T) each, as wide as the longest
     anything else                    -> Documents -> BYTES (B,), each item's JSON
 
@@ -124,6 +125,33 @@ class Texts:
     def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
         """See `OutputTensors`."""
         return [TensorMetadata(self.name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Takes some fields of each result; a result that lacks one has nothing there: "", NaN or -1.
+
+    Attributes:
+        dtypes: the dtype of each field, by name.
+    """
+
+    dtypes: Mapping[str, Any]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `OutputTensors`."""
+        return tuple(self.dtypes)
+
+    def arrays(self, results: Sequence[Record]) -> Arrays:
+        """See `OutputTensors`; (B,) each."""
+        return {name: self._column(name, np.dtype(dtype), results) for name, dtype in self.dtypes.items()}
+
+    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
+        """See `OutputTensors`."""
+        return [TensorMetadata(name, datatype_of(np.empty(0, dtype)), (-1,)) for name, dtype in self.dtypes.items()]
+
+    def _column(self, name: str, dtype: np.dtype[Any], results: Sequence[Record]) -> NDArray[Any]:
+        return np.array([result.get(name, _NOTHING[dtype.kind]) for result in results], dtype)
 
 
 @dataclass(frozen=True, slots=True)

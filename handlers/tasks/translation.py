@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from handlers.adaptive.measurements import Measurements, folder_of
 from handlers.base import BatchHandler
 from handlers.config import parse_options
-from handlers.engines import Arrays, Listener, Outputs, Progressive, available_threads
+from handlers.engines import Arrays, Listener, Outputs, available_threads
 from handlers.engines.ctranslate2 import CONVERTED, CTranslate2Engine, fastest, stream_counts
 from handlers.engines.ctranslate2 import TUNING as CTRANSLATE2_TUNING
 from handlers.engines.seq2seq import (
@@ -24,22 +26,24 @@ from handlers.engines.seq2seq import (
 )
 from handlers.errors import InvalidConfig, ItemError, UnknownOption
 from handlers.pipeline.micro_batches import Cost, Overhead
-from handlers.protocol.output_tensors import Texts
-from handlers.protocol.requests import Payload
+from handlers.protocol.output_tensors import Columns, OutputTensors, Texts
+from handlers.protocol.requests import Payload, Request
 from handlers.text.answer_lengths import AnswerLengths, in_few_classes
+from handlers.text.detection import AUTO, Detector, Source, SourceText, load_detector
+from handlers.text.documents import Divided, divided
 from handlers.text.encoders import source_limit
-from handlers.text.inputs import Text, right_padded, text_of, tokenised
+from handlers.text.inputs import right_padded, text_of, tokenised
+from handlers.text.language_codes import short_code
 from handlers.text.languages import Target, read_languages
 from handlers.text.pieces import Detokenizer, TextPieces
+from handlers.text.sentences import DEFAULT_LANGUAGE, cut
 from handlers.text.translation_config import TranslationConfig, TranslationOptions
-
-Sentence = Text[TranslationOptions]
 
 # The name under which the number of streams that a trial found best is remembered.
 STREAMS = "streams"
 
 
-class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
+class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
     """Serves what the archive holds:
 
     checkpoint/       tokenizer and configuration; model.safetensors for torch
@@ -47,14 +51,14 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
 
     text -> decode -> checked text -> prepare: one call of the tokenizer for each source language
          -> collate, forward: one run for items of the same options and languages -> split: its text
-                                            meanwhile, in adaptive mode: its tokens -> pieces of its text
+                                                     meanwhile, in adaptive mode: its tokens -> pieces of its text
     """
 
     config_class = TranslationConfig
     options_class = TranslationOptions
     inputs = frozenset({"text"})
     media_types = ("text/plain",)
-    output_tensors = Texts("translation_text")
+    output_tensors: OutputTensors = Texts("translation_text")
     # Checking a text takes microseconds; tokenising is one call for each source language.
     decodes_in_threads = False
     is_streamable = True
@@ -82,9 +86,10 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
             ("src_lang", config.src_lang, self.languages.sources),
             ("tgt_lang", config.tgt_lang, self.languages.targets),
         ):
-            if code is not None and code not in codes:
+            if code not in (None, AUTO) and code not in codes:
                 known = ", ".join(sorted(codes)) or "none: its languages are fixed"
                 raise InvalidConfig(f"{name}: {code} is not a language of this model; known are {known}")
+        self.detector = None if config.detector is None else self._load_detector()
         self.max_length = source_limit(self.checkpoint_dir, config.max_length)
         self.lengths = AnswerLengths.read(generation, positions, config.max_new_tokens_limit)
         return engine
@@ -124,23 +129,73 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
         known.put(STREAMS, [(engine.best_streams, 1 / pace)])
         return engine
 
+    def _load_detector(self) -> Detector:
+        sources = self.languages.sources
+        if not sources:
+            raise InvalidConfig("detector: this model's source language is fixed; leave the setting out")
+        self.output_tensors = Columns({"translation_text": object, "src_lang": object, "src_lang_score": np.float32})
+        fallback = None if self.config.src_lang == AUTO else self.config.src_lang
+        return Detector(load_detector(self.model_dir), sources, fallback)
+
     def sample(self) -> Payload:
         """See `BatchHandler.sample`; a sentence, in the model's first languages where the configuration names none."""
         config, languages = self.config, self.languages
         source, target = min(languages.sources, default=None), min(languages.targets, default=None)
-        options = {"src_lang": config.src_lang or source, "tgt_lang": config.tgt_lang or target}
+        named = None if config.src_lang == AUTO else config.src_lang
+        options = {"src_lang": named or source, "split": "none", "tgt_lang": config.tgt_lang or target}
         return Payload("What went before decides what comes next.", options)
 
-    def decode(self, payload: Payload) -> Sentence:
-        """Check a text, or {"text": ...}, and complete its options, so that equal ones make a group."""
+    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
+        """See `BatchHandler.unpack`; a text that is to be translated sentence by sentence becomes as many payloads."""
+        return divided(super().unpack(row, headers), self._divided, self.config.max_sentences)
+
+    def _divided(self, payload: Payload) -> Divided | None:
+        """Cut a text into sentences, where that is asked for; its language is identified once, for all of them."""
+        if payload.options.get("split", self.config.split) != "sentences":
+            return None
+        if payload.options.get("stream") is True:
+            # A setting gives way; who asks for both is told.
+            if "split" not in payload.options:
+                return None
+            raise UnknownOption("stream: what is translated sentence by sentence comes whole; ask for split none.")
+        sent = parse_options(TranslationOptions, payload.options)
+        text = text_of(payload, self.config.max_characters)
+        source = self._source(text, sent)
+        # What is wrong with its options is wrong with the text, and no fault of a sentence.
+        self._completed(sent, source, text)
+        prefix, text = self.languages.prefix_of(text)
+        language = source.code or getattr(self.tokenizer, "source_lang", None) or DEFAULT_LANGUAGE
+        options = {**payload.options, "split": "none", "src_lang": source.code}
+        return Divided(cut(text, short_code(language)), options, prefix, source.said)
+
+    def _source(self, text: str, options: TranslationOptions) -> Source:
+        """Say which language a text is translated from: as the request does, or the detector, or the settings."""
+        wanted = options.src_lang or (self.config.src_lang if self.detector is None else AUTO)
+        if wanted != AUTO:
+            return Source(wanted)
+        if self.detector is None:
+            raise UnknownOption("src_lang: auto needs a detector, which this model's archive does not have.")
+        least = self.config.min_score if options.min_score is None else options.min_score
+        return self.detector.identify(text, least)
+
+    def decode(self, payload: Payload) -> SourceText:
+        """Check a text, or {"text": ...}, and its options."""
         sent = parse_options(TranslationOptions, payload.options)
         text = text_of(payload, self.config.max_characters)
         payload.allowance.take("characters", len(text), self.config.max_request_characters)
+        source = self._source(text, sent)
+        return SourceText(text, self._completed(sent, source, text), source=source)
+
+    def _completed(self, sent: TranslationOptions, source: Source, text: str) -> TranslationOptions:
+        """Complete and check the options of a text, so that equal ones make a group."""
         beams = sent.num_beams or self.config.num_beams
         is_greedy = beams == 1
         options = replace(
             sent,
-            src_lang=sent.src_lang or self.config.src_lang,
+            src_lang=source.code,
+            # They have done what they are for, and keep nobody from sharing a micro-batch.
+            min_score=None,
+            split=None,
             tgt_lang=sent.tgt_lang or (None if self.languages.is_named_by(text) else self.config.tgt_lang),
             # What neither says is known when the text's length is.
             max_new_tokens=sent.max_new_tokens or self._usual_limit,
@@ -157,7 +212,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
             if (getattr(options, name) or 0) > limit:
                 raise UnknownOption(f"{name}: {getattr(options, name)}; at most {limit}.")
         self.languages.check(options.src_lang, options.tgt_lang, text)
-        return Text(text, options)
+        return options
 
     @property
     def _usual_limit(self) -> int | None:
@@ -165,12 +220,12 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
         wanted = self.config.max_new_tokens
         return None if wanted is None else min(wanted, self.lengths.limit)
 
-    def prepare(self, items: Sequence[Sentence]) -> Sequence[Sentence | ItemError]:
+    def prepare(self, items: Sequence[SourceText]) -> Sequence[SourceText | ItemError]:
         """Tokenise in one call for each source language; what is too long is refused, or cut if so set."""
         sources: dict[str | None, list[int]] = defaultdict(list)
         for index, item in enumerate(items):
             sources[item.options.src_lang].append(index)
-        outcomes: list[Sentence | ItemError] = list(items)
+        outcomes: list[SourceText | ItemError] = list(items)
         for source, indices in sources.items():
             texts = [self._target(items[index]).prefix + items[index].text for index in indices]
             # The language is the tokenizer's state, and in adaptive mode several threads prepare items.
@@ -186,7 +241,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
                 outcomes[index] = tokenised(self._limited(items[index], len(ids)), ids, self.max_length)
         return outcomes
 
-    def _limited(self, item: Sentence, source_tokens: int) -> Sentence:
+    def _limited(self, item: SourceText, source_tokens: int) -> SourceText:
         """Give an item the limit that follows from its length, where nobody says one."""
         if item.options.max_new_tokens is not None:
             return item
@@ -199,10 +254,10 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
         """Whether items of other limits may share a micro-batch."""
         return self.ends_each and options.num_beams == 1
 
-    def _target(self, item: Sentence) -> Target:
+    def _target(self, item: SourceText) -> Target:
         return self.languages.targets.get(item.options.tgt_lang or "", Target())
 
-    def cost(self, item: Sentence) -> Cost:
+    def cost(self, item: SourceText) -> Cost:
         """See `BatchHandler.cost`; tokens count once for every beam, and equal options and languages make a group."""
         options, length = item.options, self._length(len(item.ids))
         beams, new_tokens = options.num_beams or 1, options.max_new_tokens or 0
@@ -212,27 +267,27 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
     def _length(self, tokens: int) -> int:
         return self.max_length if self.config.padding == "max_length" else tokens
 
-    def collate(self, items: Sequence[Sentence]) -> Arrays:
+    def collate(self, items: Sequence[SourceText]) -> Arrays:
         """Pad the items to the longest: `input_ids` and `attention_mask`, (B, T) int64, right-padded."""
         length = self._length(max(len(item.ids) for item in items))
         input_ids, attention_mask = right_padded([item.ids for item in items], length, self.tokenizer.pad_token_id)
         return {"input_ids": input_ids, "attention_mask": attention_mask}
 
-    def forward(self, inputs: Arrays, items: Sequence[Sentence]) -> Outputs:
+    def forward(self, inputs: Arrays, items: Sequence[SourceText]) -> Outputs:
         """Translate all items in one run: `sequences`, (B, U) int64."""
         return self.engine.run(inputs, self._arguments(items))
 
-    def pieces(self, item: Sentence) -> TextPieces | None:
+    def pieces(self, item: SourceText) -> TextPieces | None:
         """See `BatchHandler.pieces`; a search with beams tells nothing."""
-        if not isinstance(self.engine, Progressive) or item.options.num_beams != 1:
+        if item.options.num_beams != 1:
             return None
         return TextPieces(self.detokenizer, partial(self._result, item))
 
-    def forward_progressively(self, inputs: Arrays, items: Sequence[Sentence], progress: Listener) -> Outputs:
+    def forward_progressively(self, inputs: Arrays, items: Sequence[SourceText], progress: Listener) -> Outputs:
         """See `BatchHandler.forward_progressively`."""
         return self.engine.run_progressively(inputs, progress, self._arguments(items))
 
-    def _arguments(self, items: Sequence[Sentence]) -> dict[str, Any]:
+    def _arguments(self, items: Sequence[SourceText]) -> dict[str, Any]:
         """Give the arguments of generate() for items of one group."""
         first, *_ = items
         options = {name: value for name, value in asdict(first.options).items() if value is not None}
@@ -241,13 +296,13 @@ class TranslationHandler(BatchHandler[TranslationConfig, Sentence]):
             arguments["max_new_tokens"] = [item.options.max_new_tokens for item in items]
         return {**arguments, **self._target(first).arguments}
 
-    def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[SourceText]) -> Sequence[Any]:
         """Turn `sequences`, (B, U), into {"translation_text": ...} per item."""
         texts = self.tokenizer.batch_decode(
             outputs["sequences"], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return [self._result(item, text) for item, text in zip(items, texts, strict=True)]
 
-    def _result(self, item: Sentence, text: str) -> Mapping[str, Any]:  # noqa: ARG002
+    def _result(self, item: SourceText, text: str) -> Mapping[str, Any]:
         """Make an item's result of its text; the one place that does, for the text that comes in pieces too."""
-        return {"translation_text": text}
+        return {"translation_text": text, **item.source.said}

@@ -11,8 +11,8 @@ class Tuning:
     Attributes:
         most: tokens, where the model's own files name no limit either; the 20 of transformers' GenerationConfig cuts
             most sentences.
-        factor: tokens of an answer for each of its text. English into French takes 1.1 in the mean and 2 at most, on
-            the 200 sentences of the tests; languages that a vocabulary cuts finely take up to 2.5 times English's.
+        factor: tokens of an answer for each of its text. English into French takes 1.1 in the mean and 1.7 at most, on
+            the 200 sentences of the tests; a language that a vocabulary cuts finely may take twice as many.
         floor: tokens that any answer may have: a number or an abbreviation may become a sentence.
     """
 

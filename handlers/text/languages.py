@@ -61,7 +61,15 @@ class Languages:
 
     def is_named_by(self, text: str) -> bool:
         """Say whether a text brings its target's prefix along, as callers of Marian may be used to."""
-        return any(target.prefix and text.startswith(target.prefix.strip()) for target in self.targets.values())
+        return bool(self.prefix_of(text)[0])
+
+    def prefix_of(self, text: str) -> tuple[str, str]:
+        """Take a text apart: the target's prefix that it brings along, or nothing, and the rest."""
+        for target in self.targets.values():
+            token = target.prefix.strip()
+            if token and text.startswith(token):
+                return target.prefix, text[len(token) :].removeprefix(" ")
+        return "", text
 
 
 def _check(name: str, code: str | None, codes: Any) -> None:

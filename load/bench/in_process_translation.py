@@ -2,8 +2,8 @@
 
 python -m load.bench.in_process_translation FOLDER     one JSON object a line
     -> {"engine": "transformers generate() cpu"}                    loaded
-    <- {"precision": "bf16", "duration_s": 8}                       on stdin, any number of times
-    -> {"throughput_per_s": 6.8, "answers": ["...", ...]}           texts per second; one answer per text
+    <- {"precision": "fp32", "duration_s": 8}                       on stdin, any number of times
+    -> {"throughput_per_s": 2.9, "answers": ["...", ...]}           texts per second; one answer per text
 """
 
 import sys
@@ -23,19 +23,19 @@ class OneByOne:
     """Translates as a handler does that loops over its requests."""
 
     def __init__(self, folder: Path) -> None:
-        """Load the model from its folder, once for each precision."""
+        """Load the model from its folder."""
         torch.set_num_threads(available_threads(0))
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self._models = {
             name: transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=DTYPES[name]).eval()
-            for name in ("bf16", "fp32")
+            for name in ("fp32",)
         }
 
     def measure(self, precision: str, duration_s: float) -> dict[str, object]:
         """Translate all sentences, then again until the time is over.
 
         Args:
-            precision: "bf16" or "fp32".
+            precision: "fp32".
             duration_s: least length of the measurement.
 
         Returns:

@@ -136,8 +136,12 @@ class ServedModel:
 
     def worker_memory_mb(self) -> float:
         """Return the memory of its worker process in 10^6 bytes."""
+        return memory_mb(self.worker_pid())
+
+    def worker_pid(self) -> int:
+        """Find its worker process."""
         (worker,) = self._server.management.describe(self._name)["workers"]
-        return memory_mb(int(worker["pid"]))
+        return int(worker["pid"])
 
     def answer(self, body: bytes | None = None) -> Any:
         """Ask once and return the answer, parsed.

@@ -1,25 +1,33 @@
-"""Measures translation: one generate() for a micro-batch, against one generate() a request.
+"""Measures translation: this deployment, against itself before it had CTranslate2, and against a generate() a request.
 
-    a Marian checkpoint -> two archives of it, registered with batch_size 32 and 1 -> 32 clients each, in turn
+    a Marian checkpoint -> an archive of it, and one by the commit before   -> 32 clients and one, in turn
                         -> a process that calls transformers' generate() for each text
 
-The checkpoint is not part of this project: without one nothing is measured, and the output says so. Three rounds take
-some four minutes on two cores with bf16 instructions.
+The checkpoint is not part of this project: without one nothing is measured, and the output says so. Nor is the commit
+before part of every copy of the repository: without it, only generate() is compared with. Three rounds take some eight
+minutes on two cores.
 """
 
 import json
 import os
+import subprocess
+import sys
+import tarfile
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
+
+import psutil
 
 from deploy.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.sandbox import started
-from load.bench.peers import CPU_ONLY, Child, ServedModel
+from load.bench.machine import Processor, versions
+from load.bench.peers import CPU_ONLY, BenchError, Child, ServedModel, seconds_to_first_answer
 from load.bench.progress import aside, progress
 from load.bench.rounds import Rounds, Series, measure_in_turn
 from load.bench.table import Bound, Row, ratios, render
@@ -42,9 +50,24 @@ class Tuning:
 
 
 TUNING = Tuning()
-BATCH_SIZES = {"batched": TUNING.batch_size, "one by one": 1}
+# The last commit whose translation ran on generate().
+BEFORE = "75b1ac21e7f300425ec8edbf78ece28bb0b45109"
+NOW_NAME, BEFORE_NAME = "translation-now", "translation-before"
 # This deployment is held to these bounds.
-TIMES_ONE_BY_ONE = Bound(6, is_minimum=True)
+TIMES_ONE_BY_ONE = Bound(20, is_minimum=True)
+TIMES_BEFORE = Bound(2, is_minimum=True)
+ALONE_BEFORE = Bound(0.35, is_minimum=False)
+
+# Builds an archive with the code of the folder that it runs in: CHECKPOINT, NAME, STORE.
+BUILD = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from deploy.archive import Recipe
+from deploy.models import model
+checkpoint, name, store = sys.argv[1:]
+Recipe(replace(model("translation"), name=name), checkpoint, engine="torch", export_path=Path(store)).build()
+"""
 
 CLAUSES = (
     "The weather is nice today.",
@@ -73,25 +96,30 @@ def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
     if not CHECKPOINT.is_dir():
         return f"Translation: not measured, for lack of a checkpoint: MARIAN=FOLDER names one ({CHECKPOINT.name})"
     bodies = [json.dumps({"text": text}).encode() for text in sentences()]
-    rates: Series = defaultdict(list)
+    series: Series = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as work:
-        store = Path(work)
-        progress("archives: translation, twice")
-        entry = model("translation")
-        names = {way: f"translation-{size}" for way, size in BATCH_SIZES.items()}
+        store = Path(work) / "store"
+        store.mkdir()
+        progress("archives: translation, now and before")
         with aside():
-            for name in names.values():
-                Recipe(replace(entry, name=name), str(CHECKPOINT), engine="torch", export_path=store).build()
+            Recipe(replace(model("translation"), name=NOW_NAME), str(CHECKPOINT), export_path=store).build()
+        names = {"now": NOW_NAME}
+        if _built_before(Path(work) / "before", store):
+            names["before"] = BEFORE_NAME
+        for way, name in names.items():
+            series[f"{way}, archive"] = [(store / f"{name}.mar").stat().st_size / 1e6]
+            series[f"{way}, first answer"] = [seconds_to_first_answer(store, name, bodies)]
         with (
             started(store, extra=CPU_ONLY) as server,
             Child.started("load.bench.in_process_translation", CHECKPOINT) as stock,
         ):
             served = {
-                way: ServedModel(server, name, bodies, BATCH_SIZES[way], TUNING.max_batch_delay_ms)
+                way: ServedModel(server, name, bodies, TUNING.batch_size, TUNING.max_batch_delay_ms)
                 for way, name in names.items()
             }
             for each in served.values():
                 each.register()
+                each.answer()
             answers: dict[str, list[str]] = {}
 
             def stock_rate(precision: str) -> float:
@@ -100,37 +128,87 @@ def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
                 return float(measured["throughput_per_s"])
 
             def served_rate(way: str) -> float:
-                return served[way].measure(TUNING.clients, duration_s).throughput_per_s
+                worker = psutil.Process(served[way].worker_pid())
+                before_s = _processor_s(worker)
+                rate = served[way].measure(TUNING.clients, duration_s).throughput_per_s
+                # The load ends a little after its time, for answers that are on their way: some per cent.
+                series[f"{way}, processor"].append((_processor_s(worker) - before_s) / (rate * duration_s) * 1e3)
+                return rate
+
+            def alone_rate(way: str) -> float:
+                measured = served[way].measure(1, duration_s)
+                series[f"{way}, alone p50"].append(measured.p50_s * 1e3)
+                return measured.throughput_per_s
 
             figures: dict[str, Callable[[], float]] = {
-                **{precision: partial(stock_rate, precision) for precision in ("bf16", "fp32")},
+                "fp32": partial(stock_rate, "fp32"),
                 **{way: partial(served_rate, way) for way in served},
+                **{f"{way}, alone": partial(alone_rate, way) for way in served},
             }
-            measure_in_turn(rounds, "translation", figures, rates)
+            measure_in_turn(rounds, "translation", figures, series)
+            for way, each in served.items():
+                series[f"{way}, memory"] = [each.worker_memory_mb()]
             everything = json.dumps({"instances": sentences()}).encode()
-            batched = [p["translation_text"] for p in served["batched"].answer(everything)["predictions"]]
-    same = {p: sum(a == b for a, b in zip(batched, answers[p], strict=True)) for p in answers}
+            batched = [p["translation_text"] for p in served["now"].answer(everything)["predictions"]]
+    same = sum(a == b for a, b in zip(batched, answers["fp32"], strict=True))
     return "\n".join(
         [
-            f"Translation with {CHECKPOINT.name}: greedy, torch on CPU; {TUNING.clients} clients, "
-            f"batch_size {TUNING.batch_size}, max_batch_delay {TUNING.max_batch_delay_ms} ms; "
-            "stock: transformers' generate() for each text, in process",
+            f"Translation with {CHECKPOINT.name}: greedy; {TUNING.clients} clients, batch_size {TUNING.batch_size}, "
+            f"max_batch_delay {TUNING.max_batch_delay_ms} ms; on {Processor.here()}; "
+            f"{versions('ctranslate2', 'torch', 'transformers')}; stock: transformers' generate() for each text, in "
+            f"process, or this deployment at {BEFORE[:7]}",
             "",
-            render(table(rates), is_markdown=is_markdown),
-            f"answers of a batch equal to one generate() a text: {same['bf16']} of {len(batched)} in bf16, "
-            f"{same['fp32']} in fp32",
+            render(table(series), is_markdown=is_markdown),
+            f"answers of a batch in int8 equal to one generate() a text in fp32: {same} of {len(batched)}",
         ]
     )
 
 
-def table(rates: Series) -> list[Row]:
-    """Make the rows: batched, against each way of one generate() a request."""
-    ours = rates["batched"]
-    return [
-        Row("translation, texts/s: ours / stock, one by one, bf16", rates["bf16"], ours, [],
-            ratios(ours, rates["bf16"]), bound=TIMES_ONE_BY_ONE),
-        Row("translation, texts/s: ours / stock, one by one, fp32", rates["fp32"], ours, [],
-            ratios(ours, rates["fp32"])),
-        Row("translation, texts/s: ours / ours with batch_size 1", rates["one by one"], ours, [],
-            ratios(ours, rates["one by one"])),
+def _built_before(folder: Path, store: Path) -> bool:
+    """Build an archive by the commit before; False, with a line of progress, where this copy does not have it."""
+    told = subprocess.run(["git", "archive", "--format=tar", BEFORE], cwd=ROOT, capture_output=True, check=False)
+    if told.returncode != 0:
+        progress(f"this copy of the repository lacks {BEFORE[:7]}, which is left out")
+        return False
+    with tarfile.open(fileobj=BytesIO(told.stdout)) as files:
+        files.extractall(folder, filter="data")
+    built = subprocess.run(
+        [sys.executable, "-c", BUILD, str(CHECKPOINT), BEFORE_NAME, str(store)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{folder / 'client'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if built.returncode != 0:
+        raise BenchError(f"{BEFORE[:7]} builds no archive: {built.stderr.strip().rpartition(chr(10))[2]}")
+    return True
+
+
+def _processor_s(worker: psutil.Process) -> float:
+    """Give the seconds of processor time that a worker has taken so far."""
+    times = worker.cpu_times()
+    return float(times.user + times.system)
+
+
+def table(series: Series) -> list[Row]:
+    """Make the rows: now, against the commit before and against one generate() a request."""
+    now = series["now"]
+    rows = [
+        Row("translation, texts/s: ours / stock, one by one, fp32", series["fp32"], now, [],
+            ratios(now, series["fp32"]), bound=TIMES_ONE_BY_ONE),
     ]  # fmt: skip
+    if "before" not in series:
+        return rows
+    compared: tuple[tuple[str, str, Bound | None], ...] = (
+        ("texts/s", "", TIMES_BEFORE),
+        ("one client, p50 in ms", ", alone p50", ALONE_BEFORE),
+        ("processor time of a text in ms", ", processor", None),
+        ("memory of a worker in MB", ", memory", None),
+        ("archive in MB", ", archive", None),
+        ("seconds to the first answer", ", first answer", None),
+    )
+    for what, kind, bound in compared:
+        then, now = series[f"before{kind}"], series[f"now{kind}"]
+        rows.append(Row(f"translation, {what}: ours / before", then, now, [], ratios(now, then), bound=bound))
+    return rows

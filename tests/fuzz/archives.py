@@ -73,9 +73,12 @@ def _language_id(folder: Path) -> Path:
     return folder
 
 
+TRANSLATION = {**translating.SETTINGS, "detector": translating.DETECTOR, "max_sentences": 16}
+
+
 def _translation(folder: Path) -> Path:
     (folder / "checkpoint").mkdir()
-    return translating.staged("tiny", tiny_seq2seq.m2m100(folder / "checkpoint"), folder, translating.SETTINGS)
+    return translating.staged("tiny", tiny_seq2seq.m2m100(folder / "checkpoint"), folder, TRANSLATION)
 
 
 def _tokenizer(folder: Path) -> Path:
@@ -114,9 +117,7 @@ ARCHIVES = {
     ),
     "sentence_embedding": Archive(SentenceEmbeddingHandler, _encoder("sentence_embedding"), TEXT_LIMITS),
     "tokenization": Archive(TokenizationHandler, _tokenizer, TEXT_LIMITS),
-    "translation": Archive(
-        TranslationHandler, _translation, {**TEXT_LIMITS, **translating.SETTINGS, "num_beams_limit": 2}
-    ),
+    "translation": Archive(TranslationHandler, _translation, {**TEXT_LIMITS, **TRANSLATION, "num_beams_limit": 2}),
     "language_id": Archive(
         LanguageIdHandler,
         _language_id,

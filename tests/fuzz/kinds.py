@@ -112,7 +112,7 @@ def _count(draw: Draw) -> int:
     return draw.one(1, 2, 3, 5, 100)
 
 
-LANGUAGES = ("en", "fr", "de", "ko", "zu")
+LANGUAGES = ("en", "fr", "de", "ko", "zu", "auto")
 
 KINDS = {
     kind.name: kind
@@ -152,6 +152,8 @@ KINDS = {
             {
                 "src_lang": lambda draw: draw.choice(LANGUAGES),
                 "tgt_lang": lambda draw: draw.choice(LANGUAGES),
+                "min_score": lambda draw: draw.one(0.0, 0.4, 1.0),
+                "split": lambda draw: draw.one("none", "sentences"),
                 "max_new_tokens": lambda draw: draw.one(1, 2, 8),
                 "num_beams": lambda draw: draw.one(1, 1, 2),
                 "length_penalty": lambda draw: draw.one(-10.0, 0.0, 1.0, 10.0),

@@ -55,7 +55,9 @@ def _lie(draw: Draw, request: Any) -> str:
     elif change == "datatype":
         tensor.datatype = draw.choice(DATATYPES)
     elif change == "contents":
-        getattr(tensor.contents, draw.choice(CONTENTS)).extend([CANARY.encode()] if draw.often(0.1) else [])
+        name, is_filled = draw.choice(CONTENTS), draw.often(0.1)
+        # Numbers take no bytes: those are left empty.
+        getattr(tensor.contents, name).extend([CANARY.encode()] if is_filled and name == "bytes_contents" else [])
     elif change == "raw":
         request.raw_input_contents.append(draw.randbytes(draw.one(0, 1, 4, 9)))
     elif change == "parameters":

@@ -32,6 +32,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Starter:
             "seamless": tiny_seq2seq.seamless,
             "seamless-v2": lambda folder: tiny_seq2seq.seamless(folder, is_v2=True),
             "t5": tiny_seq2seq.t5,
+            "bart": tiny_seq2seq.bart,
+            "mbart": lambda folder: tiny_seq2seq.bart(folder, "MBart"),
+            "pegasus": lambda folder: tiny_seq2seq.bart(folder, "Pegasus"),
         }
         checkpoint = make[family](tmp_path_factory.mktemp(family))
         settings = {**SETTINGS, **settings}
@@ -56,6 +59,22 @@ def test_translation_batch_in_any_order_equals_one_generate_per_text(marian: Tra
     expected = [oracle(text) for text in texts]
     assert len(set(expected)) > len(texts) // 2
     assert translations(marian, list(texts)) == expected
+
+
+@pytest.mark.parametrize("family", ["marian", "m2m100", "nllb", "t5", "bart", "mbart", "pegasus"])
+def test_translation_of_every_family_of_ctranslate2_equals_generate_on_the_original(
+    start: Starter, family: str
+) -> None:
+    handler = start(family)
+    assert handler.engine.description == "ctranslate2 cpu fp32"
+    oracle = Oracle(handler)
+    languages, plan = LANGUAGES.get(family, [({}, {})])[0]
+    arguments = dict(plan)
+    if target := arguments.pop("target", None):
+        arguments["forced_bos_token_id"] = oracle.tokenizer.convert_tokens_to_ids(target)
+    expected = [oracle(text, **arguments) for text in TEXTS]
+    assert translations(handler, [{"text": text, **languages} for text in TEXTS]) == expected
+    assert len(set(expected)) > len(TEXTS) // 3
 
 
 # Family -> languages of requests, and what the oracle makes of each.
@@ -213,8 +232,8 @@ def test_translation_text_that_brings_its_marian_prefix_needs_no_target(start: S
 
 
 KNOWN = (
-    "src_lang, tgt_lang, max_new_tokens, num_beams, length_penalty, early_stopping, no_repeat_ngram_size, "
-    "repetition_penalty, stream"
+    "src_lang, tgt_lang, min_score, split, max_new_tokens, num_beams, length_penalty, early_stopping, "
+    "no_repeat_ngram_size, repetition_penalty, stream"
 )
 BAD: list[tuple[Any, int, str, str]] = [
     (b"  ", 400, "EmptyInput", "text: empty."),

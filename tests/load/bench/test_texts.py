@@ -35,9 +35,14 @@ def test_texts_bodies_hold_every_text_once() -> None:
     assert len(texts.list_bodies()) == SENTENCES.count / texts.TUNING.list_length
 
 
-def test_translation_table_compares_with_stock_and_with_itself_unbatched() -> None:
-    rows = translation.table({"batched": [42.0], "bf16": [7.0], "fp32": [3.0], "one by one": [8.4]})
-    assert [(spread(row.compared, 1), row.cells()[-1]) for row in rows] == [("6.0", "ok"), ("14.0", ""), ("5.0", "")]
+def test_translation_table_compares_with_stock_and_with_the_commit_before() -> None:
+    kinds = ("", ", alone p50", ", processor", ", memory", ", archive", ", first answer")
+    before = {f"before{kind}": [20.0] for kind in kinds}
+    now = {f"now{kind}": [60.0 if not kind else 7.0] for kind in kinds}
+    rows = translation.table({"fp32": [3.0], **before, **now})
+    got = [(spread(row.compared, 2), row.cells()[-1]) for row in rows]
+    assert got == [("20.00", "ok"), ("3.00", "ok"), ("0.35", "ok"), *[("0.35", "")] * 4]
+    assert len(translation.table({"fp32": [3.0], "now": [60.0]})) == 1
 
 
 def test_translation_sentences_are_mixed() -> None:
