@@ -21,8 +21,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from math import ceil, inf
+from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, NamedTuple, NoReturn
 
 from handlers.adaptive.arrivals import Arrivals
@@ -30,16 +30,13 @@ from handlers.adaptive.decoder import Decoded, Decoder
 from handlers.adaptive.fail_fast import Guard
 from handlers.adaptive.frontend import Disconnected, Link
 from handlers.adaptive.in_flight import InFlight, InFlightRequest
+from handlers.adaptive.replies import Replies, Tokens
 from handlers.adaptive.response_timing import ResponseTiming, Situation
-from handlers.adaptive.streamed_answer import Diverged
-from handlers.errors import EXPIRED, INTERNAL_ERROR, where
+from handlers.errors import EXPIRED, where
 from handlers.metrics import (
     ABANDONED,
-    DEADLINE_MISSES,
     ENGINE_BUSY,
     EXCHANGES,
-    FIRST_PIECE,
-    PIECES,
     PREDICTION_RATIO,
     QUEUE_AGE,
     QUEUE_DEPTH,
@@ -47,9 +44,8 @@ from handlers.metrics import (
     Recorder,
 )
 from handlers.pipeline.runner import Heard, Runner
-from handlers.pipeline.slots import FinishedMicroBatch, Generated, Slot
+from handlers.pipeline.slots import FinishedMicroBatch, Slot
 from handlers.pipeline.warm_up import Rehearsal, Step
-from handlers.protocol import streaming
 from handlers.protocol.responses import Reply
 from handlers.scheduling.scheduler import Scheduler
 from handlers.scheduling.streams import RunningBatch
@@ -75,14 +71,6 @@ class State(NamedTuple):
 
 class Stuck(Exception):
     """The engine does not come back."""
-
-
-class Tokens(NamedTuple):
-    """What was generated for a request that is streamed since its last piece, and in which run of its item."""
-
-    request: InFlightRequest
-    generated: Generated
-    tokens: list[int]
 
 
 class Due(NamedTuple):
@@ -142,6 +130,7 @@ class AdaptiveWorker:
         self._wake = wake
         self._guard = guard
         self._longest_run_s = longest_run_s
+        self._replies = Replies(whole, recorder, self._answered)
         self._in_flight = InFlight()
         self._finished: list[FinishedMicroBatch] = []
         # The requests that have a piece to send, in the order in which it came, with the slot of their item.
@@ -209,8 +198,8 @@ class AdaptiveWorker:
             self._run(due, self._whole)
         for micro_batch in due.finished:
             self._whole.split(micro_batch)
-        chunks = {each.request.id: chunk for each in due.tokens if (chunk := self._chunk(each))}
-        return chunks | {request.id: self._reply(request) for request in due.complete}
+        chunks = {each.request.id: chunk for each in due.tokens if (chunk := self._replies.chunk(each))}
+        return chunks | {request.id: self._replies.whole(request) for request in due.complete}
 
     def _next_due(self) -> Due | RunningBatch:
         """Wait until an answer must go, or this thread is to run a micro-batch itself.
@@ -245,67 +234,9 @@ class AdaptiveWorker:
             ]
             return Due(complete, finished, tokens)
 
-    def _chunk(self, told: Tokens) -> Reply | None:
-        """Write a piece of an answer; None where its tokens make no text that is certain yet."""
-        request, stream = told.request, told.request.stream
-        if stream is None or stream.is_broken:
-            return None
-        try:
-            text = stream.add(told.generated, told.generated.pieces.add(told.tokens))
-        except Exception as error:
-            self._break(request, error)
-            return None
-        if not text:
-            return None
-        self._recorder.add(PIECES, 1)
-        headers: Mapping[str, str] = {}
-        if not stream.has_begun:
-            stream.has_begun = True
-            self._recorder.observe(FIRST_PIECE, time.perf_counter() - request.arrived_s)
-            headers = {**streaming.HEADERS, **self._timed(request, self._whole.headers(request.slots))}
-        return streaming.chunk(streaming.piece(text), headers)
-
-    def _break(self, request: InFlightRequest, error: Exception) -> None:
-        """Have a streamed answer end with an error: its engine is asked to go on no further."""
-        if request.stream is not None:
-            request.stream.is_broken = True
-        if isinstance(error, Diverged):
-            logger.error("A streamed answer failed: its second run was not like its first")
-        else:
-            logger.error("A streamed answer failed: %s", where(error))
-
-    def _end(self, request: InFlightRequest) -> str:
-        """Turn what was generated for a request into its results; give the rest of its text, where it is streamed."""
-        texts = [self._whole.end(slot) for slot in request.slots]
-        if (stream := request.stream) is None:
-            return ""
-        (slot,), (text,) = request.slots, texts
-        if slot.generated is not None and not (slot.is_failed or stream.is_broken):
-            try:
-                return stream.add(slot.generated, text)
-            except Diverged as error:
-                self._break(request, error)
-        if stream.is_broken:
-            slot.outcome = INTERNAL_ERROR
-        return ""
-
-    def _timed(self, request: InFlightRequest, headers: Mapping[str, str]) -> Mapping[str, str]:
-        total_ms = 1000 * (time.perf_counter() - request.arrived_s)
-        return {**headers, "Server-Timing": f"total;dur={total_ms:.2f}, {headers['Server-Timing']}"}
-
-    def _reply(self, request: InFlightRequest) -> Reply:
-        text = self._end(request)
-        reply = self._whole.answer(request.request, request.slots)
-        reply = reply.with_headers(self._timed(request, reply.headers))
-        if request.is_admitted:
-            with self._lock:
-                is_in_time = self._scheduler.answered(request, time.perf_counter())
-            self._recorder.add(DEADLINE_MISSES, not is_in_time)
-        if request.stream is not None:
-            reply = streaming.last(text, reply, has_begun=request.stream.has_begun)
-        if request.retry_after_s is None:
-            return reply
-        return reply.with_headers({"Retry-After": str(max(1, ceil(request.retry_after_s)))})
+    def _answered(self, request: InFlightRequest) -> bool:
+        with self._lock:
+            return self._scheduler.answered(request, time.perf_counter())
 
     def _wake_engine(self) -> None:
         """Wake the threads of streams that could take a micro-batch."""

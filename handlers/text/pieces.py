@@ -3,9 +3,9 @@
 ids -> TextPieces.add -> the text that is certain by now ... -> end -> the rest, and the whole text
 
 A tokenizer decodes a list of ids as a whole: it takes spaces off both ends, and makes one character of several tokens
-where they are bytes of it. So what may still change is kept back: spaces at the end, and bytes, of which all that stand
-together are characters or none is. And where a word begins, as SentencePiece has it, what comes before is settled: only
-the ids from there on are decoded again with each that comes.
+where they are bytes of it. So what may still change is kept back: bytes, of which all that stand together are characters
+or none is. And where a word begins, as SentencePiece has it, what comes before is settled: only the ids from there on
+are decoded again with each that comes.
 """
 
 import re
@@ -82,8 +82,7 @@ class TextPieces:
         whole = len(self._ids)
         while whole and BYTE.fullmatch(self._tokens[whole - 1]):
             whole -= 1
-        text = self._text(whole).rstrip(REPLACEMENT).rstrip()
-        return self._give(text)
+        return self._give(self._text(whole).rstrip(REPLACEMENT))
 
     def end(self) -> tuple[str, Any]:
         """See `Pieces`."""

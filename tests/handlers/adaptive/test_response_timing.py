@@ -313,3 +313,31 @@ def test_exchanges_of_a_saturated_worker_are_about_two_a_micro_batch() -> None:
     chosen = random.Random(1)
     simulated = Simulation(Traffic([chosen.expovariate(100) for _ in range(400)], 0.05, 0.002)).run()
     assert 1 <= len(simulated.exchanges_s) / len(simulated.runs_s) <= 2.2
+
+
+def test_first_piece_goes_at_once_and_further_ones_together_after_a_while() -> None:
+    timing = ResponseTiming(window=64, enough_s=1.0)
+    timing.came(10.0, 1)
+    nothing = timing.due_s(running(3, 0, ends_s=20.0, streamed=2))
+    first = timing.due_s(running(3, 0, ends_s=20.0, streamed=2, pieces=1, first_pieces=1))
+    further = timing.due_s(running(3, 0, ends_s=20.0, streamed=2, pieces=2))
+    assert 10.0 < first <= 10.0 + TUNING.gap_costs * timing.cost_s.value
+    assert further == pytest.approx(10.0 + TUNING.piece_s)
+    assert first < further < nothing
+
+
+def test_pieces_wait_longer_where_an_exchange_costs_more() -> None:
+    timing = ResponseTiming(window=64, enough_s=1.0)
+    for _ in range(100):
+        timing.goes(0.0, Situation(in_flight=2, complete=1))
+        timing.came(0.05, 0)
+    talking = Situation(in_flight=2, complete=0, stream_ends_s=9.0, is_stream_free=False, streamed=2, pieces=2)
+    assert timing.due_s(talking) == pytest.approx(0.05 + TUNING.piece_costs * 0.05, rel=0.01)
+
+
+def test_lone_client_that_wants_its_answer_in_pieces_is_no_work_of_the_frontends_thread() -> None:
+    timing = ResponseTiming(window=64, enough_s=1.0)
+    while timing.use.value >= TUNING.least_use:
+        timing.use.observe(0.0)
+    assert timing.is_lone(Situation(in_flight=1, complete=0))
+    assert not timing.is_lone(Situation(in_flight=1, complete=0, streamed=1))
