@@ -3,9 +3,9 @@
 ids -> TextPieces.add -> the text that is certain by now ... -> end -> the rest, and the whole text
 
 A tokenizer decodes a list of ids as a whole: it takes spaces off both ends, and makes one character of several tokens
-where they are bytes of it. So what may still change is kept back: bytes, of which all that stand together are characters
-or none is. And where a word begins, as SentencePiece has it, what comes before is settled: only the ids from there on
-are decoded again with each that comes.
+where they are bytes of it. So what may still change is kept back: bytes, of which all that stand together are
+characters or none is. And where a word begins, as SentencePiece has it, what comes before is settled: only the ids from
+there on are decoded again with each that comes.
 """
 
 import re
