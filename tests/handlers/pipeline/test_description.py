@@ -147,7 +147,7 @@ TASKS = {
         translation_archive,
         inputs=[TEXT],
         outputs=[tensor("translation_text", "BYTES", -1)],
-        platform="torchserve_torch",
+        platform="torchserve_ctranslate2",
     ),
 }
 # What they cannot be served without.

@@ -110,7 +110,7 @@ def test_options_of_few_values_list_them() -> None:
     assert described["tgt_lang"] == {
         "type": "string",
         "default": "de",
-        "description": "the languages, as the model's own codes.",
+        "description": "the languages, as the model's own codes; `src_lang: auto` has it identified.",
     }
     assert described["num_beams"]["default"] == 1
 
