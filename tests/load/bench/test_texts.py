@@ -1,7 +1,7 @@
 from statistics import mean
 
 from load.bench import texts, translation, translation_mixed
-from load.bench.__main__ import BENCHMARKS, parts
+from load.bench.__main__ import BENCHMARKS, OPTIONAL, parts
 from load.bench.sentences import TUNING as SENTENCES
 from load.bench.sentences import texts as mixed_texts
 from load.bench.table import spread
@@ -67,4 +67,4 @@ def test_translation_mixed_table_compares_short_texts_with_before_and_the_slowes
 def test_parts_are_those_named_and_what_belongs_to_them() -> None:
     assert parts(["translation"]) == ["translation", "translation-mixed"]
     assert parts(["translation-mixed", "resnet"]) == ["resnet", "translation-mixed"]
-    assert parts([]) == [name for name in BENCHMARKS if name != "ray"]
+    assert parts([]) == [name for name in BENCHMARKS if name not in OPTIONAL]
