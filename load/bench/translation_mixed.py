@@ -83,7 +83,9 @@ def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
     if not CHECKPOINT.is_dir():
         return f"Translation, mixed: not measured, for lack of a checkpoint ({CHECKPOINT.name})"
     series: Series = defaultdict(list)
-    bodies = [json.dumps({"text": text}).encode() for text in SHORT]
+    # The capacity is that for the same mix.
+    short = (SHORT[number % len(SHORT)] for number in range(TUNING.long_every - 1))
+    bodies = [json.dumps({"text": text}).encode() for text in (*short, _long(0))]
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as work:
         store = Path(work) / "store"
         store.mkdir()
