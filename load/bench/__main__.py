@@ -11,13 +11,13 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 
 from deploy.archive import ArchiverFailed
 from deploy.server import ServerError
-from load.bench import adaptive, client, gateway, resnet, scoring, tensors, texts, translation
+from load.bench import adaptive, client, gateway, resnet, scoring, tensors, texts, translation, translation_mixed
 from load.bench.peers import BenchError
 from load.bench.progress import progress
 from load.bench.rounds import Rounds
@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, Callable[..., str]] = {
     "resnet": resnet.run,
     "texts": texts.run,
     "translation": translation.run,
+    "translation-mixed": translation_mixed.run,
     "client": client.run,
     "gateway": gateway.run,
     "adaptive-embedding": partial(adaptive.run, adaptive.EMBEDDING),
@@ -69,7 +70,7 @@ def main(arguments: list[str]) -> int:
     # An end from outside unwinds like any other, so that what was started is stopped.
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        for name in options.names or [name for name in BENCHMARKS if name not in OPTIONAL]:
+        for name in parts(options.names):
             started_s = time.monotonic()
             rounds = Rounds.within(options.rounds, options.minutes * 60)
             print(BENCHMARKS[name](rounds=rounds, duration_s=options.seconds, is_markdown=options.markdown))
@@ -82,6 +83,13 @@ def main(arguments: list[str]) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def parts(names: Sequence[str]) -> list[str]:
+    """List the parts to measure: those named, with what belongs to them (NAME-...); without names, all but optional."""
+    if not names:
+        return [name for name in BENCHMARKS if name not in OPTIONAL]
+    return [name for name in BENCHMARKS if any(name == named or name.startswith(f"{named}-") for named in names)]
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -9,31 +9,22 @@ minutes on two cores.
 """
 
 import json
-import os
-import subprocess
-import sys
-import tarfile
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 
 import psutil
 
-from deploy.archive import Recipe
-from deploy.models import ROOT, model
 from deploy.sandbox import started
 from load.bench.machine import Processor, versions
-from load.bench.peers import CPU_ONLY, BenchError, Child, ServedModel, seconds_to_first_answer
-from load.bench.progress import aside, progress
+from load.bench.peers import CPU_ONLY, Child, ServedModel, seconds_to_first_answer
+from load.bench.progress import progress
 from load.bench.rounds import Rounds, Series, measure_in_turn
 from load.bench.table import Bound, Row, ratios, render
-
-# A folder of Helsinki-NLP/opus-mt-en-fr: the one that the variable names, or one beside the repository.
-CHECKPOINT = Path(os.environ.get("MARIAN", ROOT.parent / "shared" / "models" / "opus-mt-en-fr"))
+from load.bench.translation_archives import BEFORE, CHECKPOINT, build_before, build_now
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +41,11 @@ class Tuning:
 
 
 TUNING = Tuning()
-# The last commit whose translation ran on generate().
-BEFORE = "75b1ac21e7f300425ec8edbf78ece28bb0b45109"
 NOW_NAME, BEFORE_NAME = "translation-now", "translation-before"
 # This deployment is held to these bounds.
 TIMES_ONE_BY_ONE = Bound(20, is_minimum=True)
 TIMES_BEFORE = Bound(2, is_minimum=True)
 ALONE_BEFORE = Bound(0.35, is_minimum=False)
-
-# Builds an archive with the code of the folder that it runs in: CHECKPOINT, NAME, STORE.
-BUILD = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from deploy.archive import Recipe
-from deploy.models import model
-checkpoint, name, store = sys.argv[1:]
-Recipe(replace(model("translation"), name=name), checkpoint, engine="torch", export_path=Path(store)).build()
-"""
 
 CLAUSES = (
     "The weather is nice today.",
@@ -101,10 +79,9 @@ def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
         store = Path(work) / "store"
         store.mkdir()
         progress("archives: translation, now and before")
-        with aside():
-            Recipe(replace(model("translation"), name=NOW_NAME), str(CHECKPOINT), export_path=store).build()
         names = {"now": NOW_NAME}
-        if _built_before(Path(work) / "before", store):
+        build_now(NOW_NAME, store, Path(work))
+        if build_before(BEFORE_NAME, store, Path(work)):
             names["before"] = BEFORE_NAME
         for way, name in names.items():
             series[f"{way}, archive"] = [(store / f"{name}.mar").stat().st_size / 1e6]
@@ -162,27 +139,6 @@ def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
             f"answers of a batch in int8 equal to one generate() a text in fp32: {same} of {len(batched)}",
         ]
     )
-
-
-def _built_before(folder: Path, store: Path) -> bool:
-    """Build an archive by the commit before; False, with a line of progress, where this copy does not have it."""
-    told = subprocess.run(["git", "archive", "--format=tar", BEFORE], cwd=ROOT, capture_output=True, check=False)
-    if told.returncode != 0:
-        progress(f"this copy of the repository lacks {BEFORE[:7]}, which is left out")
-        return False
-    with tarfile.open(fileobj=BytesIO(told.stdout)) as files:
-        files.extractall(folder, filter="data")
-    built = subprocess.run(
-        [sys.executable, "-c", BUILD, str(CHECKPOINT), BEFORE_NAME, str(store)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{folder / 'client'}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if built.returncode != 0:
-        raise BenchError(f"{BEFORE[:7]} builds no archive: {built.stderr.strip().rpartition(chr(10))[2]}")
-    return True
 
 
 def _processor_s(worker: psutil.Process) -> float:

@@ -1,6 +1,7 @@
 from statistics import mean
 
-from load.bench import texts, translation
+from load.bench import texts, translation, translation_mixed
+from load.bench.__main__ import BENCHMARKS, OPTIONAL, parts
 from load.bench.sentences import TUNING as SENTENCES
 from load.bench.sentences import texts as mixed_texts
 from load.bench.table import spread
@@ -49,3 +50,21 @@ def test_translation_sentences_are_mixed() -> None:
     lengths = [len(text.split()) for text in translation.sentences()]
     assert len(lengths) == translation.TUNING.clients
     assert max(lengths) > 5 * min(lengths)
+
+
+def test_translation_mixed_table_compares_short_texts_with_before_and_the_slowest_with_and_without_a_runaway() -> None:
+    now = {"now, short p50": [50.0], "now, alone": [400.0], "now, beside": [480.0]}
+    before = {"before, short p50": [100.0], "before, alone": [800.0], "before, beside": [1600.0]}
+    rows = translation_mixed.table({**now, **before})
+    assert [(spread(row.compared, 2), row.cells()[-1]) for row in rows] == [
+        ("0.50", "ok"),
+        ("1.20", "ok"),
+        ("2.00", ""),
+    ]
+    assert len(translation_mixed.table(now)) == 1
+
+
+def test_parts_are_those_named_and_what_belongs_to_them() -> None:
+    assert parts(["translation"]) == ["translation", "translation-mixed"]
+    assert parts(["translation-mixed", "resnet"]) == ["resnet", "translation-mixed"]
+    assert parts([]) == [name for name in BENCHMARKS if name not in OPTIONAL]
