@@ -86,7 +86,7 @@ def test_readme_shell_blocks_run_as_written(
     copy: Path, ports: Ports, gateway_ports: dict[str, int], environment: dict[str, str], tmp_path: Path
 ) -> None:
     commands = [block for page in RUN_PAGES for block in blocks(page)]
-    assert len(commands) == 14
+    assert len(commands) == 15
     own = {INFERENCE: ports.inference, MANAGEMENT: ports.management, METRICS: ports.metrics}
     own |= {port: gateway_ports[name] for name, port in GATEWAY.items()}
     outputs = []
@@ -126,8 +126,8 @@ def test_readme_shell_blocks_run_as_written(
         shell += "".join(f"{line}\n" for line in text.splitlines() if re.match(r"(source |\w+=)", line))
 
     # README.md, docs/adaptive.md, docs/operations.md.
-    served, stopped, by_hand, requests, texts, clients, gateway, added, custom, helped, adaptive, *rest = outputs
-    metrics, loaded, ended = rest
+    served, stopped, by_hand, requests, texts, clients, gateway, added, own_model, custom, *rest = outputs
+    helped, adaptive, metrics, loaded, ended = rest
     assert '"Egyptian cat": 0.' in served
     assert "TorchServe: stopped" in stopped
     assert "registered with 1 initial workers" in by_hand
@@ -144,6 +144,8 @@ def test_readme_shell_blocks_run_as_written(
     # ResNet-152, whatever its weights: five labels.
     assert len(json.loads(gateway.splitlines()[-1])) == 5
     assert '{"espresso":0.9' in added
+    assert "image FP32 [-1, 1, 28, 28] -> probabilities FP32 [-1, 10]" in own_model
+    assert '{"predictions":[[' in own_model
     assert custom.count('["navy"]') == 1
     assert '{"predictions":[["chocolate","brown"],["navy","indigo"]]}' in custom
     assert "serve" in helped
