@@ -3,6 +3,7 @@
 X-Priority, X-Timeout-Ms    -> Terms, what it asks of the scheduler; the Open Inference Protocol's parameters
                                priority and timeout say the same to whom the headers do not
 none at all                 -> is_grpc: it came by TorchServe's own gRPC
+any other, by its name      -> header
 """
 
 from collections.abc import Mapping
@@ -26,6 +27,16 @@ STREAM_NEXT = "ts_stream_next"
 # TorchServe 0.12.0 ends the worker whose answer to a StreamPredictions lacks this header. A plain Predictions takes it
 # too, and nothing tells the two apart. Over HTTP it would begin a stream, so only answers by gRPC have it.
 GRPC_HEADERS = {STREAM_NEXT: "false"}
+
+
+def header(headers: Mapping[str, Any], name: str) -> str | None:
+    """Find a header of the request under any case: clients have theirs, and TorchServe's depends on the path."""
+    wanted, length = name.lower(), len(name)
+    for key, value in headers.items():
+        # Every request is asked several times; a name of another length need not be lowered.
+        if len(key) == length and key.lower() == wanted and isinstance(value, str):
+            return value
+    return None
 
 
 def is_grpc(headers: Mapping[str, Any]) -> bool:

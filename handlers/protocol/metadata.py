@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
 from handlers.errors import InvalidConfig
+from handlers.protocol.headers import header
 from handlers.protocol.responses import Reply, encode
 
 METADATA_HEADER = "x-model-metadata"
@@ -89,12 +90,7 @@ def asks_for_metadata(headers: Mapping[str, Any]) -> bool:
     Args:
         headers: the request's, and for each field {"content-type": as sent}.
     """
-    length = len(METADATA_HEADER)
-    for name, value in headers.items():
-        # Every request is asked; a name of another length need not be lowered.
-        if len(name) == length and name.lower() == METADATA_HEADER and isinstance(value, str):
-            return True
-    return False
+    return header(headers, METADATA_HEADER) is not None
 
 
 def names_given(kind: str, own: Iterable[str], given: Mapping[str, str], reserved: Iterable[str]) -> dict[str, str]:

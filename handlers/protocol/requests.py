@@ -36,6 +36,7 @@ from handlers.errors import (
 from handlers.protocol import open_inference
 from handlers.protocol.allowance import UNLIMITED, Allowance
 from handlers.protocol.grpc_status import PROTOBUF, GrpcErrors
+from handlers.protocol.headers import header
 from handlers.protocol.responses import Form, OneItem
 
 # The names under which TorchServe hands over a body and under which its handlers look for an input.
@@ -183,16 +184,6 @@ def _error_form(headers: Mapping[str, Any], model: open_inference.Model) -> Form
 
 def _is_protobuf(headers: Mapping[str, Any]) -> bool:
     return _content_type(headers, BODY) == PROTOBUF
-
-
-def header(headers: Mapping[str, Any], name: str) -> str | None:
-    """Find a header of the request under any case: clients have theirs, and TorchServe's depends on the path."""
-    wanted, length = name.lower(), len(name)
-    for key, value in headers.items():
-        # Every request is asked several times; a name of another length need not be lowered.
-        if len(key) == length and key.lower() == wanted and isinstance(value, str):
-            return value
-    return None
 
 
 def _content_type(headers: Mapping[str, Any], name: str) -> str:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from handlers.errors import InvalidInput, ItemError, UnknownOption
-from handlers.protocol.headers import STREAM_NEXT, is_grpc
-from handlers.protocol.requests import Payload, Request, header
+from handlers.protocol.headers import STREAM_NEXT, header, is_grpc
+from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import OneItem, Reply, encode
 
 OPTION = "stream"

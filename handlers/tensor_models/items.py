@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from handlers.errors import BatchTooLarge, ItemError, UnknownShape, UnsupportedMedia, shown
 from handlers.protocol.fields import instances_of
+from handlers.protocol.headers import header
 from handlers.protocol.open_inference import Model
-from handlers.protocol.requests import Payload, Request, Sent, check_count, header
+from handlers.protocol.requests import Payload, Request, Sent, check_count
 from handlers.protocol.responses import Form
 from handlers.tensor_models.answers import Columns, File, OneRow, Predictions
 from handlers.tensor_models.checks import checked, row_count
