@@ -51,6 +51,19 @@ class Model:
     outputs: OutputTensors = field(default_factory=Documents)
     batch_dims: Mapping[str, int] = field(default_factory=dict)
 
+    def arrays(self, results: Sequence[Any]) -> dict[str, NDArray[Any]]:
+        """Make the outputs, by name: a row for every item, with nothing in it where the item failed.
+
+        Args:
+            results: one per item, at least one of them no error.
+        """
+        good = [result for result in results if not isinstance(result, ItemError)]
+        arrays = dict(self.outputs.arrays(good))
+        if len(good) == len(results):
+            return arrays
+        is_good = np.array([not isinstance(result, ItemError) for result in results])
+        return {name: scattered(array, is_good, self.batch_dims.get(name, 0)) for name, array in arrays.items()}
+
     def output(self, name: str) -> str | None:
         """Find the output that a request asks for; where a model has one, clients call it what they like.
 
@@ -98,15 +111,12 @@ class Inference:
         Raises:
             UnknownShape: the client names an output that the model turns out not to have.
         """
-        good = [result for result in results if not isinstance(result, ItemError)]
-        arrays = dict(self.model.outputs.arrays(good))
+        arrays = self.model.arrays(results)
         wanted = dict(self.wanted) or dict.fromkeys(arrays, self.is_binary)
-        if len(good) < len(results):
-            is_good, dims = np.array([not isinstance(result, ItemError) for result in results]), self.model.batch_dims
-            arrays = {name: scattered(array, is_good, dims.get(name, 0)) for name, array in arrays.items()}
+        if any(isinstance(result, ItemError) for result in results):
             wanted.setdefault(ERROR, self.is_binary)
         if ERROR in wanted:
-            arrays[ERROR] = _errors(results)
+            arrays[ERROR] = errors_of(results)
         sources = {name: self.model.output(name) or name for name in wanted}
         if unknown := [name for name, source in sources.items() if source not in arrays]:
             raise UnknownShape(_no_output(unknown[0], arrays))
@@ -329,6 +339,6 @@ def shared_error(results: Sequence[Any]) -> ItemError | None:
     return first
 
 
-def _errors(results: Sequence[Any]) -> NDArray[Any]:
+def errors_of(results: Sequence[Any]) -> NDArray[Any]:
     """Write each item's error as JSON, and "" for good items: (B,) objects."""
     return np.array([encode(r.to_json()) if isinstance(r, ItemError) else b"" for r in results], object)

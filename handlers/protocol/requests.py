@@ -188,8 +188,8 @@ def _is_protobuf(headers: Mapping[str, Any]) -> bool:
 
 def _content_type(headers: Mapping[str, Any], name: str) -> str:
     """Find the media type of one field, without its parameters; "" where its client named none."""
-    header = headers.get(name)
-    return _media_type(header["content-type"]) if isinstance(header, Mapping) else ""
+    part = headers.get(name)
+    return _media_type(part["content-type"]) if isinstance(part, Mapping) else ""
 
 
 @lru_cache(maxsize=256)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from handlers.errors import ItemError, NotAcceptable, WrongOutput
 from handlers.protocol.metadata import TensorMetadata
-from handlers.protocol.open_inference import ERROR, Model
-from handlers.protocol.output_tensors import Arrays, scattered
+from handlers.protocol.open_inference import ERROR, Model, errors_of
+from handlers.protocol.output_tensors import Arrays
 from handlers.protocol.responses import Reply, encode, encode_padded, status_of
 from handlers.tensor_models.files import NPY, NPZ, to_npy, to_npz
 from handlers.tensor_models.json_values import to_values
@@ -151,14 +151,10 @@ class File:
         errors = [result for result in results if isinstance(result, ItemError)]
         if errors and (self.media_type == NPY or len(errors) == len(results)):
             return Reply(errors[0].code, encode(errors[0].to_json()))
-        is_good = np.array([not isinstance(result, ItemError) for result in results])
-        good = self.model.outputs.arrays([result for result in results if not isinstance(result, ItemError)])
-        dims = self.model.batch_dims
-        arrays = {name: scattered(array, is_good, dims.get(name, 0)) for name, array in good.items()}
+        arrays = self.model.arrays(results)
         if self.media_type == NPZ:
             if errors:
-                said = [encode(r.to_json()) if isinstance(r, ItemError) else b"" for r in results]
-                arrays[ERROR] = np.array(said, object)
+                arrays[ERROR] = errors_of(results)
             return Reply(200, to_npz(arrays), NPZ)
         if len(arrays) > 1:
             error = ItemError.of(
