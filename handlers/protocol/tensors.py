@@ -190,7 +190,7 @@ def datatype_of(array: NDArray[Any]) -> str:
 def to_binary(array: NDArray[Any]) -> bytes:
     """Write a binary tensor."""
     if array.dtype.kind == "O":
-        return b"".join(_LENGTH.pack(len(element)) + element for element in map(_encoded, array.ravel()))
+        return b"".join(_LENGTH.pack(len(element)) + element for element in encoded(array))
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
@@ -206,8 +206,13 @@ def to_json(array: NDArray[Any]) -> Sequence[Any] | NDArray[Any]:
     return np.ascontiguousarray(array).ravel()
 
 
-def _encoded(element: str | bytes) -> bytes:
-    return element.encode() if isinstance(element, str) else element
+def encoded(array: NDArray[Any]) -> list[bytes]:
+    """Write the elements of BYTES as bytes, row by row: text as UTF-8.
+
+    Raises:
+        UnicodeEncodeError: there is text with a lone surrogate, which UTF-8 has not.
+    """
+    return [element.encode() if isinstance(element, str) else element for element in array.ravel()]
 
 
 def objects(elements: Sequence[Any]) -> NDArray[Any]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from handlers.errors import EmptyInput, InvalidText, TensorMismatch, UnknownShape, WrongOutput, shown
 from handlers.protocol.open_inference import ERROR
-from handlers.protocol.tensors import BF16, DTYPES, datatype_of, from_bfloat16, objects, to_bfloat16
+from handlers.protocol.tensors import BF16, DTYPES, datatype_of, encoded, from_bfloat16, objects, to_bfloat16
 from handlers.tensor_models.signature import Shape, Signature, Tensor, without
 
 # numpy's strings; a function may give them for BYTES.
@@ -111,10 +111,9 @@ def _plain(array: NDArray[Any], place: str) -> NDArray[Any]:
         return from_bfloat16(array)
     if array.dtype.kind == "O":
         try:
-            encoded = [each.encode() if isinstance(each, str) else each for each in array.ravel()]
+            return objects(encoded(array)).reshape(array.shape)
         except UnicodeEncodeError:
             raise InvalidText(f"{place}: there is text with a lone surrogate, which UTF-8 has not.") from None
-        return objects(encoded).reshape(array.shape)
     return array
 
 

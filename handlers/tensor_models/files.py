@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handlers.errors import BodyTooLarge, MalformedTensor
-from handlers.protocol.tensors import BF16, DTYPES, MAX_DIMENSIONS, MAX_SIZE, from_bfloat16, objects
+from handlers.protocol.tensors import BF16, DTYPES, MAX_DIMENSIONS, MAX_SIZE, encoded, from_bfloat16, objects
 
 NPY, NPZ = "application/x-npy", "application/x-npz"
 # How the files begin.
@@ -166,6 +166,5 @@ def _writable(array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype == BF16:
         return from_bfloat16(array)
     if array.dtype.kind == "O":
-        encoded = [each.encode() if isinstance(each, str) else each for each in array.ravel()]
-        return np.array(encoded, np.bytes_).reshape(array.shape)
+        return np.array(encoded(array), np.bytes_).reshape(array.shape)
     return array

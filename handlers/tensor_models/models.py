@@ -12,7 +12,7 @@ import torch
 from handlers.engines import Engine
 from handlers.engines.function import FunctionEngine
 from handlers.engines.openvino import OpenVinoEngine
-from handlers.engines.program import ProgramEngine, load_program
+from handlers.engines.program import EXPORTED, SCRIPTED, ProgramEngine, load_program
 from handlers.errors import InvalidConfig
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.function import FILE, FOLDER, load_function
@@ -47,7 +47,7 @@ def load_model(
             f"this archive has neither {SIGNATURE} nor {FOLDER}/{FILE}; name weights, and build it again"
         )
     signature = signed(Said.from_json(path.read_text(encoding="utf-8")), config)
-    has_program = any((folder / name).is_file() for name in ("model.pt2", "model.pt"))
+    has_program = any((folder / name).is_file() for name in (EXPORTED, SCRIPTED))
     if uses_torch and (has_program or config.engine == "torch"):
         dtypes = {name: torch.bfloat16 if t.datatype == "BF16" else None for name, t in signature.inputs.items()}
         names = [*signature.outputs] if signature.outputs else []
