@@ -74,7 +74,7 @@ def answers(folder: Path, config: TranslationConfig, texts: Sequence[str]) -> li
     # TorchServe's base class comes with it, and tells of what nobody asked for.
     task = imported_quietly("handlers.tasks.translation").TranslationHandler()
     # One stream is as good as another, and needs no trial.
-    streams = config.scheduling.streams or 1
+    streams = 1 if config.scheduling.streams == "auto" else config.scheduling.streams
     task.config = replace(config, scheduling=replace(config.scheduling, streams=streams))
     task.model_dir, task.device, task.fingerprint = folder, torch.device("cpu"), None
     task.longest_run_s = inf

@@ -15,8 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib.machinery import all_suffixes
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from handlers.errors import InvalidConfig
+from handlers.proofs import Proof, read_proofs
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ class Build:
             torch-model-archiver and a rollout write after it.
         label: what the builder says of a model that it made anew: engine, precision, how near its answers are to the
             original's; empty where it made none.
+        proofs: how near its answers are to fp32's, by precision, as `handlers.proofs.Proof.to_json` gives it; empty
+            where nothing was compared.
     """
 
     fingerprint: str
@@ -51,6 +55,7 @@ class Build:
     is_folder: bool
     files: Mapping[str, str]
     label: Mapping[str, str | float] = field(default_factory=dict)
+    proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Write it as build.json has it, with a sum over itself."""
@@ -144,6 +149,14 @@ def check(folder: Path) -> str | None:
         logger.warning("This folder was edited since it was built: %s", _listed(edits))
         return None
     return build.fingerprint
+
+
+def proofs(folder: Path) -> dict[str, Proof]:
+    """Read how near an archive's answers are to fp32's, by precision; nothing where its build.json cannot be read."""
+    try:
+        return read_proofs(Build.from_json((folder / BUILD).read_bytes()).proofs)
+    except (OSError, ValueError):
+        return {}
 
 
 def _names(folder: Path) -> set[str]:

@@ -43,7 +43,8 @@ class SchedulingConfig:
     Attributes:
         mode: `classic` runs the batch that TorchServe formed; `adaptive` lets the worker choose from all requests in
             flight, which needs TorchServe's continuousBatching.
-        max_latency_ms: the target for the time from a request's arrival at the worker to its answer.
+        max_latency_ms: the target for the time from a request's arrival at the worker to its answer; None for none,
+            so that nobody is refused for want of time.
         max_batch_items, max_batch_tokens: the most items and padded tokens of a micro-batch in adaptive mode; None for
             `max_items` and `max_tokens`.
         priority_levels: how many levels the header X-Priority may name; level 1 is served first.
@@ -54,14 +55,14 @@ class SchedulingConfig:
         max_queue_items: the most items that may wait.
         overload_status: the HTTP status of a request that is refused.
         streams: how many micro-batches may run side by side, each on a stream with its share of the engine's threads; 1
-            for one at a time; None for what is best: two for OpenVINO, whose streams hold the weights a second time;
+            for one at a time; `auto` for what is best: two for OpenVINO, whose streams hold the weights a second time;
             for CTranslate2 what a second's trial shows as the worker starts. Other engines have none.
         warm_up_s: the most seconds that each stream spends, while nobody waits, on micro-batches at the shapes that are
             likely; a request takes a few milliseconds longer where the engine has not met its shape. 0 for none.
     """
 
     mode: Literal["classic", "adaptive"] = "classic"
-    max_latency_ms: Milliseconds = 500.0
+    max_latency_ms: Milliseconds | None = 500.0
     max_batch_items: Count | None = None
     max_batch_tokens: Count | None = None
     priority_levels: Annotated[int, Field(ge=1, le=10)] = 1
@@ -70,7 +71,7 @@ class SchedulingConfig:
     timeout_action: Literal["reject", "delay"] = "reject"
     max_queue_items: Count = 512
     overload_status: Literal[429, 503] = 503
-    streams: Count | None = None
+    streams: Count | Literal["auto"] = "auto"
     # OpenVINO takes 4 to 6 ms more for a shape it has not met, and MiniLM meets some two hundred on each lane.
     warm_up_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 3.0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from handlers.adaptive.arrivals import Arrivals
 from handlers.adaptive.decoder import Decoder
@@ -103,9 +103,9 @@ def start(
     )
 
 
-def divided(engine: Engine, streams: int | None) -> Sequence[Engine]:
+def divided(engine: Engine, streams: int | Literal["auto"]) -> Sequence[Engine]:
     """Give an engine's streams, as many as are wanted or else are best; none where it has none."""
-    return engine.divide(streams or engine.best_streams) if isinstance(engine, Divisible) else ()
+    return engine.divide(engine.best_streams if streams == "auto" else streams) if isinstance(engine, Divisible) else ()
 
 
 def warm_scheduler(task: Task, on_streams: list[Task], policy: Policy, window: int) -> Scheduler:

@@ -15,7 +15,7 @@ class Policy:
     """What the scheduler is held to.
 
     Attributes:
-        max_latency_s: target for the time from a request's arrival to its answer.
+        max_latency_s: target for the time from a request's arrival to its answer; infinity for none.
         max_items: most items of a micro-batch.
         max_tokens: most padded tokens of a micro-batch; None for no limit.
         priority_levels: how many levels there are, 1 being first.
@@ -42,7 +42,7 @@ class Policy:
         scheduling = config.scheduling
         levels = scheduling.priority_levels
         return cls(
-            max_latency_s=scheduling.max_latency_ms / 1000,
+            max_latency_s=inf if scheduling.max_latency_ms is None else scheduling.max_latency_ms / 1000,
             max_items=scheduling.max_batch_items or config.max_items,
             max_tokens=scheduling.max_batch_tokens or config.max_tokens,
             priority_levels=levels,

@@ -118,8 +118,11 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
             longest_run_s=self.longest_run_s,
         )
         counts = stream_counts(available_threads(config.threads)) if self.device.type == "cpu" else [1]
-        if config.scheduling.streams is not None or len(counts) == 1:
-            return make(streams=config.scheduling.streams or 1)
+        wanted = config.scheduling.streams
+        if wanted != "auto":
+            return make(streams=wanted)
+        if len(counts) == 1:
+            return make(streams=1)
         known = Measurements(
             self.fingerprint, f"ctranslate2 {config.precision} {config.threads}", folder_of(self.model_dir)
         )

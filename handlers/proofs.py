@@ -1,0 +1,58 @@
+"""How near an archive's answers in one precision are to those in fp32: measured as it is built, told by it. Pure.
+
+builder: answers in fp32, answers in a precision -> Proof -> build.json
+worker:  build.json -> Proof by precision -> `precision: auto` takes none that does not hold; metadata tells all
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+# What is compared: the likeliest class of an image; the label of a text, of each token, of an answer; the vector.
+Measure = Literal["top-1", "labels", "cosine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """One precision held against fp32, on inputs that its making has not seen.
+
+    Attributes:
+        measure: what is compared.
+        agreement: share of the samples, 0..1, with the same answer; of vectors the mean cosine.
+        largest_change: the most that a probability moved, 0..1; of vectors 1 - the least cosine; None where the task
+            gives neither.
+        samples: how many answers were compared.
+        least: the agreement that was asked for.
+    """
+
+    measure: Measure
+    agreement: float
+    largest_change: float | None
+    samples: int
+    least: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is as near as was asked for."""
+        return self.agreement >= self.least
+
+    def __str__(self) -> str:
+        """Write it as archive.sh prints it, and the log."""
+        change = "" if self.largest_change is None else f", largest change {self.largest_change:.4f}"
+        return f"{self.measure} {self.agreement:.4f} of {self.samples} samples{change}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as JSON has it."""
+        return asdict(self)
+
+
+def read_proofs(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Proof]:
+    """Read what `Proof.to_json` gave, by precision.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        return {precision: Proof(**values) for precision, values in content.items()}
+    except (TypeError, AttributeError):
+        raise ValueError("a proof has other fields") from None
