@@ -26,6 +26,10 @@ BUILD = "build.json"
 CONFIG = "model-config.yaml"
 # What a builder says of a model that it converted, for build.json and whoever builds.
 LABEL = "label.json"
+# The exported graph for OpenVINO in fp32, and the one beside it in int8 where that was asked for; weights in a .bin each.
+GRAPH, INT8_GRAPH = "model.xml", "model-int8.xml"
+# What a builder found of the archive's precisions, as `Build.proofs` has it, for build.json.
+PROOFS = "proofs.json"
 # The folder of a checkpoint, or of whatever else was given as weights: nothing in it lies on the worker's path.
 CHECKPOINT = "checkpoint"
 # SHA-256 lets go of Python's lock. Two or three files of weights are most of an archive: more threads find nothing.
