@@ -7,7 +7,6 @@ half an archive. An archive that was built from the same inputs is left as it is
 same inputs is taken from the cache.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -18,20 +17,22 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from deploy.archive_arguments import SUFFIXES, parsed
 from deploy.exports import Exports
-from deploy.fingerprint import archive_fingerprint, built_from, export_fingerprint, handler_files, label_of
-from deploy.models import MODEL_LIST, ROOT, Engine, Model, UnknownModel, model, models
+from deploy.fingerprint import archive_fingerprint, built_from, export_fingerprint, handler_files, label_of, proofs_of
+from deploy.models import ROOT, Engine, Model, UnknownModel, model, models
+from deploy.precision import staging
+from deploy.precision.wanted import Wanted
 from deploy.signatures import line
 from deploy.sources import NotMade, Source, WeightsUnavailable, source
 from deploy.tasks import imported_quietly, task_of
-from handlers.archive_files import BUILD, CONFIG, LABEL, Build, sums
+from handlers.archive_files import BUILD, CONFIG, LABEL, PROOFS, Build, sums
 from handlers.errors import InvalidConfig
-
-# These are torch-model-archiver's own names, and what each appends. zip-store is our default: weights do not compress.
-SUFFIXES = {"zip-store": ".mar", "default": ".mar", "tgz": ".tar.gz", "no-archive": ""}
+from handlers.proofs import Proof, read_proofs
 
 
 class ArchiverFailed(Exception):
@@ -47,12 +48,14 @@ class Archive:
         version: as registered; it ends in -untrained for random weights.
         is_new: whether this call built it, and not found it.
         label: what its builder says of a model that it converted; see `handlers.archive_files.Build`.
+        proofs: how near its answers are to fp32's, by precision.
     """
 
     path: Path
     version: str
     is_new: bool
     label: Mapping[str, str | float] = field(default_factory=dict)
+    proofs: Mapping[str, Proof] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Recipe:
         export_path: the model store.
         cache_path: the folder of cached exports; None for a hidden one in the model store.
         min_chrf: how near a converted model's answers must be to the original's, in chrF; None for any.
+        wanted: what is asked for of precisions.
     """
 
     entry: Model
@@ -76,6 +80,7 @@ class Recipe:
     export_path: Path = ROOT / "model_store"
     cache_path: Path | None = None
     min_chrf: float | None = None
+    wanted: Wanted = field(default_factory=Wanted)
 
     @property
     def path(self) -> Path:
@@ -89,12 +94,13 @@ class Recipe:
             WeightsUnavailable: a file or package is missing.
             InvalidConfig: no task serves the model.
         """
+        self.wanted.check(self.entry, self.engine)
         origin = source(self.entry, self.weights)
         if built_from(self.path) != self._fingerprint(origin):
             return None
         label = label_of(self.path)
         _check_quality(self.entry, label, self.min_chrf)
-        return Archive(self.path, self._version(origin), is_new=False, label=label)
+        return Archive(self.path, self._version(origin), is_new=False, label=label, proofs=proofs_of(self.path))
 
     def build(self) -> Archive:
         """Make the archive, whatever is there.
@@ -102,6 +108,7 @@ class Recipe:
         Raises:
             WeightsUnavailable, InvalidConfig, ArchiverFailed: with one line for the user.
         """
+        self.wanted.check(self.entry, self.engine)
         entry, origin = self.entry, source(self.entry, self.weights)
         task, config = task_of(entry), entry.config()
         self.export_path.mkdir(parents=True, exist_ok=True)
@@ -111,7 +118,7 @@ class Recipe:
             for folder in (stage, temporary, out):
                 folder.mkdir()
             self._stage(origin, stage)
-            label = _taken_label(stage)
+            label, proofs = _taken(stage, LABEL), _taken(stage, PROOFS)
             _check_quality(entry, label, self.min_chrf)
             _check_root(entry, stage, task.path.name)
             for name, path in handler_files().items():
@@ -126,6 +133,7 @@ class Recipe:
                 is_folder=self.archive_format == "no-archive",
                 files=sums({**_packed(stage), task.path.name: task.path, CONFIG: config_path}),
                 label=label,
+                proofs=proofs,
             )
             (stage / BUILD).write_text(build.to_json())
             arguments = {
@@ -139,7 +147,7 @@ class Recipe:
             }
             run_archiver(entry.name, arguments, temporary)
             _replace(out / self.path.name, self.path)
-        return Archive(self.path, self._version(origin), is_new=True, label=label)
+        return Archive(self.path, self._version(origin), is_new=True, label=label, proofs=read_proofs(proofs))
 
     def _stage(self, origin: Source, folder: Path) -> None:
         """Write what the task serves, or link it from the cache where it takes long to make."""
@@ -149,28 +157,30 @@ class Recipe:
             imported_quietly(task.builder).stage(self.entry, origin, self.engine, empty)
 
         key = export_fingerprint(self.entry, task, origin, self.engine)
+        exports = Exports(self.cache_path or self.export_path / ".exports")
         if key is None:
             make(folder)
         else:
-            Exports(self.cache_path or self.export_path / ".exports").take(key, make, folder)
+            exports.take(key, make, folder)
+        staging.add(self.entry, self.wanted, folder, exports, key, is_trained=origin.is_trained)
 
     def _version(self, origin: Source) -> str:
         return self.entry.version if origin.is_trained else f"{self.entry.version}-untrained"
 
     def _fingerprint(self, origin: Source) -> str:
-        packing = (self._version(origin), self.engine, self.archive_format)
+        packing = (self._version(origin), self.engine, self.archive_format, self.wanted.identity())
         return archive_fingerprint(self.entry, task_of(self.entry), origin, packing)
 
 
-def _taken_label(stage: Path) -> dict[str, str | float]:
-    """Take what the builder says of a converted model out of the stage; it goes into build.json."""
-    path = stage / LABEL
+def _taken(stage: Path, name: str) -> dict[str, Any]:
+    """Take what a builder says of a model out of the stage; it goes into build.json."""
+    path = stage / name
     if not path.is_file():
         return {}
-    label: dict[str, str | float] = json.loads(path.read_text(encoding="utf-8"))
+    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     # It may be a link into the cache: only this name of it goes.
     path.unlink()
-    return label
+    return said
 
 
 def _check_quality(entry: Model, label: Mapping[str, str | float], min_chrf: float | None) -> None:
@@ -244,34 +254,6 @@ def _replace(new: Path, path: Path) -> None:
     new.replace(path)
 
 
-def _arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="archive.sh",
-        description="Build archives of a model list.",
-        epilog="CACHE_DIR names a folder for exported graphs; without it they are kept in .exports of the model store.",
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of the list; examples/ has {', '.join(models())}")
-    parser.add_argument("--all", action="store_true", help="every model of the list")
-    parser.add_argument("--models", type=Path, default=MODEL_LIST, metavar="FILE", help="default: examples/models.yaml")
-    parser.add_argument("--weights", metavar="PATH|HUB_ID|random", help="instead of those the list names")
-    parser.add_argument("--engine", choices=["auto", "openvino", "torch"], default="auto")
-    parser.add_argument("--archive-format", choices=list(SUFFIXES), default="zip-store")
-    parser.add_argument("--export-path", type=Path, default=ROOT / "model_store", help="default: model_store")
-    parser.add_argument(
-        "--min-chrf",
-        type=float,
-        metavar="N",
-        help="refuse a converted translation model whose answers to samples.txt are farther than that from fp32's",
-    )
-    parser.add_argument("--force", action="store_true", help="build even what is up to date")
-    parsed = parser.parse_args(arguments)
-    if bool(parsed.names) == parsed.all:
-        parser.error("name models, or give --all")
-    if parsed.weights not in (None, "random") and (parsed.all or len(parsed.names) > 1):
-        parser.error("--weights PATH belongs to one model: name just that one")
-    return parsed
-
-
 def cache_of(environment: Mapping[str, str]) -> Path | None:
     """Tell where exported graphs are kept, as CACHE_DIR says; None where it says nothing."""
     folder = environment.get("CACHE_DIR")
@@ -280,7 +262,7 @@ def cache_of(environment: Mapping[str, str]) -> Path | None:
 
 def main(arguments: list[str]) -> int:
     """Build what the command line names; 1 when one could not be built."""
-    options = _arguments(arguments)
+    options = parsed(arguments)
     cache_path = cache_of(os.environ)
     try:
         for name in list(models(options.models)) if options.all else options.names:
@@ -293,6 +275,7 @@ def main(arguments: list[str]) -> int:
                 options.export_path.resolve(),
                 cache_path,
                 options.min_chrf,
+                Wanted(options.precision, options.calibrate, options.validate, options.min_agreement),
             )
             try:
                 archive = (None if options.force else recipe.find()) or recipe.build()
@@ -323,6 +306,9 @@ def report(archive: Archive, seconds: float) -> None:
     )
     if archive.label:
         print(f"{place}: {', '.join(f'{name} {value}' for name, value in archive.label.items())}")
+    for precision, proof in archive.proofs.items():
+        short = "" if proof.holds else f", less than {proof.least:g}: `precision: auto` leaves it out"
+        print(f"{place}: {precision}: {proof}{short}")
     if archive.version.endswith("-untrained"):
         print(f"{place}: UNTRAINED: its weights are random, its answers mean nothing", file=sys.stderr)
 

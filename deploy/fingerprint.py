@@ -22,6 +22,7 @@ from deploy.sources import Source
 from deploy.task_file import read
 from deploy.tasks import Task, beside
 from handlers.config import parse
+from handlers.proofs import Proof, read_proofs
 
 # Another version of one of these packages makes another archive of the same inputs.
 TOOLS = ("torch", "torchvision", "transformers", "safetensors", "openvino", "ctranslate2", "torch-model-archiver")
@@ -112,6 +113,28 @@ def export_fingerprint(model: Model, task: Task, origin: Source, engine: Engine,
     return _digest(files, model.handler, origin.identity, engine, settings, stated)
 
 
+# What decodes the inputs of tasks whose precisions are proven: with other code, they are other inputs.
+DECODING = ("handlers.vision.images", "handlers.text.inputs", "handlers.text.answer_spans")
+
+
+def precision_fingerprint(
+    model: Model, samples: Mapping[str, Path], export: str, *facts: str, root: Path = ROOT
+) -> str:
+    """Hash everything that decides the precisions of an archive, and what is found of them.
+
+    Args:
+        model: the entry of the list.
+        samples: files of the examples that answers are compared on, by any names.
+        export: the fingerprint of the graph in fp32.
+        facts: what was asked for, with the identity of the inputs; what the machine computes in, since a proof holds
+            for that.
+        root: the folder of deploy/ and handlers/.
+    """
+    settings = {name: value for name, value in (model.config().get("handler") or {}).items() if name != "scheduling"}
+    files = {**imported(root, "deploy.precision.making", "deploy.precision.quantise", *DECODING), **samples}
+    return _digest(files, export, facts, settings)
+
+
 def _own(model: Model, task: Task) -> dict[str, Path]:
     config = {model.config_path.name: model.config_path} if model.config_path.exists() else {}
     return {**config, **beside(model, task)}
@@ -136,6 +159,14 @@ def label_of(path: Path) -> dict[str, str | float]:
     """Read what an archive's builder said of a model that it converted; nothing where it converted none."""
     found = _build(path).get("label")
     return found if isinstance(found, dict) else {}
+
+
+def proofs_of(path: Path) -> dict[str, Proof]:
+    """Read how near an archive's answers are to fp32's, by precision; nothing where nothing was compared."""
+    try:
+        return read_proofs(_build(path).get("proofs") or {})
+    except ValueError:
+        return {}
 
 
 def _build(path: Path) -> dict[str, Any]:

@@ -8,9 +8,10 @@ import openvino
 import torch
 
 from deploy.hub import checkpoint
+from deploy.loaded import task_class
 from deploy.models import Engine, Model
 from deploy.sources import Source
-from deploy.tasks import imported_quietly, task_of
+from deploy.tasks import task_of
 from handlers.archive_files import CHECKPOINT
 from handlers.config import parse
 from handlers.text.config import TextConfig
@@ -39,10 +40,8 @@ def head_of(task: str) -> Head:
     Args:
         task: the name of a task on an encoder.
     """
-    module = imported_quietly(f"handlers.tasks.{task}")
-    classes = (found for found in vars(module).values() if isinstance(found, type))
-    heads: list[Head] = [vars(found)["head"] for found in classes if found.__module__ == module.__name__]
-    return heads[0]
+    head: Head = task_class(task).head
+    return head
 
 
 def export(encoder: Encoder) -> openvino.Model:

@@ -8,14 +8,12 @@ chrF (Popovic, WMT 2015) compares n-grams of characters; equal answers have 100.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import sacrebleu
-import torch
 
-from deploy.tasks import imported_quietly
+from deploy.loaded import loaded
 from handlers.archive_files import CHECKPOINT
 from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import micro_batches
@@ -71,14 +69,7 @@ def answers(folder: Path, config: TranslationConfig, texts: Sequence[str]) -> li
     Raises:
         InvalidConfig: see `similarity`.
     """
-    # TorchServe's base class comes with it, and tells of what nobody asked for.
-    task = imported_quietly("handlers.tasks.translation").TranslationHandler()
-    # One stream is as good as another, and needs no trial.
-    streams = 1 if config.scheduling.streams == "auto" else config.scheduling.streams
-    task.config = replace(config, scheduling=replace(config.scheduling, streams=streams))
-    task.model_dir, task.device, task.fingerprint = folder, torch.device("cpu"), None
-    task.longest_run_s = inf
-    task.engine = task.load()
+    task = loaded("translation", folder, config)
     options = task.sample().options
     items = decoded(task, [Payload(text, options) for text in texts])
     if len(items) != len(texts):

@@ -26,7 +26,7 @@ BUILD = "build.json"
 CONFIG = "model-config.yaml"
 # What a builder says of a model that it converted, for build.json and whoever builds.
 LABEL = "label.json"
-# The exported graph for OpenVINO in fp32, and the one beside it in int8 where that was asked for; weights in a .bin each.
+# The exported graph for OpenVINO in fp32, and the one in int8 where that was asked for; the weights of each in a .bin.
 GRAPH, INT8_GRAPH = "model.xml", "model-int8.xml"
 # What a builder found of the archive's precisions, as `Build.proofs` has it, for build.json.
 PROOFS = "proofs.json"

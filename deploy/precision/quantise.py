@@ -4,8 +4,8 @@
 
     .extras/int8/bin/python -m deploy.precision.quantise ORDER.json
 
-NNCF wants older versions of other packages and brings more than a server needs, so it runs in an environment of its own,
-in a process of its own. An order is JSON; see `Order`. Standard library, numpy, openvino and nncf only.
+NNCF brings more than a server needs, so it runs in an environment of its own. An order is JSON; see `Order`. Standard
+library, numpy, openvino and nncf only.
 """
 
 import json

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.archive import SUFFIXES, Recipe
+from deploy.archive import Recipe
+from deploy.archive_arguments import SUFFIXES
 from deploy.models import ROOT, model
 from handlers.archive_files import check
 from handlers.errors import InvalidConfig

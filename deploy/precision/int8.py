@@ -1,0 +1,215 @@
+"""An int8 graph of a staged archive, made on its user's inputs, with the layers that hurt left in floating point.
+
+fp32 graph, calibration inputs -> the program of quantise.py -> model-int8.xml -> proof
+                where it does not hold: layers ranked -> quantised without the worst -> proof, until time is over
+"""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.models import ROOT
+from deploy.precision.quantise import Order
+from deploy.precision.search import layers, ranked, tries
+from handlers.archive_files import GRAPH, INT8_GRAPH
+from handlers.errors import InvalidConfig
+from handlers.proofs import Proof
+
+Arrays = Mapping[str, NDArray[Any]]
+
+EXTRA = ROOT / ".extras" / "int8"
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What bounds the time; builds are to take five minutes at most, of which the export and the archive have one.
+
+    Attributes:
+        all_s: seconds of everything here, after which nothing is begun.
+        statistics_s: seconds that the inputs which calibrate may take.
+        statistics_runs: how many fp32 answers one input costs there, as seen with ResNet-152 and MobileNetV2.
+        fewest: inputs that calibrate however long they take; more hardly move the ranges, where inputs are alike.
+        ranking_s: seconds for the search of layers that hurt.
+        ranking_samples: inputs that it looks at.
+    """
+
+    all_s: float = 240.0
+    statistics_s: float = 60.0
+    statistics_runs: float = 4.0
+    fewest: int = 32
+    ranking_s: float = 60.0
+    ranking_samples: int = 8
+
+
+TUNING = Tuning()
+
+
+@dataclass(frozen=True, slots=True)
+class Int8:
+    """An int8 graph that was made.
+
+    Attributes:
+        proof: how near its answers are.
+        layers: how many layers compute in int8 or would.
+        kept: names of those that stay in floating point.
+        calibrated: how many inputs it learnt from.
+    """
+
+    proof: Proof
+    layers: int
+    kept: tuple[str, ...]
+    calibrated: int
+
+
+def interpreter() -> Path:
+    """Find a Python that has NNCF: this one, or that of the extra's own environment.
+
+    Raises:
+        InvalidConfig: there is none; it says how to make one.
+    """
+    if find_spec("nncf") is not None:
+        return Path(sys.executable)
+    python = EXTRA / "bin" / "python"
+    if not (EXTRA / ".installed").is_file():
+        raise InvalidConfig("--precision int8 needs NNCF, once: deploy/extras/environment.sh int8")
+    return python
+
+
+def calibrating(inputs: int, answer_s: float) -> int:
+    """Say how many of the inputs are to calibrate.
+
+    Args:
+        inputs: how many there are.
+        answer_s: seconds that one takes in fp32.
+    """
+    fitting = int(TUNING.statistics_s / (TUNING.statistics_runs * answer_s))
+    return min(inputs, max(TUNING.fewest, fitting))
+
+
+def make(
+    folder: Path,
+    out: Path,
+    samples: Sequence[Arrays],
+    prove: Callable[[Path], Proof],
+    *,
+    is_transformer: bool,
+    say: Callable[[str], None],
+    quantise: Callable[[Order, float], None] | None = None,
+) -> Int8:
+    """Make the int8 graph of an archive's files.
+
+    Args:
+        folder: those files, with the graph in fp32.
+        out: gets the int8 graph.
+        samples: the model's inputs that calibrate, as `collate` gives them of one item each.
+        prove: holds the answers of a graph against fp32's.
+        is_transformer: see `Order`.
+        say: is told what happens, a line each.
+        quantise: carries out an order within so many seconds; None for the program.
+
+    Returns:
+        What was made; where its proof does not hold, nothing better was found in the time, and there is no graph.
+
+    Raises:
+        InvalidConfig: there is no NNCF, or it failed.
+    """
+    ends_s = time.perf_counter() + TUNING.all_s
+    run, exact = quantise or program(interpreter()), folder / GRAPH
+    with TemporaryDirectory() as work:
+        inputs = Path(work) / "inputs.npz"
+        _save(inputs, samples)
+        attempts = itertools.count()
+
+        def attempt(kept: Sequence[str]) -> tuple[Path, Proof, float]:
+            started = time.perf_counter()
+            # Never over another: OpenVINO has the weights of a graph that it runs mapped from its file.
+            made = Path(work) / str(next(attempts)) / INT8_GRAPH
+            made.parent.mkdir()
+            run(Order(str(exact), str(inputs), str(made), is_transformer, tuple(kept)), max(1.0, ends_s - started))
+            return made, prove(made), time.perf_counter() - started
+
+        made, proof, seconds = attempt(())
+        count = len(layers_of(made))
+        best = Int8(proof, count, (), len(samples))
+        say(f"int8: {proof}; calibrated on {len(samples)} inputs, {seconds:.0f} s")
+        left_s = ends_s - time.perf_counter() - seconds
+        if not proof.holds and left_s > 0:
+            say(f"int8: less than {proof.least:g}: looking among {count} layers for those that hurt")
+            looked_at = samples[: TUNING.ranking_samples]
+            for kept in tries(ranked(exact, made, looked_at, min(TUNING.ranking_s, left_s)), count):
+                if time.perf_counter() + seconds > ends_s:
+                    say(f"int8: {TUNING.all_s:g} s are over")
+                    break
+                made, proof, seconds = attempt(kept)
+                say(f"int8: {proof}; {len(kept)} of {count} layers in floating point, {seconds:.0f} s")
+                if proof.agreement >= best.proof.agreement:
+                    best = Int8(proof, count, tuple(kept), len(samples))
+                if proof.holds:
+                    break
+        if best.proof.holds:
+            if best.kept:
+                say(f"int8: in floating point stay {', '.join(best.kept)}")
+            for path in (made, made.with_suffix(".bin")):
+                shutil.copyfile(path, out / path.name)
+        return best
+
+
+def _save(path: Path, samples: Sequence[Arrays]) -> None:
+    arrays: dict[str, Any] = {
+        f"{number:05d}/{name}": array for number, each in enumerate(samples) for name, array in each.items()
+    }
+    np.savez(path, **arrays)
+
+
+def layers_of(graph: Path) -> list[str]:
+    """Name the layers of an int8 graph's file; see `search.layers`."""
+    import openvino  # noqa: PLC0415
+
+    return layers(openvino.Core().read_model(graph))
+
+
+def program(python: Path) -> Callable[[Order, float], None]:
+    """Give what runs the program of quantise.py.
+
+    Args:
+        python: that has NNCF.
+    """
+
+    def run(order: Order, longest_s: float) -> None:
+        with TemporaryDirectory() as work:
+            path, log = Path(work) / "order.json", Path(work) / "log"
+            path.write_text(order.to_json(), encoding="utf-8")
+            command = [str(python), "-W", "ignore", "-m", "deploy.precision.quantise", str(path)]
+            own = {**os.environ, "PYTHONPATH": str(ROOT)}
+            with log.open("w") as written:
+                try:
+                    finished = subprocess.run(
+                        command,
+                        cwd=ROOT,
+                        env=own,
+                        stdout=written,
+                        stderr=written,
+                        timeout=longest_s,
+                        check=False,
+                    )
+                except subprocess.TimeoutExpired:
+                    raise InvalidConfig(
+                        f"--precision int8: NNCF was not done after {longest_s:.0f} s; give fewer or smaller inputs"
+                    ) from None
+            if finished.returncode != 0:
+                reason = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+                raise InvalidConfig(f"--precision int8: NNCF failed: {reason or finished.returncode}")
+
+    return run
