@@ -17,7 +17,7 @@ from types import FrameType
 
 from deploy.archive import ArchiverFailed
 from deploy.server import ServerError
-from load.bench import adaptive, client, gateway, resnet, scoring, tensors, texts, translation, translation_mixed
+from load.bench import adaptive, client, gateway, int8, resnet, scoring, tensors, texts, translation, translation_mixed
 from load.bench.peers import BenchError
 from load.bench.progress import progress
 from load.bench.rounds import Rounds
@@ -34,9 +34,10 @@ BENCHMARKS: dict[str, Callable[..., str]] = {
     "adaptive-resnet": partial(adaptive.run, adaptive.RESNET),
     "ray": scoring.run,
     "tensors": tensors.run,
+    "int8": int8.run,
 }
 # Measured where they are named: they need an environment of their own.
-OPTIONAL = ("ray", "tensors")
+OPTIONAL = ("ray", "tensors", "int8")
 
 # Of the 20 minutes that a part may take, two are left for what follows the last round: servers that start and stop.
 MINUTES = 18.0

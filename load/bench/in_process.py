@@ -2,13 +2,14 @@
 
 python -m load.bench.in_process FOLDER     one JSON object a line
     -> {"engine": "openvino cpu bf16"}                              loaded
-    <- {"batch_size": 16, "duration_s": 8}                          on stdin, any number of times
+    <- {"batch_size": 16, "duration_s": 8}                          on stdin, any number of times; "precision": "int8"
+                                                                    for another one than the archive's settings say
     -> {"throughput_per_s": 80.1, "p50_s": 0.199}                   items per second; latency of a micro-batch
 """
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle, islice
@@ -17,6 +18,7 @@ from statistics import median
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from handlers.config import parse
 from handlers.engines import available_threads
@@ -44,27 +46,33 @@ class Loop:
         config = parse(ImageClassificationConfig, settings.get("handler"))
         geometry = Geometry(config.resize_size, config.crop_size, config.max_pixels, config.scaled_decode)
         self._decode = partial(decode_image, geometry=geometry)
-        self.engine = OpenVinoEngine(folder / "model.xml", precision=config.precision, threads=config.threads)
+        self._load: Callable[..., OpenVinoEngine] = partial(
+            OpenVinoEngine, folder / "model.xml", threads=config.threads
+        )
+        self.engine = self._load(precision=config.precision)
+        self._engines: dict[str | None, OpenVinoEngine] = {None: self.engine}
         self._pool = ThreadPoolExecutor(available_threads(config.decode_threads))
         self._bodies = cycle(bodies)
 
-    def measure(self, batch_size: int, duration_s: float) -> dict[str, float]:
+    def measure(self, batch_size: int, duration_s: float, precision: str | None = None) -> dict[str, float]:
         """Run one micro-batch after another.
 
         Args:
             batch_size: items of each.
             duration_s: least length of the measurement.
+            precision: the arithmetic; None for what the archive's settings say.
 
         Returns:
             `throughput_per_s`: items per second; `p50_s`: median latency of a micro-batch.
         """
+        engine = self._engine(precision)
         for _ in range(WARM_UP_BATCHES):
-            self._run(batch_size)
+            self._run(engine, batch_size)
         latencies_s = []
         started_s = time.perf_counter()
         ended_s = started_s
         while ended_s - started_s < duration_s:
-            self._run(batch_size)
+            self._run(engine, batch_size)
             now_s = time.perf_counter()
             latencies_s.append(now_s - ended_s)
             ended_s = now_s
@@ -73,11 +81,34 @@ class Loop:
             "p50_s": median(latencies_s),
         }
 
-    def _run(self, batch_size: int) -> None:
-        bodies = list(islice(self._bodies, batch_size))
+    def logits(self, precision: str, bodies: Sequence[bytes], batch_size: int) -> NDArray[np.float32]:
+        """Classify images.
+
+        Args:
+            precision: the arithmetic.
+            bodies: the images.
+            batch_size: the most of them that go through the model together.
+
+        Returns:
+            (N, classes), in their order.
+        """
+        engine = self._engine(precision)
+        starts = range(0, len(bodies), batch_size)
+        return np.concatenate([self._forward(engine, bodies[at : at + batch_size]) for at in starts])
+
+    def _engine(self, precision: str | None) -> OpenVinoEngine:
+        """Load one the first time it is asked for."""
+        if precision not in self._engines:
+            self._engines[precision] = self._load(precision=precision)
+        return self._engines[precision]
+
+    def _run(self, engine: OpenVinoEngine, batch_size: int) -> None:
+        self._forward(engine, list(islice(self._bodies, batch_size)))
+
+    def _forward(self, engine: OpenVinoEngine, bodies: Sequence[bytes]) -> NDArray[np.float32]:
         # A micro-batch of one gains nothing from another thread; the handler has it so too.
-        decoded = self._pool.map(self._decode, bodies) if batch_size > 1 else map(self._decode, bodies)
-        self.engine.run({"pixels": np.stack(list(decoded))})
+        decoded = self._pool.map(self._decode, bodies) if len(bodies) > 1 else map(self._decode, bodies)
+        return engine.run({"pixels": np.stack(list(decoded))})["logits"]
 
 
 def main(folder: str) -> None:

@@ -2,7 +2,8 @@
 
 python -m load.bench.in_process_texts FOLDER     one JSON object a line
     -> {"engine": "openvino cpu bf16"}                                  loaded
-    <- {"way": "sorted", "batch_size": 32, "duration_s": 8}             on stdin, any number of times
+    <- {"way": "sorted", "batch_size": 32, "duration_s": 8}             on stdin, any number of times; "precision":
+                                                                        "int8" for another one than `auto`
     -> {"throughput_per_s": 610.2, "p50_s": 0.05}                       texts per second; median of a micro-batch
 
 Ways:
@@ -14,8 +15,9 @@ Ways:
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
@@ -23,12 +25,13 @@ from statistics import median
 import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 
 from handlers.archive_files import CHECKPOINT
-from handlers.engines import available_threads
+from handlers.engines import Outputs, available_threads
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
-from handlers.text.encoders import load_encoder, token_limit
+from handlers.text.encoders import Encoder, load_encoder, token_limit
 from handlers.text.inputs import padded, rounded_length
 from load.bench.orders import answer_orders
 from load.bench.sentences import texts
@@ -51,7 +54,7 @@ class Loop:
     """Runs one model in three ways."""
 
     def __init__(self, folder: Path) -> None:
-        """Load both engines.
+        """Load our engine; others when they are first asked for.
 
         Args:
             folder: an archive of sentence_embedding, unpacked.
@@ -59,18 +62,22 @@ class Loop:
         checkpoint = folder / CHECKPOINT
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
         self._limit = token_limit(checkpoint) or TUNING.padded_length
-        self.engine = OpenVinoEngine(folder / "model.xml")
+        self._load: Callable[..., OpenVinoEngine] = partial(OpenVinoEngine, folder / "model.xml")
+        self.engine = self._load()
+        self._engines: dict[str | None, OpenVinoEngine] = {None: self.engine}
+        self._chosen = self.engine
         torch.set_num_threads(available_threads(0))
-        self._torch = load_encoder(SentenceEmbeddingHandler.head, checkpoint)
+        self._checkpoint = checkpoint
         self._texts = texts()
 
-    def measure(self, way: str, batch_size: int, duration_s: float) -> dict[str, float]:
+    def measure(self, way: str, batch_size: int, duration_s: float, precision: str | None = None) -> dict[str, float]:
         """Run one micro-batch after another.
 
         Args:
             way: "padded", "arrival" or "sorted".
             batch_size: most texts of a micro-batch.
             duration_s: least length of the measurement.
+            precision: the arithmetic of our engine; None for `auto`.
 
         Returns:
             `throughput_per_s`: texts per second; `p50_s`: median time of a micro-batch.
@@ -80,10 +87,31 @@ class Loop:
             "arrival": self._arrival,
             "sorted": self._sorted,
         }
+        self._chosen = self._engine(precision)
         batches = ways[way](batch_size)
         self._run(batches, TUNING.warm_up_s)
         sizes, times_s = self._run(batches, duration_s)
         return {"throughput_per_s": sum(sizes) / sum(times_s), "p50_s": median(times_s)}
+
+    def vectors(self, precision: str, batch: Sequence[str]) -> NDArray[np.float32]:
+        """Embed texts, each alone and so without padding: (N, D), in their order.
+
+        Args:
+            precision: the arithmetic.
+            batch: the texts.
+        """
+        self._chosen = self._engine(precision)
+        rows = self._tokens(list(batch))
+        return np.concatenate([next(iter(self._forward([row], len(row)).values())) for row in rows])
+
+    def _engine(self, precision: str | None) -> OpenVinoEngine:
+        if precision not in self._engines:
+            self._engines[precision] = self._load(precision=precision)
+        return self._engines[precision]
+
+    @cached_property
+    def _torch(self) -> Encoder:
+        return load_encoder(SentenceEmbeddingHandler.head, self._checkpoint)
 
     @staticmethod
     def _run(batches: Iterator[int], duration_s: float) -> tuple[list[int], list[float]]:
@@ -130,14 +158,14 @@ class Loop:
         ids: list[list[int]] = encodings["input_ids"]
         return ids
 
-    def _forward(self, rows: list[list[int]], length: int) -> None:
+    def _forward(self, rows: list[list[int]], length: int) -> Outputs:
         lengths = np.array([len(row) for row in rows])
         arrays = {
             "input_ids": padded(rows, length, self._tokenizer.pad_token_id),
             "attention_mask": (np.arange(length) < lengths[:, None]).astype(np.int64),
             "token_type_ids": np.zeros((len(rows), length), np.int64),
         }
-        self.engine.run({name: arrays[name] for name in self.engine.input_names})
+        return self._chosen.run({name: arrays[name] for name in self._chosen.input_names})
 
 
 def main(folder: str) -> None:

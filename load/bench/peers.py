@@ -92,6 +92,7 @@ class ServedModel:
         max_batch_delay_ms: int = TUNING.max_batch_delay_ms,
         *,
         address: str | None = None,
+        archive: str | None = None,
     ) -> None:
         """Register nothing yet.
 
@@ -102,11 +103,13 @@ class ServedModel:
             batch_size: most requests of a batch.
             max_batch_delay_ms: most ms that a batch waits to be filled.
             address: http://HOST:PORT of what stands in front of the server; None for the server itself.
+            archive: its file or folder in the store; None for NAME.mar.
         """
         self._address = address or server.settings.inference_url
         self._max_batch_delay_ms = max_batch_delay_ms
         self._server = server
         self._name = name
+        self._archive = archive or f"{name}.mar"
         self._bodies = bodies
         self._batch_size = batch_size
         self._content_type = "application/json" if bodies[0].startswith(b"{") else "image/jpeg"
@@ -120,7 +123,7 @@ class ServedModel:
         """Register its archive and wait for its worker."""
         self._server.register(
             self._name,
-            f"{self._name}.mar",
+            self._archive,
             batch_size=self._batch_size,
             max_batch_delay_ms=self._max_batch_delay_ms,
             workers=TUNING.workers,

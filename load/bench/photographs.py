@@ -34,10 +34,15 @@ SOURCES = {
 
 def photographs() -> list[bytes]:
     """Make eight square photographs as JPEG; the bytes are the same in every process."""
-    return [_jpeg(_folder(package) / name) for package, names in SOURCES.items() for name in names]
+    return [_jpeg(folder_of(package) / name) for package, names in SOURCES.items() for name in names]
 
 
-def _folder(package: str) -> Path:
+def folder_of(package: str) -> Path:
+    """Find the folder of an installed package.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
     # The package is found but not imported, since only its data files are wanted.
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
