@@ -61,6 +61,7 @@ class Metadata:
         options: what a request may set for an item, by name: its "type" and further words of JSON Schema, its
             "default" and maybe a "description".
         accepts: media types of the bodies that are understood.
+        precision: the engine's arithmetic; None where that says nothing.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Metadata:
     max_instances: int
     options: Mapping[str, Any]
     accepts: Sequence[str]
+    precision: str | None = None
 
     def pack(self, results: Sequence[Any]) -> Reply:  # noqa: ARG002
         """See `Form`; there are no results."""

@@ -158,7 +158,9 @@ def test_openvino_outputs_survive_the_next_run(graph: Path, pixels: NDArray[np.u
 
 def test_openvino_divided_gives_the_results_of_the_whole_side_by_side(graph: Path, pixels: NDArray[np.uint8]) -> None:
     whole = OpenVinoEngine(graph, precision="fp32", threads=2)
-    streams = whole.divide(2)
+    arrangement = whole.divide(2)
+    streams = arrangement.streams
+    assert arrangement.whole is whole
     assert len(streams) == 2
     assert all((stream.description, stream.input_names) == (whole.description, whole.input_names) for stream in streams)
     with ThreadPoolExecutor(2) as pool:
@@ -173,4 +175,4 @@ def test_openvino_divided_gives_the_results_of_the_whole_side_by_side(graph: Pat
 def test_openvino_has_no_more_streams_than_threads_and_none_that_is_the_whole(
     graph: Path, threads: int, streams: int, divided: int
 ) -> None:
-    assert len(OpenVinoEngine(graph, precision="fp32", threads=threads).divide(streams)) == divided
+    assert len(OpenVinoEngine(graph, precision="fp32", threads=threads).divide(streams).streams) == divided

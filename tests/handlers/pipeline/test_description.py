@@ -60,6 +60,7 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
         "max_instances": 10,
         "options": {},
         "accepts": ["application/json"],
+        "precision": "fp32",
     }
     assert handler.module.batches == [[2.0]]
 
