@@ -106,9 +106,13 @@ class Loop:
         self._forward(engine, list(islice(self._bodies, batch_size)))
 
     def _forward(self, engine: OpenVinoEngine, bodies: Sequence[bytes]) -> NDArray[np.float32]:
+        return engine.run({"pixels": self.decoded(bodies)})["logits"]
+
+    def decoded(self, bodies: Sequence[bytes]) -> NDArray[np.uint8]:
+        """Decode images as the handler does: (B, S, S, 3), RGB."""
         # A micro-batch of one gains nothing from another thread; the handler has it so too.
-        decoded = self._pool.map(self._decode, bodies) if len(bodies) > 1 else map(self._decode, bodies)
-        return engine.run({"pixels": np.stack(list(decoded))})["logits"]
+        squares = self._pool.map(self._decode, bodies) if len(bodies) > 1 else map(self._decode, bodies)
+        return np.stack(list(squares))
 
 
 def main(folder: str) -> None:
