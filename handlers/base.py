@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -264,6 +265,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             self.device = _device(properties.get("gpu_id"))
             self.engine = self.load()
             self._shape, self.metadata = described(self, context.model_name, version)
+            proofs = archive_files.proofs(self.model_dir)
+            self.metadata = replace(self.metadata, proofs={name: each.to_json() for name, each in proofs.items()})
             start = self._start_adaptive if self.config.scheduling.mode == "adaptive" else self._start_classic
             self._answer = start(window, settings)
         except Exception as error:

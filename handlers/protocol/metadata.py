@@ -9,7 +9,7 @@ The names are those of the Open Inference Protocol's own metadata, which a gatew
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from inspect import cleandoc
 from typing import Any
 
@@ -61,6 +61,8 @@ class Metadata:
         options: what a request may set for an item, by name: its "type" and further words of JSON Schema, its
             "default" and maybe a "description".
         accepts: media types of the bodies that are understood.
+        proofs: how near its answers in a precision are to those in fp32, as `handlers.proofs.Proof.to_json` gives it,
+            by precision; empty where its builder compared nothing.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Metadata:
     max_instances: int
     options: Mapping[str, Any]
     accepts: Sequence[str]
+    proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def pack(self, results: Sequence[Any]) -> Reply:  # noqa: ARG002
         """See `Form`; there are no results."""
