@@ -268,6 +268,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             trial = Trial(self, window)
             self.engine = trial.engine
             self._shape, self.metadata = described(self, context.model_name, version)
+            proofs = archive_files.proofs(self.model_dir)
+            self.metadata = replace(self.metadata, proofs={name: each.to_json() for name, each in proofs.items()})
             start = self._start_adaptive if self.config.scheduling.mode == "adaptive" else self._start_classic
             self._answer = start(window, settings, trial)
             self.metadata = replace(self.metadata, precision=precision_of(self.engine))

@@ -138,6 +138,8 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
         if metadata is not None:
             words = "" if len(said) == 1 else f"version {version}: "
             out.print(f"\n{words}max_batch_size {metadata.max_batch_size or 'not said'}")
+            for line in _precisions(metadata):
+                out.print(line)
             out.print(_tensors(metadata))
     return 0
 
@@ -278,6 +280,12 @@ def _table(described: list[dict[str, Any]]) -> Table:
             str(each["jobQueueStatus"]["pendingRequests"]),
         )
     return table
+
+
+def _precisions(metadata: Metadata) -> list[str]:
+    """Say which precision serves, and how near the answers in each are to those in fp32."""
+    lines = [f"precision {metadata.precision}"] if metadata.precision else []
+    return lines + [f"{precision} against fp32: {proof}" for precision, proof in metadata.proofs.items()]
 
 
 def _tensors(metadata: Metadata) -> Table:

@@ -4,8 +4,9 @@ a handler's own answer to X-Model-Metadata           -> of_handler -> Metadata
 the gateway's /v2/models/M and /v2/models/M/config   -> of_gateway -> Metadata
 """
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -13,6 +14,8 @@ from torchserve_client.errors import ClientError, ServerFailed, Unavailable
 
 # Of a request to /predictions/M: it is answered with the model's metadata, and nothing runs.
 HEADER = "X-Model-Metadata"
+# Names of a gateway's parameters that hold proofs begin with it; the precision follows.
+PROOF = "proof."
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,30 @@ class TensorMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class Proof:
+    """How near answers in a precision are to those in fp32, as the archive's builder measured.
+
+    Attributes:
+        measure: what was compared: "top-1", "labels" or "cosine".
+        agreement: share of equal answers, 0..1; of vectors the mean cosine.
+        largest_change: the most that a probability moved; of vectors 1 - the least cosine; None where there is none.
+        samples: how many answers were compared.
+        least: the agreement that was asked for.
+    """
+
+    measure: str
+    agreement: float
+    largest_change: float | None
+    samples: int
+    least: float
+
+    def __str__(self) -> str:
+        """Write it for people."""
+        change = "" if self.largest_change is None else f", largest change {self.largest_change:.4f}"
+        return f"{self.measure} {self.agreement:.4f} of {self.samples} samples{change}"
+
+
+@dataclass(frozen=True, slots=True)
 class Metadata:
     """What a model takes and gives.
 
@@ -39,6 +66,8 @@ class Metadata:
         platform: what serves it.
         inputs, outputs: its tensors, in its order; without outputs where only a first run shows them.
         max_batch_size: the most rows that one request may carry; 0 where the model does not say it.
+        precision: the arithmetic that serves, as in "bf16"; empty where the model does not say it.
+        proofs: how near answers in a precision are to those in fp32, by precision.
     """
 
     name: str
@@ -47,6 +76,8 @@ class Metadata:
     inputs: tuple[TensorMetadata, ...]
     outputs: tuple[TensorMetadata, ...]
     max_batch_size: int
+    precision: str = ""
+    proofs: Mapping[str, Proof] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -77,9 +108,10 @@ def asked(get: Get, model: str, version: str | None) -> Metadata:
                 raise
             said = get("/predictions/" + "/".join(parts), {HEADER: "1"})
             return _read(said, said.get("version"))
-        rows = get(f"{path}/config")["max_batch_size"]
+        config = get(f"{path}/config")
+        rest = {"max_batch_size": config["max_batch_size"], **_precisions(config.get("parameters") or {})}
         versions = document["versions"]
-        return _read({**document, "max_batch_size": rows}, versions[0] if len(versions) == 1 else None)
+        return _read({**document, **rest}, versions[0] if len(versions) == 1 else None)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ServerFailed(f"{model}: it does not say what it takes and gives", 200, "NoMetadata") from error
 
@@ -128,7 +160,27 @@ def _read(said: Mapping[str, Any], version: str | None) -> Metadata:
         inputs=tuple(map(_tensor, said["inputs"])),
         outputs=tuple(map(_tensor, said["outputs"])),
         max_batch_size=int(said.get("max_batch_size", 0)),
+        precision=str(said.get("precision") or ""),
+        proofs={str(name): _proof(proof) for name, proof in (said.get("proofs") or {}).items()},
     )
+
+
+def _proof(said: Mapping[str, Any]) -> Proof:
+    change = said["largest_change"]
+    return Proof(
+        measure=str(said["measure"]),
+        agreement=float(said["agreement"]),
+        largest_change=None if change is None else float(change),
+        samples=int(said["samples"]),
+        least=float(said["least"]),
+    )
+
+
+def _precisions(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what a gateway's configuration says of precisions."""
+    texts = {name: str(value["string_value"]) for name, value in parameters.items()}
+    proofs = {name.removeprefix(PROOF): json.loads(text) for name, text in texts.items() if name.startswith(PROOF)}
+    return {"precision": texts.get("precision", ""), "proofs": proofs}
 
 
 def _tensor(said: Mapping[str, Any]) -> TensorMetadata:

@@ -4,7 +4,6 @@ fp32 graph, calibration inputs -> the program of quantise.py -> model-int8.xml -
                 where it does not hold: layers ranked -> quantised without the worst -> proof, until time is over
 """
 
-import itertools
 import os
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from deploy.models import ROOT
 from deploy.precision.quantise import Order
-from deploy.precision.search import layers, ranked, tries
+from deploy.precision.search import layers_of, ranked, tries, write_released
 from handlers.archive_files import GRAPH, INT8_GRAPH
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof
@@ -39,7 +38,7 @@ class Tuning:
     Attributes:
         all_s: seconds of everything here, after which nothing is begun.
         statistics_s: seconds that the inputs which calibrate may take.
-        statistics_runs: how many fp32 answers one input costs there, as seen with ResNet-152 and MobileNetV2.
+        statistics_runs: how many fp32 answers one input costs there: 4 with ResNet-152, 7 with MobileNetV2.
         fewest: inputs that calibrate however long they take; more hardly move the ranges, where inputs are alike.
         ranking_s: seconds for the search of layers that hurt.
         ranking_samples: inputs that it looks at.
@@ -47,7 +46,7 @@ class Tuning:
 
     all_s: float = 240.0
     statistics_s: float = 60.0
-    statistics_runs: float = 4.0
+    statistics_runs: float = 8.0
     fewest: int = 32
     ranking_s: float = 60.0
     ranking_samples: int = 8
@@ -126,36 +125,32 @@ def make(
         InvalidConfig: there is no NNCF, or it failed.
     """
     ends_s = time.perf_counter() + TUNING.all_s
+    started = time.perf_counter()
     run, exact = quantise or program(interpreter()), folder / GRAPH
-    with TemporaryDirectory() as work:
-        inputs = Path(work) / "inputs.npz"
-        _save(inputs, samples)
-        attempts = itertools.count()
-
-        def attempt(kept: Sequence[str]) -> tuple[Path, Proof, float]:
-            started = time.perf_counter()
-            # Never over another: OpenVINO has the weights of a graph that it runs mapped from its file.
-            made = Path(work) / str(next(attempts)) / INT8_GRAPH
-            made.parent.mkdir()
-            run(Order(str(exact), str(inputs), str(made), is_transformer, tuple(kept)), max(1.0, ends_s - started))
-            return made, prove(made), time.perf_counter() - started
-
-        made, proof, seconds = attempt(())
-        count = len(layers_of(made))
-        best = Int8(proof, count, (), len(samples))
-        say(f"int8: {proof}; calibrated on {len(samples)} inputs, {seconds:.0f} s")
-        left_s = ends_s - time.perf_counter() - seconds
-        if not proof.holds and left_s > 0:
-            say(f"int8: less than {proof.least:g}: looking among {count} layers for those that hurt")
-            looked_at = samples[: TUNING.ranking_samples]
-            for kept in tries(ranked(exact, made, looked_at, min(TUNING.ranking_s, left_s)), count):
-                if time.perf_counter() + seconds > ends_s:
+    with TemporaryDirectory() as name:
+        work = Path(name)
+        _save(work / "inputs.npz", samples)
+        whole = work / INT8_GRAPH
+        run(Order(str(exact), str(work / "inputs.npz"), str(whole), is_transformer), TUNING.all_s)
+        first = prove(whole)
+        say(f"int8: {first}; calibrated on {len(samples)} inputs, {time.perf_counter() - started:.0f} s")
+        count = len(layers_of(whole))
+        made, best = whole, Int8(first, count, (), len(samples))
+        left_s = ends_s - time.perf_counter()
+        if not first.holds and left_s > 0:
+            say(f"int8: less than {first.least:g}: looking among {count} layers for those that hurt")
+            groups = ranked(exact, whole, samples[: TUNING.ranking_samples], min(TUNING.ranking_s, left_s))
+            for number, kept in enumerate(tries(groups, count)):
+                if time.perf_counter() > ends_s:
                     say(f"int8: {TUNING.all_s:g} s are over")
                     break
-                made, proof, seconds = attempt(kept)
-                say(f"int8: {proof}; {len(kept)} of {count} layers in floating point, {seconds:.0f} s")
-                if proof.agreement >= best.proof.agreement:
-                    best = Int8(proof, count, tuple(kept), len(samples))
+                # Never over another: OpenVINO has the weights of a graph that it runs mapped from its file.
+                path = work / str(number) / INT8_GRAPH
+                write_released(whole, kept, path)
+                proof = prove(path)
+                say(f"int8: {proof}; {len(kept)} of {count} layers in floating point")
+                if proof.agreement > best.proof.agreement:
+                    made, best = path, Int8(proof, count, tuple(kept), len(samples))
                 if proof.holds:
                     break
         if best.proof.holds:
@@ -171,13 +166,6 @@ def _save(path: Path, samples: Sequence[Arrays]) -> None:
         f"{number:05d}/{name}": array for number, each in enumerate(samples) for name, array in each.items()
     }
     np.savez(path, **arrays)
-
-
-def layers_of(graph: Path) -> list[str]:
-    """Name the layers of an int8 graph's file; see `search.layers`."""
-    import openvino  # noqa: PLC0415
-
-    return layers(openvino.Core().read_model(graph))
 
 
 def program(python: Path) -> Callable[[Order, float], None]:

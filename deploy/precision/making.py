@@ -78,7 +78,7 @@ def make(model: Model, wanted: Wanted, folder: Path, out: Path, *, is_trained: b
             say=say,
         )
         proofs["int8"] = made.proof
-        _check(model, made, is_trained=is_trained)
+        _check(model, made, proofs.get("bf16"), is_trained=is_trained)
     _write(out, proofs, made)
 
 
@@ -122,7 +122,7 @@ def _calibrating(task: Any, items: Sequence[Any]) -> list[Any]:
     return [task.collate([item]) for item in items[:count]]
 
 
-def _check(model: Model, made: int8.Int8, *, is_trained: bool) -> None:
+def _check(model: Model, made: int8.Int8, bf16: Proof | None, *, is_trained: bool) -> None:
     """Check that an int8 graph is as near as was asked for.
 
     Raises:
@@ -132,9 +132,11 @@ def _check(model: Model, made: int8.Int8, *, is_trained: bool) -> None:
         return
     tried = f"; with {len(made.kept)} of {made.layers} layers in floating point" if made.kept else ""
     why = "" if is_trained else "; the weights are random: --min-agreement 0 builds it all the same"
+    # Layers in floating point are in bf16, and so the whole of them is the best that a search can come to.
+    most = "" if bf16 is None or bf16.holds else f"; bf16, too, has {bf16.agreement:.4f} on these inputs"
     raise InvalidConfig(
         f"{model.name}: int8: {made.proof}{tried}: less than --min-agreement {made.proof.least:g}, so nothing was "
-        f"built{why}"
+        f"built{most}{why}"
     )
 
 

@@ -1,6 +1,6 @@
 """The program that makes an int8 graph of one in fp32, with NNCF's post-training quantisation.
 
-    model.xml, inputs.npz, layers to keep -> nncf.quantize -> model-int8.xml
+    model.xml, inputs.npz -> nncf.quantize -> model-int8.xml
 
     .extras/int8/bin/python -m deploy.precision.quantise ORDER.json
 
@@ -28,14 +28,12 @@ class Order:
         inputs: an .npz of the model's inputs, "NUMBER/NAME" each: what NNCF sees of the activations.
         out: where the .xml is written, with its .bin.
         is_transformer: whether the model's attention is to be treated as NNCF knows to.
-        kept: names of the layers that stay in floating point.
     """
 
     graph: str
     inputs: str
     out: str
     is_transformer: bool
-    kept: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Write it as the program reads it."""
@@ -65,11 +63,9 @@ def main(order: Order) -> None:
         target_device=nncf.TargetDevice.CPU,
         subset_size=len(calibration),
         model_type=nncf.ModelType.TRANSFORMER if order.is_transformer else None,
-        ignored_scope=nncf.IgnoredScope(names=list(order.kept)) if order.kept else None,
     )
     openvino.save_model(quantised, order.out, compress_to_fp16=False)
 
 
 if __name__ == "__main__":
-    document = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    main(Order(**{**document, "kept": tuple(document["kept"])}))
+    main(Order(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))

@@ -9,7 +9,7 @@ The names are those of the Open Inference Protocol's own metadata, which a gatew
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from inspect import cleandoc
 from typing import Any
 
@@ -62,6 +62,8 @@ class Metadata:
             "default" and maybe a "description".
         accepts: media types of the bodies that are understood.
         precision: the engine's arithmetic; None where that says nothing.
+        proofs: how near its answers in a precision are to those in fp32, as `handlers.proofs.Proof.to_json` gives it,
+            by precision; empty where its builder compared nothing.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Metadata:
     options: Mapping[str, Any]
     accepts: Sequence[str]
     precision: str | None = None
+    proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def pack(self, results: Sequence[Any]) -> Reply:  # noqa: ARG002
         """See `Form`; there are no results."""

@@ -75,9 +75,13 @@ class TensorServer:
         self._take_unready()
         model = f"/v2/models/{MODEL}"
         described = {"name": MODEL, "versions": ["1.0"], "platform": "torchserve_function", **TENSORS}
+        texts = {f"proof.{name}": json.dumps(proof) for name, proof in self.metadata.get("proofs", {}).items()}
+        texts |= {name: self.metadata[name] for name in ("precision",) if name in self.metadata}
+        parameters = {name: {"string_value": text} for name, text in texts.items()}
+        config = {"max_batch_size": ROWS, **({"parameters": parameters} if parameters else {})}
         documents: dict[str, Any] = {"/v2/health/ready": {}}
         for own in (model, f"{model}/versions/1.0"):
-            documents |= {own: described, f"{own}/ready": {}, f"{own}/config": {"max_batch_size": ROWS}}
+            documents |= {own: described, f"{own}/ready": {}, f"{own}/config": config}
         if path not in documents:
             raise _Refused(404, "", "Request for unknown model: it is not found")
         return documents[path]

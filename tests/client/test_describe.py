@@ -43,7 +43,26 @@ def test_describe_shows_what_a_model_takes(role: Any, capsys: pytest.CaptureFixt
         ]
         assert describe(server, MODEL, "--json") == 0
         (document,) = json.loads(capsys.readouterr().out)
-    assert document == {**REGISTERED, "isDefault": True, "metadata": {**HANDLERS, **TENSORS}}
+    said = {**HANDLERS, **TENSORS, "precision": "", "proofs": {}}
+    assert document == {**REGISTERED, "isDefault": True, "metadata": said}
+
+
+PROOF = {"measure": "top-1", "agreement": 0.99, "largest_change": 0.0812, "samples": 100, "least": 0.98}
+
+
+@pytest.mark.parametrize("role", ["torchserve", "gateway"])
+def test_describe_shows_the_precision_and_every_proof(role: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"precision": "int8", "proofs": {"bf16": {**PROOF, "largest_change": None}, "int8": PROOF}}
+    with serving(TensorServer(role, metadata={**HANDLERS, **said})) as server:
+        assert describe(server, MODEL) == 0
+        assert capsys.readouterr().out.splitlines()[4:7] == [
+            "precision int8",
+            "bf16 against fp32: top-1 0.9900 of 100 samples",
+            "int8 against fp32: top-1 0.9900 of 100 samples, largest change 0.0812",
+        ]
+        assert describe(server, MODEL, "--json") == 0
+        (document,) = json.loads(capsys.readouterr().out)
+    assert {name: document["metadata"][name] for name in said} == said
 
 
 def test_describe_of_all_models_asks_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ Fleet, model, version -> metadata, configuration, index
 HTTP answers these as JSON, gRPC makes its messages of them.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -117,14 +118,24 @@ def configuration(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
             for workers in [sum(replica.workers for replica in version.replicas.values())]
             if workers
         ],
-        **({"parameters": _parameters(rows, elsewhere)} if elsewhere else {}),
+        **({"parameters": parameters} if (parameters := _parameters(said, rows, elsewhere)) else {}),
     }
 
 
-def _parameters(rows: int, batch_dims: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    """What a configuration has no field for: the most rows of a request, and the dimension that counts them."""
-    said = {"max_batch_size": rows, **{f"batch_dim.{name}": dim for name, dim in batch_dims.items()}}
-    return {name: {"string_value": str(value)} for name, value in said.items()}
+def _parameters(said: Mapping[str, Any], rows: int, batch_dims: Mapping[str, int]) -> dict[str, dict[str, str]]:
+    """What a configuration has no field for.
+
+    The most rows of a request, and the dimension that counts them, where that is not the first; the precision that is
+    served, and the proof of each that the archive has, as JSON.
+    """
+    found: dict[str, Any] = {"max_batch_size": rows} if batch_dims else {}
+    found |= {f"batch_dim.{name}": dim for name, dim in batch_dims.items()}
+    if precision := said.get("precision"):
+        found["precision"] = precision
+    proofs = said.get("proofs")
+    if isinstance(proofs, Mapping):
+        found |= {f"proof.{name}": json.dumps(proof) for name, proof in proofs.items()}
+    return {name: {"string_value": str(value)} for name, value in found.items()}
 
 
 def index(fleet: Fleet, *, is_ready_only: bool) -> Iterator[dict[str, str]]:

@@ -1,11 +1,13 @@
 """What a model says of itself, as a worker answers it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from handlers.archive_files import BUILD, Build, sums
 from handlers.base import BatchHandler
 from handlers.errors import InvalidConfig
 from handlers.tasks.image_classification import ImageClassificationHandler
@@ -61,6 +63,7 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
         "options": {},
         "accepts": ["application/json"],
         "precision": "fp32",
+        "proofs": {},
     }
     assert handler.module.batches == [[2.0]]
 
@@ -168,6 +171,18 @@ def test_metadata_of_every_task_is_that_of_its_loaded_model(
     assert {name: told[name] for name in case.expected} == case.expected
     assert (told["task"], told["mode"]) == (task, "classic")
     assert all(tensor["shape"][0] == -1 for tensor in told["inputs"] + told["outputs"])
+
+
+def test_metadata_tells_how_near_each_precision_was_proven(tmp_path: Path) -> None:
+    folder = tiny("sentence_embedding")(tmp_path)
+    proof = {"measure": "cosine", "agreement": 0.998, "largest_change": 0.01, "samples": 20, "least": 0.99}
+    build = Build("print", "weights", is_folder=False, files={}, proofs={"int8": proof})
+    (folder / BUILD).write_text(replace(build, files=sums(packed(folder))).to_json())
+    assert metadata(started(SentenceEmbeddingHandler(), folder, {}))["proofs"] == {"int8": proof}
+
+
+def packed(folder: Path) -> dict[str, Path]:
+    return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
 
 
 def test_metadata_of_padded_texts_promises_the_rows_that_fit(staged_example: Callable[[str], Path]) -> None:
