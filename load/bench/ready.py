@@ -58,7 +58,7 @@ def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:  # noqa
     rows = [_cells(name, measured[name, FIRST], measured[name, AGAIN]) for name in names]
     return "\n".join(
         [
-            "Seconds from registration to READY: median (least..most). The parts are the worker's own of a later start, "
+            "Seconds from registration to READY: median (least..most). The parts are the worker's of a later start, "
             "the last one is trial and warm-up of a first start; the rest is TorchServe's.",
             "",
             render_cells(COLUMNS, rows, is_markdown=is_markdown),
