@@ -200,7 +200,8 @@ class Trial:
         precision = self._taken().precision
         for count in self._counts[1:]:
             attempt(Candidate(precision, count))
-        for each, measured in self._known.items():
+        # What there was no time for may be the best, on a machine that was busy with something else: it is tried again.
+        for each, measured in () if untried else self._known.items():
             self._memory.put(f"{each}, alone", measured.whole)
             self._memory.put(f"{each}, beside", measured.stream)
         return self._settled(arrangements[self._taken()], untried, is_remembered=False)

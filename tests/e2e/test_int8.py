@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import yaml
 
 from deploy.archive import Recipe
@@ -18,7 +19,7 @@ from deploy.precision.wanted import Wanted
 from deploy.server import Server
 from handlers.archive_files import proofs
 from load.bench import held_out
-from tests.e2e.conftest import MOBILENET, Answer, alone, send_together
+from tests.e2e.conftest import MOBILENET, Answer, alone, send_together, url
 from torchserve_client.management import ManagementError
 
 pytestmark = [pytest.mark.environment, pytest.mark.timeout(600)]
@@ -131,3 +132,12 @@ def test_precision_auto_says_in_the_log_what_it_took_and_why(
         r"Runs (int8|bf16|fp32).*: ms an item alone and among \d+.*", log.read_text(encoding="utf-8")[before:]
     )
     assert len(lines) == 1
+
+
+def test_served_int8_tells_its_precision_and_its_proof(
+    server: Server, register: Callable[..., tuple[str, Path]]
+) -> None:
+    name, folder = register("mobilenet-told", SETTINGS)
+    said = requests.get(url(server, name), headers={"X-Model-Metadata": "1"}, timeout=60).json()
+    assert said["precision"] == "int8"
+    assert said["proofs"]["int8"] == proofs(folder)["int8"].to_json()

@@ -175,15 +175,19 @@ def test_classic_mode_has_no_streams_and_measures_nothing_where_there_is_no_choi
     assert not any(made.endswith("2") for made in handler.made)
 
 
-def test_trial_begins_nothing_that_would_take_longer_than_is_left(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_trial_begins_nothing_that_would_take_longer_than_is_left_and_forgets_what_is_incomplete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.delenv("CACHE_DIR", raising=False)
     ways = {("a", 1): (0.0, SLOW), ("a", 2): (0.0, 0.0)}
+    prove(tmp_path)
     handler = known(ways)
     with patch.object(trial, "TUNING", trial.Tuning(trial_s=0.001)), caplog.at_level(logging.WARNING):
         loaded(handler, tmp_path)
     assert not any(made.endswith("2") for made in handler.made)
     assert "no time for a in 2 streams" in caplog.text
+    # Another start may have it.
+    assert not (tmp_path / ".cache").exists()
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,13 @@ def test_openvino_precision_the_processor_lacks_is_refused(graph: Path) -> None:
     assert lacking or {"BF16", "FP16"} <= set(capabilities)
 
 
+def test_int8_needs_a_graph_of_its_own_and_is_no_precision_of_torch(graph: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"int8 needs model-int8\.xml, which this archive lacks"):
+        OpenVinoEngine(graph, precision="int8")
+    with pytest.raises(InvalidConfig, match="torch, which runs this model, has no int8"):
+        dtype_for(CPU, "int8")
+
+
 def test_openvino_missing_graph_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"model\.xml"):
         OpenVinoEngine(tmp_path / "model.xml")
