@@ -270,7 +270,7 @@ def figures(prepared: Prepared, duration_s: float) -> Iterator[dict[str, Callabl
             peer = ServedModel(server, name, sent, window or batch_size, archive=archive)
             peer.register()
             # Java's compiler and the worker meet their load before anything counts: stock is the first of a round.
-            peer.measure(max(TUNING.clients), TUNING.settling_s)
+            peer.measure(EMBEDDED.list_clients, TUNING.settling_s)
             return peer
 
         def looped(name: str, batch_size: int, precision: str, **more: str) -> float:
