@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 BUILD = "build.json"
 CONFIG = "model-config.yaml"
+# What PyTorch runs in the stead of OpenVINO's graph, beside a checkpoint's safetensors.
+TORCH_FILES = frozenset({"model.pt", "model.pt2"})
 # What a builder says of a model that it converted, for build.json and whoever builds.
 LABEL = "label.json"
 # The exported graph for OpenVINO in fp32, and the one in int8 where that was asked for; the weights of each in a .bin.
@@ -114,7 +116,7 @@ def _sha256(path: Path) -> str | None:
         return None
 
 
-def check(folder: Path) -> str | None:
+def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
     """Hold what lies in an archive's folder against its build.json.
 
     A file more is refused where something would take it up unasked: Python's import, or who loads the checkpoint.
@@ -124,6 +126,8 @@ def check(folder: Path) -> str | None:
 
     Args:
         folder: the archive, unpacked.
+        is_torch_unread: whether a graph is served where the archive has one, and the weights for PyTorch stay unread:
+            these are then only looked for, since reading and hashing them takes longer than compiling the graph.
 
     Returns:
         The archive's fingerprint; None where it does not say what is served: there is no build.json, or code or
@@ -139,7 +143,9 @@ def check(folder: Path) -> str | None:
         return None
     except (OSError, ValueError) as error:
         raise InvalidConfig(_refusal({"changed": [BUILD]})) from error
-    found = sums({name: folder / name for name in build.files})
+    unread = {name for name in build.files if _is_torch(name)} if is_torch_unread and GRAPH in build.files else set()
+    found = sums({name: folder / name for name in build.files.keys() - unread})
+    found |= {name: build.files[name] for name in unread if (folder / name).is_file()}
     problems = {
         "changed": [name for name, value in found.items() if value != build.files[name]],
         "missing": sorted(build.files.keys() - found.keys()),
@@ -172,6 +178,12 @@ def _names(folder: Path) -> set[str]:
 def _is_added(path: Path) -> bool:
     """Whether a running worker adds the file: compiled Python, and the environment of `useVenv: true`."""
     return (path.parent.name == "__pycache__" and path.suffix == ".pyc") or path.parts[0] == "venv"
+
+
+def _is_torch(name: str) -> bool:
+    """Whether the file holds what PyTorch alone reads."""
+    path = PurePosixPath(name)
+    return name in TORCH_FILES or (path.parts[0] == CHECKPOINT and path.suffix == ".safetensors")
 
 
 def _is_taken_up(name: str) -> bool:

@@ -27,14 +27,16 @@ from ts.metrics.metric_type_enum import MetricTypes
 
 from handlers import archive_files
 from handlers.adaptive import start as adaptive
+from handlers.adaptive.trial import Trial
 from handlers.adaptive.worker import AdaptiveWorker
 from handlers.blocked_import import blocked_import
 from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Engine, Listener, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, InvalidConfig, ItemError
 from handlers.frontend_heap import HeapFile
+from handlers.laps import Laps
 from handlers.metrics import GAUGES, Recorder, Reporter, Sample
-from handlers.pipeline.description import described
+from handlers.pipeline.description import described, precision_of
 from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead
 from handlers.pipeline.planning import planned
 from handlers.pipeline.runner import Runner, respond
@@ -243,6 +245,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         logging.getLogger().setLevel(logging.WARNING)
         logging.getLogger("ts.metrics").setLevel(logging.INFO)
 
+        laps = Laps.of_process()
+        laps.lap("imports")
         properties = context.system_properties
         self.model_dir = Path(properties["model_dir"])
         self._recorder = Recorder()
@@ -259,23 +263,29 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         self.longest_run_s = RUN_SHARE * self._response_timeout_s
         window = properties.get("batch_size") or 1
         try:
-            self.fingerprint = archive_files.check(self.model_dir)
             settings = context.model_yaml_config or {}
             self.config = cast(Config, parse(self.config_class, settings.get("handler")))
             self.device = _device(properties.get("gpu_id"))
+            self.fingerprint = archive_files.check(self.model_dir, is_torch_unread=not self.uses_torch)
+            laps.lap("files")
             self.engine = self.load()
+            laps.lap("load")
+            trial = Trial(self, window)
+            self.engine = trial.engine
             self._shape, self.metadata = described(self, context.model_name, version)
-            proofs = archive_files.proofs(self.model_dir)
-            self.metadata = replace(self.metadata, proofs={name: each.to_json() for name, each in proofs.items()})
+            laps.lap("description")
             start = self._start_adaptive if self.config.scheduling.mode == "adaptive" else self._start_classic
-            self._answer = start(window, settings)
+            self._answer = start(window, settings, trial)
+            proofs = {name: proof.to_json() for name, proof in archive_files.proofs(self.model_dir).items()}
+            self.metadata = replace(self.metadata, precision=precision_of(self.engine), proofs=proofs)
+            laps.lap("trial and warm-up")
         except Exception as error:
             # TorchServe buries the reason under a traceback or two: this is the line to read.
             logger.error("%s %s: %s: %s", LOAD_FAILED, context.model_name, type(error).__name__, error)
             raise
         self.reporter.start()
         self.initialized = True
-        logger.warning("Loaded %s: %s", context.model_name, self.engine.description)
+        logger.warning("Loaded %s: %s (seconds: %s)", context.model_name, self.engine.description, laps)
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -325,9 +335,11 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     # -- adaptive mode: the worker forms the batches ---------------------------------------------------------------
 
-    def _start_adaptive(self, window: int, settings: Mapping[str, Any]) -> Answer:
+    def _start_adaptive(self, window: int, settings: Mapping[str, Any], trial: Trial) -> Answer:
         metrics = adaptive.Metrics(self._recorder, self.reporter.wake)
-        self.worker = adaptive.start(self, window, settings, metrics, longest_run_s=self._response_timeout_s)
+        self.worker = adaptive.start(
+            self, window, settings, metrics, trial=trial, longest_run_s=self._response_timeout_s
+        )
         return self._hand_over
 
     def _hand_over(self, data: Sequence[Mapping[str, Any]], context: Any) -> NoReturn:  # noqa: ARG002
@@ -336,8 +348,9 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     # -- classic mode: the batch that TorchServe formed -----------------------------------------------------------
 
-    def _start_classic(self, window: int, settings: Mapping[str, Any]) -> Answer:  # noqa: ARG002
-        prepare(self, self.sample(), (1, min(window, self.config.max_items)))
+    def _start_classic(self, window: int, settings: Mapping[str, Any], trial: Trial) -> Answer:  # noqa: ARG002
+        self.engine = trial.settle().arrangement.whole
+        prepare(self, self.sample(), min(window, self.config.max_items))
         threads = available_threads(self.config.decode_threads)
         self._pool = ThreadPoolExecutor(threads, "decode") if threads > 1 else None
         return self._classic

@@ -55,8 +55,8 @@ class SchedulingConfig:
         max_queue_items: the most items that may wait.
         overload_status: the HTTP status of a request that is refused.
         streams: how many micro-batches may run side by side, each on a stream with its share of the engine's threads; 1
-            for one at a time; `auto` for what is best: two for OpenVINO, whose streams hold the weights a second time;
-            for CTranslate2 what a second's trial shows as the worker starts. Other engines have none.
+            for one at a time; `auto` for what a trial of at most two seconds shows to serve best, as the worker first
+            loads. OpenVINO's streams hold the weights a second time. Other engines than it and CTranslate2 have none.
         warm_up_s: the most seconds that each stream spends, while nobody waits, on micro-batches at the shapes that are
             likely; a request takes a few milliseconds longer where the engine has not met its shape. 0 for none.
     """
@@ -118,7 +118,8 @@ class HandlerConfig:
 
     Attributes:
         engine: the library that runs the model; `auto` takes torch on a GPU and OpenVINO on a CPU.
-        precision: the engine's arithmetic; `auto` takes bf16 where the hardware has it.
+        precision: the engine's arithmetic. `int8` needs an archive that was built with it. `auto` takes bf16 where the
+            hardware has it, and where the archive has int8 too, the faster of both; nothing whose proof does not hold.
         threads: how many processor threads the engine has; 0 for one on every core this process may use.
         decode_threads: how many threads decode a batch's items; 0 for one on every core.
         max_items: the most items of one micro-batch.
@@ -136,7 +137,7 @@ class HandlerConfig:
     """
 
     engine: Literal["auto", "openvino", "torch"] = "auto"
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "auto"
     threads: Threads = 0
     decode_threads: Threads = 0
     max_items: Count = 64

@@ -1,53 +1,28 @@
 """From a loaded task to a worker that answers: streams, warm-up, scheduler, threads. The one place that wires them.
 
-engine -> streams -> measured at a few sizes, or remembered -> scheduler -> worker, which rehearses while it is idle
+engine -> trial: precision, streams, what they take -> scheduler -> worker, which rehearses while it is idle
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any
 
 from handlers.adaptive.arrivals import Arrivals
 from handlers.adaptive.decoder import Decoder
 from handlers.adaptive.fail_fast import Guard
-from handlers.adaptive.measurements import Measurements, folder_of
 from handlers.adaptive.response_timing import ResponseTiming
+from handlers.adaptive.trial import Settled, Task, Trial, on_engine
 from handlers.adaptive.worker import AdaptiveWorker
 from handlers.config import HandlerConfig
 from handlers.engines import Divisible, Engine, available_threads
 from handlers.metrics import Recorder
-from handlers.pipeline import runner
-from handlers.pipeline.micro_batches import Overhead
 from handlers.pipeline.runner import Runner
-from handlers.pipeline.warm_up import Allowed, Rehearsal, measure, prepare
-from handlers.protocol.requests import Payload
+from handlers.pipeline.warm_up import Allowed, Rehearsal
 from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy, check_mode
 from handlers.scheduling.scheduler import TUNING as SCHEDULER_TUNING
 from handlers.scheduling.scheduler import Scheduler
 from handlers.scheduling.streams import Streams
-
-# A size between one item and all that fit, which the latency models start from.
-TYPICAL_ITEMS = 8
-
-
-class Task(runner.Task, Protocol):
-    """A loaded task; see handlers.base.BatchHandler."""
-
-    config: Any
-    engine: Engine
-    model_dir: Path
-    fingerprint: str | None
-    overhead: Overhead
-    decodes_in_threads: Any
-
-    def sample(self) -> Payload | None: ...
-    def samples(self) -> Iterable[Payload]: ...
-
-
-AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +39,22 @@ class Metrics:
 
 
 def start(
-    task: Task, window: int, settings: Mapping[str, Any], metrics: Metrics, *, longest_run_s: float
+    task: Task,
+    window: int,
+    settings: Mapping[str, Any],
+    metrics: Metrics,
+    *,
+    trial: Trial,
+    longest_run_s: float,
 ) -> AdaptiveWorker:
     """Warm a task up and start its worker.
 
     Args:
-        task: loaded, on its whole engine.
+        task: loaded, on the engine of its trial.
         window: most requests that are in flight, the registration's batch_size.
         settings: the archive's whole model-config.yaml.
         metrics: where the worker counts.
+        trial: says what the task runs on.
         longest_run_s: seconds after which a micro-batch that still runs is stuck.
 
     Raises:
@@ -81,9 +63,11 @@ def start(
     check_mode(settings)
     config: HandlerConfig = task.config
     policy = Policy.of(config, task.overhead)
-    parts = divided(task.engine, config.scheduling.streams)
+    settled = trial.settle(longest_s=SCHEDULER_TUNING.longest_share * policy.max_latency_s)
+    task.engine = settled.arrangement.whole
+    parts = settled.arrangement.streams
     on_streams = [on_engine(task, part) for part in parts] or [task]
-    scheduler = warm_scheduler(task, on_streams, policy, window)
+    scheduler = Scheduler(policy, streams_of(task.engine, settled))
     whole = Runner(task, metrics.recorder)
     guard = Guard()
     return AdaptiveWorker(
@@ -103,37 +87,14 @@ def start(
     )
 
 
-def divided(engine: Engine, streams: int | Literal["auto"]) -> Sequence[Engine]:
-    """Give an engine's streams, as many as are wanted or else are best; none where it has none."""
-    return engine.divide(engine.best_streams if streams == "auto" else streams) if isinstance(engine, Divisible) else ()
-
-
-def warm_scheduler(task: Task, on_streams: list[Task], policy: Policy, window: int) -> Scheduler:
-    """Run what is most likely, and give a scheduler that knows what micro-batches take."""
-    sizes = {1, min(TYPICAL_ITEMS, policy.max_items), min(window, policy.max_items)}
-    config = task.config
-    known = Measurements(
-        task.fingerprint,
-        f"{task.engine.description} {config.threads} {len(on_streams)} {sorted(sizes)}",
-        folder_of(task.model_dir),
-    )
-    longest_s = SCHEDULER_TUNING.longest_share * policy.max_latency_s
-
-    def model_of(engine: str, on_it: Task) -> LatencyModel:
-        """Measure everything the first time; later only one item, for the engine must run once in any case."""
-        if remembered := known.get(engine):
-            return LatencyModel([*remembered, *measure(on_it, task.sample(), {1})])
-        seeds = measure(on_it, task.sample(), sizes, longest_s)
-        known.put(engine, seeds)
-        return LatencyModel(seeds)
-
-    wide = model_of("whole", task)
-    first, *others = on_streams
-    narrow = wide if first is task else model_of("stream", first)
-    for other in others:
-        prepare(other, task.sample(), {1})
-    is_lone_wide = not isinstance(task.engine, Divisible) or task.engine.is_faster_whole
-    return Scheduler(policy, Streams(wide, narrow, len(on_streams), is_lone_wide=is_lone_wide))
+def streams_of(engine: Engine, settled: Settled) -> Streams:
+    """Give the scheduler's streams, which know what micro-batches took on the whole engine and on a stream."""
+    parts, (whole, stream) = settled.arrangement.streams, settled.measured
+    wide = LatencyModel(whole)
+    if not parts:
+        return Streams(wide)
+    is_lone_wide = not (isinstance(engine, Divisible) and engine.deals_out)
+    return Streams(wide, LatencyModel(stream), len(parts), is_lone_wide=is_lone_wide)
 
 
 def rehearsals(task: Task, on_streams: list[Task], scheduler: Scheduler) -> list[Rehearsal]:
@@ -146,10 +107,3 @@ def rehearsals(task: Task, on_streams: list[Task], scheduler: Scheduler) -> list
         # Beside streams, the whole engine runs one item at a time.
         allowed[0].append(Allowed(task, 1, limits.max_tokens, is_wide=True))
     return [Rehearsal(each, task.samples, task.config.scheduling.warm_up_s) for each in allowed]
-
-
-def on_engine(task: AnyTask, engine: Engine) -> AnyTask:
-    """Give the task on another engine; all else is shared."""
-    other = copy(task)
-    other.engine = engine
-    return other

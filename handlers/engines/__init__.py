@@ -8,7 +8,7 @@ An engine raises `OutOfMemory` when the micro-batch was too large for it; everyt
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -43,30 +43,62 @@ class Engine(Protocol):
         """
 
 
+class Arrangement(NamedTuple):
+    """How an engine is used: whole, or in streams as well.
+
+    Attributes:
+        whole: runs one micro-batch at a time, with all threads.
+        streams: run micro-batches side by side, each with its share of the threads, and give the same results as the
+            whole; none where it is all there is.
+    """
+
+    whole: Engine
+    streams: Sequence[Engine] = ()
+
+
 @runtime_checkable
 class Divisible(Protocol):
     """An engine that can also run several micro-batches side by side, each on a stream with its share of the threads.
 
-    A micro-batch takes longer on a stream than on the whole engine, but not as many times longer as there are streams:
-    its threads do not wait for each other at every operator, nor for the one whose core something else just took.
+    A micro-batch takes longer on a stream than on the whole engine, but maybe not as many times longer as there are
+    streams: its threads do not wait for each other at every operator. Which serves better is the processor's and the
+    model's, and measured as a worker loads (handlers.adaptive.trial).
 
     Attributes:
-        best_streams: how many streams to make where nobody says.
-        is_faster_whole: whether the whole engine runs one item faster than a stream does.
+        deals_out: whether the whole engine is its streams: it deals a micro-batch out to them, and one item alone takes
+            one of them, no slower than the whole.
+        stream_counts: the numbers of streams that are worth a trial; the first is what the engine is by itself.
     """
 
-    best_streams: int
-    is_faster_whole: bool
+    deals_out: bool
+    stream_counts: Sequence[int]
 
-    def divide(self, streams: int) -> Sequence[Engine]:
-        """Make streams that run at the same time and give the same results as the whole engine.
+    def divide(self, streams: int) -> Arrangement:
+        """Give the engine in so many streams, or in one for each thread where there are fewer threads.
 
         Args:
-            streams: how many there should be.
-
-        Returns:
-            That many, or one for each thread where there are fewer threads; none where that is less than two.
+            streams: how many there should be; 1 for none beside the whole.
         """
+
+
+@runtime_checkable
+class Precise(Protocol):
+    """An engine that can run in several precisions, of which a trial may tell the fastest (handlers.adaptive.trial).
+
+    Attributes:
+        precisions: those to choose from, the likeliest first; only one where there is nothing to choose.
+    """
+
+    precisions: Sequence[str]
+
+    def in_precision(self, precision: str) -> Engine:
+        """Give the engine in one of `precisions`."""
+
+
+def stream_counts(threads: int) -> list[int]:
+    """List the numbers of streams that are worth a trial: one, two, more by powers of two, one for each thread."""
+    powers = [2**power for power in range(1, threads.bit_length()) if 2**power < threads]
+    return [1, *powers, threads] if threads > 1 else [1]
 
 
 @dataclass(slots=True)

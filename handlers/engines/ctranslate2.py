@@ -13,8 +13,7 @@ to all streams; beside others it keeps to its own.
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -25,7 +24,7 @@ import ctranslate2
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.engines import Arrays, Listener, Outputs, Progress, available_threads
+from handlers.engines import Arrangement, Arrays, Listener, Outputs, Progress, available_threads, stream_counts
 from handlers.engines.decoding import Decoding
 from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
 
@@ -46,16 +45,11 @@ class Tuning:
         max_new_tokens: the tokens of an answer where nobody and nothing says.
         poll_s: seconds between two looks at a search with beams, which tells nothing while it runs; little beside the
             tenths of a second that one takes.
-        trial_items, trial_tokens: a micro-batch that streams are compared by: 16 texts of 16 tokens each way.
-        trial_s: seconds that the comparison may take altogether.
     """
 
     step_items: int = 16
     max_new_tokens: int = 256
     poll_s: float = 0.002
-    trial_items: int = 16
-    trial_tokens: int = 16
-    trial_s: float = 1.5
 
 
 TUNING = Tuning()
@@ -99,7 +93,7 @@ class CTranslate2Engine:
     input_names = ("input_ids", "attention_mask")
     # A text alone is no faster on two cores than on one: a step of one item multiplies a row, and threads wait for each
     # other at every one of it.
-    is_faster_whole = False
+    deals_out = True
 
     def __init__(
         self,
@@ -132,16 +126,28 @@ class CTranslate2Engine:
         if where is None:
             raise InvalidConfig("engine: CTranslate2 cannot use this GPU; build the archive with --engine torch")
         arithmetic = compute_type(where, precision)
+        self._remade = partial(
+            CTranslate2Engine,
+            folder,
+            generation,
+            pad_id=pad_id,
+            device=device,
+            precision=precision,
+            threads=threads,
+            longest_run_s=longest_run_s,
+        )
         threads = available_threads(threads) if where == "cpu" else 1
-        self.best_streams = min(streams, threads)
+        self._threads, self._streams = threads, min(streams, threads)
+        others = [count for count in stream_counts(threads) if count != self._streams]
+        self.stream_counts: Sequence[int] = [self._streams, *others]
         try:
             self._translator = ctranslate2.Translator(
                 str(folder),
                 where,
                 device_index=device.index or 0,
                 compute_type=arithmetic,
-                inter_threads=self.best_streams,
-                intra_threads=threads // self.best_streams,
+                inter_threads=self._streams,
+                intra_threads=threads // self._streams,
             )
             self._vocabulary = read_vocabulary(folder)
             converted = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -153,10 +159,11 @@ class CTranslate2Engine:
         self._pad_id, self._longest_run_s = pad_id, longest_run_s
         self.description = f"ctranslate2 {where} {_listed([arithmetic])}"
 
-    def divide(self, streams: int) -> Sequence["Stream"]:
-        """See `handlers.engines.Divisible`; there are no more than the engine was made with."""
-        streams = min(streams, self.best_streams)
-        return [Stream(self) for _ in range(streams)] if streams > 1 else ()
+    def divide(self, streams: int) -> Arrangement:
+        """See `handlers.engines.Divisible`; another number of streams is an engine of its own, loaded anew."""
+        streams = min(streams, self._threads)
+        whole = self if streams == self._streams else self._remade(streams=streams)
+        return Arrangement(whole, [Stream(whole) for _ in range(streams)] if streams > 1 else ())
 
     def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None) -> Outputs:
         """Translate a micro-batch, dealt out to all streams.
@@ -174,13 +181,13 @@ class CTranslate2Engine:
             OutOfMemory: the micro-batch does not fit.
             OutOfTime: it took longer than `longest_run_s`.
         """
-        return self.translate(inputs, arguments, parts=self.best_streams)
+        return self.translate(inputs, arguments, parts=self._streams)
 
     def run_progressively(
         self, inputs: Arrays, progress: Listener, arguments: Mapping[str, Any] | None = None
     ) -> Outputs:
         """See `handlers.engines.Progressive`; a search with beams tells of no progress. Otherwise as `run`."""
-        return self.translate(inputs, arguments, parts=self.best_streams, progress=progress)
+        return self.translate(inputs, arguments, parts=self._streams, progress=progress)
 
     def translate(
         self, inputs: Arrays, arguments: Mapping[str, Any] | None, parts: int, progress: Listener | None = None
@@ -227,28 +234,6 @@ class CTranslate2Engine:
         wanted = arguments.get("max_new_tokens", TUNING.max_new_tokens)
         each = [wanted] * count if isinstance(wanted, int) else list(wanted)
         return [self._decoding.limit(most) for most in each]
-
-    def pace(self, seconds: float) -> float:
-        """Measure how many tokens a second all streams together generate on micro-batches that keep them busy.
-
-        Args:
-            seconds: after which it ends, but for a step of the decoder.
-        """
-        ids = np.full((TUNING.trial_items, TUNING.trial_tokens), len(self._vocabulary) // 2, np.int64)
-        inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-        said, started_s = 0, time.perf_counter()
-
-        def count(progress: Progress) -> bool:  # noqa: ARG001
-            nonlocal said
-            said += 1
-            if time.perf_counter() > started_s + seconds:
-                raise OutOfTime
-            return False
-
-        with suppress(OutOfTime):
-            while time.perf_counter() < started_s + seconds:
-                self.run_progressively(inputs, count, {"max_new_tokens": TUNING.trial_tokens})
-        return said / (time.perf_counter() - started_s)
 
 
 class Stream:
@@ -317,35 +302,6 @@ def read_vocabulary(folder: Path) -> list[str]:
     """Read the tokens of a converted model by their ids, which are the tokenizer's; deploy.translation checks that."""
     tokens: list[str] = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
     return tokens
-
-
-def stream_counts(threads: int) -> list[int]:
-    """List the numbers of streams that are worth a trial, the likeliest first: two, more by powers of two, one."""
-    powers = [2**power for power in range(1, threads.bit_length()) if 2**power <= threads]
-    return [*powers, 1]
-
-
-def fastest(make: Callable[[int], CTranslate2Engine], counts: Sequence[int]) -> tuple[CTranslate2Engine, float]:
-    """Try numbers of streams until time is up.
-
-    Args:
-        make: makes an engine of so many streams.
-        counts: see `stream_counts`.
-
-    Returns:
-        The engine that generates the most tokens a second, and how many these are.
-    """
-    ends_s = time.perf_counter() + TUNING.trial_s
-    best = make(counts[0])
-    best_pace = best.pace(TUNING.trial_s / len(counts))
-    for count in counts[1:]:
-        if time.perf_counter() > ends_s:
-            break
-        engine = make(count)
-        pace = engine.pace(TUNING.trial_s / len(counts))
-        if pace > best_pace:
-            best, best_pace = engine, pace
-    return best, best_pace
 
 
 def _padded(rows: Sequence[Sequence[int]], value: int) -> NDArray[np.int64]:

@@ -1,17 +1,48 @@
-"""OpenVINO runs an exported graph on the CPU, with a dynamic batch and in bf16 where the processor has it."""
+"""OpenVINO runs an exported graph on the CPU, with a dynamic batch, in int8, bf16 or fp32.
 
-from collections.abc import Sequence
+model.xml, model-int8.xml, what the processor has, which proofs hold -> precisions to choose from -> a compiled graph
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import openvino
 
-from handlers.engines import Arrays, Outputs, available_threads
+from handlers.archive_files import proofs
+from handlers.engines import Arrangement, Arrays, Outputs, available_threads, stream_counts
 from handlers.errors import InvalidConfig, OutOfMemory
+from handlers.proofs import Proof
+
+Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
 # A failed allocation has one of these in its message; OpenVINO wraps it in a RuntimeError.
 ALLOCATION_FAILURES = ("bad_alloc", "out of memory", "could not allocate", "failed to allocate")
+
+
+def int8_graph(graph: Path) -> Path:
+    """Give the place of a graph's own copy in int8: model-int8.xml beside model.xml."""
+    return graph if graph.stem.endswith("-int8") else graph.with_name(f"{graph.stem}-int8{graph.suffix}")
+
+
+def candidates(capabilities: Collection[str], proven: Mapping[str, Proof], *, has_int8: bool) -> tuple[str, ...]:
+    """List the precisions that `auto` may take, the likeliest first.
+
+    fp32 is one where bf16 is not: a processor with instructions for bf16 is never slower with them.
+
+    Args:
+        capabilities: what OpenVINO says of the processor.
+        proven: how near answers are to those in fp32, by precision; one that does not hold leaves its precision out.
+        has_int8: whether the archive has a graph in int8.
+    """
+    floating = "bf16" if "BF16" in capabilities and _holds(proven, "bf16") else "fp32"
+    return (floating, "int8") if has_int8 and _holds(proven, "int8") else (floating,)
+
+
+def _holds(proven: Mapping[str, Proof], precision: str) -> bool:
+    return precision not in proven or proven[precision].holds
 
 
 class Stream:
@@ -41,55 +72,78 @@ class Stream:
         return {name: np.array(results[index]) for index, name in enumerate(self._output_names)}
 
 
-class OpenVinoEngine(Stream):
-    """A compiled graph that takes all of its threads for one run."""
+class OpenVinoEngine:
+    """A graph that takes all of its threads for one run. It is compiled when it is first used."""
 
-    # Two were the best on the machines that this was measured on.
-    best_streams = 2
-    is_faster_whole = True
+    deals_out = False
 
-    def __init__(
-        self,
-        graph: Path,
-        *,
-        precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
-        threads: int = 0,
-    ) -> None:
-        """Compile a graph.
+    def __init__(self, graph: Path, *, precision: Precision = "auto", threads: int = 0) -> None:
+        """Read a graph.
 
         Args:
-            graph: the .xml of an OpenVINO IR, its .bin beside it.
-            precision: the arithmetic; `auto` is bf16 where the processor has instructions for it, else fp32.
+            graph: the .xml of an OpenVINO IR, its .bin beside it; the same in int8 is `int8_graph` of it.
+            precision: the arithmetic; `auto` leaves the choice to a trial (see `candidates`), and without one takes the
+                first. What int8 leaves in floating point runs in bf16 where the processor has that, else in fp32.
             threads: how many threads this engine has; 0 for one on every core.
 
         Raises:
             InvalidConfig: the graph is missing, or the processor has no instructions for the precision.
         """
-        if not graph.is_file():
-            raise InvalidConfig(f"engine: openvino needs {graph.name}, which this archive lacks")
         self._core = openvino.Core()
         capabilities = self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        if precision == "auto":
-            precision = "bf16" if "BF16" in capabilities else "fp32"
-        elif precision != "fp32" and precision.upper() not in capabilities:
+        has_int8 = int8_graph(graph).is_file()
+        if precision == "int8" and not has_int8:
+            raise InvalidConfig(
+                f"precision: int8 needs {int8_graph(graph).name}, which this archive lacks; "
+                "build it with --precision int8"
+            )
+        if precision not in ("auto", "fp32", "int8") and precision.upper() not in capabilities:
             raise InvalidConfig(f"precision: this processor has no {precision} instructions; use fp32 or auto")
-        self._graph, self._precision, self._threads = graph, precision, available_threads(threads)
-        super().__init__(self._compiled(streams=1), f"openvino cpu {precision}")
+        if not graph.is_file() and precision != "int8":
+            raise InvalidConfig(f"engine: openvino needs {graph.name}, which this archive lacks")
+        self.precisions: Sequence[str] = (
+            candidates(capabilities, proofs(graph.parent), has_int8=has_int8) if precision == "auto" else (precision,)
+        )
+        self._precision, *_ = self.precisions
+        self._has_bf16 = "BF16" in capabilities
+        self._graph, self._threads = graph, available_threads(threads)
+        self._model = self._core.read_model(int8_graph(graph) if self._precision == "int8" else graph)
+        self.stream_counts: Sequence[int] = stream_counts(self._threads)
+        self.input_names = tuple(port.any_name for port in self._model.inputs)
+        self.description = f"openvino cpu {self._precision}"
+        if len(self.precisions) == 1:
+            # There is nothing to wait for, and what is wrong with the graph is said at once.
+            self._whole  # noqa: B018
 
-    def divide(self, streams: int) -> Sequence[Stream]:
+    def run(self, inputs: Arrays) -> Outputs:
+        """See `Engine.run`."""
+        return self._whole.run(inputs)
+
+    def in_precision(self, precision: str) -> "OpenVinoEngine":
+        """See `handlers.engines.Precise`."""
+        if self.precisions == (precision,):
+            return self
+        return OpenVinoEngine(self._graph, precision=cast(Precision, precision), threads=self._threads)
+
+    def divide(self, streams: int) -> Arrangement:
         """See `handlers.engines.Divisible`; the streams share one more copy of the weights."""
         streams = min(streams, self._threads)
         if streams < 2:
-            return ()
+            return Arrangement(self)
         compiled = self._compiled(streams)
-        return [Stream(compiled, self.description) for _ in range(streams)]
+        return Arrangement(self, [Stream(compiled, self.description) for _ in range(streams)])
+
+    @cached_property
+    def _whole(self) -> Stream:
+        return Stream(self._compiled(streams=1), self.description)
 
     def _compiled(self, streams: int) -> openvino.CompiledModel:
+        arithmetic = ("bf16" if self._has_bf16 else "fp32") if self._precision == "int8" else self._precision
         return self._core.compile_model(
-            self._graph,
+            self._model,
             "CPU",
             {
-                "INFERENCE_PRECISION_HINT": {"fp32": "f32", "fp16": "f16"}.get(self._precision, self._precision),
+                "INFERENCE_PRECISION_HINT": {"fp32": "f32", "fp16": "f16"}.get(arithmetic, arithmetic),
                 "INFERENCE_NUM_THREADS": self._threads,
                 "NUM_STREAMS": streams,
                 "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",

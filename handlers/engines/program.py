@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from handlers.engines import Arrays, Outputs, available_threads
-from handlers.engines.torch import DTYPES, Precision
+from handlers.engines.torch import DTYPES, torch_precision
 from handlers.errors import InvalidConfig, OutOfMemory
 
 # The files of an archive that hold a program.
@@ -60,7 +60,7 @@ class ProgramEngine:
         inputs: Mapping[str, torch.dtype | None],
         outputs: Sequence[str],
         *,
-        precision: Precision = "fp32",
+        precision: str = "fp32",
         threads: int = 0,
     ) -> None:
         """Take a program over.
@@ -76,7 +76,7 @@ class ProgramEngine:
         """
         torch.set_num_threads(available_threads(threads))
         self._program, self._device, self._dtypes, self._outputs = program, device, dict(inputs), tuple(outputs)
-        if precision == "auto":
+        if torch_precision(precision) == "auto":
             precision = "bf16" if device.type != "cuda" or torch.cuda.is_bf16_supported() else "fp16"
         self._cast = None if precision == "fp32" else DTYPES[precision]
         self.input_names = tuple(inputs)

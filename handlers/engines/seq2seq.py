@@ -14,14 +14,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
 from handlers.engines import Arrays, Listener, Outputs, Progress, available_threads
-from handlers.engines.torch import DTYPES, Precision, dtype_for
+from handlers.engines.torch import Precision, dtype_for
 from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
 
 
@@ -268,16 +268,3 @@ def read_generation(folder: Path, *, trust_remote_code: bool = False) -> tuple[A
 def position_count(config: Any) -> int | None:
     """How many positions the decoder of a model has; None for any number."""
     return getattr(config, "max_position_embeddings", None)
-
-
-def torch_precision(precision: str) -> Precision:
-    """Check that torch has a precision.
-
-    Raises:
-        InvalidConfig: it is one of CTranslate2's own.
-    """
-    if precision == "auto" or precision in DTYPES:
-        return cast(Precision, precision)
-    raise InvalidConfig(
-        f"precision: {precision} is CTranslate2's; torch, which runs this model, has {', '.join(DTYPES)}"
-    )

@@ -1,26 +1,41 @@
 """PyTorch runs modules eagerly: it is the engine of GPUs, and the oracle of the other one."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
 
 from handlers.engines import Arrays, Outputs, available_threads
-from handlers.errors import OutOfMemory
+from handlers.errors import InvalidConfig, OutOfMemory
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def dtype_for(device: torch.device, precision: Precision) -> torch.dtype:
+def torch_precision(precision: str) -> Precision:
+    """Check that torch has a precision.
+
+    Raises:
+        InvalidConfig: it is another engine's.
+    """
+    if precision == "auto" or precision in DTYPES:
+        return cast(Precision, precision)
+    known = ", ".join(DTYPES)
+    raise InvalidConfig(f"precision: torch, which runs this model, has no {precision}; it has {known}")
+
+
+def dtype_for(device: torch.device, precision: str) -> torch.dtype:
     """Choose the arithmetic to load weights in.
 
     Args:
         device: where the model runs.
         precision: what is asked for; `auto` is bf16 where the device has it, else fp16 (GPU) or fp32 (CPU).
+
+    Raises:
+        InvalidConfig: torch has no such precision.
     """
-    if precision != "auto":
+    if torch_precision(precision) != "auto":
         return DTYPES[precision]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16

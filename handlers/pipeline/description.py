@@ -3,6 +3,7 @@
 task's class, its settings, a run of its sample -> described -> Shape, Metadata
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
@@ -16,6 +17,10 @@ from handlers.protocol.metadata import Metadata, TensorMetadata, names_given, op
 from handlers.protocol.open_inference import ERROR, Model
 from handlers.protocol.output_tensors import OutputTensors, Renamed
 from handlers.protocol.requests import Items, Payload, Shape
+
+# The names that engines' descriptions end with: the settings', CTranslate2's own beside them, and torch's.
+ARITHMETIC = re.compile(r"(fp|bf|int)[0-9]+(_[a-z]+[0-9]+)?")
+TORCH_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 class Task(runner.Task, Protocol):
@@ -71,8 +76,15 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
         max_instances=config.max_instances,
         options=options_metadata(task.options_class, config),
         accepts=[*task.media_types, "application/json"],
+        precision=precision_of(task.engine),
     )
     return shape, metadata
+
+
+def precision_of(engine: Engine) -> str | None:
+    """Tell an engine's precision, by the settings' name of it; None where its description has none."""
+    word = engine.description.rpartition(" ")[2]
+    return TORCH_PRECISIONS.get(word) or (word if ARITHMETIC.fullmatch(word) else None)
 
 
 def _inputs(task: Task) -> Mapping[str, TensorMetadata]:

@@ -1,7 +1,6 @@
 """Run a model before its first request, so that no request pays for a first time.
 
-prepare     runs a micro-batch of each size that matters, once: it prepares the engine for them
-measure     runs micro-batches of the sizes that matter: it prepares the engine likewise, and says how long they take
+prepare     runs micro-batches of the sizes that matter: it prepares the engine for them
 Rehearsal   has micro-batches of every other likely size, one at a time, for whoever has time: an engine prepares itself
             for each shape it meets
 
@@ -19,9 +18,8 @@ from handlers.errors import ItemError
 from handlers.pipeline.runner import Task
 from handlers.protocol.requests import Payload
 
-# `measure` runs a micro-batch so many times after the first time, and the quickest counts: two are enough to leave out
-# one that something else on the machine disturbed.
-TIMED_RUNS = 2
+# Seconds that `prepare` has for its largest micro-batch.
+PREPARED_S = 0.25
 
 
 class Step(NamedTuple):
@@ -71,47 +69,20 @@ def result(task: Task, item: Any) -> Any:
     return outcome
 
 
-def prepare(task: Task, sample: Payload | None, sizes: Iterable[int]) -> None:
-    """Run micro-batches that repeat one sample, once for each size; without a sample, none."""
+def prepare(task: Task, sample: Payload | None, most_items: int) -> None:
+    """Run a micro-batch of one, and one of as many as there may be where that is soon done; without a sample, none.
+
+    The first run of all is what takes long: an engine packs its weights for the processor. What a new size adds is some
+    milliseconds, which is not worth a run of seconds.
+    """
     if sample is None:
         return
     (item,) = decoded(task, [sample])
-    for size in sorted(set(sizes)):
-        run(task, [item] * size)
-
-
-def measure(
-    task: Task, sample: Payload | None, sizes: Iterable[int], longest_s: float = float("inf")
-) -> list[tuple[int, float]]:
-    """Run micro-batches that repeat one sample, and time them.
-
-    Args:
-        task: the hooks, with the engine that is measured.
-        sample: what a client might send; None where nobody can say.
-        sizes: how many items each micro-batch has.
-        longest_s: a size that should take longer, as the one before it tells, is left out, and all larger ones.
-
-    Returns:
-        (padded tokens, seconds) for each size, smallest first; the smallest is always among them. Nothing without a
-        sample.
-    """
-    if sample is None:
-        return []
-    (item,) = decoded(task, [sample])
-    tokens = task.cost(item).length
-    seeds: list[tuple[int, float]] = []
-    for size in sorted(set(sizes)):
-        if seeds and seeds[-1][1] * size * tokens / seeds[-1][0] > longest_s:
-            break
-        # The first micro-batch of a size prepares the engine for it; those after it show what it takes.
-        run(task, [item] * size)
-        seconds = []
-        for _ in range(TIMED_RUNS):
-            started = time.perf_counter()
-            run(task, [item] * size)
-            seconds.append(time.perf_counter() - started)
-        seeds.append((size * tokens, min(seconds)))
-    return seeds
+    run(task, [item])
+    started_s = time.perf_counter()
+    run(task, [item])
+    if most_items > 1 and most_items * (time.perf_counter() - started_s) <= PREPARED_S:
+        run(task, [item] * most_items)
 
 
 class Rehearsal:

@@ -63,6 +63,7 @@ class Metadata:
         accepts: media types of the bodies that are understood.
         proofs: how near its answers in a precision are to those in fp32, as `handlers.proofs.Proof.to_json` gives it,
             by precision; empty where its builder compared nothing.
+        precision: the engine's arithmetic; None where that says nothing.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Metadata:
     options: Mapping[str, Any]
     accepts: Sequence[str]
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    precision: str | None = None
 
     def pack(self, results: Sequence[Any]) -> Reply:  # noqa: ARG002
         """See `Form`; there are no results."""

@@ -50,9 +50,10 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
             rows = [self.rows.row(self._samples[0])]
             self.outputs.signature = shown_outputs(checked_outputs(engine.run(self.collate(rows)), None, len(rows), {}))
         self.engine = engine
-        for sample in self._samples[1:]:
-            # The first is run in any case; the others else while nobody waits, or never.
-            run(self, [self.rows.row(sample)])
+        if self.config.scheduling.mode == "classic" or not self.config.scheduling.warm_up_s:
+            # The first is run in any case; an adaptive worker runs the others while nobody waits.
+            for sample in self._samples[1:]:
+                run(self, [self.rows.row(sample)])
         return engine
 
     def sample(self) -> Payload | None:

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from handlers.adaptive.measurements import Measurements, folder_of
 from handlers.base import BatchHandler
 from handlers.config import parse_options
-from handlers.engines import Arrays, Listener, Outputs, available_threads
-from handlers.engines.ctranslate2 import CONVERTED, CTranslate2Engine, fastest, stream_counts
+from handlers.engines import Arrays, Listener, Outputs
+from handlers.engines.ctranslate2 import CONVERTED, CTranslate2Engine
 from handlers.engines.ctranslate2 import TUNING as CTRANSLATE2_TUNING
 from handlers.engines.seq2seq import (
     Generator,
@@ -22,8 +21,8 @@ from handlers.engines.seq2seq import (
     load_tokenizer,
     read_generation,
     step_items,
-    torch_precision,
 )
+from handlers.engines.torch import torch_precision
 from handlers.errors import InvalidConfig, ItemError, UnknownOption
 from handlers.pipeline.micro_batches import Cost, Overhead
 from handlers.protocol.output_tensors import Columns, OutputTensors, Texts
@@ -39,8 +38,8 @@ from handlers.text.pieces import Detokenizer, TextPieces
 from handlers.text.sentences import DEFAULT_LANGUAGE, cut
 from handlers.text.translation_config import TranslationConfig, TranslationOptions
 
-# The name under which the number of streams that a trial found best is remembered.
-STREAMS = "streams"
+# What CTranslate2 starts with where a trial is to say how many streams serve best.
+LIKELIEST_STREAMS = 2
 
 
 class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
@@ -105,32 +104,19 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         return Generator(model, self.device, config.threads, longest_run_s=self.longest_run_s)
 
     def _converted(self, folder: Path, generation: Any) -> CTranslate2Engine:
-        """Load the converted model, on as many streams as the settings, an earlier start or a trial say."""
+        """Load the converted model, on as many streams as the settings say, or on those that are likeliest."""
         config = self.config
-        make = partial(
-            CTranslate2Engine,
+        wanted = config.scheduling.streams
+        return CTranslate2Engine(
             folder,
             generation,
             pad_id=self.tokenizer.pad_token_id,
             device=self.device,
             precision=config.precision,
             threads=config.threads,
+            streams=LIKELIEST_STREAMS if wanted == "auto" else wanted,
             longest_run_s=self.longest_run_s,
         )
-        counts = stream_counts(available_threads(config.threads)) if self.device.type == "cpu" else [1]
-        wanted = config.scheduling.streams
-        if wanted != "auto":
-            return make(streams=wanted)
-        if len(counts) == 1:
-            return make(streams=1)
-        known = Measurements(
-            self.fingerprint, f"ctranslate2 {config.precision} {config.threads}", folder_of(self.model_dir)
-        )
-        if remembered := known.get(STREAMS):
-            return make(streams=remembered[0][0])
-        engine, pace = fastest(lambda streams: make(streams=streams), counts)
-        known.put(STREAMS, [(engine.best_streams, 1 / pace)])
-        return engine
 
     def _load_detector(self) -> Detector:
         sources = self.languages.sources

@@ -94,7 +94,7 @@ class TensorsConfig(HandlerConfig):
             dimensions are taken to be 32.
     """
 
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "fp32"
     max_batch_size: Count = 64
     split_requests: bool = False
     inputs: dict[str, Annotated[InputConfig, nested(InputConfig)]] = field(default_factory=dict)

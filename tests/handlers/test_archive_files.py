@@ -57,6 +57,26 @@ def test_check_of_what_was_built_gives_its_fingerprint(tmp_path: Path) -> None:
     assert check(folder) == "f1"
 
 
+def test_weights_that_only_torch_reads_are_looked_for_where_a_graph_is_served(tmp_path: Path) -> None:
+    names = ("model.xml", "model.pt", "checkpoint/model.safetensors", "model.bin")
+    for name in names:
+        lay(tmp_path, name, b"0123456789")
+    build = Build("f1", "no weights", False, sums({name: tmp_path / name for name in names}))
+    (tmp_path / "build.json").write_text(build.to_json())
+    for name in ("model.pt", "checkpoint/model.safetensors"):
+        lay(tmp_path, name, b"9876543210")
+    assert check(tmp_path, is_torch_unread=True) == "f1"
+    with pytest.raises(InvalidConfig, match=r"changed: .*model\.pt"):
+        check(tmp_path)
+    (tmp_path / "model.pt").unlink()
+    with pytest.raises(InvalidConfig, match=r"missing: model\.pt"):
+        check(tmp_path, is_torch_unread=True)
+    lay(tmp_path, "model.pt")
+    lay(tmp_path, "model.bin", b"9876543210")
+    with pytest.raises(InvalidConfig, match=r"changed: model\.bin"):
+        check(tmp_path, is_torch_unread=True)
+
+
 def truncate(folder: Path) -> None:
     os.truncate(folder / "model.bin", 999_999)
 

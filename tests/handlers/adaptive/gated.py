@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from handlers.adaptive.worker import State
-from handlers.engines import Arrays, Engine, Outputs
+from handlers.engines import Arrangement, Arrays, Engine, Outputs
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply
 from tests.handlers.serving import DoublingHandler, context
@@ -75,8 +75,8 @@ class ThreadedHandler(GatedHandler):
 class Whole:
     """An engine of several streams, all the same model; `ran` has who ran what, by a micro-batch's first number."""
 
-    best_streams = 2
-    is_faster_whole = True
+    deals_out = False
+    stream_counts = (1, 2)
 
     def __init__(self, engine: Engine) -> None:
         self.description, self.input_names = engine.description, engine.input_names
@@ -87,8 +87,9 @@ class Whole:
         self.ran[float(inputs["numbers"][0])] = stream
         return self._engine.run(inputs)
 
-    def divide(self, parts: int) -> "list[Stream]":
-        return [Stream(self, f"stream {number}") for number in range(parts)]
+    def divide(self, streams: int) -> Arrangement:
+        parts = [Stream(self, f"stream {number}") for number in range(streams)]
+        return Arrangement(self, parts if streams > 1 else ())
 
 
 class Stream:
@@ -124,7 +125,7 @@ def started(
     handler.worker_context.model_yaml_config["continuousBatching"] = True
     handler.worker_context.manifest = {"model": {"modelVersion": version}}
     # Warm-up's times on a busy machine are not what is tested.
-    with patch("handlers.adaptive.start.measure", lambda *_: [(1, RUN_S), (8, RUN_S)]):
+    with patch("handlers.adaptive.trial.measure", lambda *_: [(1, RUN_S), (8, RUN_S)]):
         handler.initialize(handler.worker_context)
     return handler
 

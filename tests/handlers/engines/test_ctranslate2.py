@@ -10,7 +10,7 @@ import transformers
 
 from deploy.translation import converted
 from handlers.engines import Divisible, Progress, Progressive
-from handlers.engines.ctranslate2 import CTranslate2Engine, compute_type, fastest, stream_counts
+from handlers.engines.ctranslate2 import CTranslate2Engine, compute_type
 from handlers.engines.decoding import Decoding, foreign_settings
 from handlers.engines.seq2seq import load_tokenizer, read_generation
 from handlers.errors import InvalidConfig, OutOfTime
@@ -61,17 +61,21 @@ def test_engine_in_any_order_and_on_any_streams_gives_each_its_own(
     order = np.random.default_rng(streams).permutation(len(SENTENCES))
     shuffled = {name: array[order] for name, array in inputs.items()}
     assert rows(engine.run(shuffled, FEW)["sequences"]) == [expected[index] for index in order]
-    parts = engine.divide(streams)
-    assert len(parts) == (streams if streams > 1 else 0)
-    assert all(rows(part.run(inputs, FEW)["sequences"]) == expected for part in parts)
+    divided: Any = engine.divide(streams)
+    assert divided.whole is engine
+    assert len(divided.streams) == (streams if streams > 1 else 0)
+    assert all(rows(part.run(inputs, FEW)["sequences"]) == expected for part in divided.streams)
+    # Another number of streams is an engine of its own, which gives the same.
+    other: Any = engine.divide(2 if streams == 1 else 1)
+    assert other.whole is not engine
+    assert all(rows(part.run(inputs, FEW)["sequences"]) == expected for part in (other.whole, *other.streams))
 
 
 def test_engine_is_divisible_and_progressive_and_its_streams_progressive(make: Make) -> None:
     engine = make(streams=2)
     assert isinstance(engine, Divisible) and isinstance(engine, Progressive)
-    assert engine.best_streams == 2
-    assert all(isinstance(part, Progressive) for part in engine.divide(2))
-    assert make(streams=4, threads=3).best_streams == 3
+    assert all(isinstance(part, Progressive) for part in engine.divide(2).streams)
+    assert make(streams=4, threads=3).stream_counts == [3, 1, 2]
 
 
 @pytest.mark.parametrize("streams", [1, 2])
@@ -145,36 +149,6 @@ def test_precision_the_processor_lacks_is_refused_with_those_it_has() -> None:
 def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="no converted model"):
         CTranslate2Engine(tmp_path, transformers.GenerationConfig(), pad_id=0, device=CPU)
-
-
-@pytest.mark.parametrize(
-    ("threads", "counts"), [(1, [1]), (2, [2, 1]), (3, [2, 1]), (4, [2, 4, 1]), (16, [2, 4, 8, 16, 1])]
-)
-def test_stream_counts_begin_with_two_and_go_up_to_one_for_each_thread(threads: int, counts: list[int]) -> None:
-    assert stream_counts(threads) == counts
-
-
-class Paced:
-    """An engine whose pace is known."""
-
-    def __init__(self, streams: int, pace: float) -> None:
-        self.best_streams, self._pace = streams, pace
-
-    def pace(self, seconds: float) -> float:
-        assert 0 < seconds < 2
-        return self._pace
-
-
-@pytest.mark.parametrize(("paces", "best"), [({2: 10, 4: 12, 1: 5}, 4), ({2: 10, 1: 11}, 1), ({2: 10, 1: 10}, 2)])
-def test_fastest_keeps_the_engine_that_says_most(paces: dict[int, float], best: int) -> None:
-    engine, pace = fastest(lambda streams: Paced(streams, paces[streams]), list(paces))  # type: ignore[arg-type,return-value]
-    assert (engine.best_streams, pace) == (best, paces[best])
-
-
-def test_pace_is_measured_within_its_time(make: Make) -> None:
-    started_s = time.perf_counter()
-    assert make().pace(0.1) > 0
-    assert time.perf_counter() - started_s < 10
 
 
 def generation(**settings: Any) -> Any:

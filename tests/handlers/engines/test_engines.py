@@ -143,6 +143,13 @@ def test_openvino_precision_the_processor_lacks_is_refused(graph: Path) -> None:
     assert lacking or {"BF16", "FP16"} <= set(capabilities)
 
 
+def test_int8_needs_a_graph_of_its_own_and_is_no_precision_of_torch(graph: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"int8 needs model-int8\.xml, which this archive lacks"):
+        OpenVinoEngine(graph, precision="int8")
+    with pytest.raises(InvalidConfig, match="torch, which runs this model, has no int8"):
+        dtype_for(CPU, "int8")
+
+
 def test_openvino_missing_graph_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"model\.xml"):
         OpenVinoEngine(tmp_path / "model.xml")
@@ -158,7 +165,9 @@ def test_openvino_outputs_survive_the_next_run(graph: Path, pixels: NDArray[np.u
 
 def test_openvino_divided_gives_the_results_of_the_whole_side_by_side(graph: Path, pixels: NDArray[np.uint8]) -> None:
     whole = OpenVinoEngine(graph, precision="fp32", threads=2)
-    streams = whole.divide(2)
+    arrangement = whole.divide(2)
+    streams = arrangement.streams
+    assert arrangement.whole is whole
     assert len(streams) == 2
     assert all((stream.description, stream.input_names) == (whole.description, whole.input_names) for stream in streams)
     with ThreadPoolExecutor(2) as pool:
@@ -173,4 +182,4 @@ def test_openvino_divided_gives_the_results_of_the_whole_side_by_side(graph: Pat
 def test_openvino_has_no_more_streams_than_threads_and_none_that_is_the_whole(
     graph: Path, threads: int, streams: int, divided: int
 ) -> None:
-    assert len(OpenVinoEngine(graph, precision="fp32", threads=threads).divide(streams)) == divided
+    assert len(OpenVinoEngine(graph, precision="fp32", threads=threads).divide(streams).streams) == divided

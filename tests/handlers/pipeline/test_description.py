@@ -63,6 +63,7 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
         "options": {},
         "accepts": ["application/json"],
         "proofs": {},
+        "precision": "fp32",
     }
     assert handler.module.batches == [[2.0]]
 
