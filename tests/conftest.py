@@ -18,8 +18,8 @@ E2E = TESTS / "e2e"
 # Seconds of a test of a server, where it says no other: the session's first has the start of the server and its
 # archives in it, and may wait for another process to make their exports.
 E2E_TIMEOUT_S = 300
-# Modules in the order in which xdist's processes take them: those of minutes first, so that none is left with one of
-# them while others have nothing to do any more. A process that begins with a single test is given its next module at
+# Modules in the order in which xdist's processes take them: the longest first, so that none is left with one of them
+# while others have nothing to do any more. A process that begins with a single test is given its next module at
 # once, to be run after it even where others are free by then: short ones stand there for that.
 FIRST = (
     "test_readme.py",
@@ -34,6 +34,20 @@ FIRST = (
     "e2e/test_failures.py",
     "e2e/test_client.py",
     "e2e/test_bodies.py",
+    # Of `make check`: the longest, half of its time.
+    "deploy/test_archive.py",
+    "handlers/tasks/test_image_classification.py",
+    "handlers/engines/test_engines.py",
+    "load/measure/test_exchanges.py",
+    "handlers/tasks/test_sentence_embedding.py",
+    "handlers/scheduling/test_scheduler.py",
+    "handlers/tasks/test_translation.py",
+    "deploy/test_custom_task.py",
+    "handlers/tasks/test_token_classification.py",
+    "load/autoscale/test_study.py",
+    "deploy/test_own_models.py",
+    "handlers/pipeline/test_description.py",
+    "handlers/test_worker_imports.py",
 )
 
 KUBECTL = "kubectl: renders deploy/kubernetes, with a kubectl of 1.27 or newer (deselected, and said, without one)"
