@@ -38,6 +38,7 @@ from load.measure.recording import Recording
 from load.measure.server_timing import parse
 from tests.e2e.conftest import MOBILENET, Answer, metrics, send, send_together, url, worker_pid
 from tests.photographs import photograph
+from tests.waiting import until
 
 CLASSIC, ADAPTIVE = "sentence-embedding", "sentence-embedding-adaptive"
 # Of the load tests: they have one core for the engine and one for TorchServe and whoever asks, and that other core's
@@ -312,13 +313,6 @@ def test_worker_killed_mid_batch_comes_back_and_every_request_is_answered(server
     assert statuses.keys() <= {200, 500, 503, 507}, statuses
     assert statuses[500] + statuses[507] >= 1
     assert Counter(answer.status for answer in answers[-16:])[200] >= 1
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
 
 
 @pytest.mark.clock
