@@ -46,6 +46,7 @@ from handlers.protocol.open_inference import Model
 from handlers.protocol.output_tensors import Documents, OutputTensors
 from handlers.protocol.requests import Items, Payload, Request
 from handlers.protocol.responses import Reply
+from handlers.scheduling.policy import settled
 
 # TorchServe's module tries this backend of torch.compile, which brings torch._dynamo and torch._inductor with it: three
 # seconds of every worker's start, and nothing here compiles with it. Nor does anything here run on its onnxruntime.
@@ -260,7 +261,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         try:
             self.fingerprint = archive_files.check(self.model_dir)
             settings = context.model_yaml_config or {}
-            self.config = cast(Config, parse(self.config_class, settings.get("handler")))
+            self.config = settled(cast(Config, parse(self.config_class, settings.get("handler"))), settings)
             self.device = _device(properties.get("gpu_id"))
             self.engine = self.load()
             self._shape, self.metadata = described(self, context.model_name, version)

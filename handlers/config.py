@@ -42,7 +42,7 @@ class SchedulingConfig:
 
     Attributes:
         mode: `classic` runs the batch that TorchServe formed; `adaptive` lets the worker choose from all requests in
-            flight, which needs TorchServe's continuousBatching.
+            flight, which needs TorchServe's continuousBatching; `auto` is adaptive where that is on, else classic.
         max_latency_ms: the target for the time from a request's arrival at the worker to its answer; None for none,
             so that nobody is refused for want of time.
         max_batch_items, max_batch_tokens: the most items and padded tokens of a micro-batch in adaptive mode; None for
@@ -61,8 +61,8 @@ class SchedulingConfig:
             likely; a request takes a few milliseconds longer where the engine has not met its shape. 0 for none.
     """
 
-    mode: Literal["classic", "adaptive"] = "classic"
-    max_latency_ms: Milliseconds | None = 500.0
+    mode: Literal["auto", "classic", "adaptive"] = "auto"
+    max_latency_ms: Milliseconds | None = None
     max_batch_items: Count | None = None
     max_batch_tokens: Count | None = None
     priority_levels: Annotated[int, Field(ge=1, le=10)] = 1

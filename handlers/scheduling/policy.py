@@ -1,13 +1,18 @@
-"""What an adaptive worker is held to, as its archive's settings say. Pure."""
+"""Which mode a worker runs in, and what an adaptive one is held to, as its archive's settings say. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import OVERHEAD, Overhead
+
+# TorchServe's own setting: the worker is sent everything in flight, and answers what it will.
+CONTINUOUS = "continuousBatching"
+
+AnyConfig = TypeVar("AnyConfig", bound=HandlerConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,19 @@ class Policy:
         )
 
 
+def settled(config: AnyConfig, settings: Mapping[str, Any]) -> AnyConfig:
+    """Settle on a mode where the archive leaves it open: adaptive where TorchServe lets the worker choose.
+
+    Args:
+        config: the archive's settings.
+        settings: its whole model-config.yaml.
+    """
+    if config.scheduling.mode != "auto":
+        return config
+    mode: Literal["classic", "adaptive"] = "adaptive" if settings.get(CONTINUOUS) is True else "classic"
+    return replace(config, scheduling=replace(config.scheduling, mode=mode))
+
+
 def check_mode(settings: Mapping[str, Any]) -> None:
     """Check that an archive's model-config.yaml lets TorchServe work with adaptive mode.
 
@@ -61,8 +79,8 @@ def check_mode(settings: Mapping[str, Any]) -> None:
         InvalidConfig: it does not; the message lists every problem.
     """
     problems = []
-    if settings.get("continuousBatching") is not True:
-        problems.append("continuousBatching: true is needed beside it")
+    if settings.get(CONTINUOUS) is not True:
+        problems.append(f"{CONTINUOUS}: true is needed beside it")
     if settings.get("asyncCommunication"):
         problems.append("asyncCommunication must be off")
     if settings.get("maxWorkers", 1) != 1:
