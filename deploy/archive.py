@@ -24,6 +24,7 @@ import yaml
 from deploy.exports import Exports
 from deploy.fingerprint import archive_fingerprint, built_from, export_fingerprint, handler_files, label_of
 from deploy.models import MODEL_LIST, ROOT, Engine, Model, UnknownModel, model, models
+from deploy.modes import packed, why_classic
 from deploy.signatures import line
 from deploy.sources import NotMade, Source, WeightsUnavailable, source
 from deploy.tasks import imported_quietly, task_of
@@ -103,7 +104,7 @@ class Recipe:
             WeightsUnavailable, InvalidConfig, ArchiverFailed: with one line for the user.
         """
         entry, origin = self.entry, source(self.entry, self.weights)
-        task, config = task_of(entry), entry.config()
+        task, config = task_of(entry), packed(entry.name, entry.config())
         self.export_path.mkdir(parents=True, exist_ok=True)
         # Beside the archive to come, so that the last step is a rename; hidden, so that nothing serves it.
         with tempfile.TemporaryDirectory(prefix=".build-", dir=self.export_path) as work:
@@ -303,6 +304,8 @@ def main(arguments: list[str]) -> int:
                 print(f"archive.sh: left out: {error}", file=sys.stderr)
                 continue
             report(archive, time.monotonic() - started)
+            if reason := why_classic(recipe.entry.config()):
+                print(f"{os.path.relpath(archive.path)}: classic mode, since model-config.yaml has {reason}")
             if signature := line(recipe.entry, archive.path):
                 print(f"{os.path.relpath(archive.path)}: {signature}")
     except (UnknownModel, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError) as error:
