@@ -42,7 +42,7 @@ def test_config_wrong_lists_every_problem(values: Any, words: list[str]) -> None
 def test_scheduling_unnamed_is_classic_and_named_takes_documented_defaults() -> None:
     assert parse(HandlerConfig, {}).scheduling.mode == "classic"
     scheduling = parse(HandlerConfig, {"scheduling": {"mode": "adaptive", "max_latency_ms": 50}}).scheduling
-    assert (scheduling.mode, scheduling.max_latency_ms, scheduling.queue_timeout_ms) == ("adaptive", 50, 2000)
+    assert (scheduling.mode, scheduling.max_latency_ms, scheduling.queue_timeout_ms) == ("adaptive", 50, None)
     assert (scheduling.priority_levels, scheduling.default_priority, scheduling.timeout_action) == (1, None, "reject")
     assert (scheduling.max_batch_items, scheduling.max_batch_tokens) == (None, None)
     assert (scheduling.max_queue_items, scheduling.overload_status) == (512, 503)
