@@ -50,6 +50,7 @@ class SchedulingConfig:
         priority_levels: how many levels the header X-Priority may name; level 1 is served first.
         default_priority: the level of a request that names none; None for the middle one.
         queue_timeout_ms: the longest that a request may wait for the engine; the header X-Timeout-Ms may shorten it.
+            None for 2000 with a latency target, and for no limit without one.
         timeout_action: what becomes of a request that waited longer: `reject` answers 504, `delay` serves it after all
             others.
         max_queue_items: the most items that may wait.
@@ -67,7 +68,7 @@ class SchedulingConfig:
     max_batch_tokens: Count | None = None
     priority_levels: Annotated[int, Field(ge=1, le=10)] = 1
     default_priority: Count | None = None
-    queue_timeout_ms: Milliseconds = 2000.0
+    queue_timeout_ms: Milliseconds | None = None
     timeout_action: Literal["reject", "delay"] = "reject"
     max_queue_items: Count = 512
     overload_status: Literal[429, 503] = 503

@@ -23,9 +23,9 @@ from handlers.pipeline.micro_batches import Overhead
 from handlers.pipeline.runner import Runner
 from handlers.pipeline.warm_up import Allowed, Rehearsal, measure, prepare
 from handlers.protocol.requests import Payload
+from handlers.scheduling.batch_size import TUNING as SIZE_TUNING
 from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy, check_mode
-from handlers.scheduling.scheduler import TUNING as SCHEDULER_TUNING
 from handlers.scheduling.scheduler import Scheduler
 from handlers.scheduling.streams import Streams
 
@@ -95,7 +95,7 @@ def start(
         decoder=Decoder(
             whole, guard, threads=available_threads(config.decode_threads), is_threaded=task.decodes_in_threads
         ),
-        timing=ResponseTiming(window, enough_s=SCHEDULER_TUNING.longest_share * policy.max_latency_s),
+        timing=ResponseTiming(window, enough_s=SIZE_TUNING.longest_share * policy.nominal_latency_s),
         recorder=metrics.recorder,
         wake=metrics.wake,
         guard=guard,
@@ -117,7 +117,7 @@ def warm_scheduler(task: Task, on_streams: list[Task], policy: Policy, window: i
         f"{task.engine.description} {config.threads} {len(on_streams)} {sorted(sizes)}",
         folder_of(task.model_dir),
     )
-    longest_s = SCHEDULER_TUNING.longest_share * policy.max_latency_s
+    longest_s = SIZE_TUNING.longest_share * policy.nominal_latency_s
 
     def model_of(engine: str, on_it: Task) -> LatencyModel:
         """Measure everything the first time; later only one item, for the engine must run once in any case."""

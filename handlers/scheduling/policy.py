@@ -16,6 +16,23 @@ AnyConfig = TypeVar("AnyConfig", bound=HandlerConfig)
 
 
 @dataclass(frozen=True, slots=True)
+class Tuning:
+    """What is reckoned with where the settings name no time.
+
+    Attributes:
+        nominal_s: stands for the latency target where there is none and a time is needed all the same: it is the
+            setting's default.
+        queue_timeout_s: longest wait where there is a target and no `queue_timeout_ms`: four times the default target.
+    """
+
+    nominal_s: float = 0.5
+    queue_timeout_s: float = 2.0
+
+
+TUNING = Tuning()
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """What the scheduler is held to.
 
@@ -41,18 +58,32 @@ class Policy:
     max_queue_items: int = 512
     overhead: Overhead = OVERHEAD
 
+    @property
+    def has_target(self) -> bool:
+        """Whether there is a latency target."""
+        return self.max_latency_s < inf
+
+    @property
+    def nominal_latency_s(self) -> float:
+        """The target, or without one what ageing, courtesy and rhythm are reckoned in; always finite."""
+        return self.max_latency_s if self.has_target else TUNING.nominal_s
+
     @classmethod
     def of(cls, config: HandlerConfig, overhead: Overhead) -> "Policy":
         """Read an archive's settings; `overhead` is what its task says of one more micro-batch."""
         scheduling = config.scheduling
         levels = scheduling.priority_levels
+        has_target = scheduling.max_latency_ms is not None
+        queue_timeout_s = TUNING.queue_timeout_s if has_target else inf
+        if scheduling.queue_timeout_ms is not None:
+            queue_timeout_s = scheduling.queue_timeout_ms / 1000
         return cls(
             max_latency_s=inf if scheduling.max_latency_ms is None else scheduling.max_latency_ms / 1000,
             max_items=scheduling.max_batch_items or config.max_items,
             max_tokens=scheduling.max_batch_tokens or config.max_tokens,
             priority_levels=levels,
             default_priority=scheduling.default_priority or (levels + 1) // 2,
-            queue_timeout_s=scheduling.queue_timeout_ms / 1000,
+            queue_timeout_s=queue_timeout_s,
             is_late_rejected=scheduling.timeout_action == "reject",
             max_queue_items=scheduling.max_queue_items,
             overhead=overhead,

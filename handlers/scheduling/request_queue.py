@@ -8,6 +8,10 @@ A request is one object from its arrival to its answer, and so is each of its it
 Order: by level, then what can still be in time before what cannot, then earliest deadline. A request's level is its
 priority, less one for every AGING_TARGETS times the latency target that it has waited, without end: whatever comes
 later, a request is overtaken for a bounded time only.
+
+Without a latency target nothing is late. `patience_s` stands for the target, and a request that names no time, or a
+longer one, is due after that: who allows little goes first, but not before all who came long ago. Levels end at the
+first: older ones are due sooner there, and those that waited for a while share micro-batches whatever they waited.
 """
 
 from collections.abc import Iterable
@@ -40,6 +44,8 @@ class ScheduledRequest:
         level: priority that it was admitted with.
         number: how many were admitted before it; ties are broken by it.
         deadline_s: when its answer is due.
+        due_s: what it is ordered by within its level: its deadline, or without a target no later than the queue's
+            patience allows.
         expires_s: when it stops waiting for its micro-batch.
         predicted_s: how long its answer was predicted to take, from arrival on.
         tokens: length of all its items together; an estimate until they are decoded.
@@ -55,6 +61,7 @@ class ScheduledRequest:
     level: int = 1
     number: int = -1
     deadline_s: float = inf
+    due_s: float = inf
     expires_s: float = inf
     predicted_s: float = 0.0
     tokens: float = 0.0
@@ -81,8 +88,8 @@ class ScheduledRequest:
 
     @property
     def urgency(self) -> tuple[float, int]:
-        """What it is ordered by within a level: earliest deadline first, then first come."""
-        return self.deadline_s, self.number
+        """What it is ordered by within a level: earliest due first, then first come."""
+        return self.due_s, self.number
 
     def fail(self, error: ItemError) -> None:
         """Answer it with one error, whatever becomes of its items: a thread may be decoding one into its old slot."""
@@ -125,10 +132,12 @@ class RequestQueue:
 
     Attributes:
         policy: what they are ordered by and expire by.
+        patience_s: the latency target, or what stands for it.
         ready: the items of requests that are decoded, in no order.
     """
 
     policy: Policy
+    patience_s: float
     ready: list[QueuedItem] = field(default_factory=list)
     _decoding: dict[int, ScheduledRequest] = field(default_factory=dict)
 
@@ -188,15 +197,15 @@ class RequestQueue:
         """Tell for how many seconds the oldest ready item has been here; 0 without any."""
         return max((now_s - item.request.arrived_s for item in self.ready), default=0.0)
 
-    def ahead(self, level: float, deadline_s: float, now_s: float) -> Work:
-        """Tell how much runs before a newcomer of that level and deadline."""
+    def ahead(self, level: float, due_s: float, now_s: float) -> Work:
+        """Tell how much runs before a newcomer of that level that is due then."""
         items, tokens = 0, 0.0
         for item in self.ready:
-            if (self._level(item.request, now_s), item.request.deadline_s) <= (level, deadline_s):
+            if (self._level(item.request, now_s), item.request.due_s) <= (level, due_s):
                 items += 1
                 tokens += item.cost.length
         for request in self._decoding.values():
-            if (self._level(request, now_s), request.deadline_s) <= (level, deadline_s):
+            if (self._level(request, now_s), request.due_s) <= (level, due_s):
                 items += request.waiting
                 tokens += request.tokens
         return Work(items, tokens)
@@ -228,8 +237,14 @@ class RequestQueue:
 
     def ranked(self, now_s: float) -> list[tuple[Rank, QueuedItem]]:
         """List the ready items, first come first."""
+        has_target = self.policy.has_target
         ranked = [
-            (self._level(item.request, now_s), item.request.deadline_s < now_s, *item.request.urgency, item)
+            (
+                self._level(item.request, now_s),
+                has_target and item.request.deadline_s < now_s,
+                *item.request.urgency,
+                item,
+            )
             for item in self.ready
         ]
         ranked.sort(key=lambda each: each[:4])
@@ -237,6 +252,7 @@ class RequestQueue:
 
     def _level(self, request: ScheduledRequest, now_s: float) -> float:
         """Tell a request's place among the levels; less is sooner."""
-        aged = (now_s - request.arrived_s) // (AGING_TARGETS * self.policy.max_latency_s)
+        aged = (now_s - request.arrived_s) // (AGING_TARGETS * self.patience_s)
         delayed = self.policy.priority_levels if request.expires_s <= now_s else 0
-        return request.level + delayed - aged
+        level = request.level + delayed - aged
+        return level if self.policy.has_target else max(1.0, level)

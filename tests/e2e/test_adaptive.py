@@ -23,7 +23,7 @@ from tritonclient.utils import InferenceServerException
 
 from deploy.models import ROOT
 from deploy.server import Server
-from handlers.scheduling.scheduler import TUNING
+from handlers.scheduling.batch_size import TUNING
 from load.generate import precise_loop
 from load.generate.attack import Attack, Load
 from load.generate.closed_loop import ClosedLoop

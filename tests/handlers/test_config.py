@@ -43,7 +43,7 @@ def test_scheduling_unnamed_is_left_open_without_a_target_and_named_takes_docume
     unnamed = parse(HandlerConfig, {}).scheduling
     assert (unnamed.mode, unnamed.max_latency_ms) == ("auto", None)
     scheduling = parse(HandlerConfig, {"scheduling": {"mode": "adaptive", "max_latency_ms": 50}}).scheduling
-    assert (scheduling.mode, scheduling.max_latency_ms, scheduling.queue_timeout_ms) == ("adaptive", 50, 2000)
+    assert (scheduling.mode, scheduling.max_latency_ms, scheduling.queue_timeout_ms) == ("adaptive", 50, None)
     assert (scheduling.priority_levels, scheduling.default_priority, scheduling.timeout_action) == (1, None, "reject")
     assert (scheduling.max_batch_items, scheduling.max_batch_tokens) == (None, None)
     assert (scheduling.max_queue_items, scheduling.overload_status) == (512, 503)
