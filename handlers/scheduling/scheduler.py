@@ -175,13 +175,18 @@ class Scheduler:
 
     # -- the engine --------------------------------------------------------------------------------------------------
 
-    def next_batch(self, now_s: float) -> RunningBatch | None:
-        """Start the micro-batch that is to run now; None where there is none, or no stream is free for it."""
+    def next_batch(self, now_s: float, *, is_whole: bool = False) -> RunningBatch | None:
+        """Start the micro-batch that is to run now; None where there is none, or no stream is free for it.
+
+        Args:
+            now_s: the time.
+            is_whole: whether who asks has only the whole engine to run it on; then nothing may be running.
+        """
         self.held_until_s = inf
         ready = self._queue.ready_work
         if not ready.items or not self.streams.free:
             return None
-        is_wide = self.streams.is_wide(ready.items)
+        is_wide = is_whole or self.streams.is_wide(ready.items)
         model = self.streams.model(is_wide=is_wide)
         ranked = self._queue.ranked(now_s)
         is_courteous = self._size.is_courteous(ranked[0][1].request.level, now_s)
