@@ -26,6 +26,7 @@ from ts.metrics.metric_type_enum import MetricTypes
 
 from handlers import archive_files
 from handlers.adaptive import start as adaptive
+from handlers.adaptive.only_worker import claim_worker
 from handlers.adaptive.worker import AdaptiveWorker
 from handlers.blocked_import import blocked_import
 from handlers.config import HandlerConfig, NoOptions, parse
@@ -324,6 +325,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     # -- adaptive mode: the worker forms the batches ---------------------------------------------------------------
 
     def _start_adaptive(self, window: int, settings: Mapping[str, Any]) -> Answer:
+        claim_worker(self.metadata.name, self.metadata.version)
         metrics = adaptive.Metrics(self._recorder, self.reporter.wake)
         self.worker = adaptive.start(self, window, settings, metrics, longest_run_s=self._response_timeout_s)
         return self._hand_over
