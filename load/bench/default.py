@@ -24,7 +24,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import yaml
 
 from deploy.archive import Recipe
 from deploy.models import ROOT, model
@@ -32,6 +31,7 @@ from deploy.sandbox import started
 from deploy.server import Server
 from deploy.sources import NotMade, WeightsUnavailable
 from load.bench.adaptive import Contender
+from load.bench.archives import write_mode
 from load.bench.peers import CPU_ONLY, BenchError, Child, InProcess
 from load.bench.photographs import photographs
 from load.bench.progress import aside, progress
@@ -189,17 +189,7 @@ def in_mode(built: Path, folder: Path, mode: str) -> None:
         mode: `classic` or `adaptive`, which then has no target.
     """
     shutil.copytree(built, folder, copy_function=os.link)
-    path = folder / "model-config.yaml"
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    handler = config.get("handler") or {}
-    scheduling = {**(handler.get("scheduling") or {}), "mode": mode}
-    for name in ("continuousBatching", "minWorkers", "maxWorkers"):
-        config.pop(name, None)
-    if mode == "adaptive":
-        config |= {"continuousBatching": True, "minWorkers": 1, "maxWorkers": 1}
-        scheduling |= {"max_latency_ms": None}
-    path.unlink()
-    path.write_text(json.dumps({**config, "handler": {**handler, "scheduling": scheduling}}), encoding="utf-8")
+    write_mode(folder, mode)
 
 
 def _register(server: Server, archive: str, name: str, batch_size: int, delay_ms: int) -> None:
