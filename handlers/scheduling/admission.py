@@ -20,6 +20,7 @@ refuse the first.
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from math import inf
 
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.request_queue import ScheduledRequest
@@ -160,8 +161,8 @@ class Admission:
         return self._moved_s(predicted_s, self.errors[priority].covered_s)
 
     def answered(self, request: ScheduledRequest, now_s: float) -> None:
-        """Learn from an answer that is complete now; nothing where no micro-batch was run for it."""
-        if request.finished_s is not None:
+        """Learn from an answer that is complete now, where it was predicted and a micro-batch was run for it."""
+        if request.finished_s is not None and request.deadline_s < inf:
             took_s, allowed_s = now_s - request.arrived_s, request.deadline_s - request.arrived_s
             self.learn(
                 now_s,

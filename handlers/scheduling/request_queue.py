@@ -14,7 +14,7 @@ longer one, is due after that: who allows little goes first, but not before all 
 first: older ones are due sooner there, and those that waited for a while share micro-batches whatever they waited.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -42,7 +42,7 @@ class ScheduledRequest:
         priority: level that its client asks for, 1 being first; None for the policy's default.
         timeout_s: how long its client waits for the answer; it can only shorten the policy's limits.
         level: priority that it was admitted with.
-        number: how many were admitted before it; ties are broken by it.
+        number: how many came before it; ties are broken by it.
         deadline_s: when its answer is due.
         due_s: what it is ordered by within its level: its deadline, or without a target no later than the queue's
             patience allows.
@@ -134,16 +134,23 @@ class RequestQueue:
         policy: what they are ordered by and expire by.
         patience_s: the latency target, or what stands for it.
         ready: the items of requests that are decoded, in no order.
+        items: how many wait, decoded or not.
     """
 
     policy: Policy
     patience_s: float
     ready: list[QueuedItem] = field(default_factory=list)
+    items: int = 0
+    _ready_tokens: int = 0
+    # Whether anybody who waits may wait too long.
+    _may_expire: bool = False
     _decoding: dict[int, ScheduledRequest] = field(default_factory=dict)
 
     def add(self, request: ScheduledRequest) -> None:
         """Take in a request whose items are being decoded."""
         self._decoding[request.number] = request
+        self.items += request.waiting
+        self._may_expire |= request.expires_s < inf
 
     def decoded(self, request: ScheduledRequest, slot: Slot, cost: Cost | None) -> None:
         """Note that an item is decoded, or has failed where `cost` is None; with its last one a request is ready."""
@@ -153,40 +160,45 @@ class RequestQueue:
         if cost is not None:
             request.items.append(QueuedItem(request, slot, cost))
             request.queued += 1
+        else:
+            self.items -= 1
         if not request.decoding:
             del self._decoding[request.number]
             request.tokens = sum(item.cost.length for item in request.items)
             self.ready += request.items
+            self._ready_tokens += sum(item.cost.length for item in request.items)
 
     def withdraw(self, request: ScheduledRequest) -> None:
         """Forget a request that is still being decoded; the caller fails it."""
-        self._decoding.pop(request.number, None)
+        if self._decoding.pop(request.number, None):
+            self.items -= request.waiting
 
     def abandon(self, request: ScheduledRequest) -> None:
         """Forget a request, decoded or not."""
         self.withdraw(request)
-        self.ready = [item for item in self.ready if item.request is not request]
+        self._remove({item for item in self.ready if item.request is request})
         request.queued = 0
 
     def take(self, items: Iterable[QueuedItem]) -> None:
         """Remove items that start."""
         started = set(items)
-        self.ready = [item for item in self.ready if item not in started]
+        self._remove(started)
         for item in started:
             item.request.queued -= 1
             item.request.running += 1
 
-    # -- how much waits --------------------------------------------------------------------------------------------
+    def _remove(self, items: Set[QueuedItem]) -> None:
+        self.ready = [item for item in self.ready if item not in items]
+        self.items -= len(items)
+        self._may_expire &= self.items > 0
+        self._ready_tokens -= sum(item.cost.length for item in items)
 
-    @property
-    def items(self) -> int:
-        """How many items wait, decoded or not."""
-        return len(self.ready) + sum(request.waiting for request in self._decoding.values())
+    # -- how much waits --------------------------------------------------------------------------------------------
 
     @property
     def ready_work(self) -> Work:
         """How much is ready to run."""
-        return Work(len(self.ready), sum(item.cost.length for item in self.ready))
+        return Work(len(self.ready), self._ready_tokens)
 
     @property
     def is_any_decoding(self) -> bool:
@@ -214,13 +226,13 @@ class RequestQueue:
 
     def expire(self, now_s: float) -> list[ScheduledRequest]:
         """Remove the requests that waited too long, where these are rejected; those with a started item go on."""
-        if not self.policy.is_late_rejected:
+        if not (self._may_expire and self.policy.is_late_rejected):
             return []
         late = dict.fromkeys(item.request for item in self.ready if item.request.expires_s <= now_s)
         expired = [request for request in late if not request.has_started]
         if expired:
             gone = set(expired)
-            self.ready = [item for item in self.ready if item.request not in gone]
+            self._remove({item for item in self.ready if item.request in gone})
         undecoded = [request for request in self._decoding.values() if request.expires_s <= now_s]
         for request in undecoded:
             self.withdraw(request)
@@ -228,7 +240,7 @@ class RequestQueue:
 
     def next_expiry_s(self) -> float:
         """Tell when `expire` may next have something to remove; infinity when never."""
-        if not self.policy.is_late_rejected:
+        if not (self._may_expire and self.policy.is_late_rejected):
             return inf
         waiting = [item.request for item in self.ready if not item.request.has_started]
         return min((request.expires_s for request in (*waiting, *self._decoding.values())), default=inf)

@@ -142,13 +142,18 @@ class Scheduler:
         if not self._admission.has_room(self._queue.items, items):
             everything = self._queue.ahead(inf, inf, now_s)
             return self._admission.queue_full(self._queue.items, self._done_in_s(everything, now_s))
+        request.number = next(self._numbers)
+        request.decoding = items
+        if request.deadline_s == inf:
+            # It is in time whenever it is done: nothing is to be predicted.
+            self._queue.add(request)
+            return None
         ahead = self._queue.ahead(request.level, request.due_s, now_s)
         work_s = self._done_in_s(Work(ahead.items + items, ahead.tokens + tokens), now_s)
         is_idle = not ahead.items and not any(running.items for running in self.streams.running)
         if refusal := self._admission.overloaded(request, work_s, is_idle=is_idle):
+            request.decoding = 0
             return refusal
-        request.number = next(self._numbers)
-        request.decoding = items
         self._queue.add(request)
         return None
 
