@@ -23,6 +23,7 @@ from deploy.gateway.settings import read as read_gateway
 from deploy.gateway.supervisor import STOP_S
 from deploy.memory import MIB, Served, need
 from deploy.models import models
+from deploy.modes import packed
 from deploy.properties import Settings
 from tests.deploy.kubernetes.flows import Labels, Pod, is_let, is_let_in, matches, namespace
 from tests.deploy.kubernetes.rendered import (
@@ -329,9 +330,12 @@ def test_memory_holds_what_may_queue(tmp_path: Path) -> None:
         wanted = need(settings, served(settings))
         assert wanted.heap_bytes <= settings.heap_bytes, where
         assert wanted.direct_bytes <= settings.direct_bytes, where
-        workers = sum(int(entry["maxWorkers"]) for versions in settings.models.values() for entry in versions.values())
-        each = WORKER + (SECOND_COPY if "adaptive" in where else 0)
-        whole = settings.heap_bytes + settings.direct_bytes + JAVA_REST + BESIDE + workers * each
+        entries = [(name, entry) for name, versions in settings.models.items() for entry in versions.values()]
+        copies = (
+            SECOND_COPY if packed(name, models()[name].config()).get("continuousBatching") else 0 for name, _ in entries
+        )
+        workers = sum(int(entry["maxWorkers"]) for _, entry in entries) * WORKER + sum(copies)
+        whole = settings.heap_bytes + settings.direct_bytes + JAVA_REST + BESIDE + workers
         assert whole <= size(container(objects, "node")["resources"]["limits"]["memory"]), where
     assert size(container(overlay("cpu"), "edge")["resources"]["limits"]["memory"]) >= HEAP_BYTES + CONTROL
 
@@ -488,7 +492,7 @@ def test_an_adaptive_pod_has_one_model_with_one_worker(tmp_path: Path) -> None:
     [(name, versions)] = settings.models.items()
     [entry] = versions.values()
     assert (entry["minWorkers"], entry["maxWorkers"]) == (1, 1)
-    assert models()[name].config()["continuousBatching"] is True
+    assert packed(name, models()[name].config())["continuousBatching"] is True
 
 
 def test_keda_scales_nodes_whose_number_nothing_else_says(tmp_path: Path) -> None:
