@@ -22,8 +22,9 @@ POLICY = Policy(max_latency_s=inf, max_items=16, priority_levels=3, default_prio
 @pytest.mark.parametrize(
     ("scheduling", "latency_s", "queue_timeout_s"),
     [
-        ({}, 0.5, 2.0),
-        ({"queue_timeout_ms": 300}, 0.5, 0.3),
+        ({}, inf, inf),
+        ({"max_latency_ms": 500}, 0.5, 2.0),
+        ({"max_latency_ms": 500, "queue_timeout_ms": 300}, 0.5, 0.3),
         ({"max_latency_ms": None}, inf, inf),
         ({"max_latency_ms": None, "queue_timeout_ms": 300}, inf, 0.3),
     ],
