@@ -69,10 +69,24 @@ class Inbox:
         Raises:
             Disconnected: the stream has ended, as in every method.
         """
-        self._need(INTEGER.size)
-        (value,) = INTEGER.unpack_from(self._buffer, self._start)
-        self._start += INTEGER.size
-        return int(value)
+        start = self._start
+        if self._end - start < INTEGER.size:
+            self._need(INTEGER.size)
+            start = self._start
+        self._start = start + INTEGER.size
+        value: int = INTEGER.unpack_from(self._buffer, start)[0]
+        return value
+
+    def text(self) -> tuple[str, int] | None:
+        """Take a text with its length in bytes before it; give it and that length, or None where END stands there."""
+        length = self.integer()
+        if length == END:
+            return None
+        start, end = self._start, self._start + length
+        if end > self._end:
+            return self.take(length).decode(), length
+        self._start = end
+        return str(self._view[start:end], "utf-8"), length
 
     def take(self, size: int) -> bytes | bytearray:
         """Take the next bytes; many come as a bytearray that nothing else holds."""
@@ -144,8 +158,8 @@ class Link:
         sizes: dict[str, int] = {}
         heads: dict[str, int] = {}
         requests: dict[str, Sent | None] = {}
-        while (length := inbox.integer()) != END:
-            id_ = inbox.take(length).decode()
+        while (text := inbox.text()) is not None:
+            id_ = text[0]
             known = self._sizes.get(id_)
             if known is None:
                 requests[id_], sizes[id_], heads[id_] = self._request()
@@ -177,25 +191,29 @@ class Link:
 
     def _request(self) -> tuple[Sent, int, int]:
         """Take the rest of a new request; return it, how many bytes that were, and how many without its parameters."""
-        inbox = self._inbox
+        inbox, text = self._inbox, self._inbox.text
         headers: dict[str, Any] = {}
-        sent: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
         row: dict[str, bytes | bytearray] = {}
         size = 2 * INTEGER.size
-        while (length := inbox.integer()) != END:
-            name = inbox.take(length)
-            value = inbox.take(inbox.integer())
-            sent[name.decode()] = value.decode()
-            size += 2 * INTEGER.size + len(name) + len(value)
+        while (name := text()) is not None:
+            value = _some(text())
+            headers[name[0]] = value[0]
+            size += 2 * INTEGER.size + name[1] + value[1]
         head = size
-        while (length := inbox.integer()) != END:
-            name = inbox.take(length)
-            content_type = inbox.take(inbox.integer())
-            value = inbox.take(inbox.integer())
-            row[name.decode()] = value
-            headers[name.decode()] = {"content-type": content_type.decode()}
-            size += 3 * INTEGER.size + len(name) + len(content_type) + len(value)
-        return Sent(row, {**headers, **sent}), size, head
+        while (name := text()) is not None:
+            content_type = _some(text())
+            length = inbox.integer()
+            row[name[0]] = inbox.take(length)
+            parts[name[0]] = {"content-type": content_type[0]}
+            size += 3 * INTEGER.size + name[1] + content_type[1] + length
+        return Sent(row, {**parts, **headers}), size, head
+
+
+def _some(text: tuple[str, int] | None) -> tuple[str, int]:
+    if text is None:
+        raise ProtocolError("a name without a value")
+    return text
 
 
 def _field(value: bytes) -> bytes:

@@ -86,12 +86,20 @@ class InFlight:
 
     def count(self) -> Counts:
         """Tell how far they have come."""
-        complete = self._complete()
-        refused_s = [request.arrived_s for request in complete if request.retry_after_s is not None]
-        decoding = sum(request.decoding > 0 for request in self._requests.values())
-        streamed = sum(request.stream is not None for request in self._requests.values())
-        oldest_s = min(refused_s, default=inf)
-        return Counts(len(self._requests), len(complete), len(refused_s), oldest_s, decoding, streamed)
+        complete = refused = decoding = streamed = 0
+        oldest_s = inf
+        # Asked at every wake: each request is looked at once.
+        for request in self._requests.values():
+            if request.decoding:
+                decoding += 1
+            elif not (request.queued or request.running):
+                complete += 1
+                if request.retry_after_s is not None:
+                    refused += 1
+                    oldest_s = min(oldest_s, request.arrived_s)
+            if request.stream is not None:
+                streamed += 1
+        return Counts(len(self._requests), complete, refused, oldest_s, decoding, streamed)
 
     def _complete(self) -> list[InFlightRequest]:
         return [request for request in self._requests.values() if request.is_complete]

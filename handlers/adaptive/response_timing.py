@@ -43,6 +43,7 @@ class Tuning:
         piece_s: seconds between two exchanges for pieces of answers: who reads them cannot tell it from none, and an
             engine that is quicker has several tokens in a piece;
         piece_costs: but at least so many times what an exchange costs, so that pieces take at most a fifth of a thread.
+        quick_costs: work of at most so many times what an exchange costs is done before a fetch would bring anybody.
         lone_s: a lone request that takes longer is left to the engine's threads, so that somebody looks out for others.
         crowded_share: with more than this share of the window in flight, refusals do not wait.
         fetch_probe: while most fetches bring nobody, one is made in so many micro-batches.
@@ -60,6 +61,7 @@ class Tuning:
     watch_costs: float = 4.0
     piece_s: float = 0.02
     piece_costs: float = 4.0
+    quick_costs: float = 2.0
     lone_s: float = 0.05
     crowded_share: float = 0.5
     fetch_probe: int = 8
@@ -107,6 +109,11 @@ class Situation:
     first_pieces: int = 0
 
     @property
+    def is_all_complete(self) -> bool:
+        """Whether everything in flight can be answered."""
+        return self.complete == self.in_flight
+
+    @property
     def is_engine_done(self) -> bool:
         """Whether it is idle and will be until somebody arrives or is decoded."""
         return self.stream_ends_s == inf and self.queued_s == 0
@@ -152,7 +159,7 @@ class ResponseTiming:
 
     def goes(self, now_s: float, situation: Situation) -> None:
         """Note that an answer leaves; with nothing left in flight its cost cannot be told from waiting for a client."""
-        is_anything_left = situation.complete < situation.in_flight
+        is_anything_left = not situation.is_all_complete
         self._went_s = now_s if is_anything_left else None
         # Refusals alone are no reason to go before they are due.
         is_for_newcomers = is_anything_left and situation.complete == situation.refused and not situation.pieces
@@ -167,14 +174,21 @@ class ResponseTiming:
         self._batches_since_fetch += 1
         self._fetches_since_batch = 0
 
-    def is_lone(self, situation: Situation) -> bool:
-        """Whether a single client waits, for its answer as a whole, and fetches lately brought nobody."""
-        is_single = situation.in_flight == 1 and not situation.streamed
-        return is_single and situation.queued_s <= TUNING.lone_s and not self._is_fetch_useful
+    def runs_here(self, situation: Situation) -> bool:
+        """Whether the frontend's thread should run what is ready itself.
+
+        It does where that is done sooner than a fetch, or where a single client waits, for its answer as a whole, and
+        fetches lately brought nobody: no other thread needs to be woken, and nobody is kept waiting for it.
+        """
+        if situation.is_all_complete or situation.streamed or situation.stream_ends_s < inf:
+            return False
+        if situation.queued_s <= TUNING.quick_costs * self.cost_s.value:
+            return True
+        return situation.in_flight == 1 and situation.queued_s <= TUNING.lone_s and not self._is_fetch_useful
 
     def due_s(self, situation: Situation) -> float:
         """Tell when to answer: a time that has passed means now; infinity until something happens."""
-        if situation.complete == situation.in_flight:
+        if situation.is_all_complete:
             return -inf
         return min(self._planned_s(situation), self._watch_due_s(situation))
 

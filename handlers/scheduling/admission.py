@@ -20,6 +20,7 @@ refuse the first.
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from math import inf
 
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.request_queue import ScheduledRequest
@@ -40,7 +41,8 @@ class Tuning:
         most_level: the level's upper end; above 1 all that is remembered is covered, and many late answers at once are
             paid back one by one.
         foreseeable: share of the errors that a late answer must lie within to say something of admission.
-        most_share: share of the target by which errors move a prediction at most, so that no history refuses everybody.
+        most_share: share of the target, or of what stands for it, by which errors move a prediction at most, so that no
+            history refuses everybody.
         hurried_try: of the requests that an idle worker would refuse because they allow too little, one in so many is
             tried.
     """
@@ -143,12 +145,12 @@ class Admission:
         is_hopeless = request.arrived_s + cautious_s > request.deadline_s
         if not is_hopeless or (is_idle and self._tries_anyway(request.timeout_s)):
             return None
-        target_s = self.policy.max_latency_s
-        limit = f"max_latency_ms is {1000 * target_s:.0f}"
-        if request.timeout_s < target_s:
+        allowed_s = min(self.policy.max_latency_s, request.timeout_s)
+        limit = f"max_latency_ms is {1000 * allowed_s:.0f}"
+        if request.timeout_s < self.policy.max_latency_s:
             limit = f"the request allows {1000 * request.timeout_s:g}"
         message = f"The answer would take about {1000 * cautious_s:.0f} ms; {limit}."
-        return Refusal("Overloaded", message, max(0.0, cautious_s - target_s))
+        return Refusal("Overloaded", message, max(0.0, cautious_s - allowed_s))
 
     def predicted_s(self, work_s: float) -> float:
         """Predict the seconds until an answer that needs so many seconds of the engine, those before it included."""
@@ -159,8 +161,8 @@ class Admission:
         return self._moved_s(predicted_s, self.errors[priority].covered_s)
 
     def answered(self, request: ScheduledRequest, now_s: float) -> None:
-        """Learn from an answer that is complete now; nothing where no micro-batch was run for it."""
-        if request.finished_s is not None:
+        """Learn from an answer that is complete now, where it was predicted and a micro-batch was run for it."""
+        if request.finished_s is not None and request.deadline_s < inf:
             took_s, allowed_s = now_s - request.arrived_s, request.deadline_s - request.arrived_s
             self.learn(
                 now_s,
@@ -190,7 +192,7 @@ class Admission:
         errors.observe(now_s, took_s - predicted_s, is_broken=took_s > allowed_s and is_foreseeable)
 
     def _moved_s(self, predicted_s: float, error_s: float) -> float:
-        most_s = TUNING.most_share * self.policy.max_latency_s
+        most_s = TUNING.most_share * self.policy.nominal_latency_s
         return max(0.0, predicted_s + max(-most_s, min(most_s, error_s)))
 
     def _tries_anyway(self, timeout_s: float) -> bool:

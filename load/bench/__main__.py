@@ -17,7 +17,19 @@ from types import FrameType
 
 from deploy.archive import ArchiverFailed
 from deploy.server import ServerError
-from load.bench import adaptive, client, gateway, ready, resnet, scoring, tensors, texts, translation, translation_mixed
+from load.bench import (
+    adaptive,
+    client,
+    default,
+    gateway,
+    ready,
+    resnet,
+    scoring,
+    tensors,
+    texts,
+    translation,
+    translation_mixed,
+)
 from load.bench.peers import BenchError
 from load.bench.progress import progress
 from load.bench.rounds import Rounds
@@ -32,12 +44,17 @@ BENCHMARKS: dict[str, Callable[..., str]] = {
     "gateway": gateway.run,
     "adaptive-embedding": partial(adaptive.run, adaptive.EMBEDDING),
     "adaptive-resnet": partial(adaptive.run, adaptive.RESNET),
+    "default": partial(default.run, default.RESNET),
+    "default-embedding": partial(default.run, default.EMBEDDING),
+    "default-mnist": partial(default.run, default.MNIST),
+    "cheap-language-id": partial(default.run, default.LANGUAGE_ID),
+    "cheap-tokenizer": partial(default.run, default.TOKENIZER),
     "ready": ready.run,
     "ray": scoring.run,
     "tensors": tensors.run,
 }
-# Measured where they are named: they need an environment of their own.
-OPTIONAL = ("ray", "tensors")
+# Measured where they are named: they need an environment of their own, or say more of the machine's mood than of ours.
+OPTIONAL = ("ray", "tensors", "cheap-language-id", "cheap-tokenizer")
 
 # Of the 20 minutes that a part may take, two are left for what follows the last round: servers that start and stop.
 MINUTES = 18.0

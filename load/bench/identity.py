@@ -124,6 +124,10 @@ def build(store: Path, work: Path) -> None:
     work.mkdir()
     (work / "infer.py").write_text(INFER, encoding="utf-8")
     entry = {OURS: {"handler": "tensors", "version": "1", "weights": "infer.py"}}
+    # The bare handler beside it knows no other mode.
+    (work / OURS).mkdir()
+    classic = {"handler": {"scheduling": {"mode": "classic"}}}
+    (work / OURS / "model-config.yaml").write_text(json.dumps(classic), encoding="utf-8")
     (work / "models.yaml").write_text(json.dumps(entry), encoding="utf-8")  # JSON is YAML
     Recipe(model(OURS, work / "models.yaml"), export_path=store).build()
     temporary = work / "archiver"

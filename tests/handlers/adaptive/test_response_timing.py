@@ -136,17 +136,32 @@ def test_exchange_cost_is_not_learned_from_waiting_for_a_client() -> None:
     assert ours.cost_s.value == COST_S
 
 
-def test_lone_client_is_one_that_fetches_found_no_other_beside() -> None:
-    ours, situation = timing(), running(1, 0)
-    assert not ours.is_lone(situation)
+def ready(in_flight: int, queued_s: float, **further: float) -> Situation:
+    """The engine is idle, and has so much to do."""
+    return Situation(in_flight, 0, queued_s=queued_s, **further)  # type: ignore[arg-type]
+
+
+def test_frontends_thread_runs_for_a_lone_client_that_fetches_found_no_other_beside() -> None:
+    ours, situation = timing(), ready(1, TUNING.lone_s)
+    assert not ours.runs_here(situation)
     for _ in range(10):
         ours.use.observe(0.0)
-    assert ours.is_lone(situation)
-    assert not ours.is_lone(running(1, 0, queued_s=2 * TUNING.lone_s))
-    assert not ours.is_lone(running(2, 0))
+    assert ours.runs_here(situation)
+    assert not ours.runs_here(ready(1, 2 * TUNING.lone_s))
+    assert not ours.runs_here(ready(2, TUNING.lone_s))
+    assert not ours.runs_here(running(1, 0))
     for _ in range(TUNING.fetch_probe):
         ours.micro_batch_ended()
-    assert not ours.is_lone(situation)
+    assert not ours.runs_here(situation)
+
+
+def test_frontends_thread_runs_for_any_number_what_takes_no_longer_than_a_fetch() -> None:
+    ours = timing()
+    assert ours.runs_here(ready(WINDOW, TUNING.quick_costs * COST_S))
+    assert not ours.runs_here(ready(WINDOW, 1.1 * TUNING.quick_costs * COST_S))
+    assert not ours.runs_here(ready(4, COST_S, streamed=1))
+    assert not ours.runs_here(running(4, 0))
+    assert not ours.runs_here(Situation(4, 4))
 
 
 def test_watch_that_brings_somebody_tells_that_fetches_do_and_one_that_does_not_tells_nothing() -> None:
@@ -339,5 +354,5 @@ def test_lone_client_that_wants_its_answer_in_pieces_is_no_work_of_the_frontends
     timing = ResponseTiming(window=64, enough_s=1.0)
     while timing.use.value >= TUNING.least_use:
         timing.use.observe(0.0)
-    assert timing.is_lone(Situation(in_flight=1, complete=0))
-    assert not timing.is_lone(Situation(in_flight=1, complete=0, streamed=1))
+    assert timing.runs_here(Situation(in_flight=1, complete=0))
+    assert not timing.runs_here(Situation(in_flight=1, complete=0, streamed=1))
