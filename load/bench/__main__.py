@@ -17,7 +17,18 @@ from types import FrameType
 
 from deploy.archive import ArchiverFailed
 from deploy.server import ServerError
-from load.bench import adaptive, client, gateway, resnet, scoring, tensors, texts, translation, translation_mixed
+from load.bench import (
+    adaptive,
+    client,
+    gateway,
+    highest_rate,
+    resnet,
+    scoring,
+    tensors,
+    texts,
+    translation,
+    translation_mixed,
+)
 from load.bench.peers import BenchError
 from load.bench.progress import progress
 from load.bench.rounds import Rounds
@@ -32,6 +43,7 @@ BENCHMARKS: dict[str, Callable[..., str]] = {
     "gateway": gateway.run,
     "adaptive-embedding": partial(adaptive.run, adaptive.EMBEDDING),
     "adaptive-resnet": partial(adaptive.run, adaptive.RESNET),
+    "highest-rate": highest_rate.run,
     "ray": scoring.run,
     "tensors": tensors.run,
 }
