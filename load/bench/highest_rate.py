@@ -24,7 +24,7 @@ COLUMNS = ("simulated", "target ms", "offline /s", "no schedule above", "1 strea
 
 
 def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:  # noqa: ARG001
-    """Simulate both cases; rounds and durations are those of measurements, and say nothing here."""
+    """Simulate both cases on pinned times; rounds and durations are those of measurements, and say nothing here."""
     return render_cells(COLUMNS, [row(case) for case in (RESNET, EMBEDDING)], is_markdown=is_markdown)
 
 

@@ -17,7 +17,7 @@ from operator import le
 from load.bench.simulated.passes import PassTimes
 from load.bench.simulated.traffic import Arrival
 
-# Ways to leave several streams that are kept at each arrival, chosen: twice as many give no fewer refusals.
+# Ways to leave several streams that are kept at each arrival, chosen so that a test takes seconds.
 WAYS = 6
 
 
