@@ -1,7 +1,7 @@
 """The two cases that are simulated: ResNet-152 and embeddings of texts of mixed lengths, with pinned pass times. Pure.
 
-Pinned, and chosen rather than measured: they fit what was served on two cores with avx512_bf16 (one client's latency and
-the offline throughput in docs/results.md), with OpenVINO in bf16. What micro-batches take in between, a stream's part
+Pinned, and chosen rather than measured: they fit what was served on two cores with avx512_bf16 (one client and
+the offline throughput of docs/results.md), with OpenVINO in bf16. What micro-batches take in between, a stream's part
 and an exchange are assumed. `load.bench.simulated.passes` measures them where a machine is quiet.
 """
 
