@@ -69,7 +69,8 @@ class Refusal:
     Attributes:
         reason: QueueFull or Overloaded.
         message: one sentence for its client.
-        retry_after_s: seconds after which it is worth coming again.
+        retry_after_s: seconds after which it is worth coming again; of those refused one after the other, each has
+            its own turn.
     """
 
     reason: str
@@ -122,6 +123,8 @@ class Admission:
     delivery: RunningMean = field(default_factory=lambda: RunningMean(0.0, TUNING.delivery_weight))
     errors: defaultdict[int, PredictionErrors] = field(default_factory=lambda: defaultdict(PredictionErrors))
     _hurried: int = 0
+    # When the latest of those refused should come again: each has a turn, as the engine has time for it.
+    _turn_s: float = 0.0
 
     def has_room(self, waiting: int, newcomers: int) -> bool:
         """Whether the queue takes so many items more; an empty queue takes any number."""
@@ -132,12 +135,15 @@ class Admission:
         message = f"{waiting} items wait; max_queue_items is {self.policy.max_queue_items}."
         return Refusal("QueueFull", message, retry_after_s)
 
-    def overloaded(self, request: ScheduledRequest, work_s: float, *, is_idle: bool) -> Refusal | None:
+    def overloaded(
+        self, request: ScheduledRequest, work_s: float, *, own_s: float = 0.0, is_idle: bool
+    ) -> Refusal | None:
         """Refuse a request whose answer would come too late; note the prediction in one that is admitted.
 
         Args:
             request: its level, deadline and timeout are known.
             work_s: seconds of the engine until it is done, the work before it included.
+            own_s: seconds of the engine that it needs by itself: those who are refused come again so far apart.
             is_idle: whether nothing runs and nothing is ahead of it.
         """
         request.predicted_s = self.predicted_s(work_s)
@@ -150,7 +156,9 @@ class Admission:
         if request.timeout_s < self.policy.max_latency_s:
             limit = f"the request allows {1000 * request.timeout_s:g}"
         message = f"The answer would take about {1000 * cautious_s:.0f} ms; {limit}."
-        return Refusal("Overloaded", message, max(0.0, cautious_s - allowed_s))
+        room_s = request.arrived_s + max(0.0, cautious_s - allowed_s)
+        self._turn_s = max(room_s, self._turn_s + own_s)
+        return Refusal("Overloaded", message, self._turn_s - request.arrived_s)
 
     def predicted_s(self, work_s: float) -> float:
         """Predict the seconds until an answer that needs so many seconds of the engine, those before it included."""

@@ -150,8 +150,9 @@ class Scheduler:
             return None
         ahead = self._queue.ahead(request.level, request.due_s, now_s)
         work_s = self._done_in_s(Work(ahead.items + items, ahead.tokens + tokens), now_s)
+        own_s = self.streams.expected(tokens).token_s * tokens / self.streams.count
         is_idle = not ahead.items and not any(running.items for running in self.streams.running)
-        if refusal := self._admission.overloaded(request, work_s, is_idle=is_idle):
+        if refusal := self._admission.overloaded(request, work_s, own_s=own_s, is_idle=is_idle):
             request.decoding = 0
             return refusal
         self._queue.add(request)

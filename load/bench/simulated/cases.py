@@ -1,7 +1,8 @@
 """The two cases that are simulated: ResNet-152 and embeddings of texts of mixed lengths, with pinned pass times. Pure.
 
-Pinned: medians of a quiet machine of two cores with avx512_bf16, OpenVINO in bf16; two streams. What TorchServe's
-exchange takes is what one client's latency has beyond decoding and its pass.
+Pinned, and chosen rather than measured: they fit what was served on two cores with avx512_bf16 (one client and
+the offline throughput of docs/results.md), with OpenVINO in bf16. What micro-batches take in between, a stream's part
+and an exchange are assumed. `load.bench.simulated.passes` measures them where a machine is quiet.
 """
 
 from collections.abc import Sequence
