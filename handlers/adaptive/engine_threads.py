@@ -68,11 +68,11 @@ class EngineThreads:
             shared.wake_engine()
             shared.wake_frontend()
 
-    def begin(self, now_s: float, *, is_whole: bool = False) -> RunningBatch | None:
+    def begin(self, now_s: float, *, most_on_whole: int | None = None) -> RunningBatch | None:
         """Have the scheduler begin the next micro-batch, where there is one; see its `next_batch`. Wants the lock."""
         scheduler = self._shared.scheduler
         depth, oldest_s = scheduler.ready_items, scheduler.oldest_s(now_s)
-        if running := scheduler.next_batch(now_s, is_whole=is_whole):
+        if running := scheduler.next_batch(now_s, most_on_whole=most_on_whole):
             self._recorder.observe(QUEUE_DEPTH, depth)
             self._recorder.observe(QUEUE_AGE, oldest_s)
         return running

@@ -70,9 +70,13 @@ class InFlight:
         """Take in requests that came."""
         self._requests.update((request.id, request) for request in requests)
 
-    def take_complete(self) -> list[InFlightRequest]:
-        """Remove those that can be answered, and hand them out."""
-        complete = self._complete()
+    def take_complete(self, *, with_refused: bool = True) -> list[InFlightRequest]:
+        """Remove those that can be answered, and hand them out; the refused ones too, or not yet."""
+        complete = [
+            request
+            for request in self._requests.values()
+            if request.is_complete and (with_refused or request.retry_after_s is None)
+        ]
         for request in complete:
             del self._requests[request.id]
         return complete
@@ -100,6 +104,3 @@ class InFlight:
             if request.stream is not None:
                 streamed += 1
         return Counts(len(self._requests), complete, refused, oldest_s, decoding, streamed)
-
-    def _complete(self) -> list[InFlightRequest]:
-        return [request for request in self._requests.values() if request.is_complete]

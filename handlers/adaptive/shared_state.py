@@ -138,10 +138,10 @@ class SharedState:
 
     # -- what changes ------------------------------------------------------------------------------------------------
 
-    def take_due(self) -> Due:
-        """Hand out what an answer holds that goes now."""
+    def take_due(self, *, with_refused: bool) -> Due:
+        """Hand out what an answer holds that goes now, with the refusals or without."""
         finished, self.finished = self.finished, []
-        complete = self.in_flight.take_complete()
+        complete = self.in_flight.take_complete(with_refused=with_refused)
         talking, self.talking = self.talking, {}
         tokens = [
             Tokens(request, slot.generated, slot.generated.take())

@@ -20,7 +20,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, NoReturn
 
@@ -28,7 +28,7 @@ from handlers.adaptive.arrivals import Arrivals
 from handlers.adaptive.decoder import Decoded, Decoder
 from handlers.adaptive.engine_threads import EngineThreads
 from handlers.adaptive.fail_fast import Guard
-from handlers.adaptive.frontend import Disconnected, Link
+from handlers.adaptive.frontend import Disconnected, Link, Sent
 from handlers.adaptive.in_flight import InFlightRequest
 from handlers.adaptive.replies import Replies
 from handlers.adaptive.response_timing import ResponseTiming
@@ -125,18 +125,30 @@ class AdaptiveWorker:
 
     def _receive(self, link: Link) -> None:
         """Take in what has come; nothing here holds on to a body while its answer is waited for."""
-        shared = self._shared
-        received = link.receive()
+        shared, arrivals = self._shared, self._arrivals
+        newcomers: list[InFlightRequest] = []
+
+        def door(id_: str, headers: Mapping[str, Any]) -> bool:
+            with shared.lock:
+                refused = arrivals.turned_away(id_, headers, time.perf_counter())
+            newcomers.extend([refused] if refused else [])
+            return refused is None
+
+        def take(id_: str, sent: Sent) -> None:
+            if sent.row is None:
+                return
+            request = self._whole.read(sent.row, sent.headers)
+            with shared.lock:
+                newcomers.append(arrivals.arrived(id_, request, sent.headers, time.perf_counter()))
+
+        received = link.receive(door, take)
         came_s = time.perf_counter()
-        read = self._whole.read
-        newcomers = [(id_, read(sent.row, sent.headers), sent.headers) for id_, sent in received.items() if sent]
         with shared.lock:
             for request in shared.in_flight.take_missing(received):
                 shared.abandon(request)
             shared.timing.came(came_s, len(newcomers))
-            requests = [self._arrivals.arrived(id_, request, headers, came_s) for id_, request, headers in newcomers]
-            shared.in_flight.add(requests)
-        self._decode([request for request in requests if request.is_admitted], came_s)
+            shared.in_flight.add(newcomers)
+        self._decode([request for request in newcomers if request.is_admitted], came_s)
 
     def _decode(self, requests: Sequence[InFlightRequest], came_s: float) -> None:
         shared = self._shared
@@ -175,9 +187,11 @@ class AdaptiveWorker:
                 if scheduler.is_stuck(now_s, self._longest_run_s):
                     raise Stuck
                 situation = shared.situation()
-                if timing.runs_here(situation) and (running := self._engine.begin(now_s, is_whole=True)):
-                    return running
-                shared.wake_engine()
+                if timing.due_s(situation) > now_s:
+                    most = timing.most_here(situation)
+                    if most and (running := self._engine.begin(now_s, most_on_whole=most)):
+                        return running
+                    shared.wake_engine()
                 if shared.is_answer_due(situation, now_s):
                     timing.goes(now_s, situation)
-                    return shared.take_due()
+                    return shared.take_due(with_refused=timing.refusal_due_s(situation) <= now_s)

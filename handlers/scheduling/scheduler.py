@@ -24,7 +24,7 @@ is what running them apart would cost (the ski-rental bound). A lone request is 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil, inf
 
@@ -181,22 +181,25 @@ class Scheduler:
 
     # -- the engine --------------------------------------------------------------------------------------------------
 
-    def next_batch(self, now_s: float, *, is_whole: bool = False) -> RunningBatch | None:
+    def next_batch(self, now_s: float, *, most_on_whole: int | None = None) -> RunningBatch | None:
         """Start the micro-batch that is to run now; None where there is none, or no stream is free for it.
 
         Args:
             now_s: the time.
-            is_whole: whether who asks has only the whole engine to run it on; then nothing may be running.
+            most_on_whole: of who has only the whole engine to run it on, the most items that it is to hold; nothing
+                may be running then. None of a stream's thread.
         """
         self.held_until_s = inf
         ready = self._queue.ready_work
         if not ready.items or not self.streams.free:
             return None
-        is_wide = is_whole or self.streams.is_wide(ready.items)
+        is_wide = most_on_whole is not None or self.streams.is_wide(ready.items)
         model = self.streams.model(is_wide=is_wide)
         ranked = self._queue.ranked(now_s)
         is_courteous = self._size.is_courteous(ranked[0][1].request.level, now_s)
         limits = self._size.limits(model.line, model.margin, is_courteous=is_courteous)
+        if most_on_whole is not None:
+            limits = replace(limits, max_items=min(limits.max_items, most_on_whole))
         busy_s = [0.0] if is_wide else self.streams.residuals_s(now_s)
         micro_batch = select(ranked, limits.shared(ready.tokens, model.line, busy_s), model, now_s, busy_s)
         held_until_s = self._hold(micro_batch, limits, model, now_s)

@@ -63,7 +63,7 @@ def test_scheduler_near_capacity_refuses_hardly_more_than_hindsight_on_this_mach
 ) -> None:
     engine = layers(tmp_path)
     rows = np.ones((MAX_ITEMS, 1024), np.float32)
-    passes = measured(engine, engine.divide(2), lambda items: {"rows": rows[:items]}, (1, 2, 4, 8, 16, 32), 0.2)
+    passes = measured(engine, engine.divide(2).streams, lambda items: {"rows": rows[:items]}, (1, 2, 4, 8, 16, 32), 0.2)
     lost, fewest = refused_and_fewest(passes, share)
     assert lost <= TIMES * fewest + ALLOWED_SHARE * REQUESTS
 
