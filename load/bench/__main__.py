@@ -1,6 +1,6 @@
 """Runs `make bench`: this deployment against its peers, as one table of ratios.
 
-    python -m load.bench                  every part, but those that need an environment of their own
+    python -m load.bench                  every part, but those that stand apart (OPTIONAL)
     python -m load.bench translation      one of them
 
 A part takes at most 20 minutes: it begins no round that would end after `--minutes`. Progress goes to stderr, the table
@@ -17,7 +17,19 @@ from types import FrameType
 
 from deploy.archive import ArchiverFailed
 from deploy.server import ServerError
-from load.bench import adaptive, client, gateway, resnet, scoring, tensors, texts, translation, translation_mixed
+from load.bench import (
+    adaptive,
+    client,
+    cost,
+    gateway,
+    resnet,
+    scoring,
+    tensors,
+    texts,
+    threads,
+    translation,
+    translation_mixed,
+)
 from load.bench.peers import BenchError
 from load.bench.progress import progress
 from load.bench.rounds import Rounds
@@ -32,11 +44,13 @@ BENCHMARKS: dict[str, Callable[..., str]] = {
     "gateway": gateway.run,
     "adaptive-embedding": partial(adaptive.run, adaptive.EMBEDDING),
     "adaptive-resnet": partial(adaptive.run, adaptive.RESNET),
+    "cost": cost.run,
+    "threads": threads.run,
     "ray": scoring.run,
     "tensors": tensors.run,
 }
-# Measured where they are named: they need an environment of their own.
-OPTIONAL = ("ray", "tensors")
+# Measured where they are named: they need an environment of their own, or compare with nobody.
+OPTIONAL = ("ray", "tensors", "cost", "threads")
 
 # Of the 20 minutes that a part may take, two are left for what follows the last round: servers that start and stop.
 MINUTES = 18.0
