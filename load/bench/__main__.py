@@ -1,6 +1,6 @@
 """Runs `make bench`: this deployment against its peers, as one table of ratios.
 
-    python -m load.bench                  every part, but those that need an environment of their own
+    python -m load.bench                  every part, but those that stand apart (OPTIONAL)
     python -m load.bench translation      one of them
 
 A part takes at most 20 minutes: it begins no round that would end after `--minutes`. Progress goes to stderr, the table
@@ -20,6 +20,7 @@ from deploy.server import ServerError
 from load.bench import (
     adaptive,
     client,
+    cost,
     default,
     gateway,
     highest_rate,
@@ -28,6 +29,7 @@ from load.bench import (
     scoring,
     tensors,
     texts,
+    threads,
     translation,
     translation_mixed,
 )
@@ -52,11 +54,14 @@ BENCHMARKS: dict[str, Callable[..., str]] = {
     "cheap-language-id": partial(default.run, default.LANGUAGE_ID),
     "cheap-tokenizer": partial(default.run, default.TOKENIZER),
     "ready": ready.run,
+    "cost": cost.run,
+    "threads": threads.run,
     "ray": scoring.run,
     "tensors": tensors.run,
 }
-# Measured where they are named: they need an environment of their own, or say more of the machine's mood than of ours.
-OPTIONAL = ("ray", "tensors", "cheap-language-id", "cheap-tokenizer")
+# Measured where they are named: they need an environment of their own, compare with nobody, or say more of the
+# machine's mood than of ours.
+OPTIONAL = ("ray", "tensors", "cost", "threads", "cheap-language-id", "cheap-tokenizer")
 
 # Of the 20 minutes that a part may take, two are left for what follows the last round: servers that start and stop.
 MINUTES = 18.0
