@@ -37,7 +37,7 @@ lint: .venv/.installed ## ruff and mypy
 	@$(BIN)/mypy
 
 check: lint ## lint, types, and the tests without a server, an environment or a clock
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile \
+	@OMP_NUM_THREADS=1 $(modules) -n auto \
 		-m "not e2e and not environment and not clock and not long and not system"
 
 # Modules of tests that run side by side, each process with a TorchServe of its own: one that starts, or waits for a batch,

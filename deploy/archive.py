@@ -25,6 +25,7 @@ from deploy.archive_arguments import SUFFIXES, parsed
 from deploy.exports import Exports
 from deploy.fingerprint import archive_fingerprint, built_from, export_fingerprint, handler_files, label_of, proofs_of
 from deploy.models import ROOT, Engine, Model, UnknownModel, model, models
+from deploy.modes import packed, why_classic
 from deploy.precision import staging
 from deploy.precision.wanted import Wanted
 from deploy.signatures import line
@@ -110,7 +111,7 @@ class Recipe:
         """
         self.wanted.check(self.entry, self.engine)
         entry, origin = self.entry, source(self.entry, self.weights)
-        task, config = task_of(entry), entry.config()
+        task, config = task_of(entry), packed(entry.name, entry.config())
         self.export_path.mkdir(parents=True, exist_ok=True)
         # Beside the archive to come, so that the last step is a rename; hidden, so that nothing serves it.
         with tempfile.TemporaryDirectory(prefix=".build-", dir=self.export_path) as work:
@@ -286,6 +287,8 @@ def main(arguments: list[str]) -> int:
                 print(f"archive.sh: left out: {error}", file=sys.stderr)
                 continue
             report(archive, time.monotonic() - started)
+            if reason := why_classic(recipe.entry.config()):
+                print(f"{os.path.relpath(archive.path)}: classic mode, since model-config.yaml has {reason}")
             if signature := line(recipe.entry, archive.path):
                 print(f"{os.path.relpath(archive.path)}: {signature}")
     except (UnknownModel, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError) as error:

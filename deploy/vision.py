@@ -38,15 +38,6 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         torch.save(state, folder / "model.pt")
 
 
-def export(config: ImageClassificationConfig, state: StateDict, class_count: int) -> openvino.Model:
-    """Export a classifier as a graph: pixels (B, S, S, 3) uint8 -> logits (B, classes), any B.
-
-    Raises:
-        WeightsUnavailable: the state dict is another architecture's.
-    """
-    return _exported(config, _classifier(config, state, class_count))
-
-
 def _classifier(config: ImageClassificationConfig, state: StateDict, class_count: int) -> torch.nn.Module:
     classifier: torch.nn.Module = torchvision.models.get_model(config.arch, weights=None, num_classes=class_count)
     try:
@@ -58,6 +49,7 @@ def _classifier(config: ImageClassificationConfig, state: StateDict, class_count
 
 
 def _exported(config: ImageClassificationConfig, classifier: torch.nn.Module) -> openvino.Model:
+    """Export a classifier as a graph: pixels (B, S, S, 3) uint8 -> logits (B, classes), any B."""
     module = PixelClassifier(classifier, config.mean, config.std).eval()
     side = config.crop_size
     example = torch.zeros(2, side, side, 3, dtype=torch.uint8)

@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 
 BUILD = "build.json"
 CONFIG = "model-config.yaml"
-# The graph that OpenVINO runs, and what PyTorch runs in its stead, beside a checkpoint's safetensors.
-GRAPH = "model.xml"
+# What PyTorch runs in the stead of OpenVINO's graph, beside a checkpoint's safetensors.
 TORCH_FILES = frozenset({"model.pt", "model.pt2"})
 # What a builder says of a model that it converted, for build.json and whoever builds.
 LABEL = "label.json"

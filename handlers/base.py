@@ -27,6 +27,7 @@ from ts.metrics.metric_type_enum import MetricTypes
 
 from handlers import archive_files
 from handlers.adaptive import start as adaptive
+from handlers.adaptive.only_worker import claim_worker
 from handlers.adaptive.trial import Trial
 from handlers.adaptive.worker import AdaptiveWorker
 from handlers.blocked_import import blocked_import
@@ -49,6 +50,7 @@ from handlers.protocol.open_inference import Model
 from handlers.protocol.output_tensors import Documents, OutputTensors
 from handlers.protocol.requests import Items, Payload, Request
 from handlers.protocol.responses import Reply
+from handlers.scheduling.policy import settled
 
 # TorchServe's module tries this backend of torch.compile, which brings torch._dynamo and torch._inductor with it: three
 # seconds of every worker's start, and nothing here compiles with it. Nor does anything here run on its onnxruntime.
@@ -264,7 +266,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         window = properties.get("batch_size") or 1
         try:
             settings = context.model_yaml_config or {}
-            self.config = cast(Config, parse(self.config_class, settings.get("handler")))
+            self.config = settled(cast(Config, parse(self.config_class, settings.get("handler"))), settings)
             self.device = _device(properties.get("gpu_id"))
             self.fingerprint = archive_files.check(self.model_dir, is_torch_unread=not self.uses_torch)
             laps.lap("files")
@@ -273,12 +275,11 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             trial = Trial(self, window)
             self.engine = trial.engine
             self._shape, self.metadata = described(self, context.model_name, version)
-            proofs = archive_files.proofs(self.model_dir)
-            self.metadata = replace(self.metadata, proofs={name: each.to_json() for name, each in proofs.items()})
             laps.lap("description")
             start = self._start_adaptive if self.config.scheduling.mode == "adaptive" else self._start_classic
             self._answer = start(window, settings, trial)
-            self.metadata = replace(self.metadata, precision=precision_of(self.engine))
+            proofs = {name: proof.to_json() for name, proof in archive_files.proofs(self.model_dir).items()}
+            self.metadata = replace(self.metadata, precision=precision_of(self.engine), proofs=proofs)
             laps.lap("trial and warm-up")
         except Exception as error:
             # TorchServe buries the reason under a traceback or two: this is the line to read.
@@ -337,6 +338,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     # -- adaptive mode: the worker forms the batches ---------------------------------------------------------------
 
     def _start_adaptive(self, window: int, settings: Mapping[str, Any], trial: Trial) -> Answer:
+        claim_worker(self.metadata.name, self.metadata.version)
         metrics = adaptive.Metrics(self._recorder, self.reporter.wake)
         self.worker = adaptive.start(
             self, window, settings, metrics, trial=trial, longest_run_s=self._response_timeout_s

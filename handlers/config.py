@@ -42,7 +42,7 @@ class SchedulingConfig:
 
     Attributes:
         mode: `classic` runs the batch that TorchServe formed; `adaptive` lets the worker choose from all requests in
-            flight, which needs TorchServe's continuousBatching.
+            flight, which needs TorchServe's continuousBatching; `auto` is adaptive where that is on, else classic.
         max_latency_ms: the target for the time from a request's arrival at the worker to its answer; None for none,
             so that nobody is refused for want of time.
         max_batch_items, max_batch_tokens: the most items and padded tokens of a micro-batch in adaptive mode; None for
@@ -50,6 +50,7 @@ class SchedulingConfig:
         priority_levels: how many levels the header X-Priority may name; level 1 is served first.
         default_priority: the level of a request that names none; None for the middle one.
         queue_timeout_ms: the longest that a request may wait for the engine; the header X-Timeout-Ms may shorten it.
+            None for 2000 with a latency target, and for no limit without one.
         timeout_action: what becomes of a request that waited longer: `reject` answers 504, `delay` serves it after all
             others.
         max_queue_items: the most items that may wait.
@@ -61,13 +62,13 @@ class SchedulingConfig:
             likely; a request takes a few milliseconds longer where the engine has not met its shape. 0 for none.
     """
 
-    mode: Literal["classic", "adaptive"] = "classic"
-    max_latency_ms: Milliseconds | None = 500.0
+    mode: Literal["auto", "classic", "adaptive"] = "auto"
+    max_latency_ms: Milliseconds | None = None
     max_batch_items: Count | None = None
     max_batch_tokens: Count | None = None
     priority_levels: Annotated[int, Field(ge=1, le=10)] = 1
     default_priority: Count | None = None
-    queue_timeout_ms: Milliseconds = 2000.0
+    queue_timeout_ms: Milliseconds | None = None
     timeout_action: Literal["reject", "delay"] = "reject"
     max_queue_items: Count = 512
     overload_status: Literal[429, 503] = 503

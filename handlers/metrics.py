@@ -1,21 +1,27 @@
 """Count what happens, and get it to Prometheus.
 
-    handler -> Recorder (sums in memory) -> Reporter (once a second, if anything happened) -> emit: a line per sample
+    handler -> Recorder (events, then sums) -> Reporter (once a second, if anything happened) -> emit: a line per sample
 
 TorchServe takes metrics as lines that its frontend parses, and its own histograms have fixed buckets from 0.005 to 10,
 which says nothing of a batch size and little of a millisecond. So histograms are kept here and sent as what Prometheus
 makes of one anyway: counters `_bucket{le=...}`, `_sum` and `_count`. Sending increments once a second costs less than a
 line per batch, and lets every item be observed.
+
+What comes with every request or micro-batch is recorded as events, in one call that takes no lock; they are added up
+many at once, by numpy, as the reporter asks. What is seldom is added at once.
 """
 
 import logging
 import threading
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
+
+import numpy as np
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +153,59 @@ COUNTERS = (
     *(part for h in HISTOGRAMS for part in (h.bucket, h.sum, h.count)),
 )
 
+# A counter, with the values of its labels.
+Series = tuple[Counter, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Event:
+    """A kind of thing that happens often, and what each of its values means. There is one object of a kind.
+
+    Attributes:
+        counts: grow by one with each event.
+        values: for each value of an event what it is added to, and observed by.
+    """
+
+    counts: tuple[Series, ...]
+    values: tuple[tuple[Series | Histogram, ...], ...]
+
+
+# Values: seconds of encoding the answer, seconds since the request came, seconds that its items waited.
+SUCCEEDED = Event(
+    ((REQUESTS, (SUCCESS,)),), ((ENCODE,), ((REQUEST_SECONDS, (SUCCESS,)), REQUEST), ((QUEUE_SECONDS, ()),))
+)
+FAILED = Event(((REQUESTS, (FAIL,)),), ((ENCODE,), ((REQUEST_SECONDS, (FAIL,)),), ((QUEUE_SECONDS, ()),)))
+
+
+@lru_cache(maxsize=256)
+def item_event(error_type: str | None, *, has_run: bool) -> Event:
+    """Give the event of an item that is answered. Values: seconds of decoding, and of waiting where it has run.
+
+    Args:
+        error_type: of its error; None where it has a result.
+        has_run: whether it has been in a micro-batch.
+    """
+    counted: Series = (ITEMS, ()) if error_type is None else (ITEM_ERRORS, (error_type,))
+    return Event((counted,), ((DECODE,), (WAIT,)) if has_run else ((DECODE,),))
+
+
+@lru_cache(maxsize=1024)
+def execution_event(size: int) -> Event:
+    """Give the event of a micro-batch of so many items. Values: the seconds of its three phases, and of the first two.
+
+    Its size is a value too, the last.
+    """
+    label = str(size)
+    phases = tuple(((EXECUTION_SECONDS, (label, phase)),) for phase in (INPUT, INFER, OUTPUT))
+    return Event(((EXECUTIONS, (label,)),), (*phases, (FORWARD,), (BATCH_SIZE,)))
+
+
+# An event that happened, with a number for each of its values.
+Happened = tuple[Event, Sequence[float]]
+# So many calls wait to be added up; whoever makes one more adds them up itself. Chosen: numpy is at its best from some
+# hundred on, and these take half a millisecond, for which other threads wait.
+MOST_WAITING = 1024
+
 
 class _Observed:
     """What one histogram has counted since it was drained."""
@@ -161,6 +220,13 @@ class _Observed:
         # on a bucket that has not grown is not worth its line.
         self.is_declared = False
 
+    def observe(self, values: "np.typing.NDArray[np.float64]", bounds: Sequence[float]) -> None:
+        buckets = np.searchsorted(bounds, values)
+        added = np.bincount(buckets, minlength=len(self.counts)).tolist()
+        self.counts = [count + more for count, more in zip(self.counts, added, strict=True)]
+        self.total += float(values.sum())
+        self.is_changed = True
+
     def clear(self) -> None:
         self.counts = [0] * len(self.counts)
         self.total = 0.0
@@ -172,8 +238,22 @@ class Recorder:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sums: dict[tuple[Counter, tuple[str, ...]], float] = defaultdict(int)
+        self._happened: deque[Iterable[Happened]] = deque()
+        self._sums: dict[Series, float] = defaultdict(int)
         self._observed = {histogram: _Observed(len(histogram.bounds) + 1) for histogram in HISTOGRAMS}
+
+    @property
+    def waiting(self) -> int:
+        """How many calls of `record` are not added up yet."""
+        return len(self._happened)
+
+    def record(self, happened: Iterable[Happened]) -> None:
+        """Count what happened together: a request and its items, or a micro-batch."""
+        # Appending is atomic by itself. The lock is for the sums.
+        self._happened.append(happened)
+        if len(self._happened) > MOST_WAITING:
+            with self._lock:
+                self._add_up()
 
     def add(self, counter: Counter, value: float, *labels: str) -> None:
         """Count `value` more."""
@@ -191,6 +271,7 @@ class Recorder:
     def drain(self) -> list[Sample]:
         """Return the increments since the last call and forget them; none when nothing happened."""
         with self._lock:
+            self._add_up()
             samples = [Sample(counter, labels, value) for (counter, labels), value in self._sums.items() if value]
             self._sums.clear()
             for histogram, observed in self._observed.items():
@@ -205,6 +286,22 @@ class Recorder:
                 samples.append(Sample(histogram.count, (), sum(counts)))
                 observed.clear()
         return samples
+
+    def _add_up(self) -> None:
+        """Add up what is waiting; what comes meanwhile is left for the next time. The lock is held."""
+        rows: dict[Event, list[Sequence[float]]] = defaultdict(list)
+        for _ in range(len(self._happened)):
+            for event, values in self._happened.popleft():
+                rows[event].append(values)
+        for event, of_event in rows.items():
+            for series in event.counts:
+                self._sums[series] += len(of_event)
+            for column, meanings in zip(np.array(of_event, np.float64).T, event.values, strict=True):
+                for meaning in meanings:
+                    if isinstance(meaning, Histogram):
+                        self._observed[meaning].observe(column, meaning.bounds)
+                    else:
+                        self._sums[meaning] += float(column.sum())
 
 
 class Reporter:

@@ -4,8 +4,15 @@ deploy.exports keeps each under the fingerprint of what it is made from, code an
 sums: what is stale or cut is not found, and made anew. Archives are packed from them in a second and never kept.
 """
 
+import tempfile
+from importlib import import_module
 from pathlib import Path
 
+from deploy.exports import Exports
+from deploy.fingerprint import export_fingerprint
+from deploy.models import Model, model
+from deploy.sources import source
+from deploy.tasks import task_of
 from load.soak.models import TUNING
 
 
@@ -13,3 +20,36 @@ def shared() -> Path:
     """The folder, which `make serve` and the soak use as well."""
     TUNING.exports.mkdir(parents=True, exist_ok=True)
     return TUNING.exports
+
+
+def staged(name: str, folder: Path) -> None:
+    """Put into an empty folder what the archive of an example holds, for both engines; its files may be links."""
+    _taken(model(name), None, folder)
+
+
+def trained_classifier(arch: str, folder: Path) -> None:
+    """Put into an empty folder what the archive of a network of tests/trained.py holds, for both engines."""
+    import torch  # noqa: PLC0415 - seconds, for who needs it
+
+    from tests import trained  # noqa: PLC0415 - torch too
+
+    with tempfile.TemporaryDirectory() as work:
+        own = Path(work) / arch
+        own.mkdir()
+        (own / "model-config.yaml").write_text(f"handler: {{arch: {arch}}}\n")
+        weights = own / "weights.pt"
+        torch.save(getattr(trained, arch)(), weights)
+        _taken(Model(arch, "image_classification", "1.0", own), str(weights), folder)
+
+
+def _taken(entry: Model, weights: str | None, folder: Path) -> None:
+    origin, task = source(entry, weights), task_of(entry)
+
+    def make(empty: Path) -> None:
+        import_module(task.builder).stage(entry, origin, "auto", empty)
+
+    key = export_fingerprint(entry, task, origin, "auto")
+    if key is None:
+        make(folder)
+    else:
+        Exports(shared()).take(key, make, folder)

@@ -34,9 +34,11 @@ class ClientError(Exception):
         type: short name of the reason.
         message: one line for a person.
         retry_after: the answer's Retry-After header; empty where it had none.
+        retry_after_ms: the answer's Retry-After-Ms header, as an adaptive worker has it: the same, but finer.
     """
 
     retry_after: str = ""
+    retry_after_ms: str = ""
 
     def __init__(self, message: str, status: int = 0, type: str = "") -> None:
         super().__init__(message)

@@ -30,6 +30,7 @@ def error_of(incoming: Incoming) -> ClientError:
     message = said.get("message") or said.get("status") or incoming.reason or f"HTTP {incoming.status}"
     error = of_status(incoming.status, str(said.get("type", "")), str(message))
     error.retry_after = incoming.headers.get("Retry-After", "")
+    error.retry_after_ms = incoming.headers.get("Retry-After-Ms", "")
     return error
 
 

@@ -1,7 +1,8 @@
 """Says when to try again and how long to wait before. Pure but for the clock, the sleep and the dice it is given.
 
     attempt -> an answer                             is returned
-            -> 503 or 429                            never ran: is tried again, not before Retry-After
+            -> 503 or 429                            never ran: is tried again, not before Retry-After, or before
+                                                     Retry-After-Ms where a worker says it so much finer
             -> NoConnection, nothing was sent        is tried again
             -> NoConnection, perhaps it was sent     is tried again where the request is repeatable
             -> anything else, TLSFailed among it     is raised
@@ -22,6 +23,9 @@ from urllib3.util import Retry
 from torchserve_client.errors import ClientError, DeadlineExceeded, NoConnection
 
 T = TypeVar("T")
+
+# Digits of milliseconds: a hundred days, and no number that is too long to read.
+MOST_DIGITS = 10
 
 # Doublings of a pause, at most: a float overflows after a thousand, and a second doubled so often is 34 years.
 MAX_DOUBLINGS = 30
@@ -108,15 +112,27 @@ class Runner:
                 tries += 1
                 if tries >= self.policy.attempts or not self.policy.is_worth_it(error):
                     raise
-                pause_s = self.policy.pause_s(tries, retry_after_s(error.retry_after), self.dice())
+                pause_s = self.policy.pause_s(
+                    tries, retry_after_s(error.retry_after, error.retry_after_ms), self.dice()
+                )
                 if pause_s >= deadline_s - self.clock():
                     # This error says more than one that the time would have run out.
                     raise
             self.sleep(pause_s)
 
 
-def retry_after_s(value: str) -> float:
-    """Read a Retry-After header: the seconds that it asks for, as a number or as a date; 0 where it is neither."""
+def retry_after_s(value: str, milliseconds: str = "") -> float:
+    """Read when a server wants to be asked again.
+
+    Args:
+        value: the header Retry-After: seconds, as a number or as a date.
+        milliseconds: the header Retry-After-Ms, a whole number, which has the last word.
+
+    Returns:
+        The seconds that it asks for; 0 where both are something else.
+    """
+    if milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) <= MOST_DIGITS:
+        return int(milliseconds) / 1000
     if not value:
         return 0.0
     try:

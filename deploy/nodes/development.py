@@ -22,12 +22,12 @@ from deploy.nodes.running import record_of, run_node
 from deploy.server import Server, ServerError
 from deploy.sources import WeightsUnavailable
 from deploy.waits import Waits, banner
-from torchserve_client.archives import original_version
+from torchserve_client.archives import describe, original_version
 from torchserve_client.management import ManagementError
 
 MAIN, STAND_IN = "resnet-152", "mobilenet-v2"
 PHOTOGRAPH = ROOT / "examples" / MAIN / "cat.jpg"
-BATCH_SIZE, MAX_BATCH_DELAY_MS, WORKERS = 8, 50, 1
+WORKERS = 1
 
 
 def start(nodes: Sequence[Local], waits: Waits, *, is_supervised: bool) -> None:
@@ -114,11 +114,12 @@ def register(nodes: Sequence[Local], archives: Mapping[str, Archive], waits: Wai
         archive, title = archives[name].path.name, name if node.is_alone else f"{node.name}: {name}"
         if is_served(node.server, name, archives[name]):
             return f"{title}: already served"
+        said = describe(archives[name].path)
+        batch_size, delay_ms = said.config["batchSize"], said.config["maxBatchDelay"]
         with waits.on(f"{title}: waiting for its worker"):
-            node.server.register(
-                name, archive, batch_size=BATCH_SIZE, max_batch_delay_ms=MAX_BATCH_DELAY_MS, workers=WORKERS
-            )
-        words = f"batch_size {BATCH_SIZE}, max_batch_delay {MAX_BATCH_DELAY_MS} ms, {WORKERS} worker"
+            node.server.register(name, archive, batch_size=batch_size, max_batch_delay_ms=delay_ms, workers=WORKERS)
+        mode = "adaptive" if said.is_continuous else "classic"
+        words = f"{mode} mode, batch_size {batch_size}, max_batch_delay {delay_ms} ms, {WORKERS} worker"
         return f"{title}: registered, {words}"
 
     wanted = [(node, name) for node in nodes for name in archives]

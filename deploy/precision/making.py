@@ -73,7 +73,7 @@ def make(model: Model, wanted: Wanted, folder: Path, out: Path, *, is_trained: b
             folder,
             out,
             arrays,
-            lambda graph: prove(graph, "auto"),
+            lambda graph: prove(graph, "int8"),
             is_transformer=model.handler not in IMAGES,
             say=say,
         )

@@ -17,7 +17,7 @@ number, then (name, value) each.
 """
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from struct import Struct
@@ -45,12 +45,17 @@ class Sent:
     """A request that was not in flight before.
 
     Attributes:
-        row: the value of each field by its name, undecoded.
+        row: the value of each field by its name, undecoded; None where the door turned it away, its body unread.
         headers: the request's, and for each field {"content-type": as sent}, as TorchServe's own reader has them.
     """
 
-    row: Mapping[str, bytes | bytearray]
+    row: Mapping[str, bytes | bytearray] | None
     headers: Mapping[str, Any]
+
+
+# Tells of a newcomer's id, headers and first field whether its body is to be read at all; and is given it, once it is.
+Door = Callable[[str, Mapping[str, Any]], bool]
+Take = Callable[[str, Sent], None]
 
 
 class Inbox:
@@ -69,10 +74,24 @@ class Inbox:
         Raises:
             Disconnected: the stream has ended, as in every method.
         """
-        self._need(INTEGER.size)
-        (value,) = INTEGER.unpack_from(self._buffer, self._start)
-        self._start += INTEGER.size
-        return int(value)
+        start = self._start
+        if self._end - start < INTEGER.size:
+            self._need(INTEGER.size)
+            start = self._start
+        self._start = start + INTEGER.size
+        value: int = INTEGER.unpack_from(self._buffer, start)[0]
+        return value
+
+    def text(self) -> tuple[str, int] | None:
+        """Take a text with its length in bytes before it; give it and that length, or None where END stands there."""
+        length = self.integer()
+        if length == END:
+            return None
+        start, end = self._start, self._start + length
+        if end > self._end:
+            return self.take(length).decode(), length
+        self._start = end
+        return str(self._view[start:end], "utf-8"), length
 
     def take(self, size: int) -> bytes | bytearray:
         """Take the next bytes; many come as a bytearray that nothing else holds."""
@@ -128,11 +147,16 @@ class Link:
         self._sizes: dict[str, int] = {}
         self._heads: dict[str, int] = {}
 
-    def receive(self) -> dict[str, Sent | None]:
+    def receive(self, door: Door, take: Take) -> Collection[str]:
         """Wait for the next message.
 
+        Args:
+            door: is asked about each request that was not in the last message, with its headers and the content type of
+                its first field; the body of one that it turns away is passed over.
+            take: is given each of these, before the door is asked about the next.
+
         Returns:
-            Every request in flight by its id, in the frontend's order; None for those that were in the last message.
+            The ids of all that is in flight, in the frontend's order.
 
         Raises:
             Disconnected: there will be none.
@@ -143,20 +167,20 @@ class Link:
             raise ProtocolError("not a prediction")
         sizes: dict[str, int] = {}
         heads: dict[str, int] = {}
-        requests: dict[str, Sent | None] = {}
-        while (length := inbox.integer()) != END:
-            id_ = inbox.take(length).decode()
+        while (text := inbox.text()) is not None:
+            id_ = text[0]
             known = self._sizes.get(id_)
             if known is None:
-                requests[id_], sizes[id_], heads[id_] = self._request()
+                sent, sizes[id_], heads[id_] = self._request(id_, door)
+                take(id_, sent)
             else:
                 # What the frontend holds does not change: a request that does not end here is no message of its.
                 inbox.skip(known - INTEGER.size)
                 if inbox.integer() != END:
                     raise ProtocolError("a request has changed")
-                requests[id_], sizes[id_], heads[id_] = None, known, self._heads[id_]
+                sizes[id_], heads[id_] = known, self._heads[id_]
         self._sizes, self._heads = sizes, heads
-        return requests
+        return sizes.keys()
 
     def send(self, answers: Mapping[str, Reply]) -> None:
         """Answer requests by their ids; none is an answer too: the frontend sends what has come meanwhile."""
@@ -175,27 +199,38 @@ class Link:
         except (BrokenPipeError, ConnectionResetError):
             raise Disconnected from None
 
-    def _request(self) -> tuple[Sent, int, int]:
+    def _request(self, id_: str, door: Door) -> tuple[Sent, int, int]:
         """Take the rest of a new request; return it, how many bytes that were, and how many without its parameters."""
-        inbox = self._inbox
+        inbox, text = self._inbox, self._inbox.text
         headers: dict[str, Any] = {}
-        sent: dict[str, Any] = {}
-        row: dict[str, bytes | bytearray] = {}
+        parts: dict[str, Any] = {}
+        row: dict[str, bytes | bytearray] | None = {}
+        is_first = True
         size = 2 * INTEGER.size
-        while (length := inbox.integer()) != END:
-            name = inbox.take(length)
-            value = inbox.take(inbox.integer())
-            sent[name.decode()] = value.decode()
-            size += 2 * INTEGER.size + len(name) + len(value)
+        while (name := text()) is not None:
+            value = _some(text())
+            headers[name[0]] = value[0]
+            size += 2 * INTEGER.size + name[1] + value[1]
         head = size
-        while (length := inbox.integer()) != END:
-            name = inbox.take(length)
-            content_type = inbox.take(inbox.integer())
-            value = inbox.take(inbox.integer())
-            row[name.decode()] = value
-            headers[name.decode()] = {"content-type": content_type.decode()}
-            size += 3 * INTEGER.size + len(name) + len(content_type) + len(value)
-        return Sent(row, {**headers, **sent}), size, head
+        while (name := text()) is not None:
+            content_type = _some(text())
+            length = inbox.integer()
+            parts[name[0]] = {"content-type": content_type[0]}
+            if is_first and not door(id_, {**parts, **headers}):
+                row = None
+            is_first = False
+            if row is None:
+                inbox.skip(length)
+            else:
+                row[name[0]] = inbox.take(length)
+            size += 3 * INTEGER.size + name[1] + content_type[1] + length
+        return Sent(row, {**parts, **headers}), size, head
+
+
+def _some(text: tuple[str, int] | None) -> tuple[str, int]:
+    if text is None:
+        raise ProtocolError("a name without a value")
+    return text
 
 
 def _field(value: bytes) -> bytes:

@@ -70,9 +70,13 @@ class InFlight:
         """Take in requests that came."""
         self._requests.update((request.id, request) for request in requests)
 
-    def take_complete(self) -> list[InFlightRequest]:
-        """Remove those that can be answered, and hand them out."""
-        complete = self._complete()
+    def take_complete(self, *, with_refused: bool = True) -> list[InFlightRequest]:
+        """Remove those that can be answered, and hand them out; the refused ones too, or not yet."""
+        complete = [
+            request
+            for request in self._requests.values()
+            if request.is_complete and (with_refused or request.retry_after_s is None)
+        ]
         for request in complete:
             del self._requests[request.id]
         return complete
@@ -86,12 +90,17 @@ class InFlight:
 
     def count(self) -> Counts:
         """Tell how far they have come."""
-        complete = self._complete()
-        refused_s = [request.arrived_s for request in complete if request.retry_after_s is not None]
-        decoding = sum(request.decoding > 0 for request in self._requests.values())
-        streamed = sum(request.stream is not None for request in self._requests.values())
-        oldest_s = min(refused_s, default=inf)
-        return Counts(len(self._requests), len(complete), len(refused_s), oldest_s, decoding, streamed)
-
-    def _complete(self) -> list[InFlightRequest]:
-        return [request for request in self._requests.values() if request.is_complete]
+        complete = refused = decoding = streamed = 0
+        oldest_s = inf
+        # Asked at every wake: each request is looked at once.
+        for request in self._requests.values():
+            if request.decoding:
+                decoding += 1
+            elif not (request.queued or request.running):
+                complete += 1
+                if request.retry_after_s is not None:
+                    refused += 1
+                    oldest_s = min(oldest_s, request.arrived_s)
+            if request.stream is not None:
+                streamed += 1
+        return Counts(len(self._requests), complete, refused, oldest_s, decoding, streamed)

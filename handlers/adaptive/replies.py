@@ -24,6 +24,10 @@ from handlers.protocol.responses import Reply
 logger = logging.getLogger(__name__)
 
 
+# Milliseconds after which a refused client may come again: what Retry-After says, but finer.
+RETRY_AFTER_MS = "Retry-After-Ms"
+
+
 class Tokens(NamedTuple):
     """What was generated for a request that is streamed since its last piece, and in which run of its item."""
 
@@ -72,13 +76,15 @@ class Replies:
         text = self._end(request)
         reply = self._runner.answer(request.request, request.slots)
         reply = reply.with_headers(self._timed(request, reply.headers))
-        if request.is_admitted:
-            self._recorder.add(DEADLINE_MISSES, not self._answered(request))
+        if request.is_admitted and not self._answered(request):
+            self._recorder.add(DEADLINE_MISSES, 1)
         if request.stream is not None:
             reply = streaming.last(text, reply, has_begun=request.stream.has_begun)
         if request.retry_after_s is None:
             return reply
-        return reply.with_headers({"Retry-After": str(max(1, ceil(request.retry_after_s)))})
+        # HTTP knows whole seconds only; a client that reads the other header need not wait for the rest of one.
+        after_ms = max(1, ceil(1000 * request.retry_after_s))
+        return reply.with_headers({"Retry-After": str(ceil(after_ms / 1000)), RETRY_AFTER_MS: str(after_ms)})
 
     def _end(self, request: InFlightRequest) -> str:
         """Turn what was generated for a request into its results; give the rest of its text, where it is streamed."""

@@ -9,8 +9,9 @@ must be few. One happens when
     some answers are complete                  at once where the engine has nothing else to do, else gap_costs apart
     an answer in pieces has its first one      gap_costs apart
     others have more of theirs                 piece_s apart, so that pieces of all are sent together
-    a refusal has waited for refusal_s         with whatever else is ready; gap_costs apart where they fill the window,
-                                               so that nobody waits unseen
+    a refusal has waited for refusal_s         or for longer where they are many, so that they cost a tenth of a core at
+                                               most: not before that, whatever else is ready. No longer where they fill
+                                               the window, so that nobody waits unseen
     a stream will soon be free                 early enough for new arrivals to be decoded before it is: a fetch
     a stream is free while others run          halfway to the end of their micro-batch, and halfway again: a fetch each
     all are, and something is decoded long     every idle_fetch_s, so that nobody waits for a slow picture: a fetch
@@ -36,15 +37,21 @@ class Tuning:
             thread;
         gap_share: but no more than this share of the work that is enough, for an answer that is complete must not wait
             long.
-        refusal_s: seconds that a refusal waits for company.
+        refusal_s: seconds that a refusal waits for company;
+        refusal_cost_s: seconds of a core that one costs with the connection and the body of who comes again at once:
+            the client's, TorchServe's, the worker's;
+        refusal_share: share of a core that all of them may cost, as long as none waits for more than the work that is
+            enough: a refused client that would come again at once is slowed down, and takes nothing from those served.
         idle_fetch_s: seconds between two fetches of an idle engine whose next items are being decoded.
         watch_s: seconds between two exchanges at most, while there is anything to do and room in the window;
         watch_costs: but at least so many times what an exchange costs, for it sends again all that is in flight.
         piece_s: seconds between two exchanges for pieces of answers: who reads them cannot tell it from none, and an
             engine that is quicker has several tokens in a piece;
         piece_costs: but at least so many times what an exchange costs, so that pieces take at most a fifth of a thread.
+        quick_s: seconds of work that are over before a fetch and the decoding of what it brings would be;
+        quick_items: so many of these are run together, for an exchange costs more than they do one by one.
         lone_s: a lone request that takes longer is left to the engine's threads, so that somebody looks out for others.
-        crowded_share: with more than this share of the window in flight, refusals do not wait.
+        crowded_share: with more than this share of the window in flight, refusals wait for refusal_s alone.
         fetch_probe: while most fetches bring nobody, one is made in so many micro-batches.
         most_fetches: fetches for one micro-batch while a stream is free.
         least_use: share of fetches that must bring somebody for all of them to be made.
@@ -55,13 +62,17 @@ class Tuning:
     gap_costs: float = 1.0
     gap_share: float = 0.33
     refusal_s: float = 0.05
+    refusal_cost_s: float = 0.001
+    refusal_share: float = 0.1
     idle_fetch_s: float = 0.005
     watch_s: float = 0.03
     watch_costs: float = 4.0
     piece_s: float = 0.02
     piece_costs: float = 4.0
+    quick_s: float = 0.003
+    quick_items: int = 16
     lone_s: float = 0.05
-    crowded_share: float = 0.5
+    crowded_share: float = 0.9
     fetch_probe: int = 8
     most_fetches: int = 2
     least_use: float = 0.3
@@ -105,6 +116,11 @@ class Situation:
     streamed: int = 0
     pieces: int = 0
     first_pieces: int = 0
+
+    @property
+    def is_all_complete(self) -> bool:
+        """Whether everything in flight can be answered."""
+        return self.complete == self.in_flight
 
     @property
     def is_engine_done(self) -> bool:
@@ -152,7 +168,7 @@ class ResponseTiming:
 
     def goes(self, now_s: float, situation: Situation) -> None:
         """Note that an answer leaves; with nothing left in flight its cost cannot be told from waiting for a client."""
-        is_anything_left = situation.complete < situation.in_flight
+        is_anything_left = not situation.is_all_complete
         self._went_s = now_s if is_anything_left else None
         # Refusals alone are no reason to go before they are due.
         is_for_newcomers = is_anything_left and situation.complete == situation.refused and not situation.pieces
@@ -167,16 +183,34 @@ class ResponseTiming:
         self._batches_since_fetch += 1
         self._fetches_since_batch = 0
 
-    def is_lone(self, situation: Situation) -> bool:
-        """Whether a single client waits, for its answer as a whole, and fetches lately brought nobody."""
-        is_single = situation.in_flight == 1 and not situation.streamed
-        return is_single and situation.queued_s <= TUNING.lone_s and not self._is_fetch_useful
+    def most_here(self, situation: Situation) -> int:
+        """Tell how many items the frontend's thread should run itself, in one micro-batch; 0 where it should not.
+
+        It does where that is done sooner than a fetch, or where a single client waits, for its answer as a whole, and
+        fetches lately brought nobody: no other thread needs to be woken, and nobody is kept waiting for it. Of many it
+        takes half: while it runs the others, TorchServe and the clients of these are at work.
+        """
+        if situation.is_all_complete or situation.streamed or situation.stream_ends_s < inf:
+            return 0
+        if situation.queued_s <= TUNING.quick_s:
+            return max(TUNING.quick_items, (situation.in_flight + 1) // 2)
+        is_lone = situation.in_flight == 1 and situation.queued_s <= TUNING.lone_s and not self._is_fetch_useful
+        return self.window if is_lone else 0
 
     def due_s(self, situation: Situation) -> float:
         """Tell when to answer: a time that has passed means now; infinity until something happens."""
-        if situation.complete == situation.in_flight:
+        if situation.is_all_complete:
             return -inf
         return min(self._planned_s(situation), self._watch_due_s(situation))
+
+    def refusal_due_s(self, situation: Situation) -> float:
+        """Tell when the refusals in flight may go, all of them; infinity without any, any time with everything else."""
+        if situation.is_all_complete:
+            return -inf
+        is_crowded = situation.in_flight > TUNING.crowded_share * self.window
+        paced_s = situation.refused * TUNING.refusal_cost_s / TUNING.refusal_share
+        hold_s = TUNING.refusal_s if is_crowded else max(TUNING.refusal_s, min(self.enough_s, paced_s))
+        return situation.oldest_refusal_s + hold_s
 
     def _watch_due_s(self, situation: Situation) -> float:
         if situation.in_flight >= self.window:
@@ -184,16 +218,14 @@ class ResponseTiming:
         return self._came_s + max(TUNING.watch_s, TUNING.watch_costs * self.cost_s.value)
 
     def _planned_s(self, situation: Situation) -> float:
-        due_s = situation.oldest_refusal_s + TUNING.refusal_s
+        due_s = self.refusal_due_s(situation)
         earliest_s = self._came_s + min(TUNING.gap_costs * self.cost_s.value, TUNING.gap_share * self.enough_s)
-        if situation.complete > situation.refused or (situation.complete and situation.is_engine_done):
+        if situation.complete > situation.refused:
             due_s = min(due_s, -inf if situation.is_engine_done else earliest_s)
         if situation.first_pieces:
             due_s = min(due_s, earliest_s)
         if situation.pieces:
             due_s = min(due_s, self._came_s + max(TUNING.piece_s, TUNING.piece_costs * self.cost_s.value))
-        if situation.refused and situation.in_flight >= TUNING.crowded_share * self.window:
-            due_s = min(due_s, earliest_s)
         if situation.stream_ends_s < inf and self._is_fetch_worthwhile(situation):
             needed_s = situation.stream_ends_s - self.cost_s.value - self.decode_s.value
             if situation.is_stream_free:

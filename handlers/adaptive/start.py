@@ -18,9 +18,9 @@ from handlers.engines import Divisible, Engine, available_threads
 from handlers.metrics import Recorder
 from handlers.pipeline.runner import Runner
 from handlers.pipeline.warm_up import Allowed, Rehearsal
+from handlers.scheduling.batch_size import TUNING as SIZE_TUNING
 from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy, check_mode
-from handlers.scheduling.scheduler import TUNING as SCHEDULER_TUNING
 from handlers.scheduling.scheduler import Scheduler
 from handlers.scheduling.streams import Streams
 
@@ -63,7 +63,7 @@ def start(
     check_mode(settings)
     config: HandlerConfig = task.config
     policy = Policy.of(config, task.overhead)
-    settled = trial.settle(longest_s=SCHEDULER_TUNING.longest_share * policy.max_latency_s)
+    settled = trial.settle(longest_s=SIZE_TUNING.longest_share * policy.nominal_latency_s)
     task.engine = settled.arrangement.whole
     parts = settled.arrangement.streams
     on_streams = [on_engine(task, part) for part in parts] or [task]
@@ -79,7 +79,7 @@ def start(
         decoder=Decoder(
             whole, guard, threads=available_threads(config.decode_threads), is_threaded=task.decodes_in_threads
         ),
-        timing=ResponseTiming(window, enough_s=SCHEDULER_TUNING.longest_share * policy.max_latency_s),
+        timing=ResponseTiming(window, enough_s=SIZE_TUNING.longest_share * policy.nominal_latency_s),
         recorder=metrics.recorder,
         wake=metrics.wake,
         guard=guard,

@@ -36,25 +36,14 @@ from handlers.errors import (
     where,
 )
 from handlers.metrics import (
-    BATCH_SIZE,
-    DECODE,
-    ENCODE,
     EXECUTION_SECONDS,
-    EXECUTIONS,
-    FAIL,
-    FORWARD,
-    INFER,
-    INPUT,
-    ITEM_ERRORS,
-    ITEMS,
+    FAILED,
     OUTPUT,
-    QUEUE_SECONDS,
-    REQUEST,
-    REQUEST_SECONDS,
-    REQUESTS,
-    SUCCESS,
-    WAIT,
+    SUCCEEDED,
+    Happened,
     Recorder,
+    execution_event,
+    item_event,
 )
 from handlers.pipeline.budget import excess
 from handlers.pipeline.micro_batches import Cost
@@ -201,11 +190,17 @@ class Runner:
         return text + rest
 
     def split(self, micro_batch: FinishedMicroBatch) -> None:
-        """Replace the items in the slots of a micro-batch by the results that its outputs hold."""
-        if not micro_batch.slots:
-            return
-        items = [slot.outcome for slot in micro_batch.slots]
+        """Replace the items in the slots of a micro-batch by the results that its outputs hold, and count it."""
         started = time.perf_counter()
+        if micro_batch.slots:
+            self._split(micro_batch)
+        output_s = time.perf_counter() - started
+        phases = (micro_batch.collate_s, micro_batch.seconds - micro_batch.collate_s, output_s)
+        values = (*phases, micro_batch.seconds, micro_batch.size)
+        self._recorder.record(((execution_event(micro_batch.size), values),))
+
+    def _split(self, micro_batch: FinishedMicroBatch) -> None:
+        items = [slot.outcome for slot in micro_batch.slots]
         try:
             results = list(zip(micro_batch.slots, self._task.split(micro_batch.outputs, items), strict=True))
         except Exception as error:
@@ -214,7 +209,6 @@ class Runner:
                 self._give_up(slot, error)
         for slot, result in results:
             slot.outcome = result
-        self._recorder.add(EXECUTION_SECONDS, time.perf_counter() - started, str(micro_batch.size), OUTPUT)
 
     def answer(self, request: Request, slots: Sequence[Slot]) -> Reply:
         """Write the answer to a request, with the headers of every answer, and count it, its results and its errors.
@@ -227,10 +221,7 @@ class Runner:
         reply = self._pack(request, slots)
         ended = time.perf_counter()
         if slots:
-            self._recorder.observe(ENCODE, ended - started)
-            self._count(request, slots, SUCCESS if reply.status < 400 else FAIL, ended)
-        for slot in slots:
-            self._record(slot)
+            self._count(request, slots, reply, ended - started, ended)
         own = GRPC_HEADERS if request.is_grpc else {}
         return reply.with_headers({**self.headers(slots, ended - started), **own})
 
@@ -244,13 +235,11 @@ class Runner:
         version = self._task.metadata.version
         return {} if version is None else {VERSION_HEADER: version}
 
-    def _count(self, request: Request, slots: Sequence[Slot], outcome: str, ended_s: float) -> None:
-        self._recorder.add(REQUESTS, 1, outcome)
-        self._recorder.add(REQUEST_SECONDS, ended_s - request.came_s, outcome)
-        if outcome == SUCCESS:
-            self._recorder.observe(REQUEST, ended_s - request.came_s)
-        queue_s = sum(slot.queue_s(request.came_s) for slot in slots if slot.batch_size)
-        self._recorder.add(QUEUE_SECONDS, queue_s)
+    def _count(self, request: Request, slots: Sequence[Slot], reply: Reply, encode_s: float, ended_s: float) -> None:
+        queue_s = sum([slot.queue_s(request.came_s) for slot in slots if slot.batch_size])
+        values = (encode_s, ended_s - request.came_s, queue_s)
+        happened = [(SUCCEEDED if reply.status < 400 else FAILED, values), *map(_answered, slots)]
+        self._recorder.record(happened)
 
     def _pack(self, request: Request, slots: Sequence[Slot]) -> Reply:
         # Results that cannot be written (not a number, a type that JSON lacks) are a bug of the model or the task and
@@ -302,15 +291,9 @@ class Runner:
         left = [index for index, slot in enumerate(slots) if not slot.is_ended]
         for index in left:
             _note(slots[index], started, ended, len(slots))
-        self._recorder.observe(BATCH_SIZE, len(slots))
-        self._recorder.observe(FORWARD, seconds)
-        size = str(len(slots))
-        self._recorder.add(EXECUTIONS, 1, size)
-        self._recorder.add(EXECUTION_SECONDS, collated - started, size, INPUT)
-        self._recorder.add(EXECUTION_SECONDS, ended - collated, size, INFER)
         if len(left) < len(slots):
             outputs = {name: array[left] for name, array in outputs.items()}
-        return FinishedMicroBatch([slots[index] for index in left], outputs, seconds, len(slots))
+        return FinishedMicroBatch([slots[index] for index in left], outputs, seconds, len(slots), collated - started)
 
     def _forward(
         self, inputs: Arrays, slots: list[Slot], items: list[Any], started_s: float, heard: Heard | None
@@ -345,14 +328,13 @@ class Runner:
             logger.error("An item failed: %s", where(error))
             slot.outcome = INTERNAL_ERROR
 
-    def _record(self, slot: Slot) -> None:
-        self._recorder.observe(DECODE, slot.decode_s)
-        if slot.batch_size:
-            self._recorder.observe(WAIT, slot.wait_s)
-        if isinstance(slot.outcome, ItemError):
-            self._recorder.add(ITEM_ERRORS, 1, slot.outcome.type)
-        else:
-            self._recorder.add(ITEMS, 1)
+
+def _answered(slot: Slot) -> Happened:
+    """Give the event of an item that is answered, a result or an error."""
+    error_type = slot.outcome.type if isinstance(slot.outcome, ItemError) else None
+    if slot.batch_size:
+        return item_event(error_type, has_run=True), (slot.decode_s, slot.wait_s)
+    return item_event(error_type, has_run=False), (slot.decode_s,)
 
 
 def _note(slot: Slot, started_s: float, ended_s: float, size: int) -> None:

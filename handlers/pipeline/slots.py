@@ -97,12 +97,14 @@ class FinishedMicroBatch:
         outputs: what the engine gave for these, arrays of shape (B, ...).
         seconds: how long `collate` and `forward` took.
         size: how many items it had, those included that ended before.
+        collate_s: how many of the seconds `collate` took.
     """
 
     slots: list[Slot]
     outputs: Outputs
     seconds: float
     size: int
+    collate_s: float
 
 
 @dataclass(slots=True)

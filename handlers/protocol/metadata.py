@@ -61,9 +61,9 @@ class Metadata:
         options: what a request may set for an item, by name: its "type" and further words of JSON Schema, its
             "default" and maybe a "description".
         accepts: media types of the bodies that are understood.
-        precision: the engine's arithmetic; None where that says nothing.
         proofs: how near its answers in a precision are to those in fp32, as `handlers.proofs.Proof.to_json` gives it,
             by precision; empty where its builder compared nothing.
+        precision: the engine's arithmetic; None where that says nothing.
     """
 
     name: str
@@ -77,8 +77,8 @@ class Metadata:
     max_instances: int
     options: Mapping[str, Any]
     accepts: Sequence[str]
-    precision: str | None = None
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    precision: str | None = None
 
     def pack(self, results: Sequence[Any]) -> Reply:  # noqa: ARG002
         """See `Form`; there are no results."""

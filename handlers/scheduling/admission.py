@@ -20,6 +20,7 @@ refuse the first.
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from math import inf
 
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.request_queue import ScheduledRequest
@@ -40,7 +41,8 @@ class Tuning:
         most_level: the level's upper end; above 1 all that is remembered is covered, and many late answers at once are
             paid back one by one.
         foreseeable: share of the errors that a late answer must lie within to say something of admission.
-        most_share: share of the target by which errors move a prediction at most, so that no history refuses everybody.
+        most_share: share of the target, or of what stands for it, by which errors move a prediction at most, so that no
+            history refuses everybody.
         hurried_try: of the requests that an idle worker would refuse because they allow too little, one in so many is
             tried.
     """
@@ -67,7 +69,8 @@ class Refusal:
     Attributes:
         reason: QueueFull or Overloaded.
         message: one sentence for its client.
-        retry_after_s: seconds after which it is worth coming again.
+        retry_after_s: seconds after which it is worth coming again; of those refused one after the other, each has
+            its own turn.
     """
 
     reason: str
@@ -120,6 +123,8 @@ class Admission:
     delivery: RunningMean = field(default_factory=lambda: RunningMean(0.0, TUNING.delivery_weight))
     errors: defaultdict[int, PredictionErrors] = field(default_factory=lambda: defaultdict(PredictionErrors))
     _hurried: int = 0
+    # When the latest of those refused should come again: each has a turn, as the engine has time for it.
+    _turn_s: float = 0.0
 
     def has_room(self, waiting: int, newcomers: int) -> bool:
         """Whether the queue takes so many items more; an empty queue takes any number."""
@@ -130,12 +135,15 @@ class Admission:
         message = f"{waiting} items wait; max_queue_items is {self.policy.max_queue_items}."
         return Refusal("QueueFull", message, retry_after_s)
 
-    def overloaded(self, request: ScheduledRequest, work_s: float, *, is_idle: bool) -> Refusal | None:
+    def overloaded(
+        self, request: ScheduledRequest, work_s: float, *, own_s: float = 0.0, is_idle: bool
+    ) -> Refusal | None:
         """Refuse a request whose answer would come too late; note the prediction in one that is admitted.
 
         Args:
             request: its level, deadline and timeout are known.
             work_s: seconds of the engine until it is done, the work before it included.
+            own_s: seconds of the engine that it needs by itself: those who are refused come again so far apart.
             is_idle: whether nothing runs and nothing is ahead of it.
         """
         request.predicted_s = self.predicted_s(work_s)
@@ -143,12 +151,14 @@ class Admission:
         is_hopeless = request.arrived_s + cautious_s > request.deadline_s
         if not is_hopeless or (is_idle and self._tries_anyway(request.timeout_s)):
             return None
-        target_s = self.policy.max_latency_s
-        limit = f"max_latency_ms is {1000 * target_s:.0f}"
-        if request.timeout_s < target_s:
+        allowed_s = min(self.policy.max_latency_s, request.timeout_s)
+        limit = f"max_latency_ms is {1000 * allowed_s:.0f}"
+        if request.timeout_s < self.policy.max_latency_s:
             limit = f"the request allows {1000 * request.timeout_s:g}"
         message = f"The answer would take about {1000 * cautious_s:.0f} ms; {limit}."
-        return Refusal("Overloaded", message, max(0.0, cautious_s - target_s))
+        room_s = request.arrived_s + max(0.0, cautious_s - allowed_s)
+        self._turn_s = max(room_s, self._turn_s + own_s)
+        return Refusal("Overloaded", message, self._turn_s - request.arrived_s)
 
     def predicted_s(self, work_s: float) -> float:
         """Predict the seconds until an answer that needs so many seconds of the engine, those before it included."""
@@ -159,8 +169,8 @@ class Admission:
         return self._moved_s(predicted_s, self.errors[priority].covered_s)
 
     def answered(self, request: ScheduledRequest, now_s: float) -> None:
-        """Learn from an answer that is complete now; nothing where no micro-batch was run for it."""
-        if request.finished_s is not None:
+        """Learn from an answer that is complete now, where it was predicted and a micro-batch was run for it."""
+        if request.finished_s is not None and request.deadline_s < inf:
             took_s, allowed_s = now_s - request.arrived_s, request.deadline_s - request.arrived_s
             self.learn(
                 now_s,
@@ -190,7 +200,7 @@ class Admission:
         errors.observe(now_s, took_s - predicted_s, is_broken=took_s > allowed_s and is_foreseeable)
 
     def _moved_s(self, predicted_s: float, error_s: float) -> float:
-        most_s = TUNING.most_share * self.policy.max_latency_s
+        most_s = TUNING.most_share * self.policy.nominal_latency_s
         return max(0.0, predicted_s + max(-most_s, min(most_s, error_s)))
 
     def _tries_anyway(self, timeout_s: float) -> bool:

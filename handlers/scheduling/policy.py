@@ -1,13 +1,35 @@
-"""What an adaptive worker is held to, as its archive's settings say. Pure."""
+"""Which mode a worker runs in, and what an adaptive one is held to, as its archive's settings say. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import OVERHEAD, Overhead
+
+# TorchServe's own setting: the worker is sent everything in flight, and answers what it will.
+CONTINUOUS = "continuousBatching"
+
+AnyConfig = TypeVar("AnyConfig", bound=HandlerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What is reckoned with where the settings name no time.
+
+    Attributes:
+        nominal_s: stands for the latency target where there is none and a time is needed all the same: it is the
+            setting's default.
+        queue_timeout_s: longest wait where there is a target and no `queue_timeout_ms`: four times the default target.
+    """
+
+    nominal_s: float = 0.5
+    queue_timeout_s: float = 2.0
+
+
+TUNING = Tuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +58,49 @@ class Policy:
     max_queue_items: int = 512
     overhead: Overhead = OVERHEAD
 
+    @property
+    def has_target(self) -> bool:
+        """Whether there is a latency target."""
+        return self.max_latency_s < inf
+
+    @property
+    def nominal_latency_s(self) -> float:
+        """The target, or without one what ageing, courtesy and rhythm are reckoned in; always finite."""
+        return self.max_latency_s if self.has_target else TUNING.nominal_s
+
     @classmethod
     def of(cls, config: HandlerConfig, overhead: Overhead) -> "Policy":
         """Read an archive's settings; `overhead` is what its task says of one more micro-batch."""
         scheduling = config.scheduling
         levels = scheduling.priority_levels
+        has_target = scheduling.max_latency_ms is not None
+        queue_timeout_s = TUNING.queue_timeout_s if has_target else inf
+        if scheduling.queue_timeout_ms is not None:
+            queue_timeout_s = scheduling.queue_timeout_ms / 1000
         return cls(
             max_latency_s=inf if scheduling.max_latency_ms is None else scheduling.max_latency_ms / 1000,
             max_items=scheduling.max_batch_items or config.max_items,
             max_tokens=scheduling.max_batch_tokens or config.max_tokens,
             priority_levels=levels,
             default_priority=scheduling.default_priority or (levels + 1) // 2,
-            queue_timeout_s=scheduling.queue_timeout_ms / 1000,
+            queue_timeout_s=queue_timeout_s,
             is_late_rejected=scheduling.timeout_action == "reject",
             max_queue_items=scheduling.max_queue_items,
             overhead=overhead,
         )
+
+
+def settled(config: AnyConfig, settings: Mapping[str, Any]) -> AnyConfig:
+    """Settle on a mode where the archive leaves it open: adaptive where TorchServe lets the worker choose.
+
+    Args:
+        config: the archive's settings.
+        settings: its whole model-config.yaml.
+    """
+    if config.scheduling.mode != "auto":
+        return config
+    mode: Literal["classic", "adaptive"] = "adaptive" if settings.get(CONTINUOUS) is True else "classic"
+    return replace(config, scheduling=replace(config.scheduling, mode=mode))
 
 
 def check_mode(settings: Mapping[str, Any]) -> None:
@@ -61,8 +110,8 @@ def check_mode(settings: Mapping[str, Any]) -> None:
         InvalidConfig: it does not; the message lists every problem.
     """
     problems = []
-    if settings.get("continuousBatching") is not True:
-        problems.append("continuousBatching: true is needed beside it")
+    if settings.get(CONTINUOUS) is not True:
+        problems.append(f"{CONTINUOUS}: true is needed beside it")
     if settings.get("asyncCommunication"):
         problems.append("asyncCommunication must be off")
     if settings.get("maxWorkers", 1) != 1:

@@ -16,11 +16,8 @@ A request holds one or more items; each item goes its own way:
 The order is request_queue's business, what shares a micro-batch batch_selection's, how many run at once streams', and
 who is refused admission's.
 
-Size: a micro-batch may take half of the latency target, because who arrives just after one starts waits for it and then
-for its own. While a more urgent priority keeps coming, micro-batches of the others are courteous, that is shorter: a
-sixteenth of the target, or where that is longer five times their fixed cost, so that courtesy costs at most a fifth of
-the engine. Within that a micro-batch takes its stream's share of what is ready, and not always all of it
-(batch_selection.Limits).
+Size: what a micro-batch may hold is batch_size's. Within that it takes its stream's share of what is ready, and not
+always all of it (batch_selection.Limits).
 
 Hold: a micro-batch that is not full waits for items that are here and being decoded, for at most its fixed cost: that
 is what running them apart would cost (the ski-rental bound). A lone request is never held.
@@ -36,30 +33,11 @@ from handlers.pipeline.slots import Slot
 from handlers.pipeline.warm_up import Step
 from handlers.scheduling.admission import Admission, Refusal
 from handlers.scheduling.batch_selection import Limits, MicroBatch, select
+from handlers.scheduling.batch_size import BatchSize
 from handlers.scheduling.latency_model import LatencyModel, Line
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.request_queue import QueuedItem, RequestQueue, ScheduledRequest, Work
 from handlers.scheduling.streams import RunningBatch, Streams, done_in_s
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """What the size of micro-batches is tuned by; the reasons stand in the module's first lines.
-
-    Attributes:
-        longest_share: share of the latency target that a micro-batch may take.
-        courteous_share: the same of a courteous one.
-        courteous_costs: a courteous one may at least take so many times its fixed cost.
-        courtesy_targets: for so many latency targets after it last came, a more urgent priority is expected again.
-    """
-
-    longest_share: float = 0.5
-    courteous_share: float = 0.0625
-    courteous_costs: float = 5.0
-    courtesy_targets: float = 10.0
-
-
-TUNING = Tuning()
 
 
 @dataclass(slots=True)
@@ -77,13 +55,14 @@ class Scheduler:
     held_until_s: float = inf
     _queue: RequestQueue = field(init=False)
     _admission: Admission = field(init=False)
+    _size: BatchSize = field(init=False)
     _numbers: Iterator[int] = field(default_factory=count)
     _held_since_s: float | None = None
-    _latest_s: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Start with an empty queue."""
-        self._queue = RequestQueue(self.policy)
+        self._size = BatchSize(self.policy)
+        self._queue = RequestQueue(self.policy, self._size.patience_s)
         self._admission = Admission(self.policy)
 
     # -- what a worker asks ------------------------------------------------------------------------------------------
@@ -156,19 +135,26 @@ class Scheduler:
         request.level = policy.default_priority if request.priority is None else request.priority
         request.tokens = tokens
         request.deadline_s = now_s + min(policy.max_latency_s, request.timeout_s)
+        request.due_s = min(request.deadline_s, now_s + self._queue.patience_s)
         request.expires_s = now_s + min(policy.queue_timeout_s, request.timeout_s)
-        self._latest_s[request.level] = now_s
+        self._size.came(request.level, now_s)
         items = sum(not slot.is_failed for slot in request.slots)
         if not self._admission.has_room(self._queue.items, items):
             everything = self._queue.ahead(inf, inf, now_s)
             return self._admission.queue_full(self._queue.items, self._done_in_s(everything, now_s))
-        ahead = self._queue.ahead(request.level, request.deadline_s, now_s)
-        work_s = self._done_in_s(Work(ahead.items + items, ahead.tokens + tokens), now_s)
-        is_idle = not ahead.items and not any(running.items for running in self.streams.running)
-        if refusal := self._admission.overloaded(request, work_s, is_idle=is_idle):
-            return refusal
         request.number = next(self._numbers)
         request.decoding = items
+        if request.deadline_s == inf:
+            # It is in time whenever it is done: nothing is to be predicted.
+            self._queue.add(request)
+            return None
+        ahead = self._queue.ahead(request.level, request.due_s, now_s)
+        work_s = self._done_in_s(Work(ahead.items + items, ahead.tokens + tokens), now_s)
+        own_s = self.streams.expected(tokens).token_s * tokens / self.streams.count
+        is_idle = not ahead.items and not any(running.items for running in self.streams.running)
+        if refusal := self._admission.overloaded(request, work_s, own_s=own_s, is_idle=is_idle):
+            request.decoding = 0
+            return refusal
         self._queue.add(request)
         return None
 
@@ -195,17 +181,25 @@ class Scheduler:
 
     # -- the engine --------------------------------------------------------------------------------------------------
 
-    def next_batch(self, now_s: float) -> RunningBatch | None:
-        """Start the micro-batch that is to run now; None where there is none, or no stream is free for it."""
+    def next_batch(self, now_s: float, *, most_on_whole: int | None = None) -> RunningBatch | None:
+        """Start the micro-batch that is to run now; None where there is none, or no stream is free for it.
+
+        Args:
+            now_s: the time.
+            most_on_whole: of who has only the whole engine to run it on, the most items that it is to hold; nothing
+                may be running then. None of a stream's thread.
+        """
         self.held_until_s = inf
         ready = self._queue.ready_work
         if not ready.items or not self.streams.free:
             return None
-        is_wide = self.streams.is_wide(ready.items)
+        is_wide = most_on_whole is not None or self.streams.is_wide(ready.items)
         model = self.streams.model(is_wide=is_wide)
         ranked = self._queue.ranked(now_s)
-        is_courteous = self._is_courteous(ranked[0][1].request.level, now_s)
-        limits = self.limits(model.line, model.margin, is_courteous=is_courteous)
+        is_courteous = self._size.is_courteous(ranked[0][1].request.level, now_s)
+        limits = self._size.limits(model.line, model.margin, is_courteous=is_courteous)
+        if most_on_whole is not None:
+            limits = replace(limits, max_items=min(limits.max_items, most_on_whole))
         busy_s = [0.0] if is_wide else self.streams.residuals_s(now_s)
         micro_batch = select(ranked, limits.shared(ready.tokens, model.line, busy_s), model, now_s, busy_s)
         held_until_s = self._hold(micro_batch, limits, model, now_s)
@@ -231,6 +225,9 @@ class Scheduler:
             is_telling: False where it failed, so that its time says nothing.
         """
         self.streams.end(running, seconds, is_telling=is_telling)
+        if is_telling:
+            self._size.batch_s.observe(seconds)
+            self._queue.patience_s = self._size.patience_s
         for item in running.items:
             if item not in running.ended:
                 item.request.running -= 1
@@ -244,31 +241,9 @@ class Scheduler:
         nobody = MicroBatch((), step.tokens, model.predict_s(step.tokens))
         return self.streams.begin(nobody, now_s, is_wide=step.is_wide)
 
-    def limits(self, line: Line, margin: float, *, is_courteous: bool = False) -> Limits:
-        """Tell what a micro-batch may hold, by the configuration and by time; it is at least a token.
-
-        Args:
-            line: what micro-batches take.
-            margin: factor by which nine of ten of them stay under that.
-            is_courteous: whether it is kept short for a more urgent priority.
-        """
-        policy = self.policy
-        overhead, allowed = policy.overhead, inf
-        if line.token_s > 0:
-            # The task's own figure is of another machine, or of this one when it had more to itself.
-            overhead = replace(overhead, tokens=max(overhead.tokens, round(line.fixed_s / line.token_s)))
-            longest_s = TUNING.longest_share * policy.max_latency_s / margin
-            if is_courteous:
-                courteous_s = max(TUNING.courteous_share * policy.max_latency_s, TUNING.courteous_costs * line.fixed_s)
-                longest_s = min(longest_s, courteous_s)
-            allowed = (longest_s - line.fixed_s) / line.token_s
-        configured = inf if policy.max_tokens is None else policy.max_tokens
-        return Limits(policy.max_items, int(max(1, min(allowed, configured, 2**31))), overhead)
-
-    def _is_courteous(self, level: int, now_s: float) -> bool:
-        """Whether a more urgent priority came lately."""
-        lately_s = now_s - TUNING.courtesy_targets * self.policy.max_latency_s
-        return any(other < level and latest_s > lately_s for other, latest_s in self._latest_s.items())
+    def limits(self, line: Line, margin: float) -> Limits:
+        """Tell what a micro-batch may hold; see BatchSize."""
+        return self._size.limits(line, margin)
 
     def _hold(self, micro_batch: MicroBatch, limits: Limits, model: LatencyModel, now_s: float) -> float:
         """Tell until when a micro-batch waits for what is being decoded; now where it does not."""

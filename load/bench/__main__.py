@@ -1,6 +1,6 @@
 """Runs `make bench`: this deployment against its peers, as one table of ratios.
 
-    python -m load.bench                  every part, but those that need an environment of their own
+    python -m load.bench                  every part, but those that stand apart (OPTIONAL)
     python -m load.bench translation      one of them
 
 A part takes at most 20 minutes: it begins no round that would end after `--minutes`. Progress goes to stderr, the table
@@ -20,13 +20,17 @@ from deploy.server import ServerError
 from load.bench import (
     adaptive,
     client,
+    cost,
+    default,
     gateway,
+    highest_rate,
     int8,
     ready,
     resnet,
     scoring,
     tensors,
     texts,
+    threads,
     translation,
     translation_mixed,
 )
@@ -44,13 +48,22 @@ BENCHMARKS: dict[str, Callable[..., str]] = {
     "gateway": gateway.run,
     "adaptive-embedding": partial(adaptive.run, adaptive.EMBEDDING),
     "adaptive-resnet": partial(adaptive.run, adaptive.RESNET),
+    "highest-rate": highest_rate.run,
+    "default": partial(default.run, default.RESNET),
+    "default-embedding": partial(default.run, default.EMBEDDING),
+    "default-mnist": partial(default.run, default.MNIST),
+    "cheap-language-id": partial(default.run, default.LANGUAGE_ID),
+    "cheap-tokenizer": partial(default.run, default.TOKENIZER),
     "ready": ready.run,
+    "cost": cost.run,
+    "threads": threads.run,
     "ray": scoring.run,
     "tensors": tensors.run,
     "int8": int8.run,
 }
-# Measured where they are named: they need an environment of their own.
-OPTIONAL = ("ray", "tensors", "int8")
+# Measured where they are named: they need an environment of their own, compare with nobody, or say more of the
+# machine's mood than of ours.
+OPTIONAL = ("ray", "tensors", "int8", "cost", "threads", "cheap-language-id", "cheap-tokenizer")
 
 # Of the 20 minutes that a part may take, two are left for what follows the last round: servers that start and stop.
 MINUTES = 18.0

@@ -30,6 +30,7 @@ from deploy.models import model
 from deploy.sandbox import started
 from deploy.server import Server
 from deploy.sources import WeightsUnavailable
+from load.bench.archives import write_mode
 from load.bench.machine import wait_idle
 from load.bench.peers import CPU_ONLY
 from load.bench.photographs import photographs
@@ -201,6 +202,7 @@ def run(case: Case, *, rounds: Rounds, duration_s: float, is_markdown: bool) -> 
         with aside():
             for name in (case.name, case.adaptive):
                 _build(name, store)
+        write_mode(store / case.name, "classic")
         with started(store, extra=CPU_ONLY) as server:
             classic = Contender(server, case.name, case.inputs(), duration_s)
             adaptive = Contender(server, case.adaptive, classic.inputs, duration_s)

@@ -3,13 +3,17 @@
 ours (found, or built) -> unpacked -> stock, both in one model store
 """
 
+import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from deploy.archive import Archive, Recipe, run_archiver
 from deploy.models import model
 from deploy.sources import WeightsUnavailable
+from handlers.scheduling.policy import CONTINUOUS
 from load.bench.progress import progress
 
 OURS, STOCK = "resnet-152", "stock-resnet-152"
@@ -62,6 +66,22 @@ def ours(export_path: Path) -> Archive:
     except WeightsUnavailable as error:
         progress(f"{error}: goes on with random weights, which take as long to multiply")
         return Recipe(entry, "random", export_path=export_path).build()
+
+
+def write_mode(archive: Path, mode: str) -> None:
+    """Have an archive that is a folder run in a mode: `classic`, or `adaptive`, which then has no target."""
+    path = archive / "model-config.yaml"
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    handler = config.get("handler") or {}
+    scheduling = {**(handler.get("scheduling") or {}), "mode": mode}
+    for name in (CONTINUOUS, "minWorkers", "maxWorkers"):
+        config.pop(name, None)
+    if mode == "adaptive":
+        config |= {CONTINUOUS: True, "minWorkers": 1, "maxWorkers": 1}
+        scheduling |= {"max_latency_ms": None}
+    # It may be a link to the file of another copy.
+    path.unlink()
+    path.write_text(json.dumps({**config, "handler": {**handler, "scheduling": scheduling}}), encoding="utf-8")
 
 
 def _build_stock(unpacked: Path, model_store: Path, work: Path) -> None:

@@ -11,10 +11,10 @@ time goes.
 import io
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -38,6 +38,7 @@ from load.measure.exchange import OK
 from load.measure.recording import Recording
 
 OURS, BARE = "identity", "bare"
+Seen = TypeVar("Seen")
 # This deployment is held to this bound.
 MORE_US = Bound(60, is_minimum=False)
 
@@ -124,6 +125,10 @@ def build(store: Path, work: Path) -> None:
     work.mkdir()
     (work / "infer.py").write_text(INFER, encoding="utf-8")
     entry = {OURS: {"handler": "tensors", "version": "1", "weights": "infer.py"}}
+    # The bare handler beside it knows no other mode.
+    (work / OURS).mkdir()
+    classic = {"handler": {"scheduling": {"mode": "classic"}}}
+    (work / OURS / "model-config.yaml").write_text(json.dumps(classic), encoding="utf-8")
     (work / "models.yaml").write_text(json.dumps(entry), encoding="utf-8")  # JSON is YAML
     Recipe(model(OURS, work / "models.yaml"), export_path=store).build()
     temporary = work / "archiver"
@@ -167,25 +172,44 @@ def cost_us(server: Server, name: str, body: Body, clients: int, duration_s: flo
     """Return the microseconds of processor time that a worker takes for a request."""
     (worker,) = server.management.describe(name)["workers"]
     process = psutil.Process(int(worker["pid"]))
+    load = Load(clients, duration_s)
+    before_s, after_s, requests = under_load(server, name, body, load, lambda: _used_s(process))
+    return 1e6 * (after_s - before_s) / requests
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A closed loop of so many clients, for so many seconds."""
+
+    clients: int
+    duration_s: float
+
+
+def under_load(server: Server, name: str, body: Body, load: Load, look: Callable[[], Seen]) -> tuple[Seen, Seen, int]:
+    """Put a model under load; return what `look` saw before and after, and the number of requests between.
+
+    Raises:
+        BenchError: a request was not answered well.
+    """
     url = f"{server.settings.inference_url}/predictions/{name}"
     inputs = Inputs((Input(body.body, body.content_type),))
-    attack = Attack(Target(url, body.headers), inputs, ClosedLoop(clients), Duration(duration_s))
+    attack = Attack(Target(url, body.headers), inputs, ClosedLoop(load.clients), Duration(load.duration_s))
     precise_loop.run(Attack(attack.target, inputs, attack.load, Duration(TUNING.warm_up_s)).generate(Recording()))
-    before_s, recording = _used_s(process), Recording()
+    before, recording = look(), Recording()
     precise_loop.run(attack.generate(recording))
-    used_s = _used_s(process) - before_s
-    return per_request_us(used_s, [exchange.status for exchange in recording.exchanges])
+    after = look()
+    return before, after, answered([exchange.status for exchange in recording.exchanges])
 
 
-def per_request_us(used_s: float, statuses: Sequence[int]) -> float:
-    """Divide processor time by requests.
+def answered(statuses: Sequence[int]) -> int:
+    """Count requests.
 
     Raises:
         BenchError: one was not answered well.
     """
     if failed := [status for status in statuses if status != OK]:
         raise BenchError(f"{len(failed)} of {len(statuses)} requests failed, with {sorted(set(failed))}")
-    return 1e6 * used_s / len(statuses)
+    return len(statuses)
 
 
 def _used_s(process: psutil.Process) -> float:

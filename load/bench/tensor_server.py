@@ -25,6 +25,8 @@ from load.bench.progress import aside, progress
 
 OURS, ADAPTIVE = "ours", "ours, adaptive"
 
+CLASSIC: dict[str, Any] = {"handler": {"scheduling": {"mode": "classic"}}}
+
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
@@ -57,9 +59,10 @@ def serving(work: Path, both: Sequence[Network]) -> Iterator[Server]:
     for network in both:
         entry = {"handler": "tensors", "version": "1", "weights": network.path.name}
         entries |= {network.name: entry, _adaptive(network.name): entry}
-        folder = work / _adaptive(network.name)
-        folder.mkdir()
-        (folder / "model-config.yaml").write_text(json.dumps(_adaptive_config(network.batch_size)), encoding="utf-8")
+        configs = {network.name: CLASSIC, _adaptive(network.name): _adaptive_config(network.batch_size)}
+        for name, config in configs.items():
+            (work / name).mkdir()
+            (work / name / "model-config.yaml").write_text(json.dumps(config), encoding="utf-8")
     models = work / "models.yaml"
     models.write_text(json.dumps(entries), encoding="utf-8")  # JSON is YAML
     progress(f"archives: {', '.join(entries)}")

@@ -5,12 +5,12 @@
     for each round, each network: 1, 16, 64 clients, and Poisson arrivals at 70 % of the best throughput with 64
     load.bench.identity: the worker's processor time beside the model
 
-Ours are archives of `handler: tensors` as a user has them without any configuration: classic mode, OpenVINO in fp32 on
-every core, `max_batch_delay=1`. They stand under `ours` and are what is compared; adaptive mode, which takes a
-model-config.yaml, stands beside. Bodies are .npy files of one row, and so are the answers: raw float32 after 128 bytes
-that say its shape. What the others are given stands in load.bench.onnx_peers. Every contender has the same largest
-batch, as many threads as there are cores, kept-alive connections and no access log; each answer is held against
-onnxruntime's before anything is measured. All share the cores with the load generator.
+Ours are archives of `handler: tensors` without any configuration but the mode: OpenVINO in fp32 on every core,
+`max_batch_delay=1`. Classic mode stands under `ours` and is what is compared; adaptive mode stands beside. Bodies are
+.npy files of one row, and so are the answers: raw float32 after 128 bytes that say its shape. What the others are given
+stands in load.bench.onnx_peers. Every contender has the same largest batch, as many threads as there are cores,
+kept-alive connections and no access log; each answer is held against onnxruntime's before anything is measured. All
+share the cores with the load generator.
 """
 
 import math

@@ -110,7 +110,7 @@ def configuration(example: dict[str, Any], mode: str) -> dict[str, Any]:
     """Change an example's model-config.yaml to a mode, and to the soak's queue."""
     config = {**example, "jobQueueSize": TUNING.queue, "minWorkers": 1, "maxWorkers": 1}
     if mode == CLASSIC:
-        return config
+        return {**config, "handler": {**example["handler"], "scheduling": {"mode": CLASSIC}}}
     scheduling = {
         "mode": "adaptive",
         "max_batch_items": TUNING.batch_items,

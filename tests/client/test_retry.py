@@ -59,6 +59,15 @@ def test_retry_after_is_waited_for_and_jitter_comes_on_top() -> None:
     assert time.slept == pytest.approx([7.1])
 
 
+@pytest.mark.parametrize(
+    ("finer", "slept_s"), [("140", 0.24), ("2500", 2.6), ("soon", 1.1), ("-5", 1.1), ("9" * 11, 1.1)]
+)
+def test_retry_after_in_milliseconds_has_the_last_word_where_it_is_a_number(finer: str, slept_s: float) -> None:
+    refused = failed(503, **{"Retry-After": "1", "Retry-After-Ms": finer})
+    _, _, time = predict([refused, ok("done")])
+    assert time.slept == pytest.approx([slept_s])
+
+
 def test_retry_after_beyond_the_deadline_raises_the_servers_words_at_once() -> None:
     time = Time()
     with pytest.raises(Unavailable, match="busy"):

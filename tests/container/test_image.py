@@ -9,7 +9,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from tests.container.built import TAG, Image, Store
 from tests.container.services import Container, Engine, engine, services
 from tests.e2e.loads import all_answered, under_load
 from tests.photographs import photograph
+from tests.waiting import until
 from torchserve_client.version import VERSION
 
 # The first test's has the build in it: three minutes of two cores, and ten where others work on them.
@@ -253,15 +254,3 @@ def test_edge_ends_when_it_is_told(up: Up) -> None:
 def logged_models(gateway: Container) -> set[str | None]:
     """The models that the access log has lines of; Envoy writes them a moment later."""
     return {json.loads(line)["model"] for line in gateway.said().splitlines() if line.startswith("{")}
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for what is a matter of seconds.
-
-    Raises:
-        AssertionError: it is not so after a minute.
-    """
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

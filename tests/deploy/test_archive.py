@@ -21,6 +21,7 @@ from deploy.fingerprint import built_from
 from deploy.models import ROOT, Model, model
 from deploy.sources import WeightsUnavailable
 from handlers.errors import InvalidConfig
+from tests.exports import shared
 from tests.photographs import path as photograph_path
 
 MOBILENET = model("mobilenet-v2")
@@ -28,7 +29,10 @@ MOBILENET = model("mobilenet-v2")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("model_store")
+    """A model store that finds what other tests have exported; what is about exporting has one of its own."""
+    folder = tmp_path_factory.mktemp("model_store")
+    (folder / ".exports").symlink_to(shared())
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -190,8 +194,8 @@ def test_archive_of_a_damaged_export_in_a_cache_of_the_users_is_made_anew(
 @pytest.mark.parametrize(
     ("engine", "present", "absent"), [("openvino", "model.xml", "model.pt"), ("torch", "model.pt", "model.xml")]
 )
-def test_archive_for_one_engine_carries_only_its_model(engine: str, present: str, absent: str, tmp_path: Path) -> None:
-    recipe = Recipe(MOBILENET, engine=engine, archive_format="no-archive", export_path=tmp_path)  # type: ignore[arg-type]
+def test_archive_for_one_engine_carries_only_its_model(engine: str, present: str, absent: str, store: Path) -> None:
+    recipe = Recipe(MOBILENET, engine=engine, archive_format="no-archive", export_path=store)  # type: ignore[arg-type]
     folder = recipe.build().path
     assert (folder / present).is_file()
     assert not (folder / absent).exists()

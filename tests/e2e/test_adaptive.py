@@ -23,7 +23,7 @@ from tritonclient.utils import InferenceServerException
 
 from deploy.models import ROOT
 from deploy.server import Server
-from handlers.scheduling.scheduler import TUNING
+from handlers.scheduling.batch_size import TUNING
 from load.generate import precise_loop
 from load.generate.attack import Attack, Load
 from load.generate.closed_loop import ClosedLoop
@@ -38,6 +38,7 @@ from load.measure.recording import Recording
 from load.measure.server_timing import parse
 from tests.e2e.conftest import MOBILENET, Answer, metrics, send, send_together, url, worker_pid
 from tests.photographs import photograph
+from tests.waiting import until
 
 CLASSIC, ADAPTIVE = "sentence-embedding", "sentence-embedding-adaptive"
 # Of the load tests: they have one core for the engine and one for TorchServe and whoever asks, and that other core's
@@ -62,9 +63,13 @@ LONG_TEXTS = texts(48, 190)
 
 @pytest.fixture(scope="module")
 def _archives(model_store: Path, archive: Callable[..., str]) -> None:
-    """Both as archives, and the adaptive one as a folder with settings for the load tests."""
-    for name, archive_format in ((CLASSIC, "zip-store"), (ADAPTIVE, "zip-store"), (ADAPTIVE, "no-archive")):
+    """The adaptive one as an archive, and a folder with settings for the load tests; the other as a folder, classic."""
+    for name, archive_format in ((CLASSIC, "no-archive"), (ADAPTIVE, "zip-store"), (ADAPTIVE, "no-archive")):
         archive(name, archive_format=archive_format)
+    path = model_store / CLASSIC / "model-config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["handler"]["scheduling"] = {"mode": "classic"}
+    path.write_text(yaml.safe_dump({**config, "continuousBatching": False}))
     path = model_store / ADAPTIVE / "model-config.yaml"
     config = yaml.safe_load(path.read_text())
     config["handler"]["threads"] = ENGINE_THREADS
@@ -84,7 +89,7 @@ def patient(_archives: None, serve: Callable[..., str]) -> str:
 
 @pytest.fixture
 def classic(_archives: None, serve: Callable[..., str]) -> str:
-    return serve(archive=f"{CLASSIC}.mar", name=CLASSIC, batch_size=32, max_batch_delay_ms=1)
+    return serve(archive=CLASSIC, name=CLASSIC, batch_size=32, max_batch_delay_ms=1)
 
 
 def vectors(server: Server, name: str, bodies: Sequence[str]) -> NDArray[np.float32]:
@@ -312,13 +317,6 @@ def test_worker_killed_mid_batch_comes_back_and_every_request_is_answered(server
     assert statuses.keys() <= {200, 500, 503, 507}, statuses
     assert statuses[500] + statuses[507] >= 1
     assert Counter(answer.status for answer in answers[-16:])[200] >= 1
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
 
 
 @pytest.mark.clock

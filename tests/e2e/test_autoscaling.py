@@ -14,7 +14,7 @@ from deploy.models import ROOT
 from load.autoscale import signals
 from load.autoscale.scaled_object import read
 from tests.e2e.conftest import MOBILENET
-from tests.e2e.test_gateway import until
+from tests.waiting import until
 
 RULES = ROOT / "deploy" / "kubernetes" / "overlays" / "keda" / "scaledobject.yaml"
 PHOTOGRAPH = ROOT / "examples" / "resnet-152" / "cat.jpg"

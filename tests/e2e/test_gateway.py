@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,13 +21,14 @@ from deploy.gateway.sandbox import Sandbox
 from deploy.models import ROOT
 from deploy.server import Server
 from tests.e2e.conftest import MOBILENET, curl, metrics
+from tests.waiting import until
 from torchserve_client import archives
 from torchserve_client.cli import main as torchserve_client
 from torchserve_client.version import VERSION
 
 PHOTOGRAPH = (ROOT / "examples" / "resnet-152" / "cat.jpg").read_bytes()
-# What a user is promised, and what a test waits for where no promise is tried.
-PROMISED_S, PATIENCE_S = 10.0, 60.0
+# What a user is promised.
+PROMISED_S = 10.0
 
 
 @pytest.fixture
@@ -36,15 +36,6 @@ def session() -> Iterator[requests.Session]:
     with requests.Session() as made:
         made.trust_env = False
         yield made
-
-
-def until(holds: Callable[[], object], timeout_s: float = PATIENCE_S) -> float:
-    """Wait until something holds; the seconds it took."""
-    started = time.monotonic()
-    while not holds():
-        assert time.monotonic() - started < timeout_s
-        time.sleep(0.05)
-    return time.monotonic() - started
 
 
 def status(session: requests.Session, url: str) -> int:

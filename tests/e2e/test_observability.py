@@ -101,13 +101,15 @@ def archives(store: Path) -> None:
     """The same model in both modes, as folders: built in a second."""
     Recipe(model(CLASSIC), archive_format="no-archive", export_path=store).build()
     shutil.copytree(store / CLASSIC, store / ADAPTIVE)
-    manifest, settings = store / ADAPTIVE / "MAR-INF" / "MANIFEST.json", store / ADAPTIVE / "model-config.yaml"
+    manifest = store / ADAPTIVE / "MAR-INF" / "MANIFEST.json"
     document = json.loads(manifest.read_text())
     document["model"]["modelName"] = ADAPTIVE
     manifest.write_text(json.dumps(document))
-    config = {**yaml.safe_load(settings.read_text()), "continuousBatching": True, "maxBatchDelay": 1}
-    config["handler"] = {**(config.get("handler") or {}), "scheduling": {"mode": "adaptive", "max_latency_ms": 2000}}
-    settings.write_text(yaml.safe_dump(config))
+    for name, scheduling in ((CLASSIC, {"mode": "classic"}), (ADAPTIVE, {"mode": "adaptive", "max_latency_ms": 2000})):
+        settings = store / name / "model-config.yaml"
+        config = {**yaml.safe_load(settings.read_text()), "continuousBatching": name == ADAPTIVE, "maxBatchDelay": 1}
+        config["handler"] = {**(config.get("handler") or {}), "scheduling": scheduling}
+        settings.write_text(yaml.safe_dump(config))
 
 
 @pytest.fixture(scope="module")

@@ -255,4 +255,4 @@ def test_metadata_is_asked_for_by_a_header_of_a_prediction(
         assert (described["name"], described["version"], described["task"]) == ("embedding", "1", "sentence_embedding")
         assert described["inputs"] == [{"name": "input_text", "datatype": "BYTES", "shape": [-1, 1]}]
         assert described["outputs"] == [{"name": "output__0", "datatype": "FP32", "shape": [-1, 384]}]
-        assert (described["mode"], described["platform"]) == ("classic", "torchserve_openvino")
+        assert (described["mode"], described["platform"]) == ("adaptive", "torchserve_openvino")

@@ -143,7 +143,7 @@ def cut_archive(site: Site) -> None:
 
 
 def lower_heap(site: Site) -> None:
-    site.edit("-Xmx2g", "-Xmx512m")
+    site.edit("-Xmx2700m", "-Xmx512m")
 
 
 def break_worker(site: Site) -> None:

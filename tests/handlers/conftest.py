@@ -5,16 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import language_id, text, tokenization, vision
-from deploy.models import model
-from deploy.sources import source
-
-STAGES = {
-    "mobilenet-v2": vision.stage,
-    "sentence-embedding": text.stage,
-    "language-id": language_id.stage,
-    "tokenizer": tokenization.stage,
-}
+from tests.exports import staged, trained_classifier
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +19,25 @@ def _logging() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def staged_example(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What the archive of an example holds, for both engines: made once a run, for tests that change nothing in it."""
+    """What the archive of an example holds, for both engines: made once, for tests that change nothing in it."""
 
     @cache
     def make(name: str) -> Path:
         folder = tmp_path_factory.mktemp(name)
-        STAGES[name](model(name), source(model(name), None), "auto", folder)
+        staged(name, folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def trained_network(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """What the archive of a trained network of torchvision holds, by its architecture: made once, and not changed."""
+
+    @cache
+    def make(arch: str) -> Path:
+        folder = tmp_path_factory.mktemp(arch)
+        trained_classifier(arch, folder)
         return folder
 
     return make

@@ -39,10 +39,11 @@ def test_config_wrong_lists_every_problem(values: Any, words: list[str]) -> None
         assert word in str(raised.value)
 
 
-def test_scheduling_unnamed_is_classic_and_named_takes_documented_defaults() -> None:
-    assert parse(HandlerConfig, {}).scheduling.mode == "classic"
+def test_scheduling_unnamed_is_left_open_without_a_target_and_named_takes_documented_defaults() -> None:
+    unnamed = parse(HandlerConfig, {}).scheduling
+    assert (unnamed.mode, unnamed.max_latency_ms) == ("auto", None)
     scheduling = parse(HandlerConfig, {"scheduling": {"mode": "adaptive", "max_latency_ms": 50}}).scheduling
-    assert (scheduling.mode, scheduling.max_latency_ms, scheduling.queue_timeout_ms) == ("adaptive", 50, 2000)
+    assert (scheduling.mode, scheduling.max_latency_ms, scheduling.queue_timeout_ms) == ("adaptive", 50, None)
     assert (scheduling.priority_levels, scheduling.default_priority, scheduling.timeout_action) == (1, None, "reject")
     assert (scheduling.max_batch_items, scheduling.max_batch_tokens) == (None, None)
     assert (scheduling.max_queue_items, scheduling.overload_status) == (512, 503)
@@ -54,7 +55,7 @@ def test_scheduling_unnamed_is_classic_and_named_takes_documented_defaults() -> 
         ("adaptive", ["scheduling: a mapping of names"]),
         (None, ["scheduling: a mapping of names"]),
         ({1: 2}, ["scheduling: a mapping of names"]),
-        ({"mode": "magic"}, ["scheduling", "mode", "classic", "adaptive"]),
+        ({"mode": "magic"}, ["scheduling", "mode", "auto", "classic", "adaptive"]),
         ({"max_latency": 5}, ["scheduling", "max_latency", "Unexpected"]),
         ({"max_latency_ms": 0}, ["max_latency_ms", "greater than 0"]),
         ({"max_latency_ms": float("inf")}, ["max_latency_ms"]),

@@ -13,9 +13,13 @@ from handlers.metrics import (
     HISTOGRAMS,
     ITEM_ERRORS,
     ITEMS,
+    MOST_WAITING,
+    SUCCEEDED,
     Recorder,
     Reporter,
     Sample,
+    execution_event,
+    item_event,
 )
 
 
@@ -53,6 +57,85 @@ def test_recorder_counters_sum_by_label_and_drain_once() -> None:
         Sample(ITEMS, (), 5),
     ]
     assert subject.drain() == []
+
+
+def totals(samples: list[Sample]) -> dict[tuple[str, ...], float]:
+    """Those without the buckets, by name and labels."""
+    return {(s.counter.name, *s.labels): s.value for s in samples if not s.counter.name.endswith("_bucket")}
+
+
+def test_recorder_events_of_a_request_and_a_micro_batch_fill_every_series() -> None:
+    subject = recorder()
+    subject.record([(execution_event(2), (0.25, 0.5, 0.125, 0.75, 2))])
+    good, bad = item_event(None, has_run=True), item_event("EmptyInput", has_run=False)
+    subject.record([(SUCCEEDED, (0.5, 2.0, 0.25)), (good, (0.5, 0.25)), (bad, (0.125,))])
+
+    samples = subject.drain()
+    assert totals(samples) == {
+        ("handler_requests_total", "success"): 1,
+        ("handler_request_seconds_total", "success"): 2.0,
+        ("handler_request_seconds_sum",): 2.0,
+        ("handler_request_seconds_count",): 1,
+        ("handler_queue_seconds_total",): 0.25,
+        ("handler_encode_seconds_sum",): 0.5,
+        ("handler_encode_seconds_count",): 1,
+        ("handler_items_total",): 1,
+        ("handler_item_errors_total", "EmptyInput"): 1,
+        ("handler_decode_seconds_sum",): 0.625,
+        ("handler_decode_seconds_count",): 2,
+        ("handler_wait_seconds_sum",): 0.25,
+        ("handler_wait_seconds_count",): 1,
+        ("handler_executions_total", "2"): 1,
+        ("handler_execution_seconds_total", "2", "input"): 0.25,
+        ("handler_execution_seconds_total", "2", "infer"): 0.5,
+        ("handler_execution_seconds_total", "2", "output"): 0.125,
+        ("handler_forward_seconds_sum",): 0.75,
+        ("handler_forward_seconds_count",): 1,
+        ("handler_batch_size_sum",): 2,
+        ("handler_batch_size_count",): 1,
+    }
+    buckets = {s.labels[0]: s.value for s in samples if s.counter == DECODE.bucket}
+    # Upper ends are inclusive: 0.125 lies below 0.25, 0.5 on the bound 0.5.
+    assert [buckets[le] for le in ("0.25", "0.5", "+Inf")] == [1, 2, 2]
+    # TorchServe writes what it is given: numpy's numbers are not Python's.
+    assert {type(s.value) for s in samples} <= {int, float}
+    assert subject.drain() == []
+
+
+def test_recorder_that_nobody_drains_adds_up_and_keeps_no_events() -> None:
+    subject = recorder()
+    for _ in range(3 * MOST_WAITING):
+        subject.record([(execution_event(2), (0.25, 0.5, 0.125, 0.75, 2))])
+    assert subject.waiting <= MOST_WAITING
+    assert totals(subject.drain())["handler_executions_total", "2"] == 3 * MOST_WAITING
+
+
+def test_recorder_events_of_many_threads_are_neither_lost_nor_doubled() -> None:
+    subject = recorder()
+    drained: list[Sample] = []
+    is_over = threading.Event()
+
+    def record() -> None:
+        for _ in range(2000):
+            subject.record([(SUCCEEDED, (0.5, 2.0, 0.25)), (item_event(None, has_run=True), (0.5, 0.25))])
+
+    def drain() -> None:
+        while not is_over.is_set():
+            drained.extend(subject.drain())
+
+    threads = [threading.Thread(target=record) for _ in range(4)]
+    draining = threading.Thread(target=drain)
+    for thread in (*threads, draining):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    is_over.set()
+    draining.join()
+    drained += subject.drain()
+    counted = Sums[str]()
+    for sample in drained:
+        counted[sample.counter.name] += int(sample.value)
+    assert (counted["handler_requests_total"], counted["handler_items_total"]) == (8000, 8000)
 
 
 def test_recorder_first_drain_declares_every_histogram_at_zero() -> None:

@@ -40,38 +40,60 @@ ALLOWED = {
     ("language_id", "auto", "language-id"): set(),
     ("tokenization", "auto", "tokenizer"): {"transformers"},
 }
-# Starts one as TorchServe does, and says what it has imported.
-WORKER = """
-import json, sys
+# Each case in a process of its own, forked where nothing is imported but what every worker imports: PyTorch, once.
+# Reads the cases as JSON, [what, its arguments], and prints what each has imported in the end, a line for each.
+CASES = """
+import json, os, sys, time
+import handlers.base
 from importlib import import_module
 from pathlib import Path
 from tests.handlers.serving import context
 
-task, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-module = import_module(f"handlers.tasks.{task}")
-(handler,) = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__
-              and isinstance(each, type)]
-worker = handler()
-worker.initialize(context(folder, settings))
-print(json.dumps(sorted(sys.modules)))
+def tasks(*names):
+    for name in names:
+        import_module(f"handlers.tasks.{name}")
+
+def worker(task, folder, settings):
+    # As TorchServe starts one.
+    module = import_module(f"handlers.tasks.{task}")
+    (handler,) = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__
+                  and isinstance(each, type)]
+    made = handler()
+    made.initialize(context(Path(folder), settings))
+    return made
+
+def asking(task, folder, settings):
+    # For its metadata, as a gateway does; and waits for what comes of that.
+    made = worker(task, folder, settings)
+    made.runner.read({}, {"X-Model-Metadata": "1"})
+    ends_s = time.monotonic() + 20
+    while "handlers.protocol.grpc_inference" not in sys.modules and time.monotonic() < ends_s:
+        time.sleep(0.01)
+
+for case, arguments in json.load(sys.stdin):
+    sys.stdout.flush()
+    if (child := os.fork()) == 0:
+        globals()[case](*arguments)
+        print(json.dumps(sorted(sys.modules)), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, (case, arguments)
 """
-# Asks it for its metadata, as a gateway does, and waits for what comes of that.
-ASKING = f"""{WORKER}
-import time
-worker.runner.read({{}}, {{"X-Model-Metadata": "1"}})
-ends_s = time.monotonic() + 20
-while "handlers.protocol.grpc_inference" not in sys.modules and time.monotonic() < ends_s:
-    time.sleep(0.01)
-print(json.dumps(sorted(sys.modules)))
-"""
+TASKS = tuple(path.stem for path in (ROOT / "handlers" / "tasks").glob("[a-z]*.py"))
 
 
-def modules_after(script: str, *arguments: str) -> set[str]:
-    """What a Python of its own has imported at the end of a script, which prints it."""
+@pytest.fixture(scope="module")
+def imported(staged_example: Callable[[str], Path]) -> dict[Any, set[str]]:
+    """What is imported by each worker of ALLOWED, under its key, by all `tasks`, and by a worker that is `asked`."""
+    cases: dict[Any, tuple[str, list[Any]]] = {"tasks": ("tasks", list(TASKS))}
+    for task, engine, name in ALLOWED:
+        settings = {"engine": engine} | ({"arch": "mobilenet_v2"} if task == "image_classification" else {})
+        cases[task, engine, name] = ("worker", [task, str(staged_example(name)), settings])
+    cases["asked"] = ("asking", ["language_id", str(staged_example("language-id")), {"engine": "auto"}])
     finished = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
+        [sys.executable, "-c", CASES],
         cwd=ROOT,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        input=json.dumps(list(cases.values())),
         capture_output=True,
         text=True,
         check=False,
@@ -79,27 +101,21 @@ def modules_after(script: str, *arguments: str) -> set[str]:
     assert finished.returncode == 0, finished.stderr
     # What is blocked while TorchServe's base class is imported is not worth a line that reads like a fault.
     assert "OpenVINO is not enabled" not in finished.stderr
-    return set(json.loads(finished.stdout.splitlines()[-1]))
+    printed = [set(json.loads(line)) for line in finished.stdout.splitlines() if line.startswith("[")]
+    return dict(zip(cases, printed, strict=True))
 
 
-@pytest.mark.parametrize(("task", "engine", "name"), list(ALLOWED), ids=str)
+@pytest.mark.parametrize("case", list(ALLOWED), ids=str)
 def test_worker_imports_no_heavy_module_that_its_engine_has_no_use_for(
-    task: str, engine: str, name: str, staged_example: Callable[[str], Path]
+    case: tuple[str, str, str], imported: dict[Any, set[str]]
 ) -> None:
-    settings: dict[str, Any] = {"engine": engine}
-    if task == "image_classification":
-        settings["arch"] = "mobilenet_v2"
-    imported = modules_after(WORKER, task, str(staged_example(name)), json.dumps(settings))
-    assert HEAVY & imported <= ALLOWED[task, engine, name]
+    assert HEAVY & imported[case] <= ALLOWED[case]
 
 
-def test_tasks_together_import_no_engine_but_openvino_and_the_tokenizers() -> None:
-    tasks = [f"handlers.tasks.{path.stem}" for path in (ROOT / "handlers" / "tasks").glob("[a-z]*.py")]
-    assert len(tasks) >= 8
-    imported = modules_after(f"import json, sys, {', '.join(tasks)}; print(json.dumps(sorted(sys.modules)))")
-    assert HEAVY & imported <= {"openvino", "transformers"}
+def test_tasks_together_import_no_engine_but_openvino_and_the_tokenizers(imported: dict[Any, set[str]]) -> None:
+    assert len(TASKS) >= 8
+    assert HEAVY & imported["tasks"] <= {"openvino", "transformers"}
 
 
-def test_worker_that_has_a_gateway_imports_protobuf_before_it_is_needed(staged_example: Callable[[str], Path]) -> None:
-    folder = str(staged_example("language-id"))
-    assert "handlers.protocol.grpc_inference" in modules_after(ASKING, "language_id", folder, '{"engine": "auto"}')
+def test_worker_that_has_a_gateway_imports_protobuf_before_it_is_needed(imported: dict[Any, set[str]]) -> None:
+    assert "handlers.protocol.grpc_inference" in imported["asked"]

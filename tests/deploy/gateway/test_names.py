@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from deploy.gateway.configuration import Configuration
 from deploy.gateway.names import Names, lookup, node_at
 from deploy.gateway.settings import Discover
 from handlers.errors import InvalidConfig
+from tests.waiting import until
 
 # Seconds; a machine that stalls takes a second.
 SOON_S, LOOK_S = 10.0, 0.05
@@ -57,15 +58,6 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def until(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + SOON_S
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(LOOK_S)
-    return True
-
-
 def test_every_address_of_the_name_is_a_node_at_one_port(hosts: Hosts, names: Names, config: Path) -> None:
     hosts.write("10.0.0.7", "127.0.0.2", "10.0.0.7")
     _, nodes = Configuration(config, config, names).read(SOON_S)
@@ -90,12 +82,12 @@ def test_nodes_come_and_go_with_the_addresses_and_stay_where_the_name_does_not_r
             seen.append(tuple(each.name for each in changed[1]))
         return bool(seen) and seen[-1] == wanted
 
-    assert until(lambda: changes_to("127-0-0-2", "127-0-0-3"))
+    until(lambda: changes_to("127-0-0-2", "127-0-0-3"))
     hosts.write()
-    assert until(lambda: "does not resolve" in caplog.text)
+    until(lambda: "does not resolve" in caplog.text)
     assert configuration.changed() is None
     hosts.write("127.0.0.3")
-    assert until(lambda: changes_to("127-0-0-3"))
+    until(lambda: changes_to("127-0-0-3"))
     assert seen == [("127-0-0-2", "127-0-0-3"), ("127-0-0-3",)]
     # It is said once, however often it is looked up.
     assert caplog.text.count("does not resolve") == 1
@@ -124,7 +116,7 @@ def test_slow_name_server_keeps_nobody_waiting_and_the_nodes_there_are(
         found.extend(each.name for each in (configuration.changed() or (None, ()))[1])
         return found == ["127-0-0-2"]
 
-    assert until(is_found)
+    until(is_found)
 
 
 def test_system_resolves_a_name_and_an_address() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from handlers.adaptive.worker import State
+from handlers.adaptive.shared_state import State
 from handlers.engines import Arrangement, Arrays, Engine, Outputs
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply

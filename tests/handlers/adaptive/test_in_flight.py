@@ -54,7 +54,8 @@ def test_in_flight_counts_what_is_complete_refused_and_decoding_and_hands_out_th
     decoding.decoding = 1
     ours.add([done, refused, late, decoding])
     assert ours.count() == Counts(in_flight=4, complete=3, refused=2, oldest_refusal_s=2.0, decoding=1, streamed=0)
-    assert ours.take_complete() == [done, refused, late]
+    assert ours.take_complete(with_refused=False) == [done]
+    assert ours.take_complete() == [refused, late]
     assert ours.count() == Counts(in_flight=1, complete=0, refused=0, oldest_refusal_s=inf, decoding=1, streamed=0)
     assert ours.take_complete() == []
     assert len(ours) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.adaptive.worker import State
+from handlers.adaptive.shared_state import State
 from handlers.scheduling.latency_model import LatencyModel
 from tests.handlers.adaptive.frontend import Frontend
 from tests.handlers.adaptive.gated import TIMEOUT_S, wait_for

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handlers.adaptive.response_timing import TUNING
-from handlers.adaptive.worker import State
+from handlers.adaptive.shared_state import State
 from tests.handlers.adaptive.frontend import Frontend
 from tests.handlers.adaptive.gated import TIMEOUT_S, wait_for
 from tests.handlers.adaptive.spelling import (

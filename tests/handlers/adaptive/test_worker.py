@@ -24,10 +24,12 @@ from handlers.adaptive.fail_fast import Guard
 from handlers.adaptive.response_timing import ResponseTiming
 from handlers.adaptive.worker import AdaptiveWorker
 from handlers.config import HandlerConfig
+from handlers.engines import Engine
 from handlers.errors import InvalidConfig
 from handlers.metrics import Recorder
 from handlers.pipeline.warm_up import Rehearsal
 from handlers.protocol.grpc_status import PROTOBUF
+from handlers.protocol.requests import Request
 from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.scheduler import Scheduler
@@ -262,7 +264,10 @@ def assert_refused(answer: Answer, status: int, type_: str) -> None:
     if type_ == "QueueTimeout":
         assert "Retry-After" not in answer.headers
     else:
-        assert int(answer.headers["Retry-After"]) >= 1
+        # The same twice, in whole seconds and finer.
+        seconds, milliseconds = int(answer.headers["Retry-After"]), int(answer.headers["Retry-After-Ms"])
+        assert seconds >= 1
+        assert 1000 * (seconds - 1) < milliseconds <= 1000 * seconds
 
 
 @pytest.mark.parametrize("status", [503, 429])
@@ -278,6 +283,46 @@ def test_adaptive_queue_that_is_full_refuses_with_the_configured_status(start: S
             assert_refused(answer, status, "QueueFull")
             assert answer.body["message"] == "3 items wait; max_queue_items is 3."
         assert result_of(frontend.send(b"12")) == 24
+    assert handler.forgets()
+
+
+class ReadingHandler(GatedHandler):
+    """Keeps the bodies that it was given to unpack."""
+
+    def load(self) -> Engine:
+        self.unpacked: list[bytes] = []
+        return super().load()
+
+    def unpack(self, row: Any, headers: Any) -> Request:
+        self.unpacked.append(bytes(row["body"]))
+        return super().unpack(row, headers)
+
+
+def test_adaptive_refused_body_that_is_one_item_is_not_read(start: Start) -> None:
+    handler = start(ReadingHandler, max_queue_items=1)
+    assert isinstance(handler, ReadingHandler)
+
+    def text(number: int, **headers: str) -> tuple[Body, dict[str, str]]:
+        return [Field("body", "text/plain; charset=utf-8", str(number).encode())], headers
+
+    with Frontend(handler) as frontend:
+        handler.gate.clear()
+        busy = frontend.submit(b"2")
+        wait_for(lambda: handler.worker.state.running_batches == 1)
+        waiting = frontend.submit(b"4")
+        wait_for(lambda: handler.worker.state.waiting_items == 1)
+        # The first is read: only then is it known that there is no room.
+        refused = frontend.submit_together([text(6), text(8), text(10, X_Priority="x"), (b"12", {}), text(14)])
+        refused += frontend.submit_together([text(16, X_Model_Metadata="1")])
+        answers = [answer.result(TIMEOUT_S) for answer in refused]
+        handler.gate.set()
+        assert [result_of(each.result(TIMEOUT_S)) for each in (busy, waiting)] == [4.0, 8.0]
+        for answer in (*answers[:2], answers[3], answers[4]):
+            assert_refused(answer, 503, "QueueFull")
+            assert answer.body["message"] == "1 items wait; max_queue_items is 1."
+        assert [answer.status for answer in answers[2::3]] == [400, 200]
+        assert result_of(frontend.submit_together([text(18)])[0].result(TIMEOUT_S)) == 36
+    assert handler.unpacked == [b"2", b"4", b"6", b"10", b"12", b"18"]
     assert handler.forgets()
 
 

@@ -12,7 +12,6 @@ import torchvision
 from numpy.typing import NDArray
 
 from deploy.models import model
-from deploy.vision import export
 from deploy.weights import StateDict
 from handlers.engines import Engine
 from handlers.engines.openvino import OpenVinoEngine
@@ -51,10 +50,8 @@ def state(arch: str) -> StateDict:
 
 
 @pytest.fixture(scope="module")
-def graph(arch: str, state: StateDict, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(arch) / "model.xml"
-    openvino.save_model(export(config(arch), state, 1000), path, compress_to_fp16=False)
-    return path
+def graph(arch: str, trained_network: Callable[[str], Path]) -> Path:
+    return trained_network(arch) / "model.xml"
 
 
 @pytest.fixture(scope="module")

@@ -62,8 +62,8 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
         "max_instances": 10,
         "options": {},
         "accepts": ["application/json"],
-        "precision": "fp32",
         "proofs": {},
+        "precision": "fp32",
     }
     assert handler.module.batches == [[2.0]]
 

@@ -6,6 +6,7 @@ import pytest
 
 from handlers.scheduling.admission import TUNING, Admission, PredictionErrors
 from handlers.scheduling.policy import Policy
+from handlers.scheduling.request_queue import ScheduledRequest
 
 POLICY = Policy(max_latency_s=0.1, max_items=16)
 
@@ -85,3 +86,18 @@ def test_errors_of_a_stall_are_forgotten_after_a_while() -> None:
     assert errors.covered_s == 3.0
     errors.observe(1.0 + TUNING.remembered_s + 0.1, 0.001, is_broken=False)
     assert errors.covered_s == 0.001
+
+
+def test_refusals_one_after_the_other_say_when_the_engine_has_time_for_each() -> None:
+    admission = Admission(POLICY)
+    waits_s = []
+    for _ in range(4):
+        request = ScheduledRequest(slots=[], arrived_s=1.0, deadline_s=1.1)
+        refusal = admission.overloaded(request, 0.15, own_s=0.02, is_idle=False)
+        assert refusal is not None
+        waits_s.append(refusal.retry_after_s)
+    assert waits_s == pytest.approx([0.05, 0.07, 0.09, 0.11])
+    later = ScheduledRequest(slots=[], arrived_s=9.0, deadline_s=9.1)
+    refusal = admission.overloaded(later, 0.15, own_s=0.02, is_idle=False)
+    assert refusal is not None
+    assert refusal.retry_after_s == pytest.approx(0.05)

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from handlers.scheduling.batch_size import TUNING
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.request_queue import AGING_TARGETS
-from handlers.scheduling.scheduler import TUNING
-from tests.handlers.scheduling.simulation import FIXED_S, NARROW, TOKEN_S, Arrival, Simulated, simulate, true_s
+from load.bench.simulated.adaptive import Simulated
+from load.bench.simulated.traffic import Arrival
+from tests.handlers.scheduling.simulation import FIXED_S, NARROW, TOKEN_S, simulate, true_s
 
 POLICY = Policy(max_latency_s=0.2, max_items=16, priority_levels=3, default_priority=2)
 # Items of length 10 that the engine does in a second, in full micro-batches.

@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import openvino
 import pytest
 import torch
 import torchvision
 from numpy.typing import NDArray
 from PIL import Image
 
-from deploy.vision import export
 from handlers.tasks.image_classification import ImageClassificationHandler
-from handlers.vision.config import ImageClassificationConfig
 from handlers.vision.images import Geometry, decode_image
 from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import Answer, serve, started
@@ -150,18 +147,9 @@ def test_answers_torch_engine_agrees_with_openvino(staged: Path, handler: ImageC
         assert next(iter(left.body)) == next(iter(right.body))
 
 
-def stage_network(folder: Path, arch: str) -> None:
-    weights = torchvision.models.get_model_weights(arch).DEFAULT
-    openvino.save_model(
-        export(ImageClassificationConfig(arch=arch), NETWORKS[arch][0](), 1000),
-        folder / "model.xml",
-        compress_to_fp16=False,
-    )
-    (folder / "index_to_name.json").write_text(json.dumps(dict(enumerate(weights.meta["categories"]))))
-
-
 # A crop on which fp32's first two answers are this close may fall either way: no approximation is to blame.
 UNDECIDED = 0.05
+CROPS = 100
 
 
 class Trained(NamedTuple):
@@ -174,28 +162,34 @@ class Trained(NamedTuple):
 
 
 @cache
+def taken() -> list[bytes]:
+    """More crops than have to be decided: not all are."""
+    return crops(CROPS)
+
+
+@cache
 def fully_decoded(body: bytes) -> NDArray[np.uint8]:
     return decode_image(body, Geometry(256, 224, 10**8, scaled_decode=False))
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+def trained(trained_network: Callable[[str], Path]) -> Callable[[str], Trained]:
     """By architecture; torch sees the images fully decoded."""
 
     @cache
     def make(arch: str) -> Trained:
         network = torchvision.models.get_model(arch, weights=None).eval()
         network.load_state_dict(NETWORKS[arch][0]())
-        bodies = [*(photograph(name) for name in NETWORKS[arch][1]), *crops(100)]
+        bodies = [*(photograph(name) for name in NETWORKS[arch][1]), *taken()]
         pixels = torch.from_numpy(np.stack([fully_decoded(body) for body in bodies]))
         values = pixels.permute(0, 3, 1, 2).float() / 255
         mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
         with torch.inference_mode():
             probabilities = network(torchvision.transforms.functional.normalize(values, mean, std)).softmax(1)
         first, second = probabilities.topk(2).values.T
-        folder = tmp_path_factory.mktemp(arch)
-        stage_network(folder, arch)
-        return Trained(folder, bodies, probabilities.argmax(1).tolist(), (first - second > UNDECIDED).tolist())
+        return Trained(
+            trained_network(arch), bodies, probabilities.argmax(1).tolist(), (first - second > UNDECIDED).tolist()
+        )
 
     return make
 

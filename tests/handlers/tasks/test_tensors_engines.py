@@ -219,7 +219,7 @@ def test_program_that_memory_has_no_room_for_is_halved(
     def limited(*_: Any) -> Any:
         raise torch.OutOfMemoryError
 
-    handler = scripted(tmp_path, Halving(), Said((tensor("x", "FP32", -1),)), max_batch_size=8)
+    handler = scripted(tmp_path, Halving(), Said((tensor("x", "FP32", -1),)), max_batch_size=8, **mode)
     program = handler.engine._program  # type: ignore[attr-defined]
     monkeypatch.setattr(ProgramEngine, "run", crowded)
     (answer,) = answers(handler, [(instances(*range(8)), {})])

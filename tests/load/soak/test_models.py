@@ -3,6 +3,7 @@
 import pytest
 
 from deploy.models import model
+from deploy.modes import packed
 from handlers.config import parse
 from handlers.text.config import LanguageIdConfig
 from load.soak.candidates import TASKS
@@ -22,5 +23,5 @@ def test_configuration_of_adaptive_mode_is_the_examples_with_a_schedule() -> Non
     assert (adaptive["continuousBatching"], adaptive["maxWorkers"], adaptive["batchSize"]) == (True, 1, 64)
     assert parse(LanguageIdConfig, adaptive["handler"]).scheduling.mode == "adaptive"
     classic = configuration(example, CLASSIC)
-    assert classic["handler"] == example["handler"]
-    assert "continuousBatching" not in classic
+    assert classic["handler"] == {**example["handler"], "scheduling": {"mode": "classic"}}
+    assert "continuousBatching" not in packed("m", classic)

@@ -1,0 +1,69 @@
+"""Holds that an adaptive model has one worker, whatever the management API is asked for.
+
+worker loads -> claim("FRONTEND MODEL VERSION") -> it is the only one, until its process ends
+                                                -> InvalidConfig: there is another, and this one does not come up
+
+TorchServe's frontend polls for all workers of a model under one lock, which an idle worker holds until a request comes:
+beside it, a busy one could not deliver its answers, and a client alone would wait for ever.
+"""
+
+import os
+import socket
+import time
+from pathlib import Path
+
+from handlers.errors import InvalidConfig
+
+# Seconds that the process of a worker that is replaced may take to be gone.
+GONE_S = 5.0
+POLL_S = 0.1
+
+# Claims of this process, by name, which end with it.
+_claims: dict[str, socket.socket] = {}
+
+
+def claim_worker(model: str, version: str | None) -> None:
+    """Claim to be the only worker of a model, where TorchServe's frontend has started this process.
+
+    Raises:
+        InvalidConfig: another worker serves it.
+    """
+    frontend = os.getppid()
+    try:
+        is_frontend = Path(f"/proc/{frontend}/comm").read_text().strip() == "java"
+    except OSError:
+        # No Linux, and so no names that go with their process.
+        return
+    if is_frontend:
+        claim(f"torchserve {frontend} {model} {version}", GONE_S)
+
+
+def claim(name: str, gone_s: float) -> None:
+    """Claim a name among the processes of this machine, as an abstract socket: it is free when its process has ended.
+
+    Args:
+        name: what is claimed.
+        gone_s: seconds that whoever has it is given to go.
+
+    Raises:
+        InvalidConfig: somebody else has it.
+    """
+    if name in _claims:
+        return
+    deadline_s = time.monotonic() + gone_s
+    while True:
+        held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # The kernel takes 107 bytes.
+            held.bind(b"\0" + name.encode()[:107])
+        except OSError:
+            held.close()
+            if time.monotonic() > deadline_s:
+                raise InvalidConfig(
+                    "another worker serves this model, and adaptive mode has one: scale it to 1; several nodes "
+                    "(make serve NODES=4), or scheduling: mode: classic, use more of a machine"
+                ) from None
+            time.sleep(POLL_S)
+        else:
+            _claims[name] = held
+            return

@@ -1,0 +1,28 @@
+"""Waiting for what takes a moment that nobody tells the end of."""
+
+import time
+from collections.abc import Callable
+
+# Of a machine that stalls: far above what any of it takes.
+PATIENCE_S = 60.0
+
+
+def until(holds: Callable[[], object], timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> float:
+    """Wait until something holds.
+
+    Args:
+        holds: asked again and again.
+        timeout_s: how long.
+        every_s: seconds between two questions.
+
+    Returns:
+        The seconds it took.
+
+    Raises:
+        AssertionError: it does not hold by then.
+    """
+    started_s = time.monotonic()
+    while not holds():
+        assert time.monotonic() - started_s < timeout_s, f"not so after {timeout_s:g} s"
+        time.sleep(every_s)
+    return time.monotonic() - started_s
