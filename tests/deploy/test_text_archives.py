@@ -3,8 +3,11 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from deploy.archive import Recipe
 from deploy.models import ROOT, Model, model
@@ -31,11 +34,20 @@ ANSWERS = {
 }
 
 
+def classic(entry: Model, folder: Path) -> Model:
+    """An example in classic mode: an adaptive worker answers over the frontend's connection, which is not there."""
+    own = Path(shutil.copytree(entry.folder, folder / "examples" / entry.name))
+    config = yaml.safe_load(entry.config_path.read_text())
+    handler = {**(config.get("handler") or {}), "scheduling": {"mode": "classic"}}
+    (own / entry.config_path.name).write_text(yaml.safe_dump({**config, "handler": handler}))
+    return replace(entry, folder=own)
+
+
 def test_archives_of_text_tasks_answer_their_examples_through_torchserves_own_loader(tmp_path: Path) -> None:
     """In a process that sees the archives and the installed packages, and nothing of this repository."""
     archives: list[Any] = []
     for handler in ANSWERS:
-        entry = model(handler.replace("_", "-"))
+        entry = classic(model(handler.replace("_", "-")), tmp_path)
         weights = checkpoint(tmp_path / "checkpoints" / handler, "distilbert", handler, labels=("NO", "YES"))
         recipe = Recipe(entry, str(weights), engine="openvino", archive_format="no-archive", export_path=tmp_path)
         (example,) = entry.folder.glob("*.json")
@@ -79,7 +91,7 @@ def test_archive_of_a_checkpoint_with_code_serves_it_where_trusted_and_imports_n
         (weights / name).parent.mkdir(exist_ok=True)
         (weights / name).write_text(code)
     example = Path(shutil.copytree(ROOT / "examples" / "text-classification", tmp_path / "own"))
-    (example / "model-config.yaml").write_text("handler: {trust_remote_code: true}\n")
+    (example / "model-config.yaml").write_text("handler: {trust_remote_code: true, scheduling: {mode: classic}}\n")
     entry = Model("own", "text_classification", "1.0", example)
     recipe = Recipe(entry, str(weights), engine="torch", archive_format="no-archive", export_path=tmp_path / "store")
     archive = recipe.build().path

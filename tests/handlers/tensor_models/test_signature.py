@@ -122,7 +122,7 @@ def test_samples_are_rows_of_the_sizes_that_are_named() -> None:
         ({"outputs": {"y": {"pad": {"mask": "m"}}}}, "outputs.y: pad"),
         ({"warm_up": [{"x": [-1]}]}, "warm_up"),
         ({"split_requests": "yes"}, "split_requests"),
-        ({"precision": "int8"}, "precision"),
+        ({"precision": "int4"}, "precision"),
     ],
 )
 def test_setting_that_is_none_is_named(values: dict[str, Any], message: str) -> None:
