@@ -25,7 +25,7 @@ from deploy.archive_arguments import SUFFIXES, parsed
 from deploy.exports import Exports
 from deploy.fingerprint import archive_fingerprint, built_from, export_fingerprint, handler_files, label_of, proofs_of
 from deploy.models import ROOT, Engine, Model, UnknownModel, model, models
-from deploy.modes import packed, why_classic
+from deploy.modes import archived, why_classic
 from deploy.precision import staging
 from deploy.precision.wanted import Wanted
 from deploy.signatures import line
@@ -111,7 +111,7 @@ class Recipe:
         """
         self.wanted.check(self.entry, self.engine)
         entry, origin = self.entry, source(self.entry, self.weights)
-        task, config = task_of(entry), packed(entry.name, entry.config())
+        task, config = task_of(entry), archived(entry)
         self.export_path.mkdir(parents=True, exist_ok=True)
         # Beside the archive to come, so that the last step is a rename; hidden, so that nothing serves it.
         with tempfile.TemporaryDirectory(prefix=".build-", dir=self.export_path) as work:

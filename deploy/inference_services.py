@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from deploy.models import MODEL_LIST, ROOT, Model, models
-from deploy.modes import packed
+from deploy.modes import archived
 from deploy.properties import parse
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -33,7 +33,7 @@ NOTE = "# Written by python -m deploy.inference_services.\n"
 
 def properties(model: Model, base: Mapping[str, str]) -> str:
     """TorchServe's settings of one model; what its archive says of batches is said here too, which it wins over."""
-    archive = packed(model.name, model.config())
+    archive = archived(model)
     entry = {
         "defaultVersion": "true",
         "marName": f'"{model.name}.mar"',

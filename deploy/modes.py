@@ -2,13 +2,17 @@
 
 model-config.yaml -> packed -> the same, with what adaptive mode needs of TorchServe where the file leaves it open
 
-An archive is adaptive unless its file asks for what one worker that chooses cannot give: several workers, or another
-protocol. Such a one stays classic, and `why_classic` says why.
+An archive whose file leaves the mode open has its task's (deploy.tasks.Task.mode): adaptive where that was measured to
+serve at least as well, classic where an item costs next to nothing beside the way to it, or nobody knows what it costs.
+It stays classic, too, where its file asks for what one worker that chooses cannot give: several workers, or another
+protocol; `why_classic` says so.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from deploy.models import Model
+from deploy.tasks import Mode, task_of
 from handlers.errors import InvalidConfig
 from handlers.scheduling.policy import CONTINUOUS, check_mode
 
@@ -18,17 +22,25 @@ from handlers.scheduling.policy import CONTINUOUS, check_mode
 ADAPTIVE = {CONTINUOUS: True, "batchSize": 64, "maxBatchDelay": 1, "minWorkers": 1, "maxWorkers": 1}
 
 
-def packed(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def archived(model: Model) -> dict[str, Any]:
+    """Give a model's configuration as its archive has it; see `packed`."""
+    return packed(model.name, model.config(), task_of(model).mode)
+
+
+def packed(name: str, config: Mapping[str, Any], default: Mode = "adaptive") -> dict[str, Any]:
     """Complete a model-config.yaml for the mode that it asks for, or may have.
 
     Args:
         name: the model's, for the error.
         config: as its owner wrote it.
+        default: the mode where the file says nothing of it.
 
     Raises:
         InvalidConfig: it says `mode: adaptive`, and what TorchServe cannot serve so.
     """
-    if _mode(config) == "classic" or why_classic(config) is not None:
+    asked = _mode(config)
+    mode = default if asked == "auto" and config.get(CONTINUOUS) is None else asked
+    if mode == "classic" or why_classic(config) is not None:
         return dict(config)
     completed = {**config, **{key: value for key, value in ADAPTIVE.items() if config.get(key) is None}}
     try:

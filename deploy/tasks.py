@@ -12,12 +12,15 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from deploy.models import ROOT, TENSORS, Model
 from deploy.named_files import named_by
 from deploy.task_file import check_name, read
 from handlers.errors import InvalidConfig
+
+# Who forms the batches: TorchServe, or the worker.
+Mode = Literal["classic", "adaptive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,9 @@ class Task:
         named_files: settings that name a file, which goes into the archive under the setting's name, with its ending.
         takes_hub_ids: whether `--weights` may name a checkpoint on the Hugging Face hub.
         needs_weights: whether a list has to name weights for it.
+        mode: of an archive whose configuration leaves it open. Adaptive mode was measured to serve images, encoders and
+            translation at least as well; of items that cost next to nothing, digits in ONNX with 64 clients, it
+            serves 0.8 times as many, for TorchServe sends it all that is in flight with every exchange.
     """
 
     path: Path
@@ -45,6 +51,7 @@ class Task:
     named_files: tuple[str, ...] = field(default=())
     takes_hub_ids: bool = False
     needs_weights: bool = True
+    mode: Mode = "adaptive"
 
     def settings_class(self) -> Any:
         """Import the class of its settings."""
@@ -84,6 +91,7 @@ BUILT_IN = {
         builder="deploy.tokenization",
         settings="handlers.text.config:TokenizationConfig",
         takes_hub_ids=True,
+        mode="classic",
     ),
     "translation": Task(
         path=_file("translation"),
@@ -98,6 +106,7 @@ BUILT_IN = {
         path=_file("language_id"),
         builder="deploy.language_id",
         settings="handlers.text.config:LanguageIdConfig",
+        mode="classic",
     ),
     TENSORS: Task(
         path=_file("tensors"),
@@ -105,6 +114,7 @@ BUILT_IN = {
         settings="handlers.tensor_models.config:TensorsConfig",
         # What the file is held against: it is proven to batch.
         export_settings=("inputs", "outputs", "max_batch_size", "warm_up"),
+        mode="classic",
     ),
 }
 
@@ -132,7 +142,14 @@ def task_of(model: Model) -> Task:
         file = read(path)
     except InvalidConfig as error:
         raise InvalidConfig(f"{model.name}: handler: {error}") from None
-    return Task(path=path, builder="deploy.custom", files=file.staged_files, takes_hub_ids=True, needs_weights=False)
+    return Task(
+        path=path,
+        builder="deploy.custom",
+        files=file.staged_files,
+        takes_hub_ids=True,
+        needs_weights=False,
+        mode="classic",
+    )
 
 
 def beside(model: Model, task: Task) -> dict[str, Path]:

@@ -49,12 +49,9 @@ def task(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EXAMPLE, tmp_path / "custom-task"))
 
 
-def test_custom_task_of_one_file_serves_a_batch_through_torchserves_own_loader(task: Path, tmp_path: Path) -> None:
+def test_custom_task_of_one_file_serves_a_batch_through_torchserves_own_loader(tmp_path: Path) -> None:
     """In a process that sees the archive and the installed packages, and nothing of this repository."""
-    config = task / "colours" / "model-config.yaml"
-    # An adaptive worker would answer its batch over the connection to the frontend, which is not there.
-    config.write_text(f"{config.read_text()}  scheduling: {{mode: classic}}\n")
-    assert built(task, store=tmp_path) == 0
+    assert built(EXAMPLE, store=tmp_path) == 0
     archive = tmp_path / "colours"
     assert {path.name for path in archive.iterdir()} == {
         *("MAR-INF", "build.json", "colour_names.py", "handlers", "model-config.yaml", "palette.csv")

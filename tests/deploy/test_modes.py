@@ -6,7 +6,7 @@ import yaml
 
 from deploy.archive import Recipe, main
 from deploy.models import models
-from deploy.modes import packed, why_classic
+from deploy.modes import archived, packed, why_classic
 from handlers.config import HandlerConfig, parse
 from handlers.errors import InvalidConfig
 from handlers.scheduling.policy import settled
@@ -16,7 +16,8 @@ WORKER = {"minWorkers": 1, "maxWorkers": 1}
 
 
 def mode_of(config: dict[str, Any]) -> str:
-    return settled(parse(HandlerConfig, config.get("handler")), config).scheduling.mode
+    scheduling = {"scheduling": (config.get("handler") or {}).get("scheduling", {})}
+    return settled(parse(HandlerConfig, scheduling), config).scheduling.mode
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,10 @@ def test_archive_is_adaptive_unless_its_file_asks_for_several_workers(
     listed = tmp_path / "models.yaml"
     entry = {"handler": "tensors", "version": "1", "weights": "infer.py"}
     listed.write_text(yaml.safe_dump({"plain": entry, "many": entry}))
-    for name, settings in (("plain", {}), ("many", {"maxWorkers": 4, "minWorkers": 1, "batchSize": 8})):
+    for name, settings in (
+        ("plain", {"continuousBatching": True}),
+        ("many", {"maxWorkers": 4, "minWorkers": 1, "batchSize": 8}),
+    ):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "infer.py").write_text("def infer(x):\n    return {'y': x}\n")
@@ -101,3 +105,12 @@ def test_archive_is_adaptive_unless_its_file_asks_for_several_workers(
     assert len(said) == 1
     assert said[0].endswith("many: classic mode, since model-config.yaml has maxWorkers: 4")
     assert Recipe(models(listed)["plain"], archive_format="no-archive", export_path=store).find() is not None
+
+
+def test_task_whose_items_cost_next_to_nothing_is_classic_unless_its_file_says_otherwise() -> None:
+    examples = models()
+    assert {name for name in examples if mode_of(archived(examples[name])) == "classic"} == {
+        *("mobilenet-v2", "language-id", "tokenizer", "mnist", "batch2", "tabular")
+    }
+    assert mode_of(packed("m", {"handler": {"scheduling": {"mode": "adaptive"}}}, "classic")) == "adaptive"
+    assert mode_of(packed("m", {"continuousBatching": True}, "classic")) == "adaptive"

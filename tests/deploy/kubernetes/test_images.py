@@ -10,7 +10,7 @@ import pytest
 
 from deploy import inference_services
 from deploy.models import models
-from deploy.modes import packed
+from deploy.modes import archived
 from tests.deploy.kubernetes.described import (
     configuration,
     container,
@@ -53,7 +53,7 @@ def test_an_adaptive_pod_has_one_model_with_one_worker(tmp_path: Path) -> None:
     [(name, versions)] = settings.models.items()
     [entry] = versions.values()
     assert (entry["minWorkers"], entry["maxWorkers"]) == (1, 1)
-    assert packed(name, models()[name].config())["continuousBatching"] is True
+    assert archived(models()[name])["continuousBatching"] is True
 
 
 def test_keda_scales_nodes_whose_number_nothing_else_says(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from deploy.gateway.envoy.bootstrap import HEAP_BYTES
 from deploy.gateway.settings import read as read_gateway
 from deploy.memory import need
 from deploy.models import models
-from deploy.modes import packed
+from deploy.modes import archived
 from deploy.properties import Settings
 from tests.deploy.kubernetes.described import (
     BESIDE,
@@ -68,9 +68,7 @@ def test_memory_holds_what_may_queue(tmp_path: Path) -> None:
         assert wanted.heap_bytes <= settings.heap_bytes, where
         assert wanted.direct_bytes <= settings.direct_bytes, where
         entries = [(name, entry) for name, versions in settings.models.items() for entry in versions.values()]
-        copies = (
-            SECOND_COPY if packed(name, models()[name].config()).get("continuousBatching") else 0 for name, _ in entries
-        )
+        copies = (SECOND_COPY if archived(models()[name]).get("continuousBatching") else 0 for name, _ in entries)
         workers = sum(int(entry["maxWorkers"]) for _, entry in entries) * WORKER + sum(copies)
         whole = settings.heap_bytes + settings.direct_bytes + JAVA_REST + BESIDE + workers
         assert whole <= size(container(objects, "node")["resources"]["limits"]["memory"]), where
