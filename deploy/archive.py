@@ -310,7 +310,7 @@ def report(archive: Archive, seconds: float) -> None:
     if archive.label:
         print(f"{place}: {', '.join(f'{name} {value}' for name, value in archive.label.items())}")
     for precision, proof in archive.proofs.items():
-        short = "" if proof.holds else f", less than {proof.least:g}: `precision: auto` leaves it out"
+        short = "" if not proof.is_refuted else f", less than {proof.least:g}: `precision: auto` leaves it out"
         print(f"{place}: {precision}: {proof}{short}")
     if archive.version.endswith("-untrained"):
         print(f"{place}: UNTRAINED: its weights are random, its answers mean nothing", file=sys.stderr)

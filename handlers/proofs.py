@@ -1,7 +1,7 @@
 """How near an archive's answers in one precision are to those in fp32: measured as it is built, told by it. Pure.
 
 builder: answers in fp32, answers in a precision -> Proof -> build.json
-worker:  build.json -> Proof by precision -> `precision: auto` takes none that does not hold; metadata tells all
+worker:  build.json -> Proof by precision -> `precision: auto` takes none that it refutes; metadata tells all
 """
 
 from collections.abc import Mapping
@@ -35,6 +35,11 @@ class Proof:
     def holds(self) -> bool:
         """Whether it is as near as was asked for."""
         return self.agreement >= self.least
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether more answers differ than was asked for, and more than one: one of twenty says little of 0.99."""
+        return not self.holds and (self.measure == "cosine" or round((1 - self.agreement) * self.samples) > 1)
 
     def __str__(self) -> str:
         """Write it as archive.sh prints it, and the log."""

@@ -34,15 +34,12 @@ def candidates(capabilities: Collection[str], proven: Mapping[str, Proof], *, ha
 
     Args:
         capabilities: what OpenVINO says of the processor.
-        proven: how near answers are to those in fp32, by precision; one that does not hold leaves its precision out.
+        proven: how near answers are to those in fp32, by precision; one that is refuted leaves its precision out.
         has_int8: whether the archive has a graph in int8.
     """
-    floating = "bf16" if "BF16" in capabilities and _holds(proven, "bf16") else "fp32"
-    return (floating, "int8") if has_int8 and _holds(proven, "int8") else (floating,)
-
-
-def _holds(proven: Mapping[str, Proof], precision: str) -> bool:
-    return precision not in proven or proven[precision].holds
+    refuted = {precision for precision, proof in proven.items() if proof.is_refuted}
+    floating = "bf16" if "BF16" in capabilities and "bf16" not in refuted else "fp32"
+    return (floating, "int8") if has_int8 and "int8" not in refuted else (floating,)
 
 
 class Stream:

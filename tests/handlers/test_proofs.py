@@ -1,0 +1,27 @@
+import pytest
+
+from handlers.proofs import Measure, Proof, read_proofs
+
+
+@pytest.mark.parametrize(
+    ("measure", "agreement", "samples", "holds", "is_refuted"),
+    [
+        ("top-1", 0.99, 100, True, False),
+        ("top-1", 0.95, 20, False, False),
+        ("labels", 0.9, 20, False, True),
+        ("top-1", 0.98, 100, False, True),
+        ("cosine", 0.98, 20, False, True),
+    ],
+)
+def test_one_answer_of_few_refutes_no_precision(
+    measure: Measure, agreement: float, samples: int, holds: bool, is_refuted: bool
+) -> None:
+    proof = Proof(measure, agreement, None, samples, 0.99)
+    assert (proof.holds, proof.is_refuted) == (holds, is_refuted)
+
+
+def test_proofs_are_read_as_they_were_written() -> None:
+    proof = Proof("top-1", 0.95, 0.1, 20, 0.99)
+    assert read_proofs({"bf16": proof.to_json()}) == {"bf16": proof}
+    with pytest.raises(ValueError, match="other fields"):
+        read_proofs({"bf16": {"agreement": 1.0}})
