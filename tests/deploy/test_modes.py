@@ -97,10 +97,10 @@ def test_archive_is_adaptive_unless_its_file_asks_for_several_workers(
     store = tmp_path / "store"
     arguments = ["--models", str(listed), "--archive-format", "no-archive", "--export-path", str(store)]
     assert main(["plain", "many", *arguments]) == 0
-    plain, packed_many = (yaml.safe_load((store / name / "model-config.yaml").read_text()) for name in ("plain", "many"))
+    plain, many = (yaml.safe_load((store / name / "model-config.yaml").read_text()) for name in ("plain", "many"))
     assert (plain["continuousBatching"], plain["maxWorkers"], plain["batchSize"]) == (True, 1, 64)
-    assert "continuousBatching" not in packed_many
-    assert packed_many["maxWorkers"] == 4
+    assert "continuousBatching" not in many
+    assert many["maxWorkers"] == 4
     said = [line for line in capsys.readouterr().out.splitlines() if "classic" in line]
     assert len(said) == 1
     assert said[0].endswith("many: classic mode, since model-config.yaml has maxWorkers: 4")
