@@ -266,7 +266,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         window = properties.get("batch_size") or 1
         try:
             settings = context.model_yaml_config or {}
-            self.config = settled(cast(Config, parse(self.config_class, settings.get("handler"))), settings)
+            self.config = self._read_config(settings)
             self.device = _device(properties.get("gpu_id"))
             self.fingerprint = archive_files.check(self.model_dir, is_torch_unread=not self.uses_torch)
             laps.lap("files")
@@ -288,6 +288,15 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         self.reporter.start()
         self.initialized = True
         logger.warning("Loaded %s: %s (seconds: %s)", context.model_name, self.engine.description, laps)
+
+    def _read_config(self, settings: Mapping[str, Any]) -> Config:
+        try:
+            config = cast(Config, parse(self.config_class, settings.get("handler")))
+        except InvalidConfig:
+            # Settings that are none may be those of an archive that was altered, which is said first.
+            archive_files.check(self.model_dir)
+            raise
+        return settled(config, settings)
 
     @property
     def checkpoint_dir(self) -> Path:

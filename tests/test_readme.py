@@ -131,7 +131,7 @@ def test_readme_shell_blocks_run_as_written(
     assert '"Egyptian cat": 0.' in served
     assert "TorchServe: stopped" in stopped
     assert "registered with 1 initial workers" in by_hand
-    assert '"batchSize": 8' in by_hand
+    assert '"batchSize": 32' in by_hand
     assert requests.count("{") == 3 + 3
     assert '{"predictions":[{"' in requests
     assert '[{"label":"ko","score":' in texts

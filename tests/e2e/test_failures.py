@@ -187,7 +187,7 @@ def test_production_settings_ask_for_tokens_and_refuse_to_register(model_store: 
             management.wait_ready("resnet-152", 90)
             assert session.post(address, data=photograph("coffee"), timeout=30).status_code == 200
         described = management.describe("resnet-152")
-        assert (described["batchSize"], described["maxBatchDelay"]) == (8, 50)
+        assert (described["batchSize"], described["maxBatchDelay"]) == (32, 1)
         with pytest.raises(ManagementError) as registering:
             management.register("mobilenet-v2.mar", batch_size=1, max_batch_delay_ms=1, initial_workers=1)
         with pytest.raises(ManagementError) as unregistering:

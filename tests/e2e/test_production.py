@@ -200,7 +200,7 @@ def test_untrained_archive_has_an_entry_and_is_said_to_be_untrained(site: Site, 
     running = server(site)
     running.authorize()
     described = running.management.describe("resnet-152")
-    assert (described["minWorkers"], described["maxWorkers"], described["batchSize"]) == (1, 1, 8)
+    assert (described["minWorkers"], described["maxWorkers"], described["batchSize"]) == (1, 1, 32)
 
 
 def test_ports_that_are_taken_are_all_named(site: Site) -> None:
