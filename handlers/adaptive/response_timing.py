@@ -9,9 +9,9 @@ must be few. One happens when
     some answers are complete                  at once where the engine has nothing else to do, else gap_costs apart
     an answer in pieces has its first one      gap_costs apart
     others have more of theirs                 piece_s apart, so that pieces of all are sent together
-    a refusal has waited for refusal_s         or for longer where they are many, so that they cost a tenth of a core at
-                                               most: not before that, whatever else is ready. No longer where they fill
-                                               the window, so that nobody waits unseen
+    a refusal has waited for refusal_s         or for longest_refusal_s where they are many, so that they cost little of
+                                               a core: not before that, whatever else is ready. No longer where they
+                                               fill the window, so that nobody waits unseen
     a stream will soon be free                 early enough for new arrivals to be decoded before it is: a fetch
     a stream is free while others run          halfway to the end of their micro-batch, and halfway again: a fetch each
     all are, and something is decoded long     every idle_fetch_s, so that nobody waits for a slow picture: a fetch
@@ -40,8 +40,9 @@ class Tuning:
         refusal_s: seconds that a refusal waits for company;
         refusal_cost_s: seconds of a core that one costs with the connection and the body of who comes again at once:
             the client's, TorchServe's, the worker's;
-        refusal_share: share of a core that all of them may cost, as long as none waits for more than the work that is
-            enough: a refused client that would come again at once is slowed down, and takes nothing from those served.
+        refusal_share: share of a core that all of them may cost: a refused client that would come again at once is
+            slowed down, and takes little from those served;
+        longest_refusal_s: but no refusal waits for longer, for its client may ask another server.
         idle_fetch_s: seconds between two fetches of an idle engine whose next items are being decoded.
         watch_s: seconds between two exchanges at most, while there is anything to do and room in the window;
         watch_costs: but at least so many times what an exchange costs, for it sends again all that is in flight.
@@ -64,6 +65,7 @@ class Tuning:
     refusal_s: float = 0.05
     refusal_cost_s: float = 0.001
     refusal_share: float = 0.1
+    longest_refusal_s: float = 0.07
     idle_fetch_s: float = 0.005
     watch_s: float = 0.03
     watch_costs: float = 4.0
@@ -209,7 +211,7 @@ class ResponseTiming:
             return -inf
         is_crowded = situation.in_flight > TUNING.crowded_share * self.window
         paced_s = situation.refused * TUNING.refusal_cost_s / TUNING.refusal_share
-        hold_s = TUNING.refusal_s if is_crowded else max(TUNING.refusal_s, min(self.enough_s, paced_s))
+        hold_s = TUNING.refusal_s if is_crowded else max(TUNING.refusal_s, min(TUNING.longest_refusal_s, paced_s))
         return situation.oldest_refusal_s + hold_s
 
     def _watch_due_s(self, situation: Situation) -> float:

@@ -57,12 +57,12 @@ SITUATIONS = {
         WATCH_S,
     ),
     "refusals, many": (
-        replace(running(40, 20, CAME_S + 1), complete=20, refused=20, oldest_refusal_s=CAME_S - 0.19),
-        CAME_S - 0.19 + 20 * TUNING.refusal_cost_s / TUNING.refusal_share,
+        replace(running(40, 20, CAME_S + 1), complete=6, refused=6, oldest_refusal_s=CAME_S - 0.05),
+        CAME_S - 0.05 + 6 * TUNING.refusal_cost_s / TUNING.refusal_share,
     ),
     "refusals, more than can be slowed down": (
-        replace(running(50, 50, CAME_S + 1), complete=45, refused=45, oldest_refusal_s=CAME_S - 0.24),
-        CAME_S - 0.24 + ENOUGH_S,
+        replace(running(50, 50, CAME_S + 1), complete=45, refused=45, oldest_refusal_s=CAME_S - 0.05),
+        CAME_S - 0.05 + TUNING.longest_refusal_s,
     ),
     "refusals, window crowded": (
         replace(running(60, 40, CAME_S + 1), complete=40, refused=40, oldest_refusal_s=CAME_S - 0.04),
@@ -337,7 +337,8 @@ def test_exchanges_of_an_overload_stay_few_and_its_refusals_timely(traffic: Traf
     if simulated.runs_s:
         most = 3 + int(traffic.run_s / TUNING.refusal_s) + int(traffic.run_s / TUNING.watch_s)
         assert simulated.most_exchanges_of_a_micro_batch() <= most
-    longest_s = max(TUNING.refusal_s, min(ENOUGH_S, len(refused) * TUNING.refusal_cost_s / TUNING.refusal_share))
+    paced_s = len(refused) * TUNING.refusal_cost_s / TUNING.refusal_share
+    longest_s = max(TUNING.refusal_s, min(TUNING.longest_refusal_s, paced_s))
     assert max(simulated.delays_s) <= longest_s + 0.01
 
 
