@@ -23,6 +23,7 @@ from deploy.gateway import sandbox
 from deploy.grafana import picture
 from deploy.grafana.panels import ROWS, Panel
 from deploy.models import ROOT, model
+from deploy.properties import Settings
 from deploy.sandbox import started
 from deploy.server import Server
 from tests import prometheus
@@ -187,8 +188,9 @@ def test_panels_show_what_is_so(scene: Scene) -> None:
     busy = values(scene, "Engine busy share", "ModelName")
     assert set(busy) == set(MODELS)
     assert all(0 < share < 1.2 for share in busy.values())
-    # Java's -Xmx is 2 GiB, and it runs.
-    assert scene.prometheus.value("frontend_heap_max_bytes") == pytest.approx(2 << 30, rel=0.01)
+    # Java's -Xmx of config.properties, and it runs.
+    heap_bytes = Settings.read(ROOT / "config.properties").heap_bytes
+    assert scene.prometheus.value("frontend_heap_max_bytes") == pytest.approx(heap_bytes, rel=0.01)
     assert all(0 < share < 0.85 for share in values(scene, "Heap", "node").values())
     parts = [scene.filled(query.expression)[0][1] for query in of("Where the time goes").queries]
     assert len(parts) == 5
