@@ -20,13 +20,13 @@ from deploy.tensor_functions import stage_function
 from deploy.tensor_graphs import Graph, read_graph, shape_of, shaped
 from deploy.tensor_programs import Program, converted, read_program
 from deploy.tensor_proof import agree, prove, reason, rows
+from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.program import ProgramEngine
 from handlers.errors import InvalidConfig
 from handlers.protocol.tensors import datatype_of
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.models import GRAPH
 from handlers.tensor_models.signature import SIGNATURE, Said, Signature, Tensor, signed
 
 CPU = torch.device("cpu")

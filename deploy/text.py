@@ -12,7 +12,7 @@ from deploy.loaded import task_class
 from deploy.models import Engine, Model
 from deploy.sources import Source
 from deploy.tasks import task_of
-from handlers.archive_files import CHECKPOINT
+from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
 from handlers.text.config import TextConfig
 from handlers.text.encoders import Encoder, Head, load_encoder
@@ -29,7 +29,7 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         if engine != "torch":
             encoder = load_encoder(head_of(model.handler), source, trust_remote_code=config.trust_remote_code)
-            openvino.save_model(export(encoder), folder / "model.xml", compress_to_fp16=False)
+            openvino.save_model(export(encoder), folder / GRAPH, compress_to_fp16=False)
         discarded = shutil.ignore_patterns("*.safetensors*") if engine == "openvino" else None
         shutil.copytree(source, folder / CHECKPOINT, ignore=discarded)
 

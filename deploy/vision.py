@@ -10,6 +10,7 @@ import torchvision
 from deploy.models import Engine, Model
 from deploy.sources import Source, WeightsUnavailable
 from deploy.weights import StateDict, load
+from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.errors import InvalidConfig
 from handlers.vision.config import ImageClassificationConfig
@@ -33,7 +34,7 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     (folder / "index_to_name.json").write_text(json.dumps(dict(enumerate(labels)), ensure_ascii=False))
     classifier = _classifier(config, state, class_count)
     if engine != "torch":
-        openvino.save_model(_exported(config, classifier), folder / "model.xml", compress_to_fp16=False)
+        openvino.save_model(_exported(config, classifier), folder / GRAPH, compress_to_fp16=False)
     if engine != "openvino":
         torch.save(state, folder / "model.pt")
 

@@ -105,9 +105,9 @@ class SharedState:
 
     # -- who waits, and who wakes ------------------------------------------------------------------------------------
 
-    def is_answer_due(self, situation: Situation, now_s: float) -> bool:
-        """Whether one is to go now; where it is not, wait until that may have changed."""
-        self._answer_due_s = self.timing.due_s(situation)
+    def is_answer_due(self, due_s: float, now_s: float) -> bool:
+        """Whether one that is due then is to go now; where it is not, wait until that may have changed."""
+        self._answer_due_s = due_s
         if self._answer_due_s > now_s:
             look_s = min(self._answer_due_s, self.scheduler.next_expiry_s)
             self._answer_may_be_due.wait(None if look_s == inf else max(0.0, look_s - now_s))

@@ -187,11 +187,12 @@ class AdaptiveWorker:
                 if scheduler.is_stuck(now_s, self._longest_run_s):
                     raise Stuck
                 situation = shared.situation()
-                if timing.due_s(situation) > now_s:
+                due_s = timing.due_s(situation)
+                if due_s > now_s:
                     most = timing.most_here(situation)
                     if most and (running := self._engine.begin(now_s, most_on_whole=most)):
                         return running
                     shared.wake_engine()
-                if shared.is_answer_due(situation, now_s):
+                if shared.is_answer_due(due_s, now_s):
                     timing.goes(now_s, situation)
                     return shared.take_due(with_refused=timing.refusal_due_s(situation) <= now_s)

@@ -11,7 +11,7 @@ from typing import Literal, cast
 import numpy as np
 import openvino
 
-from handlers.archive_files import proofs
+from handlers.archive_files import INT8_GRAPH, proofs
 from handlers.engines import Arrangement, Arrays, Outputs, available_threads, stream_counts
 from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.proofs import Proof
@@ -23,8 +23,8 @@ ALLOCATION_FAILURES = ("bad_alloc", "out of memory", "could not allocate", "fail
 
 
 def int8_graph(graph: Path) -> Path:
-    """Give the place of a graph's own copy in int8: model-int8.xml beside model.xml."""
-    return graph if graph.stem.endswith("-int8") else graph.with_name(f"{graph.stem}-int8{graph.suffix}")
+    """Give the place of an archive's graph in int8, beside the one in fp32."""
+    return graph.with_name(INT8_GRAPH)
 
 
 def candidates(capabilities: Collection[str], proven: Mapping[str, Proof], *, has_int8: bool) -> tuple[str, ...]:

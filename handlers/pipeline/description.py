@@ -76,7 +76,6 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
         max_instances=config.max_instances,
         options=options_metadata(task.options_class, config),
         accepts=[*task.media_types, "application/json"],
-        precision=precision_of(task.engine),
     )
     return shape, metadata
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
 from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, Outputs
@@ -47,7 +48,7 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
             config.resize_size, config.crop_size, config.max_pixels, config.scaled_decode, config.max_request_pixels
         )
         if not self.uses_torch:
-            return OpenVinoEngine(self.model_dir / "model.xml", precision=config.precision, threads=config.threads)
+            return OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)
         weights = self.model_dir / "model.pt"
         if not weights.is_file():
             raise InvalidConfig("engine: torch needs model.pt, which this archive lacks")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from handlers.archive_files import GRAPH
 from handlers.engines import Engine
 from handlers.engines.function import FunctionEngine
 from handlers.engines.openvino import OpenVinoEngine
@@ -18,7 +19,6 @@ from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.function import FILE, FOLDER, load_function
 from handlers.tensor_models.signature import SIGNATURE, Said, Signature, Tensor, narrowed, signed
 
-GRAPH = "model.xml"
 # OpenVINO's CPU plugin computes these in 32 bits, and says nothing of what it cuts off: 2**40 + 3 becomes 3.
 OPENVINO_COMPUTES_IN = {"INT64": "INT32", "UINT64": "INT32"}
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import transformers
 
+from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
 from handlers.config import parse_options
 from handlers.engines import Arrays, Engine
@@ -64,7 +65,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         )
         self.max_length = source_limit(self.checkpoint_dir, config.max_length)
         if not self.uses_torch:
-            return OpenVinoEngine(self.model_dir / "model.xml", precision=config.precision, threads=config.threads)
+            return OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)
         encoder = load_encoder(self.head, self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
         encoder.to(self.device, dtype_for(self.device, config.precision))
         return TorchEngine(encoder, self.device, encoder.input_names, encoder.output_names, config.threads)

@@ -20,6 +20,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.engines import available_threads
 from handlers.engines.openvino import OpenVinoEngine
@@ -46,9 +47,7 @@ class Loop:
         config = parse(ImageClassificationConfig, settings.get("handler"))
         geometry = Geometry(config.resize_size, config.crop_size, config.max_pixels, config.scaled_decode)
         self._decode = partial(decode_image, geometry=geometry)
-        self._load: Callable[..., OpenVinoEngine] = partial(
-            OpenVinoEngine, folder / "model.xml", threads=config.threads
-        )
+        self._load: Callable[..., OpenVinoEngine] = partial(OpenVinoEngine, folder / GRAPH, threads=config.threads)
         self.engine = self._load(precision=config.precision)
         self._engines: dict[str | None, OpenVinoEngine] = {None: self.engine}
         self._pool = ThreadPoolExecutor(available_threads(config.decode_threads))

@@ -27,7 +27,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from handlers.archive_files import CHECKPOINT
+from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.engines import Outputs, available_threads
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
@@ -62,7 +62,7 @@ class Loop:
         checkpoint = folder / CHECKPOINT
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
         self._limit = token_limit(checkpoint) or TUNING.padded_length
-        self._load: Callable[..., OpenVinoEngine] = partial(OpenVinoEngine, folder / "model.xml")
+        self._load: Callable[..., OpenVinoEngine] = partial(OpenVinoEngine, folder / GRAPH)
         self.engine = self._load()
         self._engines: dict[str | None, OpenVinoEngine] = {None: self.engine}
         self._chosen = self.engine

@@ -32,6 +32,7 @@ from PIL import Image, ImageFile
 
 from deploy.sandbox import started
 from deploy.server import Server
+from handlers.archive_files import GRAPH
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.vision.images import Geometry, decode_image, grey_jpeg
 from load.bench import cost
@@ -350,7 +351,7 @@ def costs_of(seen: Seen, engine: Engine) -> Costs:
 
 def _engine(case: Case, work: Path) -> Engine:
     """Measure the engine and the decoding of a model on one thread and on two."""
-    graph = work / "model_store" / cost.registered_name(case, CLASSIC) / "model.xml"
+    graph = work / "model_store" / cost.registered_name(case, CLASSIC) / GRAPH
     decode_serial = _decode_serial(case.body.body) if case.body.name == "JPEG" else None
     if not graph.is_file():  # fastText, which has one thread
         return Engine(None, None, 1.0, decode_serial)
