@@ -2,7 +2,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: serve gateway stop archive lint check packages test test-system test-all fuzz bench soak lock help
+.PHONY: serve gateway stop archive lint check packages test test-all fuzz bench soak lock help
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -36,33 +36,26 @@ lint: .venv/.installed ## ruff and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-check: lint ## lint, types, and the tests without a server, an environment or a clock
-	@OMP_NUM_THREADS=1 $(modules) -n auto \
-		-m "not e2e and not environment and not clock and not long and not system"
+pytest = $(BIN)/python -m pytest --dist loadfile
 
-# Modules of tests that run side by side, each process with a TorchServe of its own: one that starts, or waits for a batch,
-# leaves most of two cores idle. More take 3 GB of memory each.
+check: lint ## lint, types, and the tests that need no server: two minutes on two cores
+	@OMP_NUM_THREADS=1 $(pytest) -n auto --tier check tests --ignore tests/e2e --ignore tests/nightly
+
+# Processes that run modules side by side, each with a TorchServe of its own: one that starts, or waits for a batch,
+# leaves most of two cores idle. Each takes up to 3 GB of memory.
 SIDE_BY_SIDE ?= 3
 
-modules = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+test: check ## check, then the tests of a real server: ten minutes in all
+	@$(pytest) -n $(SIDE_BY_SIDE) --tier test tests/e2e
 
-test: check ## check, then every other test but the long ones and those that need packages
-	@$(modules) -n $(SIDE_BY_SIDE) -m "(e2e or environment) and not clock and not long and not system"
-	@OMP_NUM_THREADS=1 $(modules) -n 2 -m "clock and not e2e and not long and not system"
-	@$(BIN)/python -m pytest -m "clock and e2e and not long and not system"
+packages: .venv/.installed ## what test-all needs besides: Debian's packages (as root), perf_analyzer, Kubernetes' schemas
+	@tests/nightly/packages/debian.sh
+	@tests/nightly/packages/kubernetes.sh
+	@tests/nightly/packages/perf_analyzer.sh >/dev/null
+	@tests/nightly/packages/prometheus.sh
 
-packages: .venv/.installed ## Debian's packages (as root) and perf_analyzer, for test-system
-	@tests/packages.sh
-	@tests/kubernetes.sh
-	@tests/perf_analyzer.sh >/dev/null
-	@tests/prometheus.sh
-
-test-system: .venv/.installed ## the tests that need what `make packages` installs
-	@$(modules) -n $(SIDE_BY_SIDE) -m "system and not clock and not long"
-	@$(BIN)/python -m pytest -m "system and clock and not long"
-
-test-all: test test-system ## test and test-system, then what takes minutes or needs more than the environment has
-	@$(BIN)/python -m pytest -m long
+test-all: packages test ## test, then what takes minutes: the image, Kubernetes, a browser, soak, fuzz, int8, drills
+	@$(BIN)/python -m pytest --tier nightly $(if $(CI),--strict-tier) tests/nightly
 
 MINUTES ?= 5
 SEED ?= 1

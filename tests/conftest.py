@@ -1,129 +1,85 @@
+"""Tiers by folder, and what every test of them has.
+
+tests/            `make check`: no server, no network, no package but those of requirements.lock
+tests/e2e/        `make test`: a real TorchServe
+tests/nightly/    `make test-all`: minutes, or Debian's packages, or an environment of its own
+"""
+
 import functools
 import gc
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-from tests.marks import Marks, marks_of, may_select
+from tests.tiers import LEFT_OUT
 
-# A machine that stalls for a second must not fail a property.
-hypothesis.settings.register_profile("house", deadline=None)
+# A machine that stalls for a second must not fail a property; each run tries the same examples.
+hypothesis.settings.register_profile("house", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("house")
 
 TESTS = Path(__file__).parent
-E2E = TESTS / "e2e"
-# Seconds of a test of a server, where it says no other: the session's first has the start of the server and its
-# archives in it, and may wait for another process to make their exports.
-E2E_TIMEOUT_S = 300
-# Modules in the order in which xdist's processes take them: the longest first, so that none is left with one of them
-# while others have nothing to do any more. A process that begins with a single test is given its next module at
-# once, to be run after it even where others are free by then: short ones stand there for that.
-FIRST = (
-    "test_readme.py",
-    "e2e/test_soak.py",
-    "e2e/test_custom_task.py",
-    "e2e/test_grpc.py",
-    "e2e/test_texts.py",
-    "e2e/test_rollout.py",
-    "e2e/test_production.py",
-    "e2e/test_nodes.py",
-    "e2e/test_adaptive.py",
-    "e2e/test_failures.py",
-    "e2e/test_client.py",
-    "e2e/test_bodies.py",
-    # Of `make check`: the longest, half of its time.
-    "deploy/test_archive.py",
-    "handlers/tasks/test_image_classification.py",
-    "handlers/engines/test_engines.py",
-    "load/measure/test_exchanges.py",
-    "handlers/tasks/test_sentence_embedding.py",
-    "handlers/scheduling/test_scheduler.py",
-    "handlers/tasks/test_translation.py",
-    "deploy/test_custom_task.py",
-    "handlers/tasks/test_token_classification.py",
-    "load/autoscale/test_study.py",
-    "deploy/test_own_models.py",
-    "handlers/pipeline/test_description.py",
-    "handlers/test_worker_imports.py",
-)
-
-KUBECTL = "kubectl: renders deploy/kubernetes, with a kubectl of 1.27 or newer (deselected, and said, without one)"
+# Seconds of a test, where it states no other: a server's first test has the start of the server and its archives in it.
+TIMEOUTS_S = {TESTS / "e2e": 300, TESTS / "nightly": 900}
 
 
-@functools.cache
 def has_gpu() -> bool:
-    """Whether there is a CUDA device; torch is imported for whoever asks."""
-    import torch  # noqa: PLC0415
+    """Whether there is a CUDA device."""
+    import torch  # noqa: PLC0415 - seconds, where no test needs a GPU
 
     return torch.cuda.is_available()
 
 
-@functools.cache
+def has_bf16() -> bool:
+    """Whether OpenVINO runs bf16 on this processor, as ONEDNN_MAX_CPU_ISA allows it."""
+    import openvino  # noqa: PLC0415
+
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
 def has_kubectl() -> bool:
-    """Whether there is a kubectl whose kustomize knows what deploy/kubernetes is written in; Debian's is too old."""
+    """Whether there is a kubectl whose kustomize reads deploy/kubernetes; Debian's is too old."""
+    asked = ["kubectl", "version", "--client", "--output", "json"]
     try:
-        said = subprocess.run(
-            ["kubectl", "version", "--client", "--output", "json"], capture_output=True, check=True, timeout=60
-        )
-        return str(json.loads(said.stdout)["kustomizeVersion"]).startswith("v5.")
+        printed = subprocess.run(asked, capture_output=True, check=True, timeout=60).stdout
+        return str(json.loads(printed)["kustomizeVersion"]).startswith("v5.")
     except (OSError, subprocess.SubprocessError, ValueError, KeyError):
         return False
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Add the mark of tests that render deploy/kubernetes."""
-    config.addinivalue_line("markers", KUBECTL)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say that deploy/kubernetes was not rendered, where it could not be."""
-    if not has_kubectl():
-        terminalreporter.write_line("deploy/kubernetes was not rendered: no kubectl of 1.27 or newer", yellow=True)
-
-
-@functools.cache
-def marks(path: Path) -> Marks:
-    """What the tests of a module are marked with: every test of tests/e2e is one of a server."""
-    return marks_of(path, *(["e2e"] if path.is_relative_to(E2E) else []))
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import a module, or a folder's conftest.py, of which `-m` selects nothing, unless it is named itself."""
-    expression = config.option.markexpr
-    modules = collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
-    if not expression or (not collection_path.is_dir() and not collection_path.match("test_*.py")):
-        return None
-    return None if any(may_select(expression, marks(module)) for module in modules) else True
+# Mark -> whether this machine can run its tests.
+NEEDS: dict[str, Callable[[], bool]] = {
+    name: functools.cache(check) for name, check in (("gpu", has_gpu), ("bf16", has_bf16), ("kubectl", has_kubectl))
+}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark by folder what drives a server; leave out what needs a GPU or kubectl that is not there, as deselected."""
-    places = {TESTS / name: place for place, name in enumerate(FIRST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    """Give slow folders their time, and deselect the tests that this machine cannot run."""
+    kept: list[pytest.Item] = []
+    lacking: list[pytest.Item] = []
+    left_out = config.stash.setdefault(LEFT_OUT, {})
     for item in items:
-        if item.path.is_relative_to(E2E):
-            item.add_marker(pytest.mark.e2e)
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_S))
-        # Else `-m` could pass over a module that it selects a test of.
-        names = {mark.name for mark in item.iter_markers()}
-        if not marks(item.path).are(names):
-            raise pytest.UsageError(
-                f"{item.nodeid}: its marks {sorted(names)} are not those that its module writes out"
-            )
-    lacking = [
-        item
-        for item in items
-        if (item.get_closest_marker("gpu") and not has_gpu())
-        or (item.get_closest_marker("kubectl") and not has_kubectl())
-    ]
+        if item.get_closest_marker("timeout") is None:
+            for folder, seconds in TIMEOUTS_S.items():
+                if item.path.is_relative_to(folder):
+                    item.add_marker(pytest.mark.timeout(seconds))
+        needs = [name for name, check in NEEDS.items() if item.get_closest_marker(name) and not check()]
+        (lacking if needs else kept).append(item)
+        for name in needs:
+            left_out[name] = left_out.get(name, 0) + 1
     if lacking:
         config.hook.pytest_deselected(items=lacking)
-        items[:] = [item for item in items if item not in lacking]
+        items[:] = kept
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that reports what was left out."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash[LEFT_OUT]
 
 
 def pytest_collection_finish() -> None:

@@ -5,7 +5,7 @@ from functools import cache
 from deploy.models import model
 from deploy.sources import source
 from deploy.weights import StateDict, load
-from load.bench import resnet18 as broccoli
+from tests import resnet18 as broccoli
 
 
 @cache

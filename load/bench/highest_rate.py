@@ -3,7 +3,7 @@
     pass times -> offline throughput -> highest rate of the bound | of the scheduler -> both as shares of offline
 
 The target is 12 latencies of one client, as in load.bench.adaptive, which measures what is served. The bound knows
-every arrival beforehand, leaves out whom it likes and works without a gap (load.bench.simulated.clairvoyant): a rate
+every arrival beforehand, leaves out whom it likes and works without a gap (tests.simulated.clairvoyant): a rate
 above it is held by no schedule on such a machine. Both spend what decoding and an exchange with TorchServe take.
 """
 
@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from load.bench.progress import progress
 from load.bench.rounds import Rounds
-from load.bench.simulated.cases import EMBEDDING, RESNET, Case
-from load.bench.simulated.clairvoyant import fewest_out_of_time, highest_rate, least_token_s
-from load.bench.simulated.traffic import Recorded, kinds, poisson
 from load.bench.table import render_cells
+from tests.simulated.cases import EMBEDDING, RESNET, Case
+from tests.simulated.clairvoyant import fewest_out_of_time, highest_rate, least_token_s
+from tests.simulated.traffic import Recorded, kinds, poisson
 
 # The target in latencies of one client, and the share of requests that must be in time: those of load.bench.adaptive.
 SINGLES, SHARE = 12.0, 0.99

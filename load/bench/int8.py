@@ -30,12 +30,10 @@ from deploy.precision.wanted import LEAST, Wanted
 from deploy.sandbox import started
 from handlers.errors import InvalidConfig
 from handlers.probabilities import softmax
-from load.bench import held_out, resnet18
 from load.bench.archives import OURS, STOCK, Archives
 from load.bench.in_process import Loop as Images
 from load.bench.in_process_texts import Loop as Texts
 from load.bench.machine import Processor, versions
-from load.bench.nearness import Nearness, of_classes, of_vectors
 from load.bench.peers import CPU_ONLY, BenchError, Child, ServedModel
 from load.bench.peers import TUNING as PEERS
 from load.bench.photographs import photographs
@@ -44,6 +42,8 @@ from load.bench.rounds import Rounds, Series, measure_in_turn
 from load.bench.table import Bound, Row, ratios, render_cells
 from load.bench.texts import EMBEDDING, list_bodies
 from load.bench.texts import TUNING as EMBEDDED
+from tests import held_out, resnet18
+from tests.nearness import Nearness, of_classes, of_vectors
 
 EXTRA = "int8"
 INT8, FP32 = "int8", "fp32"

@@ -13,8 +13,6 @@ from tests.client.listener import answering, silent
 from torchserve_client import Client, DeadlineExceeded, Management, RetryPolicy, Unreachable
 from torchserve_client.transport import Outgoing, PooledTransport
 
-pytestmark = pytest.mark.clock
-
 # Seconds: a byte, the deadline, and what is left of ten seconds of dripping where a machine stands still for some.
 DRIP_S, DEADLINE_S, ALLOWED_S = 0.05, 0.5, 5.0
 DRIPS = 200

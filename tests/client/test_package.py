@@ -66,7 +66,6 @@ def test_client_version_is_the_projects() -> None:
     assert project["version"] == VERSION
 
 
-@pytest.mark.environment
 def test_installed_client_brings_what_it_declares_and_no_torch(environment: Environment) -> None:
     program = (
         "import importlib.metadata, json; "
@@ -78,7 +77,6 @@ def test_installed_client_brings_what_it_declares_and_no_torch(environment: Envi
     assert not {"torch", "torchserve", "torchserve-batching", "transformers"} & set(installed)
 
 
-@pytest.mark.environment
 def test_installed_client_is_typed_and_comes_from_the_environment(environment: Environment) -> None:
     program = "import json, torchserve_client; print(json.dumps(torchserve_client.__file__))"
     package = Path(str(environment.evaluate(program))).parent
@@ -86,13 +84,11 @@ def test_installed_client_is_typed_and_comes_from_the_environment(environment: E
     assert (package / "py.typed").is_file()
 
 
-@pytest.mark.environment
 def test_installed_command_prints_the_projects_version(environment: Environment) -> None:
     printed = environment.run([str(environment.folder / "bin" / "torchserve-client"), "--version"])
     assert printed == f"torchserve-client {VERSION}\n"
 
 
-@pytest.mark.environment
 def test_installed_client_offers_every_name_it_exports(environment: Environment) -> None:
     program = (
         "import json, torchserve_client as package; "
@@ -101,7 +97,6 @@ def test_installed_client_offers_every_name_it_exports(environment: Environment)
     assert environment.evaluate(program) == []
 
 
-@pytest.mark.environment
 def test_installed_client_predicts(environment: Environment) -> None:
     with serving(lambda path, _content_type, body: {"path": path, "text": body.decode()}) as url:
         program = (

@@ -158,7 +158,6 @@ def test_example_has_samples_of_its_own() -> None:
 REAL = ROOT.parent / "shared" / "models" / "opus-mt-en-fr"
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real weights are not there")
 def test_real_model_in_int8_answers_much_as_in_fp32_and_in_fp32_as_transformers(tmp_path: Path) -> None:
     texts = [line for line in (ROOT / "tests" / "sentences_en.txt").read_text().splitlines() if line[0] != "#"]

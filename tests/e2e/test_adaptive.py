@@ -252,7 +252,6 @@ def test_metrics_of_the_schedule_reach_prometheus(server: Server, adaptive: str)
 # -- too many requests -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.clock
 def test_three_times_capacity_is_answered_to_the_last_and_what_is_accepted_is_in_time(
     server: Server, patient: str
 ) -> None:
@@ -273,7 +272,6 @@ def test_three_times_capacity_is_answered_to_the_last_and_what_is_accepted_is_in
     assert usual_p99_ms(accepted) <= MAX_LATENCY_MS + NOISE_MS
 
 
-@pytest.mark.clock
 def test_flood_of_the_last_priority_leaves_the_first_its_latency(server: Server, patient: str) -> None:
     capacity = capacity_per_s(server)
     first = attack(server, OpenLoop(Poisson(capacity / 6, seed=1)), 6, priority=1)
@@ -290,7 +288,6 @@ def test_flood_of_the_last_priority_leaves_the_first_its_latency(server: Server,
 # -- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.clock
 def test_worker_killed_mid_batch_comes_back_and_every_request_is_answered(server: Server, adaptive: str) -> None:
     answers: list[Answer] = []
     is_over = threading.Event()
@@ -319,7 +316,6 @@ def test_worker_killed_mid_batch_comes_back_and_every_request_is_answered(server
     assert Counter(answer.status for answer in answers[-16:])[200] >= 1
 
 
-@pytest.mark.clock
 def test_model_unregistered_and_registered_again_under_load_loses_none_but_what_it_was_working_on(
     server: Server, adaptive: str, serve: Callable[..., str]
 ) -> None:

@@ -91,7 +91,6 @@ def test_errors_carry_what_the_server_said(client: Client, serve: Callable[..., 
     assert [item.status for item in client.predict(name, [b"none", b"of these"])] == [415, 415]
 
 
-@pytest.mark.clock
 def test_full_queue_is_waited_out_and_every_request_answered(
     client: Client, serve: Callable[..., str], variant: Callable[..., str]
 ) -> None:

@@ -3,13 +3,9 @@
 import json
 from collections.abc import Callable
 
-import pytest
-
 from deploy.models import ROOT, model
 from deploy.server import Server
 from tests.e2e.conftest import curl, send_together, url
-
-pytestmark = pytest.mark.e2e
 
 EXAMPLE = ROOT / "examples" / "custom-task"
 NAME = "colours"

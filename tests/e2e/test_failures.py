@@ -18,7 +18,6 @@ from tests.photographs import photograph
 from torchserve_client.management import Management, ManagementError, NotReady, Unreachable
 
 
-@pytest.mark.clock
 def test_worker_that_is_killed_is_back_within_seconds(server: Server, serve: Callable[..., str]) -> None:
     name = serve()
     photo = photograph("chelsea")

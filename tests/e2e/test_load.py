@@ -22,7 +22,6 @@ def arguments(command: str, server: Server, *more: str) -> list[str]:
     return [command, *addresses, *subject, *more]
 
 
-@pytest.mark.clock
 def test_load_on_torchserve_measures_throughput_batches_and_right_answers(
     server: Server, serve: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -13,8 +13,6 @@ from deploy.server import Server
 from tests import own_models
 from tests.e2e.conftest import Answer, curl, send_together, url
 
-pytestmark = pytest.mark.e2e
-
 # Requests at once, and what TorchServe makes of them: batches of up to so many.
 REQUESTS, BATCH = 16, 8
 # Which engine runs which file of the digits' model.

@@ -25,8 +25,6 @@ from tests.e2e.conftest import metrics, send, send_together, url, worker_pid
 from tests.handlers.adaptive.spelling import events
 from torchserve_client import Client, NoConnection, RetryPolicy, ServerFailed
 
-pytestmark = pytest.mark.e2e
-
 NAME, TINY = "spelling", "tiny-translation"
 LIST = ROOT / "tests" / "e2e" / NAME / "models.yaml"
 # A character every 20 ms: 0.8 s.

@@ -18,8 +18,6 @@ from tests.handlers.serving import Answer
 from tests.handlers.tasks.test_tensors_signatures import check, forms
 from tests.handlers.tensor_models.generated import Model, models
 
-pytestmark = pytest.mark.e2e
-
 COUNT = 20
 # What a form is sent as; `curl --data-binary` would name none of the files' types, whose first bytes tell.
 TYPES = {

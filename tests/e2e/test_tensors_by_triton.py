@@ -23,8 +23,6 @@ from deploy.models import model
 from deploy.server import Server
 from tests.e2e.conftest import Registrations
 
-pytestmark = pytest.mark.e2e
-
 DECLARED, UNDECLARED = "tensors-declared", "tensors-undeclared"
 MOST_ROWS = 4
 NUMBERS = {

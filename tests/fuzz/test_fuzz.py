@@ -43,11 +43,7 @@ def targets() -> Iterator[Callable[[str, str], Target]]:
         ("text_classification", "classic", 200),
         ("text_classification", "adaptive", 200),
         ("image_classification", "adaptive", 60),
-        *(
-            pytest.param(task, mode, 200, marks=pytest.mark.clock, id=f"{task}-{mode}")
-            for task in KINDS
-            for mode in in_process.MODES
-        ),
+        *(pytest.param(task, mode, 200, id=f"{task}-{mode}") for task in KINDS for mode in in_process.MODES),
     ],
 )
 def test_nothing_that_a_client_sends_is_anybody_elses_affair(

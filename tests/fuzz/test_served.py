@@ -12,8 +12,6 @@ from tests.fuzz.values import CANARY
 
 TASK, BODIES, SEED = "text_classification", 300, 1
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:

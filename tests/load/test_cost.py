@@ -14,8 +14,6 @@ from load.generate.pacers import Poisson
 from load.generate.target import Target
 from load.generate.windows import Duration
 
-pytestmark = pytest.mark.clock
-
 SERVER = Path(__file__).with_name("empty_server.py")
 
 

@@ -7,13 +7,10 @@ import subprocess
 import sys
 import threading
 
-import pytest
 from aiohttp import web
 
 from deploy.models import ROOT
 from tests.load.fake_server import serving
-
-pytestmark = pytest.mark.clock
 
 
 def test_locustfile_sends_the_image_to_the_model() -> None:

@@ -18,8 +18,6 @@ from handlers.protocol.requests import Payload, Request
 from tests.handlers.adaptive.frontend import Frontend
 from tests.handlers.adaptive.gated import TIMEOUT_S, GatedHandler, StreamedHandler, ThreadedHandler, started, wait_for
 
-pytestmark = pytest.mark.clock
-
 
 def listed(*values: Any) -> bytes:
     return json.dumps({"instances": [{"number": value} for value in values]}).encode()

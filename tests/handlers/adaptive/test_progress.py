@@ -14,8 +14,6 @@ from tests.handlers.adaptive.gated import TIMEOUT_S, wait_for
 from tests.handlers.adaptive.spelling import FAILURE, SpellingHandler, asking, started
 from tests.handlers.serving import Answer
 
-pytestmark = pytest.mark.clock
-
 SHORT, LONG = "ab", "abcdefghij"
 
 

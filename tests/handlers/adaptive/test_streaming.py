@@ -22,8 +22,6 @@ from tests.handlers.adaptive.spelling import (
     started,
 )
 
-pytestmark = pytest.mark.clock
-
 TEXT = "abcdefghij"
 EVENTS = {"Accept": "text/event-stream"}
 

@@ -14,8 +14,6 @@ from tests.handlers.adaptive.frontend import Frontend
 from tests.handlers.adaptive.gated import SCHEDULING, TIMEOUT_S, GatedHandler, StreamedHandler, started, wait_for
 from tests.handlers.serving import DoublingHandler, context
 
-pytestmark = pytest.mark.clock
-
 
 def initialized(handler: GatedHandler, model_dir: Path, **scheduling: Any) -> GatedHandler:
     """A handler that measures what it takes, unlike that of `started`."""

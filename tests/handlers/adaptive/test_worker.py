@@ -49,7 +49,6 @@ from tests.handlers.protocol import test_grpc_inference
 from tests.handlers.serving import Answer, context, serve
 
 # Threads that wait for each other in real time.
-pytestmark = pytest.mark.clock
 
 Start = Callable[..., GatedHandler]
 

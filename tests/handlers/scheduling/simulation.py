@@ -6,8 +6,8 @@ from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.scheduler import Scheduler
 from handlers.scheduling.streams import Streams
-from load.bench.simulated.adaptive import AdaptiveWorker, Simulated
-from load.bench.simulated.traffic import Arrival, Machine, Recorded
+from tests.simulated.adaptive import AdaptiveWorker, Simulated
+from tests.simulated.traffic import Arrival, Machine, Recorded
 
 FIXED_S, TOKEN_S = 0.002, 0.0001
 # How many times longer a micro-batch takes on one of two streams.

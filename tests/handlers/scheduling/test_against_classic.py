@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from load.bench.simulated.cases import EMBEDDING, RESNET, Case
-from load.bench.simulated.classic import classic
-from load.bench.simulated.traffic import Clients, ClosedLoop, Figures, kinds, poisson
+from tests.simulated.cases import EMBEDDING, RESNET, Case
+from tests.simulated.classic import classic
+from tests.simulated.traffic import Clients, ClosedLoop, Figures, kinds, poisson
 
 SECONDS = {RESNET.name: 12.0, EMBEDDING.name: 3.0}
 CHANCE = 0.03

@@ -21,11 +21,11 @@ from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.scheduler import Scheduler
 from handlers.scheduling.streams import Streams
-from load.bench.simulated.adaptive import AdaptiveWorker
-from load.bench.simulated.cases import RESNET
-from load.bench.simulated.clairvoyant import fewest_refused
-from load.bench.simulated.passes import PassTimes, measured
-from load.bench.simulated.traffic import Machine, kinds, poisson
+from tests.simulated.adaptive import AdaptiveWorker
+from tests.simulated.cases import RESNET
+from tests.simulated.clairvoyant import fewest_refused
+from tests.simulated.passes import PassTimes, measured
+from tests.simulated.traffic import Machine, kinds, poisson
 
 TIMES, ALLOWED_SHARE = 1.15, 0.003
 # What falls short today, so that whoever mends it hears of it.
@@ -56,7 +56,6 @@ def test_scheduler_near_capacity_refuses_hardly_more_than_hindsight_on_pinned_ti
     assert lost <= TIMES * fewest + ALLOWED_SHARE * REQUESTS
 
 
-@pytest.mark.clock
 @pytest.mark.parametrize("share", [0.6, 0.7])
 def test_scheduler_near_capacity_refuses_hardly_more_than_hindsight_on_this_machines_times(
     share: float, tmp_path: Path

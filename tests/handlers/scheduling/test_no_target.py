@@ -12,9 +12,9 @@ from handlers.pipeline.micro_batches import OVERHEAD
 from handlers.scheduling.batch_size import TUNING
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.request_queue import AGING_TARGETS
-from load.bench.simulated.traffic import Arrival
 from tests.handlers.scheduling.simulation import FIXED_S, TOKEN_S, simulate, true_s
 from tests.handlers.scheduling.test_scheduler import CAPACITY_PER_S
+from tests.simulated.traffic import Arrival
 
 POLICY = Policy(max_latency_s=inf, max_items=16, priority_levels=3, default_priority=2, max_queue_items=10**6)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from handlers.scheduling.batch_size import TUNING
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.request_queue import AGING_TARGETS
-from load.bench.simulated.adaptive import Simulated
-from load.bench.simulated.traffic import Arrival
 from tests.handlers.scheduling.simulation import FIXED_S, NARROW, TOKEN_S, simulate, true_s
+from tests.simulated.adaptive import Simulated
+from tests.simulated.traffic import Arrival
 
 POLICY = Policy(max_latency_s=0.2, max_items=16, priority_levels=3, default_priority=2)
 # Items of length 10 that the engine does in a second, in full micro-batches.

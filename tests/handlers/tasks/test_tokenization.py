@@ -139,7 +139,6 @@ def test_tokenization_request_padded_beyond_its_budget_is_refused(staged: Path) 
     assert answer.status == 413
 
 
-@pytest.mark.clock
 def test_tokenization_threads_with_options_of_their_own_do_not_cut_each_others_texts(
     handler: TokenizationHandler, oracle: Any
 ) -> None:

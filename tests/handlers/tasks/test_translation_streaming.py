@@ -80,7 +80,6 @@ def test_translation_in_pieces_of_a_search_with_beams_is_refused(served: tuple[T
         assert whole.body.keys() == {"translation_text"}
 
 
-@pytest.mark.clock
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the weights of opus-mt-en-fr in shared/models")
 def test_first_piece_of_a_text_of_forty_tokens_comes_within_15_percent_of_the_whole_time(tmp_path: Path) -> None:
     handler = adaptive(translating.staged("real", REAL, tmp_path, {}), {})

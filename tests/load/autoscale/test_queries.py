@@ -11,10 +11,9 @@ from deploy.models import ROOT
 from load.autoscale.scaled_object import read
 from tests.load.autoscale.tuned import RULES
 
-# tests/prometheus.sh unpacks it there.
+# tests/nightly/packages/prometheus.sh unpacks it there.
 PROMTOOL = ROOT / ".tools" / "prometheus" / "usr" / "bin" / "promtool"
 
-pytestmark = pytest.mark.system
 
 EDGE = {
     'envoy_cluster_membership_total{envoy_cluster_name="mobilenet-v2",edge="a"}': "2+0x20",

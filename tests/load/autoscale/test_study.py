@@ -107,7 +107,6 @@ def test_command_draws_the_day_and_prints_its_table(tmp_path: Path, capsys: pyte
     assert "replicas that answer" in html
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_whole_day_with_the_shipped_rules() -> None:
     whole = scene(24)

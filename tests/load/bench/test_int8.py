@@ -10,11 +10,12 @@ import pytest
 import yaml
 from PIL import Image
 
-from load.bench import held_out, int8
+from load.bench import int8
 from load.bench.int8 import Answers
-from load.bench.nearness import Nearness, of_classes, of_vectors
 from load.bench.rounds import Series
 from load.bench.table import spread
+from tests import held_out
+from tests.nearness import Nearness, of_classes, of_vectors
 
 
 def rates(gains: Mapping[str, float], stock: float = 1.0) -> Series:

@@ -47,7 +47,6 @@ def arguments(server: str, folder: Path, *more: str) -> list[str]:
     return ["run", "--url", server, "--model", "m", "--input", str(folder / "texts.txt"), *FLAGS, *more]
 
 
-@pytest.mark.clock
 def test_shortest_useful_call_prints_a_table_and_stores_the_run(
     server: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,7 +66,6 @@ def test_shortest_useful_call_prints_a_table_and_stores_the_run(
     assert "token" not in run["settings"]
 
 
-@pytest.mark.clock
 def test_stored_runs_are_redrawn_and_compared(server: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(folder / name) for name in ("a.json.gz", "b.json")]
     for path in paths:
@@ -85,7 +83,6 @@ def test_stored_runs_are_redrawn_and_compared(server: str, folder: Path, capsys:
     assert "not measured in turn" in output.err
 
 
-@pytest.mark.clock
 def test_answers_are_held_to_what_is_expected(server: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "expected.json").write_text(json.dumps({"texts.txt:1": {"cat": 0.9}, "texts.txt:2": {"cow": 0.9}}))
     for expected, answers in ((str(folder / "expected.json"), {"right", "wrong"}), ("alone", {"right"})):
@@ -97,7 +94,6 @@ def test_answers_are_held_to_what_is_expected(server: str, folder: Path, capsys:
         assert ("WRONG ANSWERS: m, 2 clients" in capsys.readouterr().out) is ("wrong" in answers)
 
 
-@pytest.mark.clock
 def test_answers_of_another_request_are_told_from_wrong_ones(folder: Path) -> None:
     waiting: list[tuple[str, asyncio.Future[str]]] = []
 
@@ -133,7 +129,6 @@ def test_answers_of_another_request_are_told_from_wrong_ones(folder: Path) -> No
     assert "wrong" not in answers
 
 
-@pytest.mark.clock
 def test_search_finds_the_highest_rate_that_keeps_the_threshold(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,7 +147,6 @@ def test_search_finds_the_highest_rate_that_keeps_the_threshold(
     assert first == "m: highest load with 90 % of requests within 60 ms: 60/s constant"
 
 
-@pytest.mark.clock
 def test_several_models_are_measured_in_turn_into_a_folder(folder: Path) -> None:
     async def answer(_request: web.Request) -> web.Response:
         return web.Response(text="{}")
@@ -227,7 +221,6 @@ def test_flag_that_makes_no_sense_is_refused(server: str, folder: Path, flag: tu
         main(arguments(server, folder, "--concurrency", "1", *flag))
 
 
-@pytest.mark.clock
 def test_interrupted_run_keeps_and_reports_what_was_measured(server: str, folder: Path) -> None:
     out = folder / "run.json"
     call = arguments(server, folder, "--concurrency", "2,4", "--duration", "60s", "--out", str(out))
@@ -246,7 +239,6 @@ def test_interrupted_run_keeps_and_reports_what_was_measured(server: str, folder
     assert "Traceback" not in error
 
 
-@pytest.mark.clock
 def test_run_ends_where_its_memory_does_and_keeps_what_was_measured(
     server: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,6 @@ import socket
 import time
 from collections import Counter
 
-import pytest
 from aiohttp import web
 
 from load.generate.attack import Attack
@@ -15,8 +14,6 @@ from load.generate.target import Target
 from load.generate.windows import Duration, Requests, Stability, Until
 from load.measure.summary import Summary
 from tests.load.fake_server import Answer, Counting, serving
-
-pytestmark = pytest.mark.clock
 
 SLOW_S = 0.2
 

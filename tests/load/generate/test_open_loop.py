@@ -20,8 +20,6 @@ from load.measure.recording import Recording
 from load.measure.summary import Summary
 from tests.load.fake_server import Answer, Counting, serving
 
-pytestmark = pytest.mark.clock
-
 STALL_S = 2.0
 
 

@@ -7,7 +7,6 @@ import pytest
 from tests.deploy.gateway.envoy.conftest import ALICE, BOB, CAROL
 from tests.deploy.gateway.envoy.harness import Gateway
 
-pytestmark = pytest.mark.e2e
 PATHS = ("/predictions/m", "/v2/models/m/infer", "/v2/models/m", "/summary", "/nothing")
 
 

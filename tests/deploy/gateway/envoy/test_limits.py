@@ -12,7 +12,6 @@ import pytest
 from tests.deploy.gateway.envoy.conftest import ALICE
 from tests.deploy.gateway.envoy.harness import Gateway, wait
 
-pytestmark = pytest.mark.e2e
 KEY = {"Authorization": f"Bearer {ALICE}"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 LIMIT = 1 << 20

@@ -17,7 +17,6 @@ from deploy.nodes.node import Node
 from tests.deploy.gateway.envoy.harness import Gateway, fleet, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn
 
-pytestmark = pytest.mark.e2e
 SERVED = {"m", "m/1.0", "m/2.0"}
 
 

@@ -18,8 +18,6 @@ from deploy.gateway.settings import Limits, Ports, Settings
 from deploy.gateway.state import Fleet
 from tests.deploy.gateway.envoy.harness import Gateway, free_port, wait
 
-pytestmark = pytest.mark.e2e
-
 
 def settings() -> Settings:
     return Settings(ports=Ports(http=free_port(), grpc=free_port(), control=free_port()))

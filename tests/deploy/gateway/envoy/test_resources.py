@@ -188,7 +188,6 @@ WHOLE = fleet(node("a", token_file=str(Path("none"))), node("b"), **MODELS)
 TLS = Tls(certificate="certificate.pem", key="key.pem")
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize(
     "settings",
     [

@@ -12,8 +12,6 @@ import requests
 
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, Gateway
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.mark.parametrize(
     ("method", "path", "arrives"),

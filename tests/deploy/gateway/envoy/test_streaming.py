@@ -11,7 +11,6 @@ import requests
 from deploy.gateway.settings import Limits, Settings
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, Gateway, fleet, wait
 
-pytestmark = pytest.mark.e2e
 EVENTS = "text/event-stream"
 # More broken connections in a row than a node may have (clusters.HEALTH.resets).
 BROKEN = 6

@@ -17,8 +17,6 @@ from tests.client.certificates import Certificates
 from tests.deploy.gateway.envoy.harness import free_port, wait
 from tests.deploy.gateway.envoy.stand_ins import control
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:

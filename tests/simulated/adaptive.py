@@ -1,0 +1,249 @@
+"""An adaptive worker in simulated time: the real scheduler, the real rhythm of exchanges, and a clock of numbers.
+
+    a request comes -> kept until an exchange -> admitted -> decoded -> micro-batch -> exchange -> answered
+
+Without a frontend (`Machine.exchange_s` None) a request is admitted as it comes and answered as its micro-batch ends.
+What is decoded while the engine runs takes its part of the processor: both last longer.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+
+from handlers.adaptive.response_timing import ResponseTiming, Situation
+from handlers.pipeline.micro_batches import Cost
+from handlers.pipeline.slots import Slot
+from handlers.scheduling.request_queue import ScheduledRequest
+from handlers.scheduling.scheduler import Scheduler
+from handlers.scheduling.streams import RunningBatch
+from tests.simulated.traffic import Clients, Machine, Outcome
+
+
+@dataclass
+class Simulated:
+    """What happened.
+
+    Attributes:
+        outcomes: in the order in which requests came.
+        micro_batches: of each when it started, and the indices into `outcomes` of its items.
+        spans: of each when it started, when it ended, and whether it took the whole engine.
+        exchanges: how many there were with the frontend.
+    """
+
+    outcomes: list[Outcome]
+    micro_batches: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+    spans: list[tuple[float, float, bool]] = field(default_factory=list)
+    exchanges: int = 0
+
+    def of(self, end: str) -> list[Outcome]:
+        """List those that ended so: done, expired or the reason of a refusal."""
+        return [outcome for outcome in self.outcomes if outcome.ends == [end]]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Request(ScheduledRequest):
+    """A request that knows where its outcome stands."""
+
+    index: int
+    is_refused: bool = False
+    how: str = "done"
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A micro-batch in the engine, and when it really ends: what is decoded meanwhile moves that."""
+
+    batch: RunningBatch
+    ends_s: float
+
+
+class AdaptiveWorker:
+    """One run; see the module's first lines."""
+
+    def __init__(
+        self, clients: Clients, scheduler: Scheduler, machine: Machine, timing: ResponseTiming | None, seed: int = 0
+    ) -> None:
+        """Run nothing yet; `timing` is needed where there is a frontend."""
+        self._clients, self._scheduler, self._machine, self._timing = clients, scheduler, machine, timing
+        self._pass_s = machine.passes(seed)
+        self.simulated = Simulated([])
+        self._order = count()
+        self._events: list[tuple[float, int, str, object]] = []
+        self._running: list[_Running] = []
+        self._decode_free_s = [0.0] * machine.cores
+        self._at_frontend: deque[int] = deque()
+        self._in_flight: dict[int, _Request] = {}
+        # The worker's turn: it has the rows, and the frontend waits. Otherwise rows are on their way, or awaited.
+        self._has_turn = False
+        self._is_awaited = True
+
+    def run(self) -> Simulated:
+        """Run until nothing is left to happen."""
+        for arrival in self._clients.first():
+            self._comes(Outcome(arrival))
+        while self._events:
+            now_s, _, kind, subject = heapq.heappop(self._events)
+            getattr(self, f"_{kind}")(now_s, subject)
+            self._look(now_s)
+        if self._scheduler.waiting_items:
+            raise RuntimeError("a request was forgotten")
+        return self.simulated
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _at(self, when_s: float, kind: str, subject: object = None) -> None:
+        heapq.heappush(self._events, (when_s, next(self._order), kind, subject))
+
+    def _comes(self, outcome: Outcome) -> None:
+        self._at(outcome.arrival.at_s, "arrival", outcome)
+
+    def _arrival(self, now_s: float, outcome: Outcome) -> None:
+        self.simulated.outcomes.append(outcome)
+        index = len(self.simulated.outcomes) - 1
+        if self._machine.exchange_s is None:
+            self._admit(now_s, [index])
+            return
+        self._at_frontend.append(index)
+        if self._is_awaited:
+            self._is_awaited = False
+            self._at(now_s + self._machine.delay_s + self._machine.request_s, "rows")
+
+    def _rows(self, now_s: float, _: object) -> None:
+        """Hand over what has come; the frontend waits for an answer from here on."""
+        assert self._timing is not None
+        room = self._timing.window - len(self._in_flight)
+        newcomers = [self._at_frontend.popleft() for _ in range(min(room, len(self._at_frontend)))]
+        self._timing.came(now_s, len(newcomers))
+        self._admit(now_s, newcomers)
+        self._has_turn = True
+
+    def _admit(self, now_s: float, indices: list[int]) -> None:
+        lone = len(indices) == 1 and not self._running
+        for index in indices:
+            arrival = self.simulated.outcomes[index].arrival
+            request = _Request(
+                slots=[Slot(None) for _ in range(arrival.items)],
+                arrived_s=now_s,
+                priority=arrival.priority,
+                timeout_s=arrival.timeout_s,
+                index=index,
+            )
+            self._in_flight[index] = request
+            if refusal := self._scheduler.admit(request, arrival.items * arrival.length):
+                request.is_refused, request.how = True, refusal.reason
+                self.simulated.outcomes[index].retry_after_s = refusal.retry_after_s
+            elif arrival.decode_s and self._machine.exchange_s is not None:
+                self._decode(now_s, request, arrival.decode_s, is_alone=lone)
+            else:
+                self._at(now_s + arrival.decode_s, "decoded", (request, now_s))
+        if self._machine.exchange_s is None:
+            self._answer(now_s, [self._in_flight[index] for index in indices])
+
+    def _decode(self, now_s: float, request: _Request, decode_s: float, *, is_alone: bool) -> None:
+        if self._running:
+            # The engine's threads and these share the cores.
+            for running in self._running:
+                running.ends_s += decode_s / self._machine.cores
+                self._at(running.ends_s, "finished", running)
+            decode_s *= 2
+        free_s = now_s + decode_s if is_alone else max(now_s, heapq.heappop(self._decode_free_s)) + decode_s
+        if not is_alone:
+            heapq.heappush(self._decode_free_s, free_s)
+        self._at(free_s, "decoded", (request, now_s))
+
+    def _decoded(self, now_s: float, subject: tuple[_Request, float]) -> None:
+        request, came_s = subject
+        if self._timing is not None:
+            self._timing.decoded(now_s - came_s)
+        length = self.simulated.outcomes[request.index].arrival.length
+        for slot in request.slots:
+            self._scheduler.decoded(request, slot, Cost(length))
+
+    def _finished(self, now_s: float, running: _Running) -> None:
+        if running not in self._running or now_s < running.ends_s:
+            return  # it was moved
+        self._running.remove(running)
+        batch = running.batch
+        self._scheduler.finish(batch, now_s - batch.started_s)
+        self.simulated.spans.append((batch.started_s, now_s, batch.is_wide))
+        if self._timing is not None:
+            self._timing.micro_batch_ended()
+        if self._machine.exchange_s is None:
+            requests = dict.fromkeys(item.request for item in batch.items)
+            self._answer(now_s, [request for request in requests if isinstance(request, _Request)])
+
+    def _ask(self, now_s: float, _: object) -> None:
+        """Look again."""
+
+    # -- what follows from them ------------------------------------------------------------------------------------
+
+    def _look(self, now_s: float) -> None:
+        expired = [request for request in self._scheduler.expire(now_s) if isinstance(request, _Request)]
+        for request in expired:
+            request.decoding = request.queued = 0
+            request.how = "expired"
+        while batch := self._scheduler.next_batch(now_s):
+            indices = tuple(item.request.index for item in batch.items if isinstance(item.request, _Request))
+            self.simulated.micro_batches.append((now_s, indices))
+            seconds = self._pass_s(batch.micro_batch.tokens, batch.is_wide)
+            self._running.append(_Running(batch, now_s + seconds))
+            self._at(now_s + seconds, "finished", self._running[-1])
+        if self._scheduler.held_until_s < inf:
+            self._at(self._scheduler.held_until_s, "ask")
+        if self._machine.exchange_s is None:
+            self._answer(now_s, expired)
+        elif self._has_turn:
+            self._goes_if_due(now_s)
+
+    def _goes_if_due(self, now_s: float) -> None:
+        assert self._timing is not None and self._machine.exchange_s is not None
+        situation = self._situation()
+        due_s = self._timing.due_s(situation)
+        if due_s > now_s:
+            look_s = min(due_s, self._scheduler.next_expiry_s)
+            if look_s < inf:
+                self._at(max(look_s, now_s + 1e-6), "ask")
+            return
+        self._timing.goes(now_s, situation)
+        self.simulated.exchanges += 1
+        self._has_turn = False
+        # The answers go first, then what is left comes again with what is new.
+        half_s = self._machine.exchange_s / 2
+        answered_s = self._answer(now_s + half_s, list(self._in_flight.values()), self._machine.request_s)
+        left = len(self._in_flight) + min(len(self._at_frontend), self._timing.window)
+        if left:
+            self._at(answered_s + half_s + self._machine.request_s * left, "rows")
+        else:
+            self._is_awaited = True
+
+    def _answer(self, at_s: float, requests: Sequence[_Request], request_s: float = 0.0) -> float:
+        """Answer those that are complete, one after the other from then on, and give when the last one is."""
+        complete = [request for request in requests if request.is_complete]
+        for request in complete:
+            del self._in_flight[request.index]
+            at_s += request_s
+            outcome = self.simulated.outcomes[request.index]
+            if request.how == "done":
+                outcome.is_in_time = self._scheduler.answered(request, at_s)
+            outcome.ends.append(request.how)
+            outcome.ended_s = at_s
+            for arrival in self._clients.after(outcome):
+                self._comes(Outcome(arrival))
+        return at_s
+
+    def _situation(self) -> Situation:
+        complete = [request for request in self._in_flight.values() if request.is_complete]
+        refused_s = [request.arrived_s for request in complete if request.is_refused]
+        return Situation(
+            in_flight=len(self._in_flight),
+            complete=len(complete),
+            refused=len(refused_s),
+            oldest_refusal_s=min(refused_s, default=inf),
+            stream_ends_s=self._scheduler.next_end_s,
+            is_stream_free=self._scheduler.free_streams > 0,
+            queued_s=self._scheduler.ready_s,
+            decoding=sum(request.decoding > 0 for request in self._in_flight.values()),
+        )
