@@ -1,4 +1,4 @@
-"""CTranslate2 in fp32: each text its own tokens, limit and end, in any order, on any streams; options as generate()'s."""
+"""CTranslate2: each text has its own tokens, limit and end, in any order, on any streams; options are generate()'s."""
 
 from collections.abc import Callable
 from pathlib import Path

