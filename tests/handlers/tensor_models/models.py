@@ -43,14 +43,6 @@ def graph(folder: Path, model: Any, said: Said, **settings: Any) -> TensorsHandl
     return loaded(folder, {"engine": "openvino", **settings})
 
 
-def exported(folder: Path, program: torch.export.ExportedProgram, said: Said, **settings: Any) -> TensorsHandler:
-    """A worker that runs a program of torch.export."""
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.export.save(program, folder / "model.pt2")
-    (folder / SIGNATURE).write_text(said.to_json())
-    return loaded(folder, {"engine": "torch", **settings})
-
-
 def scripted(folder: Path, module: torch.nn.Module, said: Said, **settings: Any) -> TensorsHandler:
     """A worker that runs TorchScript."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,6 +71,22 @@ in_both_modes = pytest.mark.parametrize("mode", [pytest.param({}, id="classic"),
 
 # -- what clients send ---------------------------------------------------------------------------------------------
 
+DATATYPES = sorted(DTYPES)
+
+
+def values(datatype: str, shape: tuple[int, ...], seed: int) -> NDArray[Any]:
+    """Anything that a datatype has and that all forms of requests can carry; numbers of BF16 as float32."""
+    noise, dtype = np.random.default_rng(seed), DTYPES[datatype]
+    if dtype.kind == "O":
+        return np.asarray(noise.choice(["", "a", "é", "漢字", '"\\', "x" * 20], shape), object)
+    if dtype.kind == "b":
+        return np.asarray(noise.integers(0, 2, shape), bool)
+    if dtype.kind in "iu":
+        bounds: Any = np.iinfo(dtype.char)
+        return np.asarray(noise.integers(bounds.min, bounds.max, shape, dtype.type, endpoint=True))
+    # Quarters are exact in every type, and in JSON.
+    return np.asarray(noise.integers(-64, 64, shape) / 4, np.float32 if dtype.kind == "V" else dtype)
+
 
 def as_json(document: Any) -> Body:
     """A row of JSON; its first character tells."""
@@ -93,7 +101,7 @@ def inputs(**values: Any) -> Body:
     return as_json({"inputs": values})
 
 
-def inference(arrays: Mapping[str, NDArray[Any]], *, is_binary: bool = False, **document: Any) -> tuple[Body, Body]:
+def inference(arrays: Mapping[str, NDArray[Any]], is_binary: bool = False, **document: Any) -> tuple[Body, Body]:
     """A row and headers of the Open Inference Protocol."""
     tensors, parts = [], []
     for name, array in arrays.items():
