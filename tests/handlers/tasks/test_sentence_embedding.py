@@ -1,7 +1,6 @@
-"""Vectors are pooled and normalised as the model's own files say; and what the archive of an encoder holds."""
+"""Vectors are pooled and normalised as the model's own files say; a model's limit of tokens is what they say."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import transformers
 from numpy.typing import NDArray
 
 from deploy.models import model
-from deploy.sources import Source, WeightsUnavailable, source
+from deploy.sources import source
 from deploy.text import stage
 from handlers.archive_files import CHECKPOINT
 from handlers.errors import InvalidConfig
@@ -158,49 +157,3 @@ def test_pooling_is_what_the_models_files_say_or_refused(
     pooling = Pooling.read(tmp_path)
     assert pooling.pool(STATES, MASK).tolist() == pytest.approx(np.array(pooled))
     assert not pooling.is_normalized
-
-
-# -- what is staged ---------------------------------------------------------------------------------------------------
-
-
-def test_initialize_without_a_folder_of_the_checkpoint_is_refused(plain: Path, tmp_path: Path) -> None:
-    """As archives of version 0.1 had it, all in the root."""
-    shutil.copytree(plain / CHECKPOINT, tmp_path, dirs_exist_ok=True)
-    with pytest.raises(InvalidConfig, match="this archive has no checkpoint/, where weights lie; name some, and build"):
-        embedder(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("engine", "kept", "absent"),
-    [
-        ("openvino", "model.xml", "checkpoint/model.safetensors"),
-        ("torch", "checkpoint/model.safetensors", "model.xml"),
-    ],
-)
-def test_stage_for_one_engine_leaves_the_others_model_out(
-    engine: Any, kept: str, absent: str, plain: Path, tmp_path: Path
-) -> None:
-    stage(ENTRY, source(ENTRY, str(plain / CHECKPOINT)), engine, tmp_path)
-    assert (tmp_path / kept).is_file()
-    assert not (tmp_path / absent).exists()
-
-
-def test_stage_pickle_is_read_only_when_named_itself(plain: Path, tmp_path: Path) -> None:
-    pickled, out = tmp_path / "checkpoint", tmp_path / "out"
-    shutil.copytree(plain / CHECKPOINT, pickled, ignore=shutil.ignore_patterns("model.*"))
-    network = transformers.AutoModel.from_pretrained(plain / CHECKPOINT)
-    torch.save(network.state_dict(), pickled / "pytorch_model.bin")
-    out.mkdir()
-    with pytest.raises(WeightsUnavailable, match="a pickle is read only when --weights names the file itself"):
-        stage(ENTRY, Source("folder", str(pickled), ""), "torch", out)
-    stage(ENTRY, Source("file", str(pickled / "pytorch_model.bin"), ""), "torch", out)
-    assert embedder(out, engine="torch").engine.description == "torch cpu float32"
-
-
-def test_stage_of_weights_that_cannot_be_had_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    origin = source(ENTRY, "an-organisation/a-model-nobody-has")
-    with pytest.raises(WeightsUnavailable, match=r"cannot fetch an-organisation/a-model-nobody-has .*--weights FOLDER"):
-        stage(ENTRY, origin, "auto", tmp_path)
-    with pytest.raises(WeightsUnavailable, match="no random weights for sentence_embedding"):
-        stage(ENTRY, source(ENTRY, "random"), "auto", tmp_path)

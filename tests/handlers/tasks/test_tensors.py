@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-from handlers.protocol.tensors import from_bfloat16, to_bfloat16
-from handlers.tensor_models.signature import Said, Tensor
+from handlers.protocol.tensors import to_bfloat16
+from handlers.tensor_models.signature import Said
 from tests.handlers.serving import Answer
 from tests.handlers.tensor_models.models import (
     ACCEPT_NPY,
@@ -27,10 +26,10 @@ from tests.handlers.tensor_models.models import (
     ask,
     columns,
     function,
-    graph,
     inference,
     inputs,
     instances,
+    loaded,
     npy,
     npz,
     plainly,
@@ -39,11 +38,11 @@ from tests.handlers.tensor_models.models import (
     unzipped,
     values,
 )
+from tests.tensor_files import SCRIPT_INPUTS, Scaled, one_node, scaled_onnx, script, staged
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 NOISE = np.random.default_rng(17)
-WEIGHTS = NOISE.normal(size=(3, 5)).astype(np.float32)
 
 # Of `y`, rows lie along dimension 1, and the other one is free; so do those of `turned`.
 MIRROR = """
@@ -117,7 +116,7 @@ def test_clients_of_every_form_in_any_order_get_their_own_rows(
 def test_function_without_configuration_takes_what_each_client_sends(tmp_path: Path) -> None:
     handler = function(tmp_path, "def infer(x):\n    return {'y': x, 'doubled': x + x}\n")
     for array in (np.array([[1, 2]], np.int64), np.array([[1.5]], np.float16), np.array([[[2.5]], [[1]]])):
-        (answer,) = answers(handler, [inference({"x": array}, is_binary=True)])
+        (answer,) = answers(handler, [inference({"x": array}, True)])
         assert columns(answer)["doubled"].tolist() == (array + array).tolist()
         assert columns(answer)["y"].dtype == array.dtype
     # Together, too, whatever the others of the micro-batch are.
@@ -146,7 +145,7 @@ def test_function_may_write_to_what_it_is_given(tmp_path: Path) -> None:
     handler = function(tmp_path, WRITING, inputs={"x": {"batch_dim": 1}}, outputs={"y": {"batch_dim": 1}})
     for count in (1, 2):
         array = NOISE.normal(size=(3, count))
-        alone = [inference({"x": array}, is_binary=True)]
+        alone = [inference({"x": array}, True)]
         together = [*alone, inference({"x": array}), (npy(array), {}), (npz(x=np.asfortranarray(array)), {})]
         for sent in (alone, together):
             got = answers(handler, sent)
@@ -185,7 +184,7 @@ def test_model_that_gives_the_same_memory_each_time_mixes_nobodys_numbers(tmp_pa
         scripted(tmp_path / "program", Remembering(), said, max_batch_size=2),
     ):
         given = NOISE.normal(size=(9, 1, 2)).astype(np.float32)
-        got = answers(handler, [inference({"x": x}, is_binary=True) for x in given])
+        got = answers(handler, [inference({"x": x}, True) for x in given])
         for answer, row in zip(got, given, strict=True):
             assert [array.tolist() for array in columns(answer).values()] == [row.tolist()] * 2
 
@@ -209,7 +208,7 @@ LENGTHS = "def infer(x):\n    return {'y': x, 'rows': np.full(len(x), len(x))}\n
 
 def test_rows_over_max_batch_size_are_refused_or_split(tmp_path: Path) -> None:
     rows = {"x": np.arange(5.0)}
-    kinds = [inference(rows), inference(rows, is_binary=True), (instances(*range(5)), {}), (npy(rows["x"]), {})]
+    kinds = [inference(rows), inference(rows, True), (instances(*range(5)), {}), (npy(rows["x"]), {})]
     strict = function(tmp_path / "strict", LENGTHS, max_batch_size=2)
     for answer in answers(strict, kinds):
         assert answer.status == 400
@@ -234,67 +233,35 @@ def test_micro_batches_hold_no_more_rows_than_the_model_takes(mode: dict[str, An
 # -- engines -----------------------------------------------------------------------------------------------------------
 
 
-def network() -> Any:
-    """A product and a sum over a free dimension, both with rows along dimension 1."""
-    nodes = [
-        helper.make_node("MatMul", ["image", "weights"], ["features"]),
-        helper.make_node("Transpose", ["features"], ["scores"], perm=[1, 0]),
-        helper.make_node("ReduceSum", ["steps", "axis"], ["total"], keepdims=0),
-    ]
-    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["B", 3])
-    steps = helper.make_tensor_value_info("steps", TensorProto.INT64, ["T", "B"])
-    scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [5, "B"])
-    total = helper.make_tensor_value_info("total", TensorProto.INT64, ["B"])
-    constants = {"weights": WEIGHTS, "axis": np.array([0], np.int64)}
-    initializers = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()]
-    made = helper.make_graph(nodes, "network", [image, steps], [scores, total], initializers)
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-
-
-class Network(torch.nn.Module):
-    """The same for PyTorch, which has the rows first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = torch.nn.Parameter(torch.from_numpy(WEIGHTS))
-
-    def forward(self, image: torch.Tensor, steps: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"scores": image @ self.weights, "total": steps.sum(1)}
-
-
 @pytest.mark.parametrize("kind", ["graph", "program", pytest.param("on a gpu", marks=pytest.mark.gpu)])
 def test_graph_and_program_give_the_numbers_of_their_formats_own_runtime(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, is_graph = Network().eval(), kind == "graph"
-    said = Said(
-        (tensor("image", "FP32", -1, 3), tensor("steps", "INT64", -1, -1)),
-        (tensor("scores", "FP32", *((5, -1) if is_graph else (-1, 5))), tensor("total", "INT64", -1)),
-    )
+    if kind == "on a gpu":
+        monkeypatch.setattr("handlers.base._device", lambda _: torch.device("cuda", 0))
     if kind == "graph":
-        dims: dict[str, Any] = {"inputs": {"steps": {"batch_dim": 1}}, "outputs": {"scores": {"batch_dim": 1}}}
-        handler = graph(tmp_path, network(), said, **dims)
-        session = onnxruntime.InferenceSession(network().SerializeToString())
+        path = scaled_onnx(tmp_path / "model.onnx")
+        session = onnxruntime.InferenceSession(path)
+        handler = loaded(staged(path), {})
     else:
-        if kind == "on a gpu":
-            monkeypatch.setattr("handlers.base._device", lambda _: torch.device("cuda", 0))
-        handler = scripted(tmp_path, module, said)
-    device = "openvino cpu" if is_graph else "torch cuda:0" if kind == "on a gpu" else "torch cpu"
+        settings: dict[str, Any] = {"inputs": SCRIPT_INPUTS}
+        handler = loaded(staged(script(tmp_path / "model.pt", Scaled()), settings), {**settings, "engine": "torch"})
+    device = {"graph": "openvino cpu", "program": "torch cpu", "on a gpu": "torch cuda:0"}[kind]
     assert handler.engine.description == f"{device} fp32"
-    given = []
-    for count, length in ((1, 4), (3, 4), (2, 7), (1, 7), (5, 4)):
-        image, steps = NOISE.normal(size=(count, 3)).astype(np.float32), NOISE.integers(-9, 9, (length, count))
-        given.append({"image": image, "steps": steps if is_graph else np.ascontiguousarray(steps.T)})
-    for order in ((0, 1, 2, 3, 4), (4, 2, 0, 3, 1), (2,)):
-        got = answers(handler, [inference(given[index], is_binary=True) for index in order])
+    given = [
+        {"x": NOISE.random((count, 4), np.float32), "scale": NOISE.random((count, 1), np.float32)}
+        for count in (1, 3, 2, 5)
+    ]
+    for order in ((0, 1, 2, 3), (3, 0, 2, 1), (2,)):
+        got = answers(handler, [inference(given[index], True) for index in order])
         for index, answer in zip(order, got, strict=True):
-            if is_graph:
-                scores, total = session.run(["scores", "total"], given[index])
+            if kind == "graph":
+                wanted = session.run(["scaled", "total"], given[index])
             else:
                 with torch.inference_mode():
-                    scores, total = module(*map(torch.from_numpy, given[index].values())).values()
-            np.testing.assert_allclose(columns(answer)["scores"], scores, rtol=1e-5, atol=1e-5)
-            np.testing.assert_array_equal(columns(answer)["total"], total)
+                    wanted = Scaled()(*map(torch.from_numpy, given[index].values())).values()
+            for array, expected in zip(columns(answer).values(), wanted, strict=True):
+                np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-5)
 
 
 class Halving(torch.nn.Module):
@@ -309,22 +276,16 @@ def test_program_of_another_type_is_answered_in_it(datatype: str, tmp_path: Path
     handler = scripted(tmp_path, Halving(), Said((tensor("x", datatype, -1, 2),), (tensor("output", datatype, -1, 2),)))
     array = np.array([[1, 3], [5, -2]])
     sent = to_bfloat16(array) if datatype == "BF16" else array.astype({"FP16": "f2", "FP64": "f8"}[datatype])
-    halves = (array / 2).tolist()
-    answer = ask(handler, *inference({"x": sent}, is_binary=True))
-    assert columns(answer)["output"].tolist() == halves
+    answer = ask(handler, *inference({"x": sent}, True))
+    assert columns(answer)["output"].tolist() == (array / 2).tolist()
     assert f'"datatype":"{datatype}"'.encode() in answer.body
-    assert ask(handler, instances(*array.tolist())).body["predictions"] == halves
-    # numpy's files have no BF16.
-    file = ask(handler, npy(from_bfloat16(sent) if datatype == "BF16" else sent))
-    assert file.status == (400 if datatype == "BF16" else 200)
+    assert ask(handler, instances(*array.tolist())).body["predictions"] == (array / 2).tolist()
 
 
 def test_whole_number_that_the_engine_would_cut_off_is_refused_and_its_like_is_not(tmp_path: Path) -> None:
     """OpenVINO computes INT64 in 32 bits: without the check, 2**40 + 3 doubled is 6."""
-    x, y = (helper.make_tensor_value_info(name, TensorProto.INT64, ("rows", 1)) for name in "xy")
-    added = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "doubled", [x], [y])
-    model = helper.make_model(added, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    handler = graph(tmp_path, model, Said((Tensor("x", "INT64", (-1, 1)),), (Tensor("y", "INT64", (-1, 1)),)))
+    doubled = one_node(tmp_path / "m.onnx", "Mul", TensorProto.INT64, ("rows", 1), constants={"two": np.array([2])})
+    handler = loaded(staged(doubled), {})
     wrong = ask(handler, *inference({"x": np.array([[2**40 + 3]])}))
     right = ask(handler, *inference({"x": np.array([[2**30 - 1]])}))
     row = ask(handler, instances({"x": [-(2**31) - 1]}, {"x": [-(2**30)]}))

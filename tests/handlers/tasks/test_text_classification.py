@@ -1,6 +1,5 @@
 """Text classification answers as transformers' pipeline does of each text alone."""
 
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -74,34 +73,6 @@ def test_answers_a_mixed_batch_equals_the_pipeline_text_by_text(
     ready = classifier(archives(name), **settings)
     for answer, expected in zip(serve(ready, list(TEXTS)), oracle(archives(name), **options), strict=True):
         assert_same(answer, expected)
-
-
-@pytest.mark.bf16
-@pytest.mark.parametrize("engine", ["openvino", "torch"])
-def test_answers_in_bf16_are_the_pipelines_where_they_are_decided(archives: Archives, engine: str) -> None:
-    ready = classifier(archives("softmax"), engine=engine, precision="bf16")
-    decided = 0
-    for answer, expected in zip(serve(ready, list(TEXTS)), oracle(archives("softmax"), top_k=None), strict=True):
-        if expected[0]["score"] - expected[1]["score"] > 0.2:
-            decided += 1
-            assert_same(answer, expected[:1], tolerance=0.1)
-    assert decided >= 6
-
-
-def test_answers_every_way_to_send_a_text_is_the_same(handler: TextClassificationHandler) -> None:
-    text = TEXTS[3]
-    rows: list[Any] = [
-        text,
-        text.encode(),
-        {"data": text.encode()},
-        json.dumps({"text": text}).encode(),
-        {"body": {"text": text}},
-        {"data": text.encode(), "top_k": b"1"},
-        {"body": {"instances": [text]}},
-    ]
-    *bodies, listed = [answer.body for answer in serve(handler, rows)]
-    assert listed == {"predictions": [bodies[0]]}
-    assert all(body == bodies[0] for body in bodies)
 
 
 @pytest.mark.parametrize(("top_k", "count"), [(None, 3), (1, 1), (2, 2), (99, 3)])

@@ -75,20 +75,6 @@ def test_answers_every_aggregation_of_a_mixed_batch_equals_the_pipeline_text_by_
     assert {"PER", "LOC", "MISC"} <= labels
 
 
-@pytest.mark.bf16
-@pytest.mark.parametrize("engine", ["openvino", "torch"])
-def test_answers_in_bf16_label_as_the_pipeline_does_where_it_is_sure(bert: Path, engine: str) -> None:
-    ready = tagger(bert, engine=engine, precision="bf16", aggregation="none", ignore_labels=[])
-    sure = 0
-    for text, answer in zip(TEXTS, serve(ready, list(TEXTS)), strict=True):
-        for got, wanted in zip(answer.body, oracle(bert, text, "none", ignore_labels=[]), strict=True):
-            if wanted["score"] > 0.7:
-                sure += 1
-                assert (got["entity"], got["start"], got["end"]) == (wanted["entity"], wanted["start"], wanted["end"])
-                assert got["score"] == pytest.approx(float(wanted["score"]), abs=0.1)
-    assert sure > 100
-
-
 def test_answers_places_are_characters_of_the_text_as_it_was_sent(handler: TokenClassificationHandler) -> None:
     text = "  👩‍👩‍👧 é e\u0301 Anna crossed the bridge."
     (answer,) = serve(handler, [{"body": {"text": text, "aggregation": "none"}}])

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from deploy import translation
-from deploy.models import model
-from deploy.sources import source
 from handlers.errors import InvalidConfig
 from handlers.tasks.translation import TranslationHandler
 from tests import tiny_seq2seq
@@ -129,10 +126,8 @@ def test_without_a_detector_nothing_is_identified(start: Starter) -> None:
     ("family", "settings", "message"),
     [
         ("marian", {"detector": DETECTOR}, "detector: this model's source language is fixed"),
-        ("m2m100", {"src_lang": "auto"}, "src_lang: auto needs a detector"),
         ("m2m100", {"detector": {"file": "lid.ftz"}}, "detector: the name of a file is needed, or package and file"),
         ("m2m100", {"detector": "lid.ftz"}, "m2m100: detector: no file m2m100/lid.ftz"),
-        ("m2m100", {"detector": {**DETECTOR, "package": "no_such"}}, "detector: no file resources/lid.176.ftz in a pa"),
         ("m2m100", {"detector": "model-config.yaml"}, "detector: this archive lacks detector.ftz and detector.bin"),
     ],
 )
@@ -162,17 +157,19 @@ def test_document_is_its_sentences_translated_and_joined_as_it_was(
 
 
 def test_documents_among_instances_keep_their_places(detecting: TranslationHandler) -> None:
-    instances = [{"text": FRENCH}, {"text": TEXT}, {"text": ""}, {"text": f"{FRENCH} Merci."}, {"text": ESPERANTO}]
+    instances = [
+        {"text": FRENCH},
+        {"text": TEXT},
+        {"text": ""},
+        {"text": f"{FRENCH} Ok. Hotel Taxi."},
+        {"text": ESPERANTO},
+    ]
     (answer,) = ask(detecting, {"instances": instances, "split": "sentences"})
     french, document, empty, two, esperanto = answer["predictions"]
     assert [french, document] == ask(detecting, {"text": FRENCH}, {"text": TEXT, "split": "sentences"})
     assert (empty["error"]["type"], esperanto["error"]["type"]) == ("EmptyInput", "UnknownLanguage")
+    # A document's language is that of all its sentences; alone, one could be of any.
     assert (two["src_lang"], two["translation_text"].startswith(french["translation_text"] + " ")) == ("fr", True)
-
-
-def test_language_of_a_document_is_that_of_all_its_sentences(detecting: TranslationHandler) -> None:
-    """Alone, one of them could be of any."""
-    assert ask(detecting, {"text": f"{FRENCH} Ok. Hotel Taxi.", "split": "sentences"})[0]["src_lang"] == "fr"
 
 
 LONG = "sea " * 300
@@ -270,22 +267,3 @@ def test_streamed_text_is_identified_and_not_split(detecting: TranslationHandler
         assert last["src_lang"] == "fr"
         assert "".join(data["text"] for _, data in pieces) == last["translation_text"]
     assert body(refused, 400)["message"].startswith("stream: what is translated sentence by sentence comes whole")
-
-
-def test_example_is_one_archive_for_languages_and_documents(tmp_path: Path) -> None:
-    """examples/translate-any as it stands, with a tiny model."""
-    entry = model("translate-any")
-    (tmp_path / "m2m100").mkdir()
-    (tmp_path / "archive").mkdir()
-    checkpoint = tiny_seq2seq.m2m100(tmp_path / "m2m100")
-    translation.stage(entry, source(entry, str(checkpoint)), "auto", tmp_path / "archive")
-    handler = started(
-        TranslationHandler(), tmp_path / "archive", {**entry.config()["handler"], "max_new_tokens": 8, "threads": 1}
-    )
-    (answer,) = serve(handler, encoded([json.loads((entry.folder / "texts.json").read_text())]))
-    french, korean, german, named = body(answer)["predictions"]
-    assert [each["src_lang"] for each in (french, korean, german)] == ["fr", "ko", "de"]
-    assert all(each["src_lang_score"] > 0.8 for each in (french, korean, german))
-    assert named.keys() == {"translation_text"}
-    title, blank, _, other, item = german["translation_text"].split("\n")
-    assert (title[:2], blank, other, item[:2]) == ("# ", "", "", "- ")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -31,16 +30,6 @@ def function(folder: Path, source: str, **settings: Any) -> TensorsHandler:
     (folder / "function").mkdir(parents=True)
     (folder / "function" / "infer.py").write_text("import numpy as np\n\n" + source, encoding="utf-8")
     return loaded(folder, settings)
-
-
-def graph(folder: Path, model: Any, said: Said, **settings: Any) -> TensorsHandler:
-    """A worker that serves an ONNX model's graph."""
-    folder.mkdir(parents=True, exist_ok=True)
-    source = folder / "source.onnx"
-    source.write_bytes(model.SerializeToString())
-    openvino.save_model(openvino.convert_model(source), folder / "model.xml", compress_to_fp16=False)
-    (folder / SIGNATURE).write_text(said.to_json())
-    return loaded(folder, {"engine": "openvino", **settings})
 
 
 def scripted(folder: Path, module: torch.nn.Module, said: Said, **settings: Any) -> TensorsHandler:

@@ -1,27 +1,11 @@
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from handlers.errors import TensorMismatch
-from handlers.protocol.responses import encode_padded
-from handlers.protocol.tensors import BF16, DTYPES, from_bfloat16, to_bfloat16
-from handlers.tensor_models.json_values import from_values, to_values
+from handlers.tensor_models.json_values import from_values
 from handlers.tensor_models.signature import Tensor
-from tests.handlers.tensor_models.models import DATATYPES, values
-
-
-@pytest.mark.parametrize("datatype", DATATYPES)
-@pytest.mark.parametrize(("shape", "at"), [((), 0), ((3,), 0), ((2, 3), 1), ((1, 2), 2)])
-def test_row_of_any_datatype_is_itself_after_a_way_through_json(datatype: str, shape: tuple[int, ...], at: int) -> None:
-    array = values(datatype, shape, 3)
-    tensor = Tensor("x", datatype, (*shape[:at], -1, *shape[at:]), at)
-    sent = to_bfloat16(array) if datatype == "BF16" else array
-    read = from_values(json.loads(encode_padded(to_values(sent))), tensor, is_row=True)
-    assert (read.dtype, read.shape) == (DTYPES[datatype], (*shape[:at], 1, *shape[at:]))
-    plain = from_bfloat16(read) if read.dtype == BF16 else read
-    assert plain.reshape(array.shape).tolist() == array.tolist()
 
 
 @pytest.mark.parametrize(

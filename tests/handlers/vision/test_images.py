@@ -1,4 +1,4 @@
-"""Images of every format and mode become what torchvision makes of them; what is none, too large or broken is refused."""
+"""Images of every format and mode become what torchvision makes of them; what is none, too large or broken does not."""
 
 import io
 import struct
