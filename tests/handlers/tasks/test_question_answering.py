@@ -1,6 +1,8 @@
 """Question answering finds the best answer there is, by its definition, in contexts of one window and of many."""
 
 import json
+import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from handlers.pipeline.micro_batches import Cost
-from handlers.protocol.requests import Payload
+from handlers.errors import InvalidConfig
 from handlers.tasks.question_answering import QuestionAnsweringHandler
 from handlers.text.answer_spans import TUNING
 from tests.handlers.open_inference import columns, inquiry
@@ -88,37 +89,6 @@ def test_answers_top_k_are_the_oracles_best_places_in_their_order(
             assert entry["answer"] == pair[1][entry["start"] : entry["end"]]
 
 
-def test_answers_tensors_are_columns_of_what_each_question_gets(handler: QuestionAnsweringHandler) -> None:
-    questions, contexts = [QUESTIONS[0], QUESTIONS[1], " "], [TEXTS[0], PAGE, TEXTS[0]]
-    one, two, empty, answer = serve(
-        handler,
-        [
-            asked(questions[0], contexts[0]),
-            asked(questions[1], contexts[1], top_k=2),
-            asked(questions[2], contexts[2]),
-            inquiry(question=questions, context=contexts, top_k=[1, 2, 1]),
-        ],
-    )
-    columned = columns(answer)
-    padding: dict[str, Any] = {"answer": "", "start": -1, "end": -1}
-    for name, nothing in padding.items():
-        assert columned[name] == [[one.body[name], nothing], [entry[name] for entry in two.body], [nothing, nothing]]
-    assert columned["score"][1] == pytest.approx([entry["score"] for entry in two.body], abs=1e-4)
-    assert [error and json.loads(error) for error in columned["error"]] == ["", "", empty.body]
-
-
-def test_answers_options_of_one_question_leave_the_others_and_the_forward_pass_alone(
-    handler: QuestionAnsweringHandler,
-) -> None:
-    question, context = QUESTIONS[0], TEXTS[0]
-    options: list[dict[str, Any]] = [{}, {"top_k": 3}, {"max_answer_tokens": 1}]
-    answers = serve(handler, [asked(question, context, **option) for option in options])
-    assert answers[1].body[0] == answers[0].body
-    assert len(answers[1].body) == 3
-    assert " " not in answers[2].body["answer"]
-    assert all(f'batch;desc="{len(options)}"' in answer.headers["Server-Timing"] for answer in answers)
-
-
 def test_answers_align_to_words_widens_a_part_of_a_word(handler: QuestionAnsweringHandler) -> None:
     context = "Gegenüberstellungen widerspruchsfreier Beobachtungen " * 3
     widened, exact = serve(
@@ -132,30 +102,8 @@ def test_answers_align_to_words_widens_a_part_of_a_word(handler: QuestionAnsweri
     assert not {entry["answer"] for entry in exact.body} <= set(context.split())
 
 
-def test_answers_never_end_before_they_start_and_are_places_of_the_whole_context(
-    handler: QuestionAnsweringHandler,
-) -> None:
-    latest = 0
-    for (_, context), answer in zip(
-        PAIRS, serve(handler, [asked(*pair, top_k=100, align_to_words=False) for pair in PAIRS]), strict=True
-    ):
-        for entry in answer.body:
-            assert 0 <= entry["start"] <= entry["end"] <= len(context)
-            assert entry["answer"] == context[entry["start"] : entry["end"]]
-            latest = max(latest, entry["start"])
-    assert latest > 600
-
-
-def test_cost_counts_every_window_and_micro_batches_keep_the_budget(
-    bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_micro_batches_keep_the_budget_of_windows(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = answerer(bert, max_tokens=8 * WINDOW)
-    short, long = ready.prepare(
-        [ready.decode(Payload({"question": QUESTIONS[0], "context": context})) for context in (TEXTS[1], PAGE)]
-    )
-    windows = len(long.windows)  # type: ignore[union-attr]
-    assert windows > 5
-    assert (ready.cost(short), ready.cost(long)) == (Cost(16), Cost(windows * WINDOW))  # type: ignore[arg-type]
     sizes: list[tuple[int, int]] = []
     run = ready.engine.run
 
@@ -164,22 +112,72 @@ def test_cost_counts_every_window_and_micro_batches_keep_the_budget(
         return run(inputs)
 
     monkeypatch.setattr(ready.engine, "run", counted)
-    answers = serve(ready, [asked(QUESTIONS[0], PAGE[:700]), *[asked(*pair) for pair in PAIRS[:8]]] * 2)
-    assert {answer.status for answer in answers} == {200}
-    assert max(rows * length for rows, length in sizes) <= 8 * WINDOW
-    assert len(sizes) < len(answers) / 2
+    rows = [asked(QUESTIONS[0], PAGE[:700]), *[asked(*pair) for pair in PAIRS[:8]]] * 2
+    assert {answer.status for answer in serve(ready, rows)} == {200}
+    assert max(windows * length for windows, length in sizes) <= 8 * WINDOW
+    assert max(windows for windows, _ in sizes) > 5
+    assert len(sizes) < len(rows) / 2
 
 
-def test_answers_instances_may_share_a_context_or_a_question(handler: QuestionAnsweringHandler) -> None:
-    questions = [{"question": question} for question in QUESTIONS[:2]]
-    rows = [
-        {"body": {"instances": questions, "context": PAGE, "top_k": 2}},
-        json.dumps({"instances": [{"context": TEXTS[0]}], "question": QUESTIONS[0]}).encode(),
-        *[asked(question, PAGE, top_k=2) for question in QUESTIONS[:2]],
-        asked(QUESTIONS[0], TEXTS[0]),
-    ]
-    answers = [answer.body for answer in serve(handler, rows)]
-    assert answers[:2] == [{"predictions": answers[2:4]}, {"predictions": answers[4:]}]
+# Rows with the status, type and message of their errors. What their clients sent, qzqz, is nobody else's to see.
+BAD: list[tuple[Any, int, str, str]] = [
+    (asked("Who? " * LIMIT, PAGE), 413, "TextTooLong", r"question: \d+ tokens; \d+ leave room for windows"),
+    (asked("Who?", PAGE * 9), 413, "TextTooLong", r"context: \d+ tokens, \d+ windows; max_windows is 32\."),
+    (asked("Who?", "x" * 50_001), 413, "TextTooLong", "context: 50001 characters; max_characters is 50000"),
+    (asked(" ", "qzqz"), 400, "EmptyInput", "question: empty"),
+    (asked("qzqz", "\u200b\u0001"), 400, "EmptyInput", "context: nothing that the tokenizer knows"),
+    (asked("qzqz", "a\0"), 400, "InvalidText", "context: has a null character at position 1"),
+    ({"body": {"question": "qzqz"}}, 400, "UnknownShape", "context: must be a string"),
+    ("qzqz", 400, "UnknownShape", '{"question": ..., "context": ...}'),
+    (asked("qzqz", "qzqz", text="qzqz"), 400, "UnknownOption", "Known options: top_k, max_answer_tokens"),
+    (asked("qzqz", "qzqz", top_k=101), 400, "UnknownOption", "top_k: .*100"),
+    (asked("qzqz", "qzqz", max_answer_tokens=129), 400, "UnknownOption", "max_answer_tokens: .*128"),
+]
+
+
+def test_questions_in_any_company_get_their_own_answers_and_errors(
+    handler: QuestionAnsweringHandler, caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = [serve(handler, [asked(*pair)])[0] for pair in PAIRS]
+    rows = [*(asked(*pair) for pair in PAIRS), *(row for row, *_ in BAD), asked("qzqz?", f"qzqz {PAGE}", top_k=9)]
+    order = list(range(len(rows)))
+    for seed in range(2):
+        random.Random(seed).shuffle(order)
+        answers = dict(zip(order, serve(handler, [rows[place] for place in order]), strict=True))
+        for place, wanted in enumerate(alone):
+            got = answers[place]
+            assert (got.status, got.body) == (
+                200,
+                {**wanted.body, "score": pytest.approx(wanted.body["score"], abs=1e-5)},
+            )
+        for place, (row, status, type_, words) in enumerate(BAD, len(PAIRS)):
+            assert (answers[place].status, answers[place].body["type"]) == (status, type_), row
+            assert re.search(words, answers[place].body["message"])
+        assert "qz" not in json.dumps([answers[place].body for place in range(len(PAIRS) + len(BAD))])
+    assert "qz" not in caplog.text
+
+
+def test_questions_in_every_form_get_the_same_answers(handler: QuestionAnsweringHandler) -> None:
+    one, two, empty = asked(QUESTIONS[0], PAGE), asked(QUESTIONS[1], PAGE, top_k=2), asked(" ", PAGE)
+    questions = [*QUESTIONS[:2], " "]
+    shared = [{"question": QUESTIONS[0]}, {"question": QUESTIONS[1], "top_k": 2}]
+    tensors = inquiry(question=questions, context=[PAGE] * 3, top_k=[1, 2, 1])
+    *alone, listed, columned = serve(
+        handler, [one, two, empty, {"body": {"instances": shared, "context": PAGE}}, tensors]
+    )
+    first, second, error = (answer.body for answer in alone)
+    assert listed.body == {"predictions": [first, second]}
+    arrays = columns(columned)
+    for name, nothing in {"answer": "", "start": -1, "end": -1}.items():
+        assert arrays[name] == [[first[name], nothing], [each[name] for each in second], [nothing, nothing]]
+    assert arrays["score"][1] == pytest.approx([each["score"] for each in second], abs=1e-4)
+    assert [each and json.loads(each) for each in arrays["error"]] == ["", "", error]
+
+
+@pytest.mark.parametrize("settings", [{"doc_stride": WINDOW}, {"max_length": LIMIT + 1}, {"max_windows": 0}])
+def test_initialize_wrong_settings_are_refused(bert: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig, match=next(iter(settings))):
+        answerer(bert, **settings)
 
 
 @pytest.mark.parametrize(
@@ -209,11 +207,6 @@ def test_answers_longer_than_an_answer_may_be_are_413_for_their_question_alone(
     assert (one.status, many.status, many.body["type"]) == (200, 413, "ResponseTooLarge")
 
 
-def test_answers_a_long_question_with_a_short_context_needs_no_windows(handler: QuestionAnsweringHandler) -> None:
-    (answer,) = serve(handler, [asked("the " * 80, "The river.")])
-    assert answer.status == 200
-
-
 def test_answers_truncation_takes_the_first_windows(bert: Path, oracle: Oracle) -> None:
     (answer,) = serve(answerer(bert, truncation=True, max_windows=2), [asked(QUESTIONS[0], PAGE)])
     encoded = oracle.tokenizer(
@@ -222,8 +215,3 @@ def test_answers_truncation_takes_the_first_windows(bert: Path, oracle: Oracle) 
     assert len(encoded.encodings) > 2
     end = int(np.max(encoded.encodings[1].offsets))
     assert_best(answer.body, PAGE, oracle.answers(QUESTIONS[0], PAGE[:end]), tolerance=1e-4)
-
-
-def test_initialize_without_a_window_takes_the_models_limit_up_to_384(bert: Path) -> None:
-    ready = answerer(bert, max_length=None, doc_stride=None)
-    assert (ready.max_length, ready.doc_stride) == (LIMIT, LIMIT // 2)
