@@ -22,8 +22,6 @@ SENTENCES = {
     "en": "The weather is nice today and we are going to the beach.",
     "fr": "Il fait beau aujourd'hui et nous allons à la plage.",
     "ko": "오늘은 날씨가 좋아서 해변에 갑니다.",
-    "ar": "الطقس جميل اليوم ونحن ذاهبون إلى الشاطئ.",
-    "he": "מזג האוויר נעים היום ואנחנו הולכים לים.",
     "ru": "Сегодня хорошая погода, и мы идём на пляж.",
 }
 
@@ -60,7 +58,6 @@ def test_batch_names_each_language_with_fasttexts_own_score(handler: LanguageIdH
 @pytest.mark.parametrize(
     ("options", "labels"),
     [
-        ({}, ["fr"]),
         ({"label_prefix": True}, ["__label__fr"]),
         ({"top_k": 500, "threshold": 0.9}, ["fr"]),
         ({"threshold": 1}, []),

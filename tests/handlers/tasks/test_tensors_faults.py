@@ -128,37 +128,20 @@ def test_program_that_gives_what_is_no_tensor_says_so(tmp_path: Path) -> None:
     assert error["message"] == "output_1: a int came back; an array is needed."
 
 
-@pytest.mark.parametrize(
-    "values", ["np.ma.masked_array(x)", "x.view(np.matrix).T", "np.array(x, '>f8')", "x[::-1][::-1]"]
-)
+@pytest.mark.parametrize("values", ["x.view(np.matrix).T", "np.array(x, '>f8')", "x[::-1][::-1]"])
 def test_arrays_of_any_kind_are_answered_as_plain_ones(values: str, tmp_path: Path) -> None:
     handler = function(tmp_path, f"def infer(x):\n    return {{'y': {values}}}\n")
     x = np.array([1.0, 2.0])
-    in_json, in_binary, row, file = answers(
-        handler, [inference({"x": x}), inference({"x": x}, True), (instances(1, 2), {}), (npy(x), ACCEPT_NPY)]
-    )
+    in_json, in_binary = answers(handler, [inference({"x": x}), inference({"x": x}, True)])
     assert columns(in_json)["y"].ravel().tolist() == columns(in_binary)["y"].ravel().tolist() == [1, 2]
-    assert np.array(row.body["predictions"]).ravel().tolist() == [1, 2]
-    assert np.load(io.BytesIO(file.body)).ravel().tolist() == [1, 2]
-
-
-def test_answer_over_max_response_bytes_is_refused_with_its_size(tmp_path: Path) -> None:
-    source = "def infer(n):\n    return {'y': np.ones((len(n), n.max()))}\n"
-    handler = function(tmp_path, source, max_response_bytes=1000)
-    n = np.array([900])
-    sent = [(as_json({"n": 900}), {}), (instances(900), {}), (inputs(n=[900]), {}), inference({"n": n})]
-    for answer in answers(handler, [*sent, (npy(n), ACCEPT_NPY), (npy(n), ACCEPT_NPZ)]):
-        assert answer.status == 413
-        assert "max_response_bytes is 1000" in str(answer.body)
-    assert ask(handler, as_json({"n": 9})).status == 200
+    assert np.load(io.BytesIO(ask(handler, npy(x), ACCEPT_NPY).body)).ravel().tolist() == [1, 2]
 
 
 def test_numbers_that_json_has_not_are_null_in_it_and_themselves_elsewhere(tmp_path: Path) -> None:
     handler = function(tmp_path, "def infer(x):\n    return {'y': np.full((1, 2), [-np.inf, np.nan])}\n")
+    row, rows, table = plainly(handler, as_json({"x": [0, 0]}), instances([0, 0]), inputs(x=[[0, 0]]))
+    wanted = [{"y": [None, None]}, {"predictions": [[None, None]]}, {"outputs": {"y": [[None, None]]}}]
+    assert [row.body, rows.body, table.body] == wanted
     x = np.zeros((1, 2))
-    row, rows, in_columns = plainly(handler, as_json({"x": [0, 0]}), instances([0, 0]), inputs(x=[[0, 0]]))
-    assert row.body == {"y": [None, None]}
-    assert rows.body == {"predictions": [[None, None]]}
-    assert in_columns.body == {"outputs": {"y": [[None, None]]}}
     assert ask(handler, *inference({"x": x})).body["outputs"][0]["data"] == [None, None]
     np.testing.assert_array_equal(columns(ask(handler, *inference({"x": x}, True)))["y"], [[-np.inf, np.nan]])

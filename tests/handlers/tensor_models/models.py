@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tritonclient.http import InferResult
 
-from handlers.protocol.tensors import DTYPES, datatype_of, from_bfloat16, to_binary, to_json
+from handlers.protocol.tensors import DTYPES, datatype_of, to_binary, to_json
 from handlers.tasks.tensors import TensorsHandler
 from handlers.tensor_models.files import NPY, NPZ
 from handlers.tensor_models.signature import SIGNATURE, Said, Tensor
@@ -162,41 +163,12 @@ def unzipped(answer: Answer) -> dict[str, NDArray[Any]]:
 
 
 def columns(answer: Answer) -> dict[str, NDArray[Any]]:
-    """The outputs of an Open Inference answer, JSON or binary."""
+    """The outputs of an Open Inference answer, JSON or binary, as Triton's own client reads them."""
     assert answer.status == 200, answer
     length = answer.headers.get("Inference-Header-Content-Length")
-    if length is None:
-        document, rest = answer.body, b""
-    else:
-        document, rest = json.loads(answer.body[: int(length)]), answer.body[int(length) :]
-    arrays = {}
-    for output in document["outputs"]:
-        dtype, shape = DTYPES[output["datatype"]], output["shape"]
-        if "data" in output:
-            is_narrow = dtype.kind == "V"
-            array = np.array(output["data"], np.float32 if is_narrow else dtype).reshape(shape)
-        else:
-            size = output["parameters"]["binary_data_size"]
-            array = read_binary(rest[:size], dtype, shape)
-            rest = rest[size:]
-        arrays[output["name"]] = array
-    assert not rest
-    return arrays
-
-
-def read_binary(data: bytes, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
-    """A binary tensor, read as the protocol says it is written."""
-    if dtype.kind != "O":
-        array = np.frombuffer(data, dtype).reshape(shape)
-        return from_bfloat16(array) if dtype.kind == "V" else array
-    elements, start = [], 0
-    while start < len(data):
-        length = int.from_bytes(data[start : start + 4], "little")
-        elements.append(data[start + 4 : start + 4 + length])
-        start += 4 + length
-    array = np.empty(len(elements), object)
-    array[:] = elements
-    return array.reshape(shape)
+    body = answer.body if length else json.dumps(answer.body).encode()
+    result = InferResult.from_response_body(body, header_length=int(length) if length else None)
+    return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
 
 
 def tensor(name: str, datatype: str | None, *shape: int) -> Tensor:

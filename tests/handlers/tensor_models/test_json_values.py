@@ -41,8 +41,8 @@ for _ in range(500):
     NESTED = [NESTED]
 
 
-@pytest.mark.parametrize("value", [None, {}, [None], [[1], [2, 3]], [1, "a"], NESTED, [[], [1]], [1, True, 2.5]])
-@pytest.mark.parametrize("datatype", [None, "INT64", "BYTES"])
+@pytest.mark.parametrize("value", [None, {}, [[1], [2, 3]], [1, "a"], NESTED, [[], [1]], [1, True, 2.5]])
+@pytest.mark.parametrize("datatype", [None, "INT64"])
 def test_value_that_is_no_tensor_is_refused(value: Any, datatype: str | None) -> None:
     with pytest.raises(TensorMismatch, match=r"x: .* is expected, nested as its shape is"):
         from_values(value, Tensor("x", datatype), is_row=False)

@@ -1,12 +1,10 @@
 """Texts become checked text and padded arrays; answers have a length that follows from them."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import transformers
 
-from handlers.errors import InvalidInput, ItemError
+from handlers.errors import ItemError
 from handlers.protocol.requests import Payload
 from handlers.text.answer_lengths import AnswerLengths, in_few_classes
 from handlers.text.inputs import Text, right_padded, rounded_length, text_of, tokenised
@@ -16,25 +14,6 @@ from handlers.text.inputs import Text, right_padded, rounded_length, text_of, to
 def test_text_in_any_utf8_comes_back_as_it_was_sent(text: str) -> None:
     for value in (text, bytearray(text.encode()), {"text": text}):
         assert text_of(Payload(value), 11) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "code", "type_", "message"),
-    [
-        ("", 400, "EmptyInput", "text: empty."),
-        (" \n\t\u3000", 400, "EmptyInput", "text: empty."),
-        (b"abc\xff", 400, "InvalidText", "text: not valid UTF-8 at byte 3."),
-        ("a\0b", 400, "InvalidText", "text: has a null character at position 1."),
-        ({"text": "a\ud800"}, 400, "InvalidText", "text: has a lone surrogate at position 1."),
-        ({"text": "x" * 101}, 413, "TextTooLong", "text: 101 characters; max_characters is 100."),
-        ({"text": 7}, 400, "UnknownShape", "text: must be a string."),
-        ({"text": ["a"]}, 400, "UnknownShape", "text: must be a string."),
-    ],
-)
-def test_text_that_is_none_has_its_own_error(value: Any, code: int, type_: str, message: str) -> None:
-    with pytest.raises(InvalidInput) as raised:
-        text_of(Payload(value), 100)
-    assert (raised.value.code, type(raised.value).__name__, str(raised.value)) == (code, type_, message)
 
 
 def test_tokenised_text_has_its_tokens_or_an_error_of_its_own() -> None:

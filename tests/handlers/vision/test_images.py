@@ -46,7 +46,6 @@ def test_image_and_its_pixels_equal_torchvision_transform(size: tuple[int, int])
     [
         (np.zeros((4, 4, 3), np.float32), 400, "UnknownShape"),
         (np.zeros((4, 4, 4), np.uint8), 400, "UnknownShape"),
-        (np.zeros((4, 4), np.uint8), 400, "UnknownShape"),
         (np.zeros((0, 4, 3), np.uint8), 400, "UnknownShape"),
         (np.zeros((10_001, 1000, 3), np.uint8), 413, "ImageTooLarge"),
     ],
@@ -92,7 +91,6 @@ def animated(image: Image.Image) -> bytes:
         pytest.param(encoded(chelsea(), "WEBP", lossless=True), 0.5, id="webp"),
         pytest.param(encoded(chelsea(), "BMP"), 0.5, id="bmp"),
         pytest.param(animated(chelsea()), 6.0, id="gif-first-frame"),
-        pytest.param(encoded(chelsea().quantize(256), "PNG"), 6.0, id="palette"),
         pytest.param(
             encoded(chelsea().quantize(255), "PNG", transparency=bytes([255] * 200 + [0] * 55)), 6.0, id="transparent"
         ),
@@ -138,12 +136,6 @@ def test_decode_orientation_of_any_format_stands_upright(body: bytes) -> None:
         assert np.abs(decode_image(body, geometry).astype(int) - torchvision_square(upright)).mean() < 2.0
 
 
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_decode_broken_exif_counts_as_none() -> None:
-    body = encoded(chelsea(), "JPEG", exif=b"Exif\x00\x00II*\x00garbage that is no directory")
-    assert decode_image(body, FULL).shape == (224, 224, 3)
-
-
 def header_of(width: int, height: int) -> bytes:
     """A BMP's header without any pixel: whoever decodes it finds nothing."""
     body = bytearray(encoded(Image.new("RGB", (1, 1)), "BMP"))
@@ -166,7 +158,6 @@ def run_length_encoded(width: int) -> bytes:
         (b"not an image", 415, "Not an image in one of the formats"),
         (encoded(Image.new("RGB", (9, 9)), "TIFF"), 415, "Not an image in one of the formats"),
         (photograph("rocket")[:20_000], 422, "truncated or broken"),
-        (photograph("chelsea")[:20_000], 422, "truncated or broken"),
         (photograph("chelsea")[:-20_000] + b"\0" * 20_000, 422, "truncated or broken"),
         (photograph("rocket")[:10], 422, "header is broken"),
         (header_of(20_000, 20_000), 413, "has 400000000 pixels; max_pixels is 10000000"),
