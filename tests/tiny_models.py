@@ -1,6 +1,7 @@
 """Complete checkpoints of a few kilobytes with seeded weights, for heads that no registry package carries trained."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,14 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
     return folder
 
 
-def staged(folder: Path, kind: str, task: str, **config: Any) -> Path:
-    """What the archive of such a checkpoint holds, for both engines: as archive.sh exports it."""
+def staged(folder: Path, kind: str, task: str, files: Mapping[str, Any] | None = None, **config: Any) -> Path:
+    """What the archive of such a checkpoint, with further files of JSON, holds for both engines: as archive.sh does."""
     entry = model(task.replace("_", "-"))
     origin = source(entry, str(checkpoint(folder / "checkpoint", kind, task, **config)))
+    for name, content in (files or {}).items():
+        path = folder / "checkpoint" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content))
     (folder / "archive").mkdir()
     stage(entry, origin, "auto", folder / "archive")
     return folder / "archive"

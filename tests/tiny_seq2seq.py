@@ -103,7 +103,7 @@ def seamless(folder: Path, *, is_v2: bool = False) -> Path:
 
 def t5(folder: Path) -> Path:
     """A T5 model, which knows no languages."""
-    tokenizer, size = _own_tokenizer()
+    tokenizer, size = own_tokenizer()
     config = transformers.T5Config(
         vocab_size=size,
         d_model=32,
@@ -119,7 +119,7 @@ def t5(folder: Path) -> Path:
 
 def bart(folder: Path, kind: str = "Bart") -> Path:
     """A model of BART's kin, whose answers have a first and a last token that is forced: Bart, MBart or Pegasus."""
-    tokenizer, size = _own_tokenizer()
+    tokenizer, size = own_tokenizer()
     tokenizer.bos_token = tokenizer.eos_token
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=size,
@@ -133,7 +133,7 @@ def bart(folder: Path, kind: str = "Bart") -> Path:
     return _save(getattr(transformers, f"{kind}ForConditionalGeneration"), config, tokenizer, folder, **forced)
 
 
-def _own_tokenizer() -> tuple[Any, int]:
+def own_tokenizer() -> tuple[Any, int]:
     """A tokenizer of no family, and how many tokens it has."""
     vocabulary, merges = _bpe(["<pad>", "</s>", "<unk>"])
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=UNKNOWN))

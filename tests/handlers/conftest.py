@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.exports import staged, trained_classifier
+from tests.exports import staged
 
 
 @pytest.fixture(autouse=True)
@@ -25,19 +25,6 @@ def staged_example(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     def make(name: str) -> Path:
         folder = tmp_path_factory.mktemp(name)
         staged(name, folder)
-        return folder
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def trained_network(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What the archive of a trained network of torchvision holds, by its architecture: made once, and not changed."""
-
-    @cache
-    def make(arch: str) -> Path:
-        folder = tmp_path_factory.mktemp(arch)
-        trained_classifier(arch, folder)
         return folder
 
     return make

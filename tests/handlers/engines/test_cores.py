@@ -9,61 +9,37 @@ import pytest
 from handlers.engines import available_threads
 from handlers.engines.cores import usable_cores
 
-MANY = 64
+ALLOWED = 64
+POD = {"kubepods/pod1/c1/cpu.max": "max 100000", "kubepods/pod1/cpu.max": "200000 100000"}
+VERSION_1 = {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}
 
 
 @pytest.mark.parametrize(
     ("own", "files", "cores"),
     [
         pytest.param("0::/", {"cpu.max": "400000 100000"}, 4, id="a container's limit"),
-        pytest.param("0::/", {"cpu.max": "max 100000"}, MANY, id="no limit"),
+        pytest.param("0::/", {"cpu.max": "max 100000"}, ALLOWED, id="no limit"),
         pytest.param("0::/", {"cpu.max": "350000 100000"}, 3, id="whole cores"),
         pytest.param("0::/", {"cpu.max": "50000 100000"}, 1, id="less than one"),
-        pytest.param("0::/", {}, MANY, id="nothing mounted"),
-        pytest.param(
-            "0::/kubepods/pod1/c1",
-            {"kubepods/pod1/c1/cpu.max": "max 100000", "kubepods/pod1/cpu.max": "200000 100000"},
-            2,
-            id="the pod's limit",
-        ),
+        pytest.param("0::/", {"cpu.max": "8000000 100000"}, ALLOWED, id="more than the process may run on"),
+        pytest.param("0::/", {}, ALLOWED, id="nothing mounted"),
+        pytest.param("0::/kubepods/pod1/c1", POD, 2, id="the pod's limit"),
         pytest.param("0::/kubepods/pod1/c1", {"cpu.max": "300000 100000"}, 3, id="the machine's path in a container"),
         pytest.param("0::/../../pod2", {"cpu.max": "300000 100000"}, 3, id="a path outside of the namespace"),
-        pytest.param(
-            "4:cpu,cpuacct:/docker/c1\n0::/",
-            {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"},
-            2,
-            id="version 1",
-        ),
-        pytest.param(
-            "4:cpu,cpuacct:/",
-            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
-            MANY,
-            id="version 1 without a limit",
-        ),
-        pytest.param("3:cpuset:/", {"cpu.max": "100000 100000"}, MANY, id="another controller"),
+        pytest.param("4:cpu,cpuacct:/docker/c1\n0::/", VERSION_1, 2, id="version 1"),
+        pytest.param("4:cpu:/", {**VERSION_1, "cpu/cpu.cfs_quota_us": "-1"}, ALLOWED, id="version 1 without a limit"),
+        pytest.param("3:cpuset:/", {"cpu.max": "100000 100000"}, ALLOWED, id="another controller"),
     ],
 )
 def test_usable_cores_under_a_limit_are_those_it_amounts_to(
     own: str, files: Mapping[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(MANY)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(ALLOWED)))
     root = tmp_path / "cgroup"
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{text}\n")
     (tmp_path / "own").write_text(f"{own}\n")
     assert usable_cores(root, tmp_path / "own") == cores
-
-
-def test_usable_cores_are_never_more_than_the_process_may_run_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {3, 5})
-    (tmp_path / "cpu.max").write_text("800000 100000\n")
-    (tmp_path / "own").write_text("0::/\n")
-    assert usable_cores(tmp_path, tmp_path / "own") == 2
-    assert usable_cores(tmp_path, tmp_path / "missing") == 2
-
-
-def test_a_setting_wins_over_what_is_counted() -> None:
+    assert usable_cores(root, tmp_path / "missing") == ALLOWED
     assert available_threads(7) == 7

@@ -1,120 +1,122 @@
 """A model of tensors behind every form of request: the model's own numbers, whoever shares a micro-batch with whom."""
 
 import io
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
+import torch
 from numpy.typing import NDArray
+from onnx import TensorProto
 
+from handlers.protocol.tensors import to_bfloat16
+from handlers.tensor_models.signature import Said
+from tests.handlers.serving import Answer
 from tests.handlers.tensor_models.models import (
     ACCEPT_NPY,
     ACCEPT_NPZ,
+    ADAPTIVE,
+    DATATYPES,
+    Body,
     answers,
     as_json,
+    ask,
     columns,
     function,
-    in_both_modes,
     inference,
     inputs,
     instances,
+    loaded,
     npy,
     npz,
     plainly,
+    scripted,
+    tensor,
     unzipped,
+    values,
 )
+from tests.tensor_files import SCRIPT_INPUTS, Scaled, one_node, scaled_onnx, script, staged
 
-# Two inputs, the second's rows along dimension 1; two outputs, the second's likewise. Its answers are plain sums.
-SUMS = """
-def infer(x, y):
-    calls.append(len(x))
-    return {"sum": x + y.T.astype(x.dtype), "both": np.stack([x.sum(1), y.sum(0).astype(x.dtype)])}
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
-calls = []
-"""
-SUMS_SETTINGS: dict[str, Any] = {
-    "inputs": {
-        "x": {"datatype": "FP32", "shape": [-1, 3]},
-        "y": {"datatype": "INT64", "shape": [3, -1], "batch_dim": 1},
-    },
-    "outputs": {"sum": {"datatype": "FP32"}, "both": {"batch_dim": 1}},
-    "max_batch_size": 8,
-}
 NOISE = np.random.default_rng(17)
 
+# Of `y`, rows lie along dimension 1, and the other one is free; so do those of `turned`.
+MIRROR = """
+def infer(x, y):
+    return {"turned": x.T, "y": y, "size": np.full(len(x), y.shape[0])}
+"""
 
-def summands(count: int) -> dict[str, NDArray[Any]]:
+
+def settings_of(datatype: str) -> dict[str, Any]:
+    of_y = {"datatype": datatype, "shape": [-1, -1], "batch_dim": 1}
     return {
-        "x": NOISE.normal(size=(count, 3)).astype(np.float32),
-        "y": NOISE.integers(-9, 9, (3, count)),
+        "inputs": {"x": {"datatype": datatype, "shape": [-1, 2]}, "y": of_y},
+        "outputs": {"turned": {"datatype": datatype, "batch_dim": 1}, "y": of_y, "size": {}},
     }
 
 
-def sums(x: NDArray[Any], y: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """The oracle of SUMS."""
-    return {"sum": x + y.T.astype(np.float32), "both": np.array([x.sum(1), y.sum(0)], np.float32)}
+def forms(datatype: str, x: NDArray[Any], y: NDArray[Any]) -> dict[str, tuple[Body, Body]]:
+    """The same rows in every form that can say them; the last has the first row only."""
+    rows = [{"x": a, "y": b} for a, b in zip(x.tolist(), y.T.tolist(), strict=True)]
+    sent = {"x": x, "y": y}
+    made = {
+        "instances": (instances(*rows), {}),
+        "columns": (inputs(x=x.tolist(), y=y.tolist()), {}),
+        "row": (as_json(rows[0]), {}),
+        "binary": inference({name: to_bfloat16(a) for name, a in sent.items()} if datatype == "BF16" else sent, True),
+    }
+    if datatype != "BF16":
+        files = {name: a.astype(str) if datatype == "BYTES" else a for name, a in sent.items()}
+        made |= {"json": inference(sent), "file": (npz(**files), ACCEPT_NPZ)}
+    return made
 
 
-def close(actual: Any, wanted: NDArray[Any]) -> None:
-    np.testing.assert_allclose(np.asarray(actual, wanted.dtype), wanted, rtol=1e-5, atol=1e-5)
+def check(answer: Answer, form: str, x: NDArray[Any], y: NDArray[Any]) -> None:
+    assert answer.status == 200, (form, answer)
+    count, length = len(x), len(y)
+    wanted = {"turned": x.T.tolist(), "y": y.tolist(), "size": [length] * count}
+    rows = [{"turned": a, "y": b, "size": length} for a, b in zip(x.tolist(), y.T.tolist(), strict=True)]
+    if form in ("binary", "json", "file"):
+        arrays = unzipped(answer) if form == "file" else columns(answer)
+        read = {
+            name: np.array([*map(text, array.ravel())], object).reshape(array.shape) for name, array in arrays.items()
+        }
+        assert {name: array.tolist() for name, array in read.items()} == wanted
+    else:
+        expected = {"instances": {"predictions": rows}, "columns": {"outputs": wanted}, "row": rows[0]}
+        assert answer.body == expected[form]
 
 
-@in_both_modes
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_every_form_of_request_gets_the_models_numbers(mode: dict[str, Any], count: int, tmp_path: Path) -> None:
-    handler = function(tmp_path, SUMS, **SUMS_SETTINGS, **mode)
-    given = summands(count)
-    wanted = sums(**given)
-    x, y = given["x"].tolist(), given["y"].tolist()
-    one_row = {"x": x[0], "y": given["y"][:, 0].tolist()}
-    rows, in_columns, in_json, in_binary, in_file, alone = answers(
-        handler,
-        [
-            (instances(*({"x": x[i], "y": given["y"][:, i].tolist()} for i in range(count))), {}),
-            (inputs(x=x, y=y), {}),
-            inference(given),
-            inference(given, is_binary=True),
-            (npz(**given), ACCEPT_NPZ),
-            (as_json(one_row), {}),
-        ],
-    )
-    assert {each.status for each in (rows, in_columns, in_json, in_binary, in_file, alone)} == {200}
-    for name, at in (("sum", 0), ("both", 1)):
-        by_row = np.moveaxis(wanted[name], at, 0)
-        close([row[name] for row in rows.body["predictions"]], by_row)
-        close(in_columns.body["outputs"][name], wanted[name])
-        close(columns(in_json)[name], wanted[name])
-        close(columns(in_binary)[name], wanted[name])
-        close(unzipped(in_file)[name], wanted[name])
-        close(alone.body[name], by_row[0])
+def text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
 
 
-IDENTITY = "def infer(x):\n    return {'y': x}\n"
+@pytest.mark.parametrize(
+    ("datatype", "mode"), [*((each, {}) for each in DATATYPES), ("FP32", ADAPTIVE), ("BYTES", ADAPTIVE)]
+)
+def test_clients_of_every_form_in_any_order_get_their_own_rows(
+    datatype: str, mode: dict[str, Any], tmp_path: Path
+) -> None:
+    handler = function(tmp_path, MIRROR, **settings_of(datatype), **mode)
+    sent = []
+    for number, (count, length) in enumerate(((1, 2), (3, 2), (5, 1))):
+        x, y = values(datatype, (count, 2), number), values(datatype, (length, count), 7 + number)
+        sent += [(form, request, x, y) for form, request in forms(datatype, x, y).items()]
+    for seed in range(2):
+        random.Random(seed).shuffle(sent)
+        got = answers(handler, [request for _, request, *_ in sent])
+        for answer, (form, _, x, y) in zip(got, sent, strict=True):
+            check(answer, form, *((x[:1], y[:, :1]) if form == "row" else (x, y)))
 
 
-@in_both_modes
-def test_rows_of_many_clients_come_back_to_each_in_any_order(mode: dict[str, Any], tmp_path: Path) -> None:
-    handler = function(tmp_path, SUMS, **SUMS_SETTINGS, **mode)
-    given = [summands(count) for count in (1, 3, 2, 8, 1, 5)]
-    for order in (range(6), (5, 3, 1, 0, 2, 4)):
-        got = answers(handler, [inference(given[index], is_binary=True) for index in order])
-        for index, answer in zip(order, got, strict=True):
-            for name, wanted in sums(**given[index]).items():
-                close(columns(answer)[name], wanted)
-
-
-@in_both_modes
-def test_function_without_configuration_takes_what_each_client_sends(mode: dict[str, Any], tmp_path: Path) -> None:
-    handler = function(tmp_path, "def infer(x):\n    return {'y': x, 'doubled': x + x}\n", **mode)
-    assert handler.metadata.outputs == []
-    for array in (
-        np.array([[1, 2]], np.int64),
-        np.array([[1.5]], np.float16),
-        np.array([[[2.5]], [[1]]]),
-        np.array([3], np.uint8),
-    ):
-        (answer,) = answers(handler, [inference({"x": array}, is_binary=True)])
+def test_function_without_configuration_takes_what_each_client_sends(tmp_path: Path) -> None:
+    handler = function(tmp_path, "def infer(x):\n    return {'y': x, 'doubled': x + x}\n")
+    for array in (np.array([[1, 2]], np.int64), np.array([[1.5]], np.float16), np.array([[[2.5]], [[1]]])):
+        (answer,) = answers(handler, [inference({"x": array}, True)])
         assert columns(answer)["doubled"].tolist() == (array + array).tolist()
         assert columns(answer)["y"].dtype == array.dtype
     # Together, too, whatever the others of the micro-batch are.
@@ -131,8 +133,6 @@ def test_function_without_configuration_takes_what_each_client_sends(mode: dict[
 
 
 WRITING = """
-seen = []
-
 def infer(x):
     assert x.flags.writeable and x.flags.c_contiguous
     given = x.copy()
@@ -141,23 +141,16 @@ def infer(x):
 """
 
 
-@in_both_modes
-def test_function_may_write_to_what_it_is_given(mode: dict[str, Any], tmp_path: Path) -> None:
-    handler = function(tmp_path, WRITING, inputs={"x": {"batch_dim": 1}}, outputs={"y": {"batch_dim": 1}}, **mode)
+def test_function_may_write_to_what_it_is_given(tmp_path: Path) -> None:
+    handler = function(tmp_path, WRITING, inputs={"x": {"batch_dim": 1}}, outputs={"y": {"batch_dim": 1}})
     for count in (1, 2):
         array = NOISE.normal(size=(3, count))
-        fortran = np.asfortranarray(array)
-        sent = [
-            inference({"x": array}, is_binary=True),
-            inference({"x": array}),
-            (npy(array), {}),
-            (npz(x=fortran), {}),
-        ]
-        for single in sent:  # alone in its micro-batch, then with others
-            (answer,) = answers(handler, [single])
-            assert answer.status == 200, answer
-        for answer in answers(handler, sent)[:2]:
-            assert columns(answer)["y"].tolist() == array.tolist()
+        alone = [inference({"x": array}, True)]
+        together = [*alone, inference({"x": array}), (npy(array), {}), (npz(x=np.asfortranarray(array)), {})]
+        for sent in (alone, together):
+            got = answers(handler, sent)
+            assert {answer.status for answer in got} == {200}
+            assert all(columns(answer)["y"].tolist() == array.tolist() for answer in got[:2])
 
 
 BUFFER = """
@@ -169,69 +162,135 @@ def infer(x):
 """
 
 
-@in_both_modes
-def test_function_that_gives_the_same_memory_each_time_mixes_nobodys_numbers(
-    mode: dict[str, Any], tmp_path: Path
-) -> None:
+class Remembering(torch.nn.Module):
+    """Gives a buffer of its own, which the next run overwrites, and its input."""
+
+    buffer: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("buffer", torch.zeros(2, 2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.buffer[: x.shape[0]] = x
+        return self.buffer[: x.shape[0]], x
+
+
+def test_model_that_gives_the_same_memory_each_time_mixes_nobodys_numbers(tmp_path: Path) -> None:
     # Micro-batches of two: the answers of the first are written when the second has run.
-    handler = function(tmp_path, BUFFER, max_batch_size=2, **mode)
-    rows = NOISE.normal(size=(9, 2))
-    for answer, row in zip(plainly(handler, *(npy(row[None]) for row in rows)), rows, strict=True):
-        assert answer.body == {"outputs": {"y": [row.tolist()], "same": [row.tolist()]}}
+    said = Said((tensor("x", "FP32", -1, 2),))
+    for handler in (
+        function(tmp_path / "function", BUFFER, max_batch_size=2),
+        scripted(tmp_path / "program", Remembering(), said, max_batch_size=2),
+    ):
+        given = NOISE.normal(size=(9, 1, 2)).astype(np.float32)
+        got = answers(handler, [inference({"x": x}, True) for x in given])
+        for answer, row in zip(got, given, strict=True):
+            assert [array.tolist() for array in columns(answer).values()] == [row.tolist()] * 2
 
 
 @pytest.mark.parametrize(
     ("accept", "dtype", "wanted"),
-    [
-        (ACCEPT_NPY, np.int16, np.int16),
-        (ACCEPT_NPZ, np.float16, np.float16),
-        (ACCEPT_NPY, ">f8", np.float64),
-        (ACCEPT_NPY, "?", np.bool_),
-        (ACCEPT_NPY, "S3", "S1"),
-    ],
+    [(ACCEPT_NPY, np.int16, np.int16), (ACCEPT_NPZ, np.float16, np.float16), (ACCEPT_NPY, ">f8", "<f8")],
 )
 def test_files_are_answered_with_files(accept: dict[str, Any], dtype: Any, wanted: Any, tmp_path: Path) -> None:
-    handler = function(tmp_path, IDENTITY)
+    handler = function(tmp_path, "def infer(x):\n    return {'y': x}\n")
     array = np.array([[1, 0], [3, 4], [5, 6]]).astype(dtype)
-    (answer,) = answers(handler, [(npy(array), accept)])
+    answer = ask(handler, npy(array), accept)
     assert answer.status == 200, answer
     read = np.load(io.BytesIO(answer.body))
     read = read if isinstance(read, np.ndarray) else read["y"]
-    assert read.tolist() == array.tolist()
-    assert read.dtype == np.dtype(wanted)
+    assert (read.tolist(), read.dtype) == (array.tolist(), np.dtype(wanted))
+
+
+LENGTHS = "def infer(x):\n    return {'y': x, 'rows': np.full(len(x), len(x))}\n"
 
 
 def test_rows_over_max_batch_size_are_refused_or_split(tmp_path: Path) -> None:
     rows = {"x": np.arange(5.0)}
-    kinds = [
-        inference(rows),
-        inference(rows, is_binary=True),
-        (instances(*range(5)), {}),
-        (inputs(x=[0, 1, 2, 3, 4]), {}),
-    ]
+    kinds = [inference(rows), inference(rows, True), (instances(*range(5)), {}), (npy(rows["x"]), {})]
     strict = function(tmp_path / "strict", LENGTHS, max_batch_size=2)
-    message = "The request has 5 rows; batch-size must be <= 2 for 'model'."
-    for answer in answers(strict, [*kinds, (npy(rows["x"]), {}), (npz(**rows), {})]):
+    for answer in answers(strict, kinds):
         assert answer.status == 400
-        assert answer.body.get("message") or answer.body["error"] == message
-        assert message in str(answer.body)
+        assert "The request has 5 rows; batch-size must be <= 2 for 'model'." in str(answer.body)
     split = function(tmp_path / "split", LENGTHS, max_batch_size=2, split_requests=True, max_instances=5)
     for answer in answers(split, kinds)[:2]:
         got = columns(answer)
         assert got["y"].tolist() == rows["x"].tolist()
         assert set(got["rows"].tolist()) <= {1, 2}
     assert (split.metadata.max_instances, strict.metadata.max_instances) == (5, 2)
-    (over,) = plainly(split, instances(*range(6)))
+    over = ask(split, instances(*range(6)))
     assert (over.status, over.body["message"]) == (400, "The request has 6 rows; batch-size must be <= 5 for 'model'.")
 
 
-@in_both_modes
+@pytest.mark.parametrize("mode", [{}, {"scheduling": {"mode": "adaptive", "max_batch_items": 16}}])
 def test_micro_batches_hold_no_more_rows_than_the_model_takes(mode: dict[str, Any], tmp_path: Path) -> None:
-    if mode:
-        mode = {"scheduling": {"mode": "adaptive", "max_batch_items": 16}}
     handler = function(tmp_path, LENGTHS, max_batch_size=2, **mode)
     got = plainly(handler, *(instances(number, number) for number in range(8)))
     assert {row["rows"] for answer in got for row in answer.body["predictions"]} <= {1, 2}
 
 
-LENGTHS = "def infer(x):\n    return {'y': x, 'rows': np.full(len(x), len(x))}\n"
+# -- engines -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["graph", "program", pytest.param("on a gpu", marks=pytest.mark.gpu)])
+def test_graph_and_program_give_the_numbers_of_their_formats_own_runtime(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "on a gpu":
+        monkeypatch.setattr("handlers.base._device", lambda _: torch.device("cuda", 0))
+    if kind == "graph":
+        path = scaled_onnx(tmp_path / "model.onnx")
+        session = onnxruntime.InferenceSession(path)
+        handler = loaded(staged(path), {})
+    else:
+        settings: dict[str, Any] = {"inputs": SCRIPT_INPUTS}
+        handler = loaded(staged(script(tmp_path / "model.pt", Scaled()), settings), {**settings, "engine": "torch"})
+    device = {"graph": "openvino cpu", "program": "torch cpu", "on a gpu": "torch cuda:0"}[kind]
+    assert handler.engine.description == f"{device} fp32"
+    given = [
+        {"x": NOISE.random((count, 4), np.float32), "scale": NOISE.random((count, 1), np.float32)}
+        for count in (1, 3, 2, 5)
+    ]
+    for order in ((0, 1, 2, 3), (3, 0, 2, 1), (2,)):
+        got = answers(handler, [inference(given[index], True) for index in order])
+        for index, answer in zip(order, got, strict=True):
+            if kind == "graph":
+                wanted = session.run(["scaled", "total"], given[index])
+            else:
+                with torch.inference_mode():
+                    wanted = Scaled()(*map(torch.from_numpy, given[index].values())).values()
+            for array, expected in zip(columns(answer).values(), wanted, strict=True):
+                np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-5)
+
+
+class Halving(torch.nn.Module):
+    """One tensor of a narrow type."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+
+@pytest.mark.parametrize("datatype", ["BF16", "FP16", "FP64"])
+def test_program_of_another_type_is_answered_in_it(datatype: str, tmp_path: Path) -> None:
+    handler = scripted(tmp_path, Halving(), Said((tensor("x", datatype, -1, 2),), (tensor("output", datatype, -1, 2),)))
+    array = np.array([[1, 3], [5, -2]])
+    sent = to_bfloat16(array) if datatype == "BF16" else array.astype({"FP16": "f2", "FP64": "f8"}[datatype])
+    answer = ask(handler, *inference({"x": sent}, True))
+    assert columns(answer)["output"].tolist() == (array / 2).tolist()
+    assert f'"datatype":"{datatype}"'.encode() in answer.body
+    assert ask(handler, instances(*array.tolist())).body["predictions"] == (array / 2).tolist()
+
+
+def test_whole_number_that_the_engine_would_cut_off_is_refused_and_its_like_is_not(tmp_path: Path) -> None:
+    """OpenVINO computes INT64 in 32 bits: without the check, 2**40 + 3 doubled is 6."""
+    doubled = one_node(tmp_path / "m.onnx", "Mul", TensorProto.INT64, ("rows", 1), constants={"two": np.array([2])})
+    handler = loaded(staged(doubled), {})
+    wrong = ask(handler, *inference({"x": np.array([[2**40 + 3]])}))
+    right = ask(handler, *inference({"x": np.array([[2**30 - 1]])}))
+    row = ask(handler, instances({"x": [-(2**31) - 1]}, {"x": [-(2**30)]}))
+    message = "x: there is a number beyond INT32, which the engine computes in."
+    assert (wrong.status, wrong.body["error"]) == (400, message)
+    assert right.body["outputs"][0]["data"] == [2**31 - 2]
+    assert row.body["predictions"][0]["error"]["message"] == message
+    assert row.body["predictions"][1] == [-(2**31)]

@@ -1,5 +1,7 @@
+"""Tokenization answers with the tokenizer's own ids, padded and cut as each item's options say."""
+
 import json
-import shutil
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,10 +12,9 @@ import pytest
 import transformers
 
 from deploy.models import model
-from deploy.sources import Source, source
+from deploy.sources import source
 from deploy.tokenization import stage
 from handlers.archive_files import CHECKPOINT
-from handlers.errors import InvalidConfig
 from handlers.protocol.requests import Payload
 from handlers.tasks.tokenization import TokenizationHandler
 from tests import tiny_models
@@ -21,13 +22,7 @@ from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import serve, started
 
 ENTRY = model("tokenizer")
-TEXTS = [
-    "A short one.",
-    "슈퍼 엔저 장기화에 일본 여행 수요가 늘고 있다.",
-    "x",
-    "What a goal! " * 9,
-    "👩‍👩‍👧 goes to the beach 🏖️",
-]
+TEXTS = ["A short one.", "슈퍼 엔저 장기화에 일본 여행 수요가 늘고 있다.", "x", "What a goal! " * 9, "👩‍👩‍👧 goes 🏖️"]
 LONG = "The central bank kept its interest rate. " * 60
 
 
@@ -56,17 +51,13 @@ def listed(encodings: Any) -> dict[str, Any]:
     return {name: np.asarray(encodings[name]).tolist() for name in ("input_ids", "attention_mask")}
 
 
-def test_tokenization_batch_gives_each_text_the_tokenizers_own_ids(handler: TokenizationHandler, oracle: Any) -> None:
-    answers = serve(handler, [text.encode() for text in TEXTS])
-    assert [answer.body for answer in answers] == [listed(oracle(text)) for text in TEXTS]
-    (together,) = serve(handler, [json.dumps({"instances": TEXTS}).encode()])
-    assert together.body["predictions"] == [answer.body for answer in answers]
-
-
-def test_tokenization_tensors_are_padded_to_the_longest_of_their_request(
+def test_texts_get_the_tokenizers_own_ids_and_tensors_are_padded_to_their_longest(
     handler: TokenizationHandler, oracle: Any
 ) -> None:
-    alone, together = serve(handler, [inquiry(text=TEXTS[:1]), inquiry(text=TEXTS)])
+    rows = [*(text.encode() for text in TEXTS), json.dumps({"instances": TEXTS}).encode()]
+    *each, instances, alone, together = serve(handler, [*rows, inquiry(text=TEXTS[:1]), inquiry(text=TEXTS)])
+    assert [answer.body for answer in each] == [listed(oracle(text)) for text in TEXTS]
+    assert instances.body["predictions"] == [answer.body for answer in each]
     for answer, texts in ((alone, TEXTS[:1]), (together, TEXTS)):
         assert columns(answer) == listed(oracle(texts, padding=True))
         assert [output["datatype"] for output in answer.body["outputs"]] == ["INT64", "INT64"]
@@ -75,19 +66,12 @@ def test_tokenization_tensors_are_padded_to_the_longest_of_their_request(
 @pytest.mark.parametrize(
     ("settings", "options", "expected"),
     [
-        ({"padding": "max_length"}, {}, {"padding": "max_length", "max_length": 256}),
         ({"padding": "max_length", "max_length": 64}, {}, {"padding": "max_length", "max_length": 64}),
-        ({}, {"padding": "max_length"}, {"padding": "max_length", "max_length": 256}),
-        (
-            {"truncation": True},
-            {"padding": "max_length", "max_length": 8},
-            {"padding": "max_length", "max_length": 8, "truncation": True},
-        ),
-        ({}, {"truncation": True, "max_length": 5}, {"padding": True, "max_length": 5, "truncation": True}),
+        ({"truncation": True}, {"max_length": 8}, {"padding": True, "max_length": 8, "truncation": True}),
         ({"padding": "max_length"}, {"padding": "longest"}, {"padding": True}),
     ],
 )
-def test_tokenization_pads_and_cuts_as_its_settings_and_options_say(
+def test_tensors_are_padded_and_cut_as_settings_and_options_say(
     staged: Path, oracle: Any, settings: dict[str, Any], options: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     row = inquiry(text=TEXTS)
@@ -96,85 +80,65 @@ def test_tokenization_pads_and_cuts_as_its_settings_and_options_say(
     assert columns(answer) == listed(oracle(TEXTS, **expected))
 
 
-def test_tokenization_options_are_each_items_own(handler: TokenizationHandler, oracle: Any) -> None:
-    instances: list[Any] = [
-        {"text": TEXTS[1], "max_length": 4, "truncation": True},
-        TEXTS[1],
-        {"text": TEXTS[0], "padding": "max_length", "max_length": 12},
-        {"text": TEXTS[1], "max_length": 6, "truncation": True},
+def test_options_are_each_items_own(handler: TokenizationHandler, oracle: Any) -> None:
+    options: list[dict[str, Any]] = [
+        {"max_length": 4, "truncation": True},
+        {},
+        {"padding": "max_length", "max_length": 60},
+        {"max_length": 6, "truncation": True},
     ]
-    (answer,) = serve(handler, [json.dumps({"instances": instances}).encode()])
-    assert answer.body["predictions"] == [
-        listed(oracle(TEXTS[1], max_length=4, truncation=True)),
-        listed(oracle(TEXTS[1])),
-        listed(oracle(TEXTS[0], max_length=12, padding="max_length")),
-        listed(oracle(TEXTS[1], max_length=6, truncation=True)),
-    ]
+    (answer,) = serve(handler, [json.dumps({"instances": [{"text": TEXTS[1], **each} for each in options]}).encode()])
+    assert answer.body["predictions"] == [listed(oracle(TEXTS[1], **each)) for each in options]
 
 
-def test_tokenization_bad_items_fail_alone_and_have_rows_of_nothing(handler: TokenizationHandler) -> None:
+def test_bad_items_fail_alone_and_have_rows_of_nothing(handler: TokenizationHandler) -> None:
+    too_long, wrong = {"text": "canary", "max_length": 257}, {"text": "canary", "padding": True}
     rows = [
         TEXTS[0].encode(),
         b"canary \xff",
         LONG.encode(),
-        json.dumps({"text": "canary", "max_length": 257}).encode(),
-        json.dumps({"text": "canary", "padding": True}).encode(),
+        *(json.dumps(each).encode() for each in (too_long, wrong)),
     ]
     answers = serve(handler, rows)
     assert [answer.status for answer in answers] == [200, 400, 413, 400, 400]
     assert answers[2].body["message"] == "text: 482 tokens; max_length is 256."
     assert answers[3].body["message"] == "max_length: 257; at most 256."
-    assert "canary" not in json.dumps([answer.body for answer in answers])
     (mixed,) = serve(handler, [inquiry(text=["x", " "])])
     assert columns(mixed)["input_ids"] == [[101, 1060, 102], [-1, -1, -1]]
     assert json.loads(columns(mixed)["error"][1])["type"] == "EmptyInput"
 
 
-def test_tokenization_request_padded_beyond_its_budget_is_refused(staged: Path) -> None:
-    handler = tokenizer(staged, max_request_tokens=700)
-    row = inquiry(text=["a", "b", "c"])
-    assert serve(handler, [row])[0].status == 200
-    row["body"]["parameters"] = {"padding": "max_length"}
-    (answer,) = serve(handler, [row])
-    assert answer.status == 413
-
-
-def test_tokenization_threads_with_options_of_their_own_do_not_cut_each_others_texts(
-    handler: TokenizationHandler, oracle: Any
+def test_threads_with_options_of_their_own_use_the_tokenizer_one_after_the_other(
+    handler: TokenizationHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def client(length: int) -> None:
-        for _ in range(40):
-            item = handler.decode(Payload(LONG, {"truncation": True, "max_length": length}))
-            (outcome,) = handler.prepare([item])
-            assert list(outcome.ids) == expected[length]  # type: ignore[union-attr]
+    """The length that it cuts to is its state."""
+    own, inside, most = handler.tokenizer, 0, 0
+    waits = threading.Event()
 
-    expected = {length: oracle(LONG, truncation=True, max_length=length)["input_ids"] for length in (8, 100, 200, 256)}
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        waits.wait(0.02)
+        inside -= 1
+        return own(*arguments, **named)
+
+    monkeypatch.setattr(handler, "tokenizer", counted)
+    items = [handler.decode(Payload(LONG, {"truncation": True, "max_length": length})) for length in (8, 100, 200, 256)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(client, expected))
+        prepared = list(pool.map(lambda item: handler.prepare([item])[0], items))
+    assert [len(item.ids) for item in prepared] == [8, 100, 200, 256]  # type: ignore[union-attr]
+    assert most == 1
 
 
-def test_tokenization_pads_with_the_tokenizers_own_token(tmp_path: Path) -> None:
+def test_pads_with_the_tokenizers_own_token_and_needs_no_weights(tmp_path: Path) -> None:
     """RoBERTa's is not 0."""
     checkpoint = tiny_models.checkpoint(tmp_path / "checkpoint", "roberta", "sentence_embedding")
     (tmp_path / "archive").mkdir()
     stage(ENTRY, source(ENTRY, str(checkpoint)), "auto", tmp_path / "archive")
+    assert not list((tmp_path / "archive").rglob("*.safetensors"))
     texts = ["x", "Anna Berg kept the inn."]
     (answer,) = serve(tokenizer(tmp_path / "archive"), [inquiry(text=texts)])
     oracle = transformers.AutoTokenizer.from_pretrained(checkpoint)
     assert oracle.pad_token_id != 0
     assert columns(answer) == listed(oracle(texts, padding=True))
-
-
-def test_load_max_length_beyond_the_tokenizers_own_is_refused(staged: Path) -> None:
-    with pytest.raises(InvalidConfig, match="max_length: 300 is more than the model's own 256"):
-        tokenizer(staged, max_length=300)
-
-
-def test_stage_takes_no_weights_and_needs_none(staged: Path, tmp_path: Path) -> None:
-    assert not list(staged.rglob("*.safetensors"))
-    assert not list(staged.rglob("model.*"))
-    bare = tmp_path / "bare"
-    shutil.copytree(staged / CHECKPOINT, bare)
-    (tmp_path / "out").mkdir()
-    stage(ENTRY, Source("folder", str(bare), ""), "openvino", tmp_path / "out")
-    assert (tmp_path / "out" / CHECKPOINT / "tokenizer.json").is_file()

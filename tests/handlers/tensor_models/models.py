@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino
 import pytest
 import torch
 from numpy.typing import NDArray
+from tritonclient.http import InferResult
 
-from handlers.protocol.tensors import DTYPES, datatype_of, from_bfloat16, to_binary, to_json
+from handlers.protocol.tensors import DTYPES, datatype_of, to_binary, to_json
 from handlers.tasks.tensors import TensorsHandler
 from handlers.tensor_models.files import NPY, NPZ
 from handlers.tensor_models.signature import SIGNATURE, Said, Tensor
@@ -31,24 +31,6 @@ def function(folder: Path, source: str, **settings: Any) -> TensorsHandler:
     (folder / "function").mkdir(parents=True)
     (folder / "function" / "infer.py").write_text("import numpy as np\n\n" + source, encoding="utf-8")
     return loaded(folder, settings)
-
-
-def graph(folder: Path, model: Any, said: Said, **settings: Any) -> TensorsHandler:
-    """A worker that serves an ONNX model's graph."""
-    folder.mkdir(parents=True, exist_ok=True)
-    source = folder / "source.onnx"
-    source.write_bytes(model.SerializeToString())
-    openvino.save_model(openvino.convert_model(source), folder / "model.xml", compress_to_fp16=False)
-    (folder / SIGNATURE).write_text(said.to_json())
-    return loaded(folder, {"engine": "openvino", **settings})
-
-
-def exported(folder: Path, program: torch.export.ExportedProgram, said: Said, **settings: Any) -> TensorsHandler:
-    """A worker that runs a program of torch.export."""
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.export.save(program, folder / "model.pt2")
-    (folder / SIGNATURE).write_text(said.to_json())
-    return loaded(folder, {"engine": "torch", **settings})
 
 
 def scripted(folder: Path, module: torch.nn.Module, said: Said, **settings: Any) -> TensorsHandler:
@@ -79,6 +61,22 @@ in_both_modes = pytest.mark.parametrize("mode", [pytest.param({}, id="classic"),
 
 # -- what clients send ---------------------------------------------------------------------------------------------
 
+DATATYPES = sorted(DTYPES)
+
+
+def values(datatype: str, shape: tuple[int, ...], seed: int) -> NDArray[Any]:
+    """Anything that a datatype has and that all forms of requests can carry; numbers of BF16 as float32."""
+    noise, dtype = np.random.default_rng(seed), DTYPES[datatype]
+    if dtype.kind == "O":
+        return np.asarray(noise.choice(["", "a", "é", "漢字", '"\\', "x" * 20], shape), object)
+    if dtype.kind == "b":
+        return np.asarray(noise.integers(0, 2, shape), bool)
+    if dtype.kind in "iu":
+        bounds: Any = np.iinfo(dtype.char)
+        return np.asarray(noise.integers(bounds.min, bounds.max, shape, dtype.type, endpoint=True))
+    # Quarters are exact in every type, and in JSON.
+    return np.asarray(noise.integers(-64, 64, shape) / 4, np.float32 if dtype.kind == "V" else dtype)
+
 
 def as_json(document: Any) -> Body:
     """A row of JSON; its first character tells."""
@@ -93,7 +91,7 @@ def inputs(**values: Any) -> Body:
     return as_json({"inputs": values})
 
 
-def inference(arrays: Mapping[str, NDArray[Any]], *, is_binary: bool = False, **document: Any) -> tuple[Body, Body]:
+def inference(arrays: Mapping[str, NDArray[Any]], is_binary: bool = False, **document: Any) -> tuple[Body, Body]:
     """A row and headers of the Open Inference Protocol."""
     tensors, parts = [], []
     for name, array in arrays.items():
@@ -165,41 +163,12 @@ def unzipped(answer: Answer) -> dict[str, NDArray[Any]]:
 
 
 def columns(answer: Answer) -> dict[str, NDArray[Any]]:
-    """The outputs of an Open Inference answer, JSON or binary."""
+    """The outputs of an Open Inference answer, JSON or binary, as Triton's own client reads them."""
     assert answer.status == 200, answer
     length = answer.headers.get("Inference-Header-Content-Length")
-    if length is None:
-        document, rest = answer.body, b""
-    else:
-        document, rest = json.loads(answer.body[: int(length)]), answer.body[int(length) :]
-    arrays = {}
-    for output in document["outputs"]:
-        dtype, shape = DTYPES[output["datatype"]], output["shape"]
-        if "data" in output:
-            is_narrow = dtype.kind == "V"
-            array = np.array(output["data"], np.float32 if is_narrow else dtype).reshape(shape)
-        else:
-            size = output["parameters"]["binary_data_size"]
-            array = read_binary(rest[:size], dtype, shape)
-            rest = rest[size:]
-        arrays[output["name"]] = array
-    assert not rest
-    return arrays
-
-
-def read_binary(data: bytes, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
-    """A binary tensor, read as the protocol says it is written."""
-    if dtype.kind != "O":
-        array = np.frombuffer(data, dtype).reshape(shape)
-        return from_bfloat16(array) if dtype.kind == "V" else array
-    elements, start = [], 0
-    while start < len(data):
-        length = int.from_bytes(data[start : start + 4], "little")
-        elements.append(data[start + 4 : start + 4 + length])
-        start += 4 + length
-    array = np.empty(len(elements), object)
-    array[:] = elements
-    return array.reshape(shape)
+    body = answer.body if length else json.dumps(answer.body).encode()
+    result = InferResult.from_response_body(body, header_length=int(length) if length else None)
+    return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
 
 
 def tensor(name: str, datatype: str | None, *shape: int) -> Tensor:

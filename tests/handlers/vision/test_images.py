@@ -1,12 +1,14 @@
+"""Images of every format and mode become what torchvision makes of them; what is none, too large or broken does not."""
+
 import io
 import struct
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torchvision.transforms import functional
@@ -31,27 +33,19 @@ def chelsea() -> Image.Image:
 
 
 @pytest.mark.parametrize("size", [(451, 300), (300, 451), (232, 232), (100, 90), (1201, 333), (17, 900)])
-def test_decode_full_equals_torchvision_transform(size: tuple[int, int]) -> None:
+def test_image_and_its_pixels_equal_torchvision_transform(size: tuple[int, int]) -> None:
     image = chelsea().resize(size)
-    difference = np.abs(decode_image(encoded(image, "PNG"), FULL).astype(int) - torchvision_square(image))
+    decoded = decode_image(encoded(image, "PNG"), FULL)
     # One resampling instead of resize then crop: at most the rounding of a grey level.
-    assert difference.max() <= 1
-
-
-@pytest.mark.parametrize("size", [(451, 300), (300, 451), (232, 232), (1, 1), (17, 900)])
-def test_cut_square_of_pixels_is_what_their_png_decodes_to(size: tuple[int, int]) -> None:
-    image = chelsea().resize(size)
-    np.testing.assert_array_equal(cut_square(np.asarray(image), FULL), decode_image(encoded(image, "PNG"), FULL))
+    assert np.abs(decoded.astype(int) - torchvision_square(image)).max() <= 1
+    np.testing.assert_array_equal(cut_square(np.asarray(image), FULL), decoded)
 
 
 @pytest.mark.parametrize(
     ("pixels", "code", "type_"),
     [
         (np.zeros((4, 4, 3), np.float32), 400, "UnknownShape"),
-        (np.zeros((4, 4, 3), np.int8), 400, "UnknownShape"),
         (np.zeros((4, 4, 4), np.uint8), 400, "UnknownShape"),
-        (np.zeros((3, 4, 4), np.uint8), 400, "UnknownShape"),
-        (np.zeros((4, 4), np.uint8), 400, "UnknownShape"),
         (np.zeros((0, 4, 3), np.uint8), 400, "UnknownShape"),
         (np.zeros((10_001, 1000, 3), np.uint8), 413, "ImageTooLarge"),
     ],
@@ -63,14 +57,13 @@ def test_cut_square_of_other_arrays_is_refused(pixels: NDArray[np.generic], code
 
 
 def test_decode_scaled_large_jpegs_stay_close_to_full() -> None:
-    for body in crops(8, seed=3, sides=(1000, 3000)):
+    for body in crops(3, seed=3, sides=(1000, 3000)):
         full, scaled = decode_image(body, FULL).astype(int), decode_image(body, SCALED).astype(int)
-        assert np.abs(full - scaled).mean() < 2.0
+        assert 0 < np.abs(full - scaled).mean() < 2.0
 
 
 def sixteen_bit_grey(image: Image.Image) -> bytes:
-    high_and_low = np.asarray(image.convert("L")).astype(np.uint16) * 257
-    return encoded(Image.fromarray(high_and_low), "PNG")
+    return encoded(Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257), "PNG")
 
 
 def sixteen_bit_rgb(image: Image.Image) -> bytes:
@@ -91,20 +84,16 @@ def animated(image: Image.Image) -> bytes:
     return encoded(image.quantize(256), "GIF", save_all=True, append_images=[Image.new("P", image.size)])
 
 
-def transparent_palette(image: Image.Image) -> bytes:
-    return encoded(image.quantize(255), "PNG", transparency=bytes([255] * 200 + [0] * 55))
-
-
 @pytest.mark.parametrize(
     ("body", "tolerance"),
     [
-        pytest.param(encoded(chelsea(), "PNG"), 0.5, id="png"),
         pytest.param(jpeg(chelsea(), 95), 2.5, id="jpeg"),
         pytest.param(encoded(chelsea(), "WEBP", lossless=True), 0.5, id="webp"),
         pytest.param(encoded(chelsea(), "BMP"), 0.5, id="bmp"),
         pytest.param(animated(chelsea()), 6.0, id="gif-first-frame"),
-        pytest.param(encoded(chelsea().quantize(256), "PNG"), 6.0, id="palette"),
-        pytest.param(transparent_palette(chelsea()), 6.0, id="palette-transparent"),
+        pytest.param(
+            encoded(chelsea().quantize(255), "PNG", transparency=bytes([255] * 200 + [0] * 55)), 6.0, id="transparent"
+        ),
         pytest.param(encoded(chelsea().convert("RGBA"), "PNG"), 0.5, id="rgba"),
         pytest.param(encoded(chelsea().convert("CMYK"), "JPEG", quality=95), 3.0, id="cmyk"),
         pytest.param(sixteen_bit_rgb(chelsea()), 0.5, id="rgb-16-bit"),
@@ -116,28 +105,35 @@ def test_decode_every_format_and_mode_shows_the_same_cat(body: bytes, tolerance:
 
 
 @pytest.mark.parametrize("make", [sixteen_bit_grey, lambda image: encoded(image.convert("L"), "PNG")], ids=["16", "8"])
-def test_decode_grey_fills_three_equal_channels(make: object) -> None:
-    pixels = decode_image(make(chelsea()), FULL)  # type: ignore[operator]
+def test_decode_grey_fills_three_equal_channels(make: Callable[[Image.Image], bytes]) -> None:
+    pixels = decode_image(make(chelsea()), FULL)
     assert np.array_equal(pixels[..., 0], pixels[..., 2])
     assert np.abs(pixels.astype(int) - torchvision_square(chelsea().convert("L"))).max() <= 1
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("geometry", [FULL, SCALED], ids=["full", "scaled"])
-def test_decode_exif_orientation_stands_upright(orientation: int, geometry: Geometry) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    stored = chelsea().resize((902, 600))
-    body = encoded(stored, "JPEG", exif=exif, quality=95)
+def exif(orientation: int) -> Image.Exif:
+    made = Image.Exif()
+    made[0x0112] = orientation
+    return made
+
+
+XMP = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(encoded(chelsea().resize((902, 600)), "JPEG", exif=exif(turned), quality=95) for turned in range(1, 9)),
+        encoded(chelsea(), "PNG", exif=exif(6)),
+        encoded(chelsea(), "WEBP", exif=exif(3), lossless=True),
+        encoded(chelsea(), "JPEG", xmp=XMP, quality=95),
+    ],
+)
+def test_decode_orientation_of_any_format_stands_upright(body: bytes) -> None:
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(body)))
     assert upright is not None
-    assert np.abs(decode_image(body, geometry).astype(int) - torchvision_square(upright)).mean() < 2.0
-
-
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_decode_broken_exif_counts_as_none() -> None:
-    body = encoded(chelsea(), "JPEG", exif=b"Exif\x00\x00II*\x00garbage that is no directory")
-    assert decode_image(body, FULL).shape == (224, 224, 3)
+    for geometry in (FULL, SCALED):
+        assert np.abs(decode_image(body, geometry).astype(int) - torchvision_square(upright)).mean() < 2.0
 
 
 def header_of(width: int, height: int) -> bytes:
@@ -156,31 +152,23 @@ def run_length_encoded(width: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "type_"),
+    ("body", "code", "message"),
     [
-        (b"", 400, "EmptyInput"),
-        (b"not an image", 415, "UnsupportedMedia"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 415, "UnsupportedMedia"),
-        (encoded(Image.new("RGB", (9, 9)), "TIFF"), 415, "UnsupportedMedia"),
-        (photograph("rocket")[:20_000], 422, "CorruptInput"),
-        (photograph("chelsea")[:20_000], 422, "CorruptInput"),
-        (photograph("chelsea")[:-20_000] + b"\0" * 20_000, 422, "CorruptInput"),
-        (photograph("rocket")[:10], 422, "CorruptInput"),
-        (header_of(20_000, 20_000), 413, "ImageTooLarge"),
-        (run_length_encoded(10_000_000), 415, "UnsupportedMedia"),
-        (run_length_encoded(4), 415, "UnsupportedMedia"),
-        (encoded(Image.new("1", (20_000, 20_000)), "PNG"), 413, "ImageTooLarge"),
+        (b"", 400, "empty"),
+        (b"not an image", 415, "Not an image in one of the formats"),
+        (encoded(Image.new("RGB", (9, 9)), "TIFF"), 415, "Not an image in one of the formats"),
+        (photograph("rocket")[:20_000], 422, "truncated or broken"),
+        (photograph("chelsea")[:-20_000] + b"\0" * 20_000, 422, "truncated or broken"),
+        (photograph("rocket")[:10], 422, "header is broken"),
+        (header_of(20_000, 20_000), 413, "has 400000000 pixels; max_pixels is 10000000"),
+        (encoded(Image.new("1", (20_000, 20_000)), "PNG"), 413, "max_pixels is 10000000"),
+        (run_length_encoded(4), 415, "run-length encoded"),
     ],
 )
-def test_decode_bad_bytes_are_refused_each_with_its_own_error(body: bytes, code: int, type_: str) -> None:
-    with pytest.raises(InvalidInput) as raised:
+def test_decode_bad_bytes_are_refused_each_with_its_own_error(body: bytes, code: int, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as raised:
         decode_image(body, FULL)
-    assert (raised.value.code, type(raised.value).__name__) == (code, type_)
-
-
-def test_decode_limit_names_both_numbers() -> None:
-    with pytest.raises(InvalidInput, match="has 400000000 pixels; max_pixels is 10000000"):
-        decode_image(header_of(20_000, 20_000), FULL)
+    assert raised.value.code == code
 
 
 def test_decode_limit_of_pillow_is_that_of_the_model_in_a_worker_of_its_own() -> None:
@@ -191,60 +179,30 @@ from PIL import Image
 from handlers.errors import ImageTooLarge
 from handlers.vision.images import Geometry, decode_image
 geometry = Geometry(resize_size=16, crop_size=16, max_pixels=10_000)
-for height in (100, 101, 150, 201, 1000):
+for height in (100, 101, 201, 1000):
     body = io.BytesIO()
     Image.new("L", (100, height)).save(body, "PNG")
     try:
         print(decode_image(body.getvalue(), geometry).shape)
     except ImageTooLarge as error:
         print(error.code, error)
-print(Image.MAX_IMAGE_PIXELS)
 """
     finished = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
-    assert finished.stdout.splitlines() == [
-        "(16, 16, 3)",
-        *(f"413 The image has {100 * height} pixels; max_pixels is 10000." for height in (101, 150, 201, 1000)),
-        "10000",
-    ]
-    assert finished.stderr == ""
+    refused = [f"413 The image has {100 * height} pixels; max_pixels is 10000." for height in (101, 201, 1000)]
+    assert (finished.stdout.splitlines(), finished.stderr) == (["(16, 16, 3)", *refused], "")
 
 
 def test_decode_flipped_bytes_never_raise_anything_else() -> None:
-    generator = torch.Generator().manual_seed(0)
-    bodies = [
-        jpeg(chelsea()),
-        encoded(chelsea().resize((60, 60)), "PNG"),
-        encoded(chelsea(), "WEBP"),
-        animated(chelsea()),
-    ]
-    for body in bodies:
+    generator = np.random.default_rng(0)
+    small = chelsea().resize((60, 60))
+    for body in (jpeg(small), encoded(small, "PNG"), encoded(small, "WEBP"), animated(small)):
         for _ in range(40):
             broken = bytearray(body)
-            for position in torch.randint(0, len(body), (5,), generator=generator).tolist():
+            for position in generator.integers(0, len(body), 5):
                 broken[position] ^= 0xFF
             try:
                 assert decode_image(broken, SCALED).shape == (224, 224, 3)
             except InvalidInput:
                 pass
-
-
-@pytest.mark.parametrize("orientation", [3, 6])
-@pytest.mark.parametrize("image_format", ["PNG", "WEBP"])
-def test_decode_orientation_of_other_formats_stands_upright(orientation: int, image_format: str) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    body = encoded(chelsea(), image_format, exif=exif, **({"lossless": True} if image_format == "WEBP" else {}))
-    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(body)))
-    assert upright is not None
-    assert np.abs(decode_image(body, FULL).astype(int) - torchvision_square(upright)).max() <= 1
-
-
-def test_decode_orientation_in_xmp_alone_stands_upright() -> None:
-    packet = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
-    body = encoded(chelsea(), "JPEG", xmp=packet, quality=95)
-    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(body)))
-    assert upright is not None
-    assert upright.size == (chelsea().height, chelsea().width)
-    assert np.abs(decode_image(body, FULL).astype(int) - torchvision_square(upright)).mean() < 2.0

@@ -1,0 +1,21 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import tiny_models
+
+
+@pytest.fixture(scope="session")
+def tiny_archive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """What the archive of a tiny checkpoint holds, by its kind, task and configuration: made once, and not changed."""
+    made: dict[str, Path] = {}
+
+    def make(kind: str, task: str, **config: Any) -> Path:
+        key = f"{kind} {task} {config}"
+        if key not in made:
+            made[key] = tiny_models.staged(tmp_path_factory.mktemp(kind), kind, task, **config)
+        return made[key]
+
+    return make

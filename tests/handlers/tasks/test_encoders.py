@@ -1,0 +1,263 @@
+"""Embeddings, classification and tokens: a text in any company is answered as transformers answers it alone."""
+
+import json
+import random
+import re
+import shutil
+import unicodedata
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from handlers.archive_files import CHECKPOINT
+from handlers.errors import InvalidConfig
+from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
+from handlers.tasks.text_classification import TextClassificationHandler
+from handlers.tasks.token_classification import TokenClassificationHandler
+from handlers.text.handler import TextHandler
+from tests.handlers.open_inference import columns, inquiry
+from tests.handlers.serving import serve, started
+from tests.tiny_models import LIMIT, TEXTS
+
+Archives = Callable[..., Path]
+Handler = TextHandler[Any, Any]
+
+HANDLERS: dict[str, type[Handler]] = {
+    "sentence_embedding": SentenceEmbeddingHandler,
+    "text_classification": TextClassificationHandler,
+    "token_classification": TokenClassificationHandler,
+}
+# Model -> its task and kind, and what its files say that decides an answer.
+MODELS: dict[str, dict[str, Any]] = {
+    "mean": {"task": "sentence_embedding", "kind": "bert"},
+    "first, normalized": {
+        "task": "sentence_embedding",
+        "kind": "distilbert",
+        "files": {
+            "modules.json": [{"type": "x.Pooling", "path": "1_Pooling"}, {"type": "x.Normalize", "path": ""}],
+            "1_Pooling/config.json": {"pooling_mode_cls_token": True},
+        },
+    },
+    "softmax": {"task": "text_classification", "kind": "bert", "labels": ("NEGATIVE", "NEUTRAL", "POSITIVE")},
+    "sigmoid": {
+        "task": "text_classification",
+        "kind": "roberta",
+        "labels": tuple("abcdef"),
+        "problem_type": "multi_label_classification",
+    },
+    "one label": {"task": "text_classification", "kind": "bert", "labels": ("relevance",)},
+    "regression": {
+        "task": "text_classification",
+        "kind": "distilbert",
+        "labels": ("stars",),
+        "problem_type": "regression",
+    },
+    # The one has tokens that say whether they continue a word, the other leaves it to be guessed, with a warning.
+    "words": {"task": "token_classification", "kind": "bert"},
+    "bytes": {"task": "token_classification", "kind": "roberta"},
+}
+LONG = "the river rose " * LIMIT
+
+pytestmark = pytest.mark.filterwarnings("ignore:Tokenizer does not support real words:UserWarning")
+
+
+def start(tiny_archive: Archives, name: str, **settings: Any) -> Handler:
+    settings = {"precision": "fp32", "threads": 1, **settings}
+    ready = started(HANDLERS[MODELS[name]["task"]](), tiny_archive(**MODELS[name]), settings)
+    assert isinstance(ready, TextHandler)
+    return ready
+
+
+@cache
+def pipeline(task: str, checkpoint: str) -> Any:
+    return transformers.pipeline(task, model=checkpoint, dtype="float32", device="cpu")
+
+
+def expected(handler: Handler, name: str, text: str, **options: Any) -> Any:
+    """The oracle: transformers in fp32 on this text alone."""
+    checkpoint, task = str(handler.checkpoint_dir), MODELS[name]["task"]
+    if task != "sentence_embedding":
+        return pipeline(task.replace("_", "-"), checkpoint)(text, **options)
+    states = np.array(pipeline("feature-extraction", checkpoint)(text)[0])
+    return (states.mean(0) if name == "mean" else states[0] / np.linalg.norm(states[0])).tolist()
+
+
+def close(value: Any, tolerance: float = 1e-4) -> Any:
+    """The same but for the last digits of its scores: another engine or padding adds up in another order."""
+    if isinstance(value, float | np.floating):
+        return pytest.approx(float(value), abs=tolerance)
+    if isinstance(value, list):
+        return [close(each, tolerance) for each in value]
+    return {key: close(each, tolerance) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+ALL: dict[str, Any] = {"top_k": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "options"),
+    [
+        ("mean", {}, {}),
+        ("mean", {"engine": "torch"}, {}),
+        ("mean", {"padding": "max_length", "max_items": 3}, {}),
+        pytest.param("mean", {"precision": "bf16"}, {}, marks=pytest.mark.bf16),
+        ("first, normalized", {}, {}),
+        *((name, ALL, ALL) for name in ("softmax", "sigmoid", "one label", "regression")),
+        ("softmax", {**ALL, "engine": "torch"}, ALL),
+        ("one label", {"function_to_apply": "none"}, {"function_to_apply": "none", "top_k": 1}),
+        ("words", {"engine": "torch"}, {"aggregation_strategy": "simple"}),
+        ("words", {"ignore_labels": ["O", "PER"], "aggregation": "none"}, {"ignore_labels": ["O", "PER"]}),
+    ],
+)
+def test_texts_of_mixed_lengths_are_answered_as_transformers_answers_each(
+    tiny_archive: Archives, name: str, settings: dict[str, Any], options: dict[str, Any]
+) -> None:
+    handler = start(tiny_archive, name, **settings)
+    # bf16 rounds each factor by 2**-9; a state is about one.
+    tolerance = 5e-2 if "precision" in settings else 1e-4
+    for text, answer in zip(TEXTS, serve(handler, list(TEXTS)), strict=True):
+        assert (answer.status, answer.body) == (200, close(expected(handler, name, text, **options), tolerance))
+
+
+@pytest.mark.parametrize("name", ["words", "bytes"])
+def test_every_aggregation_of_a_mixed_batch_equals_the_pipeline_text_by_text(tiny_archive: Archives, name: str) -> None:
+    handler = start(tiny_archive, name)
+    pairs = [(text, way) for way in ("none", "simple", "first", "average", "max") for text in TEXTS]
+    labels = set()
+    rows = [{"body": {"text": text, "aggregation": way}} for text, way in pairs]
+    for (text, way), answer in zip(pairs, serve(handler, rows), strict=True):
+        assert answer.body == close(expected(handler, name, text, aggregation_strategy=way))
+        labels |= {entity.get("entity_group") for entity in answer.body}
+    assert {"PER", "LOC", "MISC"} <= labels
+
+
+@pytest.mark.parametrize("name", ["softmax", "words"])
+def test_truncation_cuts_a_long_text_as_the_pipeline_does(tiny_archive: Archives, name: str) -> None:
+    handler = start(tiny_archive, name, truncation=True)
+    options: dict[str, Any] = (
+        {"truncation": True, "top_k": 1} if name == "softmax" else {"aggregation_strategy": "simple"}
+    )
+    (answer,) = serve(handler, [LONG])
+    assert answer.body == close(expected(handler, name, LONG, **options))
+
+
+# -- in any company, in every form ------------------------------------------------------------------------------------
+
+
+def of_text(text: Any, **options: Any) -> dict[str, Any]:
+    return {"body": {"text": text, **options}}
+
+
+# Rows with the status, type and message of their errors. What their clients sent, qzqz, is nobody else's to see.
+BAD: list[tuple[Any, int, str, str]] = [
+    (f"qzqz {LONG}", 413, "TextTooLong", r"text: \d+ tokens; max_length is 192\."),
+    ("x" * 50_001, 413, "TextTooLong", "50001 characters; max_characters is 50000"),
+    (" \n\t\u3000", 400, "EmptyInput", "text: empty"),
+    (b"qzqz\xff", 400, "InvalidText", "not valid UTF-8 at byte 4"),
+    ("a\0qzqz", 400, "InvalidText", "null character at position 1"),
+    (of_text("\ud800 qzqz"), 400, "InvalidText", "lone surrogate at position 0"),
+    (of_text("qzqz", size="qzqz"), 400, "UnknownOption", r"size: Unexpected.*Known options: "),
+    (of_text(["qzqz"]), 400, "UnknownShape", "text: must be a string"),
+    ({"body": {"query": "qzqz"}}, 400, "UnknownShape", '"text"'),
+]
+BAD_OPTIONS: dict[str, list[tuple[Any, int, str, str]]] = {
+    "softmax": [
+        (of_text("qzqz", top_k=0), 400, "UnknownOption", "top_k.*greater than or equal to 1"),
+        (of_text("qzqz", top_k="qzqz"), 400, "UnknownOption", "top_k.*integer"),
+    ],
+    "words": [(of_text("qzqz", aggregation="qzqz"), 400, "UnknownOption", "'none', 'simple', 'first', 'average' or")],
+}
+
+
+@pytest.mark.parametrize("name", ["mean", "softmax", "words"])
+def test_rows_in_any_company_get_their_own_answers_and_errors(
+    tiny_archive: Archives, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = start(tiny_archive, name)
+    alone = [serve(handler, [text])[0] for text in TEXTS]
+    bad = BAD + BAD_OPTIONS.get(name, [])
+    rows = [*TEXTS, *(row for row, *_ in bad), "qzqz the mayor", of_text("qzqz ferry qzqz")]
+    order = list(range(len(rows)))
+    for seed in range(2):
+        random.Random(seed).shuffle(order)
+        answers = dict(zip(order, serve(handler, [rows[place] for place in order]), strict=True))
+        for place, wanted in enumerate(alone):
+            assert (answers[place].status, answers[place].body) == (200, close(wanted.body, 1e-5))
+        for place, (row, status, type_, words) in enumerate(bad, len(TEXTS)):
+            answer = answers[place]
+            assert (answer.status, answer.body["type"]) == (status, type_), row
+            assert re.search(words, answer.body["message"]), answer.body["message"]
+        assert "qz" not in json.dumps([answers[place].body for place in range(len(TEXTS) + len(bad))])
+    assert "qz" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("softmax", [{"top_k": 1}, {"top_k": 3}]), ("words", [{"aggregation": "simple"}, {"aggregation": "none"}])],
+)
+def test_options_and_forms_of_one_text_share_a_forward_pass(
+    tiny_archive: Archives, name: str, options: list[dict[str, Any]]
+) -> None:
+    text, keys = TEXTS[0], [*options[0]]
+    asked = inquiry(text=[text] * 2, **{key: [each[key] for each in options] for key in keys})
+    rows = [text, *(of_text(text, **each) for each in options), {"body": {"instances": [text]}}, asked]
+    plain, one, two, listed, tensors = answers = serve(start(tiny_archive, name), rows)
+    assert (one.body, listed.body) == (plain.body, {"predictions": [plain.body]})
+    assert len(two.body) > len(one.body)
+    columned = columns(tensors)
+    if name == "softmax":
+        assert columned["label"] == [[plain.body[0]["label"], "", ""], [each["label"] for each in two.body]]
+        assert columned["score"][1] == pytest.approx([each["score"] for each in two.body], abs=1e-4)
+    else:
+        assert [json.loads(result) for result in columned["result"]] == [one.body, two.body]
+    assert all('batch;desc="6"' in answer.headers["Server-Timing"] for answer in answers)
+
+
+def test_texts_of_many_lengths_share_few_forward_passes(tiny_archive: Archives) -> None:
+    texts = ["word " * count for count in range(1, 61)]
+    (answer,) = serve(start(tiny_archive, "mean"), [json.dumps({"instances": texts}).encode()])
+    assert len(answer.body["predictions"]) == 60
+    assert int(answer.headers["Server-Timing"].rpartition('"')[0].rpartition('"')[2]) >= 5
+
+
+def test_places_are_characters_of_the_text_as_it_was_sent(tiny_archive: Archives) -> None:
+    text = "  👩‍👩‍👧 é e\u0301 Anna crossed the bridge."
+    (answer,) = serve(start(tiny_archive, "words"), [of_text(text, aggregation="none")])
+    words = [entity for entity in answer.body if re.fullmatch(r"(##)?[a-z]+", entity["word"])]
+    assert words
+    for entity in words:
+        letters = unicodedata.normalize("NFD", text[entity["start"] : entity["end"]]).lower()
+        assert letters.replace("\u0301", "") == entity["word"].removeprefix("##")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("mean", {"padding": "some"}, "padding"),
+        ("mean", {"max_length": LIMIT + 1}, "max_length: 193 is more than the model's own 192"),
+        ("softmax", {"function_to_apply": "relu"}, "function_to_apply"),
+        ("words", {"aggregation": "some"}, "aggregation"),
+    ],
+)
+def test_initialize_wrong_settings_are_refused(
+    tiny_archive: Archives, name: str, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=words):
+        start(tiny_archive, name, **settings)
+
+
+def test_initialize_without_a_fast_tokenizer_is_refused(tiny_archive: Archives, tmp_path: Path) -> None:
+    shutil.copytree(tiny_archive(**MODELS["words"]), tmp_path / "slow")
+    folder = tmp_path / "slow" / CHECKPOINT
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text("{}")
+    (folder / "merges.txt").write_text("#version\n")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "CTRLTokenizer"}))
+    with pytest.raises(InvalidConfig, match=r"tokenizer.json"):
+        started(TokenClassificationHandler(), tmp_path / "slow", {})

@@ -1,0 +1,147 @@
+"""What a model of tensors gives beside its signature, and what it cannot run: only the row at fault fails."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from handlers.tensor_models.signature import Said, Tensor
+from tests.handlers.tensor_models.models import (
+    ACCEPT_NPY,
+    ACCEPT_NPZ,
+    ADAPTIVE,
+    answers,
+    as_json,
+    ask,
+    columns,
+    function,
+    inference,
+    inputs,
+    instances,
+    npy,
+    plainly,
+    scripted,
+    unzipped,
+)
+
+# A row of 666 is at fault, in a way of its own; all others are doubled.
+POISON: dict[str, tuple[str, str, str]] = {
+    "exception": ("raise ValueError('quotes', x)", "InternalError", "The model failed on this input; the server's log"),
+    "exit": ("raise SystemExit", "InternalError", "The model failed on this input; the server's log says where."),
+    "too many rows": ("return {'y': np.repeat(y, 2)}", "WrongOutput", "y: 2 rows came back for 1."),
+    "no rows": ("return {'y': np.array(y.sum())}", "WrongOutput", "y: no rows came back for 1."),
+    "missing": ("return {'z': y}", "WrongOutput", "y: the model gave none."),
+    "array": ("return y", "WrongOutput", "A ndarray came back; arrays by name are needed."),
+    "list": ("return {'y': y.tolist()}", "WrongOutput", "y: a list came back; an array is needed."),
+    "datatype": ("return {'y': y.astype('f8')}", "WrongOutput", "y: FP64 came back; FP32 is expected."),
+    "complex": ("return {'y': y.astype(complex)}", "WrongOutput", "complex128 came back, which no datatype of the"),
+    "objects": ("return {'y': np.array([{}])}", "WrongOutput", "y: objects other than str and bytes came back."),
+    "shape": ("return {'y': np.stack([y, y], 1)}", "WrongOutput", "y: rows of [2] came back; [] is expected."),
+    "memory": ("raise MemoryError", "OutOfMemory", "The model ran out of memory on this input alone."),
+}
+DECLARED: dict[str, Any] = {
+    "inputs": {"x": {"datatype": "FP32", "shape": [-1]}},
+    "outputs": {"y": {"datatype": "FP32", "shape": [-1]}},
+}
+
+
+def poisoned(what: str) -> str:
+    return f"def infer(x):\n    y = x * 2\n    if 666 in x:\n        {POISON[what][0]}\n    return {{'y': y}}\n"
+
+
+@pytest.mark.parametrize(
+    ("what", "mode"), [*((what, {}) for what in POISON), ("exception", ADAPTIVE), ("memory", ADAPTIVE)]
+)
+def test_row_at_fault_fails_alone_and_says_why(what: str, mode: dict[str, Any], tmp_path: Path) -> None:
+    handler = function(tmp_path, poisoned(what), **DECLARED, **mode)
+    _, kind, message = POISON[what]
+    code = 507 if kind == "OutOfMemory" else 500
+    good, alone, mixed, third, last = plainly(
+        handler, instances(1, 2), as_json({"x": 666}), instances(3, 666, 5), inputs(x=[7, 666]), instances(4)
+    )
+    assert (good.body, last.body) == ({"predictions": [2, 4]}, {"predictions": [8]})
+    assert (alone.status, alone.body["type"], alone.body["code"]) == (code, kind, code)
+    assert message in alone.body["message"]
+    assert "666" not in str(alone.body)
+    assert mixed.body["predictions"] == [6, {"error": alone.body}, 10]
+    assert (third.status, third.body) == (200, {"outputs": {"y": [14, None]}, "errors": [None, alone.body]})
+
+
+def test_failed_rows_have_their_place_in_every_form(tmp_path: Path) -> None:
+    handler = function(tmp_path, poisoned("datatype"), **DECLARED)
+    x = np.array([1, 666, 3], np.float32)
+    in_json, in_binary, in_npz, in_npy = answers(
+        handler,
+        [inference({"x": x}), inference({"x": x}, True), (npy(x), ACCEPT_NPZ), (npy(x), ACCEPT_NPY)],
+    )
+    for arrays in (columns(in_json), columns(in_binary), unzipped(in_npz)):
+        np.testing.assert_array_equal(arrays["y"], np.array([2, np.nan, 6], np.float32))
+        errors = [each if isinstance(each, str) else each.decode() for each in arrays["error"].tolist()]
+        assert errors[::2] == ["", ""]
+        assert "FP64 came back" in errors[1]
+    assert (in_npy.status, in_npy.body["type"]) == (500, "WrongOutput")
+
+
+# Undeclared, and not the same for every row: nothing can be said against each alone.
+MOODS = """
+def infer(x):
+    if (x < 0).any():
+        return {"negative": x}
+    if (x > 9).any():
+        return {"y": np.ones((len(x), 2))}
+    return {"y": x.astype(np.int64) if (x > 5).any() else x}
+"""
+
+
+def test_undeclared_outputs_of_one_answer_must_fit_together(tmp_path: Path) -> None:
+    handler = function(tmp_path / "moods", MOODS, max_items=1)
+    assert ask(handler, instances(1.0, -2.0)).body == {"predictions": [1.0, -2.0]}
+    for other, message in (
+        (-2.0, "The rows have not all the same outputs, and cannot stand in one answer."),
+        (6.0, "y: the rows are of different datatypes"),
+        (10.0, "y: the rows are of different sizes"),
+    ):
+        x = np.array([1.5, other])
+        for answer in answers(handler, [(inputs(x=x.tolist()), {}), inference({"x": x}), (npy(x), ACCEPT_NPY)]):
+            assert answer.status == 500
+            assert message in str(answer.body)
+    for number, (names, message) in enumerate((("error", "the name is taken, by the"), (1, "An output is named 1;"))):
+        named = function(tmp_path / str(number), f"def infer(x):\n    return {{{names!r}: x}}\n")
+        assert message in str(ask(named, instances(1), {}).body)
+
+
+class Odd(torch.nn.Module):
+    """What is no tensor."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return x, 3
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_program_that_gives_what_is_no_tensor_says_so(tmp_path: Path) -> None:
+    answer = ask(scripted(tmp_path, Odd(), Said((Tensor("x", None),))), instances(1.0))
+    error = answer.body["predictions"][0]["error"]
+    assert (answer.status, error["type"]) == (500, "WrongOutput")
+    assert error["message"] == "output_1: a int came back; an array is needed."
+
+
+@pytest.mark.parametrize("values", ["x.view(np.matrix).T", "np.array(x, '>f8')", "x[::-1][::-1]"])
+def test_arrays_of_any_kind_are_answered_as_plain_ones(values: str, tmp_path: Path) -> None:
+    handler = function(tmp_path, f"def infer(x):\n    return {{'y': {values}}}\n")
+    x = np.array([1.0, 2.0])
+    in_json, in_binary = answers(handler, [inference({"x": x}), inference({"x": x}, True)])
+    assert columns(in_json)["y"].ravel().tolist() == columns(in_binary)["y"].ravel().tolist() == [1, 2]
+    assert np.load(io.BytesIO(ask(handler, npy(x), ACCEPT_NPY).body)).ravel().tolist() == [1, 2]
+
+
+def test_numbers_that_json_has_not_are_null_in_it_and_themselves_elsewhere(tmp_path: Path) -> None:
+    handler = function(tmp_path, "def infer(x):\n    return {'y': np.full((1, 2), [-np.inf, np.nan])}\n")
+    row, rows, table = plainly(handler, as_json({"x": [0, 0]}), instances([0, 0]), inputs(x=[[0, 0]]))
+    wanted = [{"y": [None, None]}, {"predictions": [[None, None]]}, {"outputs": {"y": [[None, None]]}}]
+    assert [row.body, rows.body, table.body] == wanted
+    x = np.zeros((1, 2))
+    assert ask(handler, *inference({"x": x})).body["outputs"][0]["data"] == [None, None]
+    np.testing.assert_array_equal(columns(ask(handler, *inference({"x": x}, True)))["y"], [[-np.inf, np.nan]])

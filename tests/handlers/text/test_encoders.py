@@ -1,0 +1,59 @@
+"""What a model's own files say of its limit and its pooling."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from handlers.errors import InvalidConfig
+from handlers.text.encoders import Pooling, token_limit
+
+BERT = {"max_position_embeddings": 512, "model_type": "bert", "pad_token_id": 0}
+ROBERTA = {"max_position_embeddings": 514, "model_type": "roberta", "pad_token_id": 1}
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"sentence_bert_config.json": {"max_seq_length": 128}, "config.json": BERT}, 128),
+        ({"config.json": BERT}, 512),
+        ({"config.json": ROBERTA}, 512),
+        ({"config.json": {}, "tokenizer_config.json": {"model_max_length": 10**30}}, None),
+        ({"config.json": BERT, "tokenizer_config.json": {"model_max_length": 384}}, 384),
+    ],
+)
+def test_token_limit_is_what_the_models_files_say(files: dict[str, Any], limit: int | None, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert token_limit(tmp_path) == limit
+
+
+STATES = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [50.0, 60.0]], [[5.0, 6.0], [7.0, 8.0], [9.0, 1.0]]])
+MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("config", "pooled"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, [[2.0, 3.0], [7.0, 5.0]]),
+        ({"pooling_mode_lasttoken": True}, [[3.0, 4.0], [9.0, 1.0]]),
+        ({"pooling_mode": "cls"}, [[1.0, 2.0], [5.0, 6.0]]),
+        ({"pooling_mode_max_tokens": True}, None),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, None),
+    ],
+)
+def test_pooling_is_what_the_models_files_say_or_refused(
+    config: dict[str, Any], pooled: list[list[float]] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Pooling", "path": ""}]))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if pooled is None:
+        with pytest.raises(InvalidConfig, match="is not supported; supported are"):
+            Pooling.read(tmp_path)
+        return
+    pooling = Pooling.read(tmp_path)
+    assert pooling.pool(STATES, MASK).tolist() == pytest.approx(np.array(pooled))
+    assert not pooling.is_normalized
