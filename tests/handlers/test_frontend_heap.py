@@ -12,15 +12,12 @@ USED, MOST = "sun.gc.generation.1.space.0.used", "sun.gc.generation.1.maxCapacit
 PROCESS = 4711
 
 
-def entry(name: str, value: int, kind: str = "J") -> bytes:
+def entry(name: str, value: int) -> bytes:
     """A counter: its head of 20 bytes, its name, and at a multiple of eight its value."""
     text = name.encode() + b"\0"
     text += b"\0" * (-(20 + len(text)) % 8)
-    return (
-        struct.pack("<iiiBBBBi", 28 + len(text), 20, 0, ord(kind), 0, 1, 1, 20 + len(text))
-        + text
-        + struct.pack("<q", value)
-    )
+    head = struct.pack("<iiiBBBBi", 28 + len(text), 20, 0, ord("J"), 0, 1, 1, 20 + len(text))
+    return head + text + struct.pack("<q", value)
 
 
 def counters(values: dict[str, int], magic: bytes = b"\xca\xfe\xc0\xc0", version: tuple[int, int] = (2, 0)) -> bytes:
@@ -38,10 +35,9 @@ def written(folder: Path, content: bytes) -> HeapFile:
 def test_heap_is_read_anew_each_time_until_the_process_ends(tmp_path: Path) -> None:
     subject = written(tmp_path, counters({"java.threads": 9, USED: 100, MOST: 2000}))
     assert subject.read() == Heap(100, 2000)
-    path = tmp_path / "hsperfdata_somebody" / str(PROCESS)
-    path.write_bytes(counters({"java.threads": 9, USED: 150, MOST: 2000}))
+    written(tmp_path, counters({"java.threads": 9, USED: 150, MOST: 2000}))
     assert subject.read() == Heap(150, 2000)
-    path.unlink()
+    (tmp_path / "hsperfdata_somebody" / str(PROCESS)).unlink()
     assert subject.read() is None
 
 
@@ -52,7 +48,6 @@ WHOLE = counters({USED: 1, MOST: 2})
     "content",
     [
         b"",
-        WHOLE[:20],
         WHOLE[:-40],
         counters({USED: 1, MOST: 2}, magic=b"\0\0\0\0"),
         counters({USED: 1, MOST: 2}, version=(3, 0)),
@@ -60,16 +55,12 @@ WHOLE = counters({USED: 1, MOST: 2})
         WHOLE[:32] + struct.pack("<i", 0) + WHOLE[36:],
         WHOLE[:28] + struct.pack("<i", 1 << 30) + WHOLE[32:],
     ],
-    ids=["empty", "head", "cut", "magic", "version", "no-maximum", "length-0", "count"],
+    ids=["empty", "cut", "magic", "version", "no-maximum", "length-0", "count"],
 )
-def test_file_that_is_none_of_hotspots_is_no_heap(tmp_path: Path, content: bytes) -> None:
+def test_file_of_another_layout_is_no_heap(tmp_path: Path, content: bytes) -> None:
     assert written(tmp_path, content).read() is None
 
 
-def test_file_of_somebody_else_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: -1)
     assert written(tmp_path, WHOLE).read() is None
-
-
-def test_process_without_counters_has_no_heap(tmp_path: Path) -> None:
-    assert HeapFile(PROCESS, tmp_path).read() is None

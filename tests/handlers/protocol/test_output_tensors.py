@@ -1,3 +1,5 @@
+"""Results of the tasks to tensors, as tritonclient reads them."""
+
 import json
 from typing import Any
 
@@ -17,7 +19,7 @@ from handlers.protocol.output_tensors import (
     from_mapping,
     one_or_many,
 )
-from handlers.protocol.responses import Form, Reply
+from handlers.protocol.responses import Reply
 
 BROKEN = ItemError(422, "CorruptInput", "Broken.")
 
@@ -28,26 +30,24 @@ def read(reply: Reply) -> triton.InferResult:
     return triton.InferenceServerClient.parse_response_body(reply.body, header_length=length and int(length))
 
 
-def form(outputs: OutputTensors, **more: Any) -> Form:
-    return Inference(Model("model", "2.0", outputs), "seven", **more)
+def packed(outputs: OutputTensors, results: list[Any], *, is_binary: bool = False) -> Reply:
+    return Inference(Model("model", "2.0", outputs), "seven", is_binary=is_binary).pack(results)
 
 
 @pytest.mark.parametrize("is_binary", [True, False])
-def test_vectors_become_one_tensor_with_nan_where_an_item_failed(is_binary: bool) -> None:
+def test_item_that_failed_has_an_empty_row_and_its_error(is_binary: bool) -> None:
     vectors = [np.array([0.1, -2], np.float32), BROKEN, np.array([3, 4], np.float32)]
-    reply = form(Vectors("embedding"), is_binary=is_binary).pack(vectors)
+    reply = packed(Vectors("embedding"), vectors, is_binary=is_binary)
     result = read(reply)
     assert reply.status == 200
     expected = np.array([[0.1, -2], [np.nan, np.nan], [3, 4]], np.float32)
     np.testing.assert_array_equal(result.as_numpy("embedding"), expected, strict=True)
-    error = result.as_numpy("error")[1]
-    assert json.loads(error) == BROKEN.to_json()
-    assert [len(text) for text in result.as_numpy("error")] == [0, len(error), 0]
+    first, error, last = result.as_numpy("error")
+    assert (json.loads(error), len(first), len(last)) == (BROKEN.to_json(), 0, 0)
     response = result.get_response()
     assert (response["id"], response["model_name"], response["model_version"]) == ("seven", "model", "2.0")
 
 
-@pytest.mark.parametrize("is_binary", [True, False])
 @pytest.mark.parametrize(
     ("outputs", "results", "expected"),
     [
@@ -71,20 +71,18 @@ def test_vectors_become_one_tensor_with_nan_where_an_item_failed(is_binary: bool
         (Documents(), [{"a": [1, None]}, "é"], {"result": ['{"a":[1,null]}', '"é"']}),
     ],
 )
-def test_results_become_tensors_that_tritonclient_reads(
-    outputs: OutputTensors, results: list[Any], expected: dict[str, Any], is_binary: bool
-) -> None:
-    result = read(form(outputs, is_binary=is_binary).pack(results))
+def test_results_become_tensors(outputs: OutputTensors, results: list[Any], expected: dict[str, Any]) -> None:
+    result = read(packed(outputs, results, is_binary=True))
     assert [output["name"] for output in result.get_response()["outputs"]] == list(outputs.names) == list(expected)
     for name, values in expected.items():
         array = result.as_numpy(name)
-        if array.dtype == object and is_binary:
+        if array.dtype == object:
             array = np.vectorize(bytes.decode, otypes=[object])(array)
         np.testing.assert_array_equal(array, np.array(values, array.dtype), strict=True)
 
 
-def test_all_items_failed_is_the_first_error_in_tritons_form() -> None:
-    reply = form(Documents()).pack([BROKEN, ItemError(400, "EmptyInput", "Empty.")])
+def test_request_whose_items_all_failed_has_the_first_error() -> None:
+    reply = packed(Documents(), [BROKEN, ItemError(400, "EmptyInput", "Empty.")])
     assert (reply.status, json.loads(reply.body)) == (422, {"error": "Broken."})
 
 
@@ -96,6 +94,6 @@ def test_all_items_failed_is_the_first_error_in_tritons_form() -> None:
         (Documents(), float("nan")),
     ],
 )
-def test_model_that_computes_no_numbers_raises(outputs: OutputTensors, result: Any) -> None:
+def test_result_that_is_no_number_is_an_error(outputs: OutputTensors, result: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
-        form(outputs).pack([result])
+        packed(outputs, [result])
