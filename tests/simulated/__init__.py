@@ -1,4 +1,4 @@
-"""Workers in simulated time: what adaptive, classic and clairvoyant schedules make of the same arrivals and pass times.
+"""Workers in simulated time: what adaptive and classic schedules make of the same arrivals and pass times.
 
 clients -> requests -> adaptive: the real scheduler and rhythm | classic: TorchServe's batches -> outcomes
 """

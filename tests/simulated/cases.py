@@ -2,11 +2,11 @@
 
 Pinned, and chosen rather than measured: they fit what was served on two cores with avx512_bf16 (one client and
 the offline throughput of docs/results.md), with OpenVINO in bf16. What micro-batches take in between, a stream's part
-and an exchange are assumed. `tests.simulated.passes` measures them where a machine is quiet.
+and an exchange are assumed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from handlers.adaptive.response_timing import ResponseTiming
@@ -43,20 +43,23 @@ class Case:
     max_tokens: int | None
     warm_up: tuple[int, ...]
 
-    def machine(self, streams: int, *, noise: float = 0.05) -> Machine:
-        """Give what takes time, with so many streams."""
+    def machine(self, streams: int) -> Machine:
+        """Give what takes time, with so many streams, a frontend and 5 % of noise."""
         narrow_s = self.passes.narrow_s if streams > 1 else self.passes.wide_s
-        return Machine(self.passes.wide_s, narrow_s, streams, self.exchange_s, noise=noise)
+        return Machine(self.passes.wide_s, narrow_s, streams, self.exchange_s, noise=0.05)
 
     def adaptive(
-        self, clients: Clients, streams: int, *, max_latency_s: float = inf, window: int = 64, seed: int = 0
+        self, clients: Clients, streams: int, *, max_latency_s: float = inf, window: int = 64, is_bare: bool = False
     ) -> Simulated:
-        """Run an adaptive worker, with that target or without any."""
+        """Run an adaptive worker, with that target or without any; a bare one without frontend and noise."""
         policy = Policy(max_latency_s=max_latency_s, max_items=self.max_items, max_tokens=self.max_tokens)
         wide, narrow = self.passes.seeds(self.warm_up)
         engine = Streams(LatencyModel(wide), LatencyModel(narrow) if streams > 1 else None, streams)
         timing = ResponseTiming(window, enough_s=SIZE.longest_share * policy.nominal_latency_s)
-        return AdaptiveWorker(clients, Scheduler(policy, engine), self.machine(streams), timing, seed).run()
+        machine = self.machine(streams)
+        if is_bare:
+            machine = replace(machine, exchange_s=None, noise=0.0)
+        return AdaptiveWorker(clients, Scheduler(policy, engine), machine, timing).run()
 
     @property
     def offline_per_s(self) -> float:

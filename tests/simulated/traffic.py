@@ -79,7 +79,6 @@ class ClosedLoop:
         until_s: after this none is sent.
         kinds: what they send, one after the other.
         pause_s: seconds between an answer and the next request.
-        minds_retry_after: whether a refused client waits as long as it is told.
         spread_s: the first requests come within so many seconds.
     """
 
@@ -87,7 +86,6 @@ class ClosedLoop:
     until_s: float
     kinds: Iterator[Arrival]
     pause_s: float = 0.0003
-    minds_retry_after: bool = False
     spread_s: float = 0.05
 
     def first(self) -> list[Arrival]:
@@ -97,8 +95,7 @@ class ClosedLoop:
 
     def after(self, outcome: Outcome) -> list[Arrival]:
         """Give the same client's next."""
-        waits_s = outcome.retry_after_s if self.minds_retry_after else 0.0
-        at_s = outcome.ended_s + max(self.pause_s, waits_s)
+        at_s = outcome.ended_s + self.pause_s
         return [replace(next(self.kinds), at_s=at_s)] if at_s < self.until_s else []
 
 
@@ -166,15 +163,12 @@ class Figures:
 
     per_s: float
     mean_s: float
-    p99_s: float
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome], from_s: float, until_s: float) -> "Figures":
         """Count what was sent, and what was answered, between two times."""
         answered = sum(each.ends == ["done"] and from_s <= each.ended_s < until_s for each in outcomes)
-        took_s = sorted(
+        took_s = [
             each.latency_s for each in outcomes if each.ends == ["done"] and from_s <= each.arrival.at_s < until_s
-        )
-        if not took_s:
-            return cls(0.0, inf, inf)
-        return cls(answered / (until_s - from_s), fmean(took_s), took_s[int(0.99 * (len(took_s) - 1))])
+        ]
+        return cls(answered / (until_s - from_s), fmean(took_s))
