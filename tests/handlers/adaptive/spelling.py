@@ -10,13 +10,14 @@ from unittest.mock import patch
 
 import numpy as np
 
+from handlers.adaptive.shared_state import State
 from handlers.base import BatchHandler
 from handlers.config import HandlerConfig
 from handlers.engines import Arrays, Engine, Listener, Outputs, Progress
 from handlers.errors import UnknownOption
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
-from tests.handlers.adaptive.gated import SCHEDULING, TIMEOUT_S
+from tests.handlers.adaptive.gated import SCHEDULING, TIMEOUT_S, wait_for
 from tests.handlers.serving import context
 
 # Characters with a meaning: the engine fails in the step that comes to this one; makes another text the second time it
@@ -148,6 +149,14 @@ class SpellingHandler(BatchHandler[HandlerConfig, str]):
 
     def split(self, outputs: Outputs, items: Sequence[str]) -> list[Any]:
         return [{"spelled": "".join(map(chr, row[row > 0]))} for row in outputs["codes"]]
+
+    def forgets(self) -> bool:
+        """Whether the worker keeps nothing of any request."""
+        return bool(self.worker.state == State(0, 0, 0, 0))
+
+    def wait(self, *, running: int = 1, waiting: int = 0) -> None:
+        """Wait until so many micro-batches run, and so many items wait at least."""
+        wait_for(lambda: self.worker.state[2] == running and self.worker.state[1] >= waiting)
 
 
 def started(model_dir: Path, **scheduling: Any) -> SpellingHandler:

@@ -21,16 +21,17 @@ sys.stdin.read()
 
 
 def other(name: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", OTHER, name], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "claimed\n"
+    return process
 
 
 def test_name_that_another_process_has_is_refused_and_is_free_when_that_has_ended() -> None:
     name = f"test {os.getpid()} m 1.0"
     with other(name) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "claimed\n"
         with pytest.raises(InvalidConfig, match="another worker serves this model"):
             claim(name, 0.0)
         claim(f"{name}-other", 0.0)
@@ -43,6 +44,4 @@ def test_worker_whose_parent_is_no_frontend_claims_nothing() -> None:
     assert Path(f"/proc/{os.getppid()}/comm").read_text().strip() != "java"
     claim_worker("m", "1.0")
     with other(f"torchserve {os.getppid()} m 1.0") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "claimed\n"
         process.kill()
