@@ -1,10 +1,8 @@
 """One batch through `handle`: every row its own answer, its own error, and nobody else's data."""
 
-import inspect
 import json
 import logging
 import re
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from handlers.archive_files import CONFIG, Build, sums
-from handlers.base import BatchHandler
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Request
@@ -328,19 +325,3 @@ def test_metrics_of_a_batch_are_lines_for_torchserve_and_name_the_version(
     # One of the two micro-batches waited for the other; no decoding or run of its own is in that.
     queue_s = totals["handler_queue_seconds_total"]
     assert slow["collate"] + slow["forward"] <= queue_s <= 4 * elapsed_s - 4 * (slow["decode"] + slow["forward"])
-
-
-def test_docstring_of_batch_handler_holds_a_task_that_runs(tmp_path: Path) -> None:
-    _, start, rest = (inspect.getdoc(BatchHandler) or "").partition("    import numpy as np\n")
-    code, end, _ = rest.partition("\nHooks, in the order")
-    assert start
-    assert end
-    namespace: dict[str, Any] = {"__name__": "doubling"}
-    exec(compile(textwrap.dedent(start + code), "doubling.py", "exec"), namespace)  # noqa: S102
-    handler = started(namespace["Doubling"](), tmp_path, {})
-    answers = serve(handler, [b'{"number": 2}', b"21", b"many", listed(3, None)])
-    assert [answer.status for answer in answers] == [200, 200, 422, 200]
-    assert [answers[0].body, answers[1].body] == [4.0, 42.0]
-    assert answers[2].body["message"] == "number: must be a number."
-    assert answers[3].body["predictions"][0] == 6.0
-    assert answers[3].body["predictions"][1]["error"]["type"] == "CorruptInput"

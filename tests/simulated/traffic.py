@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from math import inf
-from statistics import fmean
 from typing import Protocol
 
 
@@ -155,20 +154,3 @@ class Machine:
             return exact_s * (chosen.lognormvariate(0.0, self.noise) if self.noise else 1.0)
 
         return seconds
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What a load generator would say of outcomes: answers a second, and seconds that they took."""
-
-    per_s: float
-    mean_s: float
-
-    @classmethod
-    def of(cls, outcomes: Sequence[Outcome], from_s: float, until_s: float) -> "Figures":
-        """Count what was sent, and what was answered, between two times."""
-        answered = sum(each.ends == ["done"] and from_s <= each.ended_s < until_s for each in outcomes)
-        took_s = [
-            each.latency_s for each in outcomes if each.ends == ["done"] and from_s <= each.arrival.at_s < until_s
-        ]
-        return cls(answered / (until_s - from_s), fmean(took_s))

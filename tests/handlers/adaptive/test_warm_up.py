@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from handlers.pipeline.warm_up import Allowed, Rehearsal
 from handlers.protocol.requests import Payload
 from tests.handlers.adaptive.frontend import Frontend
 from tests.handlers.adaptive.gated import TIMEOUT_S, GatedHandler, StreamedHandler, started, wait_for
-from tests.handlers.serving import DoublingHandler, context
 
 
 def test_streams_rehearse_every_size_while_nobody_waits_and_the_engine_is_theirs_alone(tmp_path: Path) -> None:
@@ -54,17 +52,3 @@ def test_rehearsal_that_fails_is_left_out_and_harms_nobody(tmp_path: Path, caplo
             with Frontend(handler) as frontend:
                 assert frontend.send(b"2").body == 4
     assert "a bug" not in caplog.text
-
-
-def test_rehearsal_holds_what_a_micro_batch_may_and_ends_when_its_time_is_up(tmp_path: Path) -> None:
-    handler = DoublingHandler()
-    handler.worker_context = context(tmp_path, {})
-    handler.initialize(handler.worker_context)
-    # Two fit by their tokens, though three would by their number.
-    rehearsal = Rehearsal([Allowed(handler, 3, 2, is_wide=True)], lambda: [Payload(b"1"), Payload(b"2")], 1.0)
-    sizes = [step.tokens for step in iter(rehearsal.next_step, None)]
-    assert sizes == [1, 1, 2, 2]
-    late = Rehearsal([Allowed(handler, 3, 2, is_wide=True)], lambda: [Payload(b"1")], 1.0)
-    assert late.next_step() is not None
-    late.ended(1.0)
-    assert late.next_step() is None

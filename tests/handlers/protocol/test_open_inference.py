@@ -8,23 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from hypothesis import given
-from hypothesis import strategies as st
 
 from handlers.errors import ItemError
 from handlers.protocol.fields import Fields
 from handlers.protocol.open_inference import Inference, Model
-from handlers.protocol.output_tensors import LABELS, Ranked, Renamed, Vectors
+from handlers.protocol.output_tensors import LABELS, Documents, OutputTensors, Ranked, Renamed, Vectors, one_or_many
 from handlers.protocol.requests import Payload, Request, Shape, unpack
-from tests.handlers.protocol.test_output_tensors import read
-from tests.handlers.protocol.test_tensors import JSON
+from handlers.protocol.responses import Reply
 
 TEXT = Shape(
     Fields(frozenset({"text"}), max_instances=3, options=frozenset({"top_k", "tgt_lang", "threshold"})),
     max_body_bytes=1000,
     model=Model("classifier", "1.0", Ranked(LABELS)),
 )
-QUESTION = Shape(Fields(frozenset({"question", "context"}), 3, frozenset({"top_k"})), 1000)
 IMAGE = Shape(Fields(frozenset({"b64"}), 3, frozenset({"top_k"}), item_dimensions=3), 1000)
 
 KOREAN = np.array(["기준금리를 동결했다.".encode(), "비가 온다.".encode()], object)
@@ -41,6 +37,12 @@ def sent(shape: Shape, *tensors: triton.InferInput, **more: Any) -> Request:
     body, length = triton.InferenceServerClient.generate_request_body(list(tensors), **more)
     headers = {} if length is None else {"inference-header-content-length": str(length)}
     return unpack({"body": bytearray(body)}, headers, shape)
+
+
+def read(reply: Reply) -> triton.InferResult:
+    length = reply.headers.get("Inference-Header-Content-Length")
+    assert reply.content_type == ("application/json" if length is None else "application/octet-stream")
+    return triton.InferenceServerClient.parse_response_body(reply.body, header_length=length and int(length))
 
 
 def document(shape: Shape, **fields: Any) -> Request:
@@ -87,15 +89,6 @@ def test_bytes_options_become_text_and_what_is_none_fails_alone() -> None:
     assert first == Payload(KOREAN[0], {"tgt_lang": "de"})
     assert isinstance(second, ItemError)
     assert (second.code, second.type) == (400, "InvalidText")
-
-
-def test_inputs_of_a_task_with_two_go_by_their_names_and_one_may_be_shared() -> None:
-    question, context = np.array([b"Who?"], object), np.array([[b"Ada."]], object)
-    both = sent(QUESTION, tensor("context", context), tensor("question", question))
-    assert both.payloads == (Payload({"question": b"Who?", "context": b"Ada."}),)
-    one = sent(QUESTION, tensor("context", context), parameters={"question": "Who?"})
-    assert one.payloads == (Payload({"context": b"Ada."}, {"question": "Who?"}),)
-    assert "context, question" in failed(sent(QUESTION, tensor("INPUT0", context))).message
 
 
 @pytest.mark.parametrize("is_binary", [True, False])
@@ -185,41 +178,6 @@ def test_compressed_body_is_refused_by_name() -> None:
     assert (error.code, error.type) == (415, "UnsupportedMedia")
 
 
-PARTS = st.fixed_dictionaries(
-    {},
-    optional={
-        "name": st.sampled_from(["text", "top_k", "INPUT0"]) | JSON,
-        "datatype": st.sampled_from(["BYTES", "INT64", "FP32"]) | JSON,
-        "shape": st.lists(st.integers(0, 4), max_size=3) | JSON,
-        "data": st.lists(st.text(max_size=2) | st.integers(), max_size=4) | JSON,
-        "parameters": st.fixed_dictionaries({}, optional={"binary_data_size": st.integers(0, 30)}) | JSON,
-    },
-)
-
-
-@given(
-    st.lists(PARTS, max_size=3),
-    st.fixed_dictionaries({}, optional={"id": JSON, "outputs": JSON | st.lists(PARTS, max_size=2), "parameters": JSON}),
-    st.binary(max_size=40),
-    st.sampled_from([TEXT, QUESTION, IMAGE]),
-)
-def test_any_document_is_a_request_within_the_limits(
-    inputs: Any, more: dict[str, Any], tail: bytes, shape: Shape
-) -> None:
-    head = json.dumps({"inputs": inputs, **more}).encode()
-    headers = {"inference-header-content-length": str(len(head))}
-    for request in (unpack({"body": head + tail}, headers, shape), unpack({"body": {"inputs": inputs}}, {}, shape)):
-        assert 1 <= len(request.payloads) <= 3
-        assert isinstance(request.form, Inference)
-
-
-@given(st.text(min_size=8, alphabet=st.characters(min_codepoint=0x4E00, max_codepoint=0x9FFF)))
-def test_errors_never_quote_what_a_tensor_holds(secret: str) -> None:
-    shape = replace(TEXT, max_body_bytes=2**20)  # no secret is so long that its length alone is the error
-    for wrong in ({"shape": [2]}, {"datatype": "INT64"}, {"datatype": secret}, {"shape": secret}):
-        assert secret not in failed(document(shape, inputs=[{**GOOD, "data": [secret], **wrong}])).message
-
-
 def test_wanted_outputs_come_in_their_order_each_as_it_was_asked_for() -> None:
     wanted = [
         triton.InferRequestedOutput("score", binary_data=False),
@@ -251,3 +209,43 @@ def test_the_one_output_of_a_task_is_answered_under_the_name_that_was_asked(name
 def test_the_one_output_under_two_names_is_refused() -> None:
     error = failed(document(EMBEDDING, inputs=[GOOD], outputs=[{"name": "output__0"}, {"name": "b"}]))
     assert error.message == '"outputs" has two names for output__0.'
+
+
+BROKEN = ItemError(422, "CorruptInput", "Broken.")
+
+
+@pytest.mark.parametrize("is_binary", [True, False])
+def test_item_that_failed_has_an_empty_row_and_its_error(is_binary: bool) -> None:
+    model = Model("model", "2.0", Ranked({"answer": object, "score": np.float32, "start": np.int64}, one_or_many))
+    one, other = ({"answer": answer, "score": 0.5, "start": 3} for answer in ("가", "b"))
+    reply = Inference(model, "seven", is_binary=is_binary).pack([one, BROKEN, [one, other]])
+    result = read(reply)
+    response = result.get_response()
+    assert reply.status == 200
+    assert (response["id"], response["model_name"], response["model_version"]) == ("seven", "model", "2.0")
+    answers = [["가", ""], ["", ""], ["가", "b"]]
+    encoded = [[text.encode() for text in row] for row in answers]
+    assert result.as_numpy("answer").tolist() == (encoded if is_binary else answers)
+    scores = np.array([[0.5, np.nan], [np.nan, np.nan], [0.5, 0.5]], np.float32)
+    np.testing.assert_array_equal(result.as_numpy("score"), scores, strict=True)
+    np.testing.assert_array_equal(result.as_numpy("start"), [[3, -1], [-1, -1], [3, 3]])
+    first, error, last = result.as_numpy("error")
+    assert (json.loads(error), len(first), len(last)) == (BROKEN.to_json(), 0, 0)
+
+
+def test_request_whose_items_all_failed_has_the_first_error() -> None:
+    reply = Inference(TEXT.model).pack([BROKEN, ItemError(400, "EmptyInput", "Empty.")])
+    assert (reply.status, json.loads(reply.body)) == (422, {"error": "Broken."})
+
+
+@pytest.mark.parametrize(
+    ("outputs", "result"),
+    [
+        (Vectors("embedding"), np.array([np.nan], np.float32)),
+        (Ranked(LABELS), [{"label": "a", "score": float("inf")}]),
+        (Documents(), float("nan")),
+    ],
+)
+def test_result_that_is_no_number_is_an_error(outputs: OutputTensors, result: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Inference(Model("model", "2.0", outputs)).pack([result])

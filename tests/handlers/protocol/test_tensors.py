@@ -89,24 +89,6 @@ def test_every_bf16_is_what_tritonclient_sends_and_fp32_is_rounded_to_the_neares
         np.testing.assert_array_equal(written, numbers.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=2), children, max_size=2),
-    max_leaves=12,
-)
-
-
-@given(st.sampled_from(list(DTYPES)), SHAPES, st.binary(max_size=64) | JSON)
-def test_any_data_is_a_tensor_or_malformed(name: str, shape: tuple[int, ...], data: Any) -> None:
-    try:
-        if isinstance(data, bytes):
-            assert from_binary(DTYPES[name], shape, memoryview(data)).shape == shape
-        else:
-            assert from_json(DTYPES[name], shape, data).shape == shape
-    except MalformedTensor as error:
-        assert str(error).endswith(".")
-
-
 HUGE = [2**62, 2**62]
 
 

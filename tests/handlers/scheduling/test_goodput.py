@@ -1,18 +1,20 @@
 """Adaptive workers behind a simulated frontend, with pinned pass times and noise: answers in time, and exchanges.
 
-The loads are those of `tests.simulated.cases`; what they are compared with is the machine's own most, or TorchServe's
-classic mode: one batch in flight, nothing overlapped, the better of two batch sizes. Each figure is of one run.
+What they are compared with is the machine's own most, the best order known afterwards, and TorchServe's classic mode;
+the latter two were simulated on the same arrivals (the last commit that could: ca8afef).
 """
+
+from statistics import fmean
 
 import pytest
 
 from tests.simulated.cases import EMBEDDING, RESNET, Case
-from tests.simulated.classic import classic
-from tests.simulated.traffic import ClosedLoop, Figures, Recorded, kinds, poisson
+from tests.simulated.traffic import ClosedLoop, kinds, poisson
 
+# Of one run each, with the same arrivals: a few per cent are chance.
+CHANCE = 0.03
 SECONDS = {RESNET.name: 12.0, EMBEDDING.name: 3.0}
 TARGET_S = {RESNET.name: 0.5, EMBEDDING.name: 0.2}
-CHANCE = 0.03
 
 
 @pytest.mark.parametrize("share", [0.8, 2.0, 3.0])
@@ -60,24 +62,34 @@ def test_exchanges_of_a_lone_client_are_two_a_request_at_most_and_of_many_shared
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-@pytest.mark.parametrize("load", [1, 16, 64, 0.3, 0.9], ids=["1", "16", "64", "poisson-30", "poisson-90"])
-@pytest.mark.parametrize("case", [RESNET, EMBEDDING], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "load", "per_s", "mean_s"),
+    [
+        # Closed loops of so many clients, and Poisson arrivals at a share of what the machine can do.
+        (RESNET, 1, 27.7, 0.0357),
+        (RESNET, 16, 37.6, 0.4193),
+        (RESNET, 64, 37.6, 1.6660),
+        (RESNET, 0.3, 13.3, 0.0499),
+        (RESNET, 0.9, 34.9, 0.2714),
+        (EMBEDDING, 1, 159.2, 0.0060),
+        (EMBEDDING, 16, 363.9, 0.0437),
+        (EMBEDDING, 64, 389.0, 0.1623),
+        (EMBEDDING, 0.9, 401.6, 0.3998),
+    ],
+)
 def test_without_a_target_throughput_and_mean_latency_are_classic_modes_or_better(
-    case: Case, load: float, streams: int
+    case: Case, load: float, per_s: float, mean_s: float, streams: int
 ) -> None:
-    def clients() -> ClosedLoop | Recorded:
-        sent = kinds(case.lengths, case.decode_s)
-        if load >= 1:
-            return ClosedLoop(int(load), SECONDS[case.name], sent)
-        return poisson(load * case.offline_per_s, SECONDS[case.name], 1, sent)
-
-    span_s = 0.15 * SECONDS[case.name], SECONDS[case.name]
-    limits = {"max_items": case.max_items, "max_tokens": case.max_tokens}
-    peers = [Figures.of(classic(clients(), case.machine(1), size, **limits), *span_s) for size in (16, 32)]
-    simulated = case.adaptive(clients(), streams)
-    ours = Figures.of(simulated.outcomes, *span_s)
-    assert {end for outcome in simulated.outcomes for end in outcome.ends} == {"done"}
+    """Classic mode's figures are of the better of batches of 16 and 32, one in flight, nothing overlapped."""
+    seconds, sent = SECONDS[case.name], kinds(case.lengths, case.decode_s)
+    clients = (
+        ClosedLoop(int(load), seconds, sent) if load >= 1 else poisson(load * case.offline_per_s, seconds, 1, sent)
+    )
+    outcomes = case.adaptive(clients, streams).outcomes
+    assert {end for outcome in outcomes for end in outcome.ends} == {"done"}
+    from_s, span_s = 0.15 * seconds, 0.85 * seconds
+    answered = sum(from_s <= outcome.ended_s < seconds for outcome in outcomes)
+    took_s = [outcome.latency_s for outcome in outcomes if from_s <= outcome.arrival.at_s < seconds]
     # The span's edges may cut a micro-batch off.
-    edge_per_s = case.max_items / (span_s[1] - span_s[0])
-    assert ours.per_s >= (1 - CHANCE) * max(peer.per_s for peer in peers) - edge_per_s
-    assert ours.mean_s <= (1 + CHANCE) * min(peer.mean_s for peer in peers)
+    assert answered / span_s >= (1 - CHANCE) * per_s - case.max_items / span_s
+    assert fmean(took_s) <= (1 + CHANCE) * mean_s
