@@ -13,7 +13,6 @@ from tests.handlers.adaptive.gated import TIMEOUT_S, wait_for
 from tests.handlers.adaptive.spelling import FAILURE, FICKLE, UNREADABLE, SpellingHandler, asking, events, started
 
 TEXT = "abcdefghij"
-EVENTS = {"Accept": "text/event-stream"}
 # Of a worker that is idle otherwise, between two chunks of an answer.
 PIECE_S = 0.02
 
@@ -84,21 +83,6 @@ def test_answer_that_is_whole_before_its_first_chunk_is_one_plain_reply_of_all_e
             # The double fails where a first message is a last chunk.
             assert joined(whole.body) == ("a", {"spelled": "a"})
             assert whole.headers["content-type"] == "text/event-stream"
-
-
-def test_plain_and_streamed_requests_share_a_micro_batch(handler: SpellingHandler) -> None:
-    with Frontend(handler) as frontend:
-        handler.speller.hold()
-        busy = frontend.submit(asking("busy"))
-        handler.wait()
-        plain = frontend.submit(asking("plain"))
-        _, streamed = frontend.stream(asking(TEXT, stream=True))
-        handler.wait(waiting=2)
-        handler.speller.go()
-        assert busy.result(TIMEOUT_S).body == {"spelled": "busy"}
-        assert plain.result(TIMEOUT_S).body == {"spelled": "plain"}
-        assert joined(streamed.result(TIMEOUT_S).body) == (TEXT, {"spelled": TEXT})
-    assert [sorted(batch) for batch in handler.speller.batches] == [["busy"], [TEXT, "plain"]]
 
 
 def test_pieces_of_a_quick_engine_are_sent_together(handler: SpellingHandler) -> None:
@@ -182,32 +166,23 @@ def test_client_that_leaves_frees_its_place_and_its_share_of_the_engine(handler:
     assert handler.speller.written <= 3 + len("next")
 
 
-@pytest.mark.parametrize(
-    ("body", "headers", "reason"),
-    [
-        ({"instances": [{"text": "a"}, {"text": "b"}], "stream": True}, {}, "no list"),
-        ({"instances": [{"text": "a"}]}, EVENTS, "no list"),
-        (
-            {
-                "inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}],
-                "parameters": {"stream": True},
-            },
-            {},
-            "no tensors",
-        ),
-    ],
-)
-def test_stream_of_what_is_not_one_text_is_refused(
-    handler: SpellingHandler, body: Any, headers: dict[str, str], reason: str
-) -> None:
+TENSORS = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
+
+
+def test_stream_of_what_is_not_one_text_over_http_is_refused(handler: SpellingHandler) -> None:
     with Frontend(handler) as frontend:
-        _, answer = frontend.stream(json.dumps(body).encode(), **headers)
-        refused = answer.result(TIMEOUT_S)
-        by_grpc = frontend.send(asking(TEXT, stream=True))
-    assert refused.status == 400
-    assert reason in json.dumps(refused.body)
-    # TorchServe's own gRPC has no chunks of ours.
-    assert (by_grpc.status, "HTTP" in by_grpc.body["message"]) == (400, True)
+        several = json.dumps({"instances": [{"text": "a"}, {"text": "b"}], "stream": True}).encode()
+        tensors = json.dumps({**TENSORS, "parameters": {"stream": True}}).encode()
+        refused = [
+            frontend.stream(several)[1].result(TIMEOUT_S),
+            frontend.stream(b'{"instances": [{"text": "a"}]}', Accept="text/event-stream")[1].result(TIMEOUT_S),
+            frontend.stream(tensors)[1].result(TIMEOUT_S),
+            # TorchServe's own gRPC.
+            frontend.send(asking(TEXT, stream=True)),
+        ]
+    for answer, reason in zip(refused, ("no list", "no list", "no tensors", "HTTP"), strict=True):
+        assert answer.status == 400
+        assert reason in json.dumps(answer.body)
 
 
 def test_streamed_request_that_expires_is_answered_plainly(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Mapping
-from math import inf
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +11,6 @@ import pytest
 
 from handlers.adaptive import trial
 from handlers.adaptive.choice import Candidate, Figures, chosen
-from handlers.adaptive.trial import Sizes
 from handlers.archive_files import Build
 from handlers.engines import Arrangement, Arrays, Engine, Outputs
 from tests.handlers.serving import DoublingHandler, context
@@ -145,16 +143,3 @@ def test_chosen_has_the_least_product_of_an_items_times_and_is_the_likeliest_unl
     figures: dict[Candidate, tuple[float, float]], taken: Candidate
 ) -> None:
     assert chosen({each: Figures(*times) for each, times in figures.items()}) == taken
-
-
-@pytest.mark.parametrize(
-    ("most_items", "longest_s", "item_s", "sizes"),
-    [(64, inf, 0.001, (8, 64)), (64, inf, 0.025, (4,)), (64, 0.05, 0.01, (5,)), (1, inf, 0.001, ())],
-)
-def test_sizes_are_typical_and_the_largest_as_far_as_they_are_quick(
-    most_items: int, longest_s: float, item_s: float, sizes: tuple[int, ...]
-) -> None:
-    measured = Sizes(most_items, longest_s)
-    assert measured.beyond(item_s) == sizes
-    # Those of the first candidate are everyone's.
-    assert measured.beyond(item_s / 1000) == sizes
