@@ -201,6 +201,17 @@ def test_answer_over_max_response_bytes_is_413_in_the_form_of_its_request(tmp_pa
     assert "max_response_bytes is 40" in answers[1].body["predictions"][0]["error"]["message"]
 
 
+def slow_down(handler: DoublingHandler, name: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a hook take so much longer."""
+    hook = getattr(handler, name)
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(seconds)
+        return hook(*given)
+
+    monkeypatch.setattr(handler, name, slowly)
+
+
 @pytest.mark.parametrize("slow", ["decode", "forward"])
 def test_what_a_batch_has_no_time_left_for_is_503(tmp_path: Path, slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     handler = DoublingHandler()
@@ -208,8 +219,7 @@ def test_what_a_batch_has_no_time_left_for_is_503(tmp_path: Path, slow: str, mon
     # A batch may take half of it.
     handler.worker_context.model_yaml_config["responseTimeout"] = 0.2
     handler.initialize(handler.worker_context)
-    hook = getattr(handler, slow)
-    monkeypatch.setattr(handler, slow, lambda *given: (time.sleep(0.06), hook(*given))[1])
+    slow_down(handler, slow, 0.06, monkeypatch)
     answers = serve(handler, [b"2", b"4", b"6", b"8"])
     late = [answer for answer in answers if answer.status != 200]
     # How many were in time is the machine's business; 0.12 s are over before the third is begun.
@@ -278,12 +288,8 @@ def test_metrics_of_a_batch_are_lines_for_torchserve_and_name_the_version(
     handler.reporter.stop()
     slow = {"decode": 0.01, "collate": 0.02, "forward": 0.04, "split": 0.03}
 
-    def taking(name: str, seconds: float) -> None:
-        hook = getattr(handler, name)
-        monkeypatch.setattr(handler, name, lambda *given: (time.sleep(seconds), hook(*given))[1])
-
     for name, seconds in slow.items():
-        taking(name, seconds)
+        slow_down(handler, name, seconds, monkeypatch)
     with caplog.at_level(logging.INFO, "ts.metrics"):
         started_s = time.perf_counter()
         answers = serve(handler, [b"4", b"6", b"1", b"secret", b"", listed(2, "x"), listed("x")])

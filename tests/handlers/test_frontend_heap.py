@@ -20,9 +20,13 @@ def entry(name: str, value: int) -> bytes:
     return head + text + struct.pack("<q", value)
 
 
-def counters(values: dict[str, int], magic: bytes = b"\xca\xfe\xc0\xc0", version: tuple[int, int] = (2, 0)) -> bytes:
+def counters(values: dict[str, int], version: tuple[int, int] = (2, 0)) -> bytes:
     entries = b"".join(entry(name, value) for name, value in values.items())
-    return magic + struct.pack("<BBBBiiqii", 1, *version, 1, 32 + len(entries), 0, 0, 32, len(values)) + entries
+    return (
+        b"\xca\xfe\xc0\xc0"
+        + struct.pack("<BBBBiiqii", 1, *version, 1, 32 + len(entries), 0, 0, 32, len(values))
+        + entries
+    )
 
 
 def written(folder: Path, content: bytes) -> HeapFile:
@@ -44,19 +48,17 @@ def test_heap_is_read_anew_each_time_until_the_process_ends(tmp_path: Path) -> N
 WHOLE = counters({USED: 1, MOST: 2})
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        WHOLE[:-40],
-        counters({USED: 1, MOST: 2}, magic=b"\0\0\0\0"),
-        counters({USED: 1, MOST: 2}, version=(3, 0)),
-        counters({USED: 1}),
-        WHOLE[:32] + struct.pack("<i", 0) + WHOLE[36:],
-        WHOLE[:28] + struct.pack("<i", 1 << 30) + WHOLE[32:],
-    ],
-    ids=["empty", "cut", "magic", "version", "no-maximum", "length-0", "count"],
-)
+OTHERS = {
+    "empty": b"",
+    "cut": WHOLE[:-40],
+    "version": counters({USED: 1, MOST: 2}, version=(3, 0)),
+    "no maximum": counters({USED: 1}),
+    "length 0": WHOLE[:32] + struct.pack("<i", 0) + WHOLE[36:],
+    "count": WHOLE[:28] + struct.pack("<i", 1 << 30) + WHOLE[32:],
+}
+
+
+@pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS)
 def test_file_of_another_layout_is_no_heap(tmp_path: Path, content: bytes) -> None:
     assert written(tmp_path, content).read() is None
 

@@ -84,8 +84,7 @@ class GatedHandler(DoublingHandler):
 
     def wait(self, *, running: int = 1, waiting: int = 0) -> None:
         """Wait until so many micro-batches run, and so many items wait at least."""
-        state = lambda: self.worker.state  # noqa: E731
-        wait_for(lambda: state().running_batches == running and state().waiting_items >= waiting)
+        wait_for(lambda: self.worker.state[2] == running and self.worker.state[1] >= waiting)
 
 
 class ThreadedHandler(GatedHandler):

@@ -16,10 +16,10 @@ from ts.service import Service
 from handlers.adaptive.frontend import CHUNK_BYTES, Disconnected, Door, Link, ProtocolError, Sent
 from handlers.pipeline.runner import respond
 from handlers.protocol.responses import Reply
-from tests.handlers.adaptive.frontend import Field, message, read_answers
+from tests.handlers.adaptive.frontend import Body, Field, message, read_answers
 from tests.handlers.serving import context
 
-REQUESTS = {
+REQUESTS: dict[str, tuple[dict[str, str], Body]] = {
     "a": ({"X-Priority": "1", "Accept": "*/*"}, b'{"text": "one"}'),
     "b": ({}, b""),
     "c": ({"accept-language": "grüß"}, bytes(range(256)) * 8),

@@ -102,8 +102,8 @@ def test_request_over_its_budget_is_413_and_costs_the_engine_nothing(handler: Ga
     with Frontend(handler) as frontend:
         handler.module.batches.clear()
         # Odd and even ones are groups of their own.
-        requests = [(listed(2, 3, "x"), {}), (listed(4, 6), {}), (b"8", {})]
-        over, fine, good = (answer.result(TIMEOUT_S) for answer in frontend.submit_together(requests))
+        together = frontend.submit_together([(listed(2, 3, "x"), {}), (listed(4, 6), {}), (b"8", {})])
+        over, fine, good = (answer.result(TIMEOUT_S) for answer in together)
     assert (over.status, {each["error"]["type"] for each in over.body["predictions"]}) == (413, {"WorkTooLarge"})
     assert (fine.body, good.body) == ({"predictions": [8.0, 12.0]}, 16.0)
     assert not {2.0, 3.0} & {number for batch in handler.module.batches for number in batch}

@@ -11,7 +11,6 @@ from handlers.base import BatchHandler
 from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import Cost
 from handlers.tasks.image_classification import ImageClassificationHandler
-from handlers.tasks.language_id import LanguageIdHandler
 from handlers.tasks.question_answering import QuestionAnsweringHandler
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.tasks.tokenization import TokenizationHandler
@@ -93,7 +92,6 @@ IDS = [tensor("input_ids", "INT64", -1, -1), tensor("attention_mask", "INT64", -
                 "max_batch_size": 256,
             },
         ),
-        (LanguageIdHandler, "language-id", {}, {"outputs": RANKED, "platform": "torchserve_fasttext"}),
         (TokenizationHandler, "tokenizer", {}, {"inputs": [TEXT], "outputs": IDS, "platform": "torchserve_function"}),
     ],
 )
@@ -150,6 +148,7 @@ def test_tensors_have_the_names_that_the_archives_owner_gave(tmp_path: Path) -> 
     [
         ({"inputs": {"text": "number"}}, "tensors.inputs: text: this task has number"),
         ({"outputs": {"result": "error"}}, "tensors.outputs: error is taken already"),
+        ({"inputs": {"number": " "}}, "tensors.inputs: every tensor needs a name of its own"),
         ({"inputs": {"number": 7}}, r"tensors: inputs.number: Input should be a valid string"),
     ],
 )

@@ -26,7 +26,7 @@ from handlers.protocol.requests import Payload, Request, unpack
 from handlers.protocol.responses import Reply
 from handlers.protocol.tensors import to_bfloat16
 from tests.handlers.protocol import test_open_inference
-from tests.handlers.protocol.test_open_inference import IMAGE, KOREAN, TEXT
+from tests.handlers.protocol.test_open_inference import KOREAN, TEXT
 from tests.handlers.protocol.test_tensors import arrays
 
 HEADERS = {"body": {"content-type": PROTOBUF}, "content-type": PROTOBUF}
@@ -80,7 +80,7 @@ def test_raw_tensor_of_tritonclient_is_read_as_it_was(array: NDArray[Any]) -> No
     np.testing.assert_array_equal(inquiry.tensors["x"], array, strict=True)
 
 
-def test_texts_and_pixels_by_grpc_are_the_items_that_binary_http_makes_of_them() -> None:
+def test_texts_by_grpc_are_the_items_that_binary_http_makes_of_them() -> None:
     more: dict[str, Any] = {"parameters": {"tgt_lang": "de", "top_k": 9}, "request_id": "7"}
     columns: dict[str, Any] = {"text": KOREAN, "top_k": np.array([[1], [2]])}
     by_grpc = asked(message(*(tensor(key, value) for key, value in columns.items()), **more))
@@ -90,11 +90,6 @@ def test_texts_and_pixels_by_grpc_are_the_items_that_binary_http_makes_of_them()
     assert by_grpc.payloads == by_http.payloads
     assert by_grpc.payloads[1] == Payload(KOREAN[1], {"tgt_lang": "de", "top_k": 2})
     assert by_grpc.form == GrpcInference(Inference(TEXT.model, "7"))
-    pixels = np.arange(2 * 4 * 3 * 3, dtype=np.uint8).reshape(2, 4, 3, 3)
-    images = asked(message(tensor("image", pixels)), IMAGE).payloads
-    for image, expected in zip(images, pixels, strict=True):
-        assert isinstance(image, Payload)
-        np.testing.assert_array_equal(image.value, expected, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -213,13 +208,6 @@ def test_answer_has_a_row_for_each_item_empty_beside_the_error_of_one_that_faile
     assert (first.decode(), second) == ('{"code":413,"type":"TextTooLong","message":"긴 글."}', b"")
 
 
-def test_wanted_outputs_come_in_their_order() -> None:
-    wanted = [triton.InferRequestedOutput(name) for name in ("score", "error")]
-    response = answered(TEXT, [[{"label": "a", "score": 0.5}]], outputs=wanted).get_response()
-    assert [output.name for output in response.outputs] == ["score", "error"]
-    assert len(response.raw_output_contents) == 2
-
-
 @pytest.mark.parametrize("width", [1, 31, 32, 4095, 4096, 600_000])
 def test_answer_of_any_size_is_the_message_that_protobuf_itself_writes(width: int) -> None:
     """A length of one byte, two and more."""
@@ -244,13 +232,6 @@ def test_bf16_output_is_what_tritonclient_reads_beside_a_failed_item_too() -> No
     assert read_back.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(read_back[0].astype(np.float32), np.array([1.0, 3.140625], np.float32))
     assert np.isnan(read_back[1].astype(np.float32)).all()
-
-
-def test_request_whose_items_all_fail_has_the_first_error() -> None:
-    request = asked(message(tensor("text", KOREAN)))
-    reply = request.form.pack([ItemError(504, "QueueTimeout", "100 % zu spät\n"), INTERNAL_ERROR])
-    assert (reply.status, reply.content_type, reply.body) == (504, PROTOBUF, b"")
-    assert reply.headers == {"X-Grpc-Status": "4", "X-Grpc-Message": "100 %25 zu sp%C3%A4t%0A"}
 
 
 def test_http_status_has_a_grpc_code() -> None:

@@ -4,10 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
-
 from handlers.config import HandlerConfig
-from handlers.errors import InvalidConfig
 from handlers.protocol.metadata import Metadata, TensorMetadata, asks_for_metadata, names_given, options_metadata
 from handlers.text.config import LanguageIdConfig, LanguageIdOptions
 from handlers.text.translation_config import TranslationConfig, TranslationOptions
@@ -33,20 +30,6 @@ def test_names_of_tensors_are_the_owners_or_else_the_tasks() -> None:
     assert names_given("outputs", ["label", "score"], swapped, []) == swapped
     names = names_given("outputs", ["label", "score"], {"score": "probability"}, ["error"])
     assert names == {"label": "label", "score": "probability"}
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ({"logits": "a"}, "tensors.inputs: logits: this task has question, context"),
-        ({"question": "context"}, "tensors.inputs: every tensor needs a name of its own"),
-        ({"question": " "}, "tensors.inputs: every tensor needs a name of its own"),
-        ({"question": "top_k"}, "tensors.inputs: top_k is taken already, by an option or the errors"),
-    ],
-)
-def test_names_given_to_nothing_or_twice_are_refused(given: dict[str, str], problem: str) -> None:
-    with pytest.raises(InvalidConfig, match=problem):
-        names_given("inputs", ["question", "context"], given, ["top_k"])
 
 
 def test_options_have_their_type_limits_description_and_the_archives_default() -> None:

@@ -1,15 +1,13 @@
 """A scheduler in simulated time without a frontend, on an engine whose times are a line through known points."""
 
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.scheduler import Scheduler
 from handlers.scheduling.streams import Streams
 from tests.simulated.adaptive import AdaptiveWorker, Simulated
-from tests.simulated.traffic import Arrival, Machine, Recorded
+from tests.simulated.traffic import Arrival, Clients, Machine
 
 FIXED_S, TOKEN_S = 0.002, 0.0001
 # How many times longer a micro-batch takes on one of two streams.
@@ -50,17 +48,7 @@ def simulate(
     wide, narrow = believed
     engine = Streams(model(wide), model(narrow * NARROW) if streams > 1 else None, streams)
     machine = Machine(engine_s, lambda tokens: NARROW * engine_s(tokens), streams)
-    return AdaptiveWorker(Recorded(arrivals), Scheduler(policy, engine), machine, None).run()
-
-
-def poisson(rate_per_s: float, seconds: float, seed: int, priority: int | None = None) -> list[Arrival]:
-    """Return independent arrivals at that rate."""
-    chosen = random.Random(seed)
-    arrivals, now_s = [], chosen.expovariate(rate_per_s)
-    while now_s < seconds:
-        arrivals.append(replace(Arrival(now_s), priority=priority))
-        now_s += chosen.expovariate(rate_per_s)
-    return arrivals
+    return AdaptiveWorker(Clients(arrivals), Scheduler(policy, engine), machine).run()
 
 
 def percentile_s(simulated: Simulated, percent: float, priority: int | None = None) -> float:

@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from tests.simulated.cases import EMBEDDING, RESNET, Case
-from tests.simulated.traffic import ClosedLoop, kinds, poisson
+from tests.simulated.traffic import Arrival, Clients, closed_loop, poisson
 
 # Of one run each, with the same arrivals: a few per cent are chance.
 CHANCE = 0.03
@@ -21,8 +21,8 @@ TARGET_S = {RESNET.name: 0.5, EMBEDDING.name: 0.2}
 @pytest.mark.parametrize("case", [RESNET, EMBEDDING], ids=lambda case: case.name)
 def test_goodput_holds_under_overload_and_refusals_are_timely_and_few_exchanges(case: Case, share: float) -> None:
     seconds, target_s = SECONDS[case.name], TARGET_S[case.name]
-    arrivals = poisson(share * case.offline_per_s, seconds, 1, kinds(case.lengths, case.decode_s))
-    simulated = case.adaptive(arrivals, streams=2, max_latency_s=target_s, window=128)
+    arrivals = poisson(share * case.offline_per_s, seconds, 1, case.kinds)
+    simulated = case.adaptive(Clients(arrivals), streams=2, max_latency_s=target_s, window=128)
     ended = [each for each in simulated.outcomes if each.ended_s < seconds]
     good, late = sum(each.is_in_time for each in ended), sum(not each.is_in_time for each in simulated.of("done"))
     if share < 1:
@@ -41,12 +41,13 @@ def test_goodput_holds_under_overload_and_refusals_are_timely_and_few_exchanges(
 @pytest.mark.parametrize(("share", "most"), [(0.7, 0.003), (0.8, 0.01), (0.9, 0.04)])
 def test_near_capacity_few_are_lost(share: float, most: float, streams: int) -> None:
     """Refused or late, without noise or frontend. The best order known afterwards loses 0, 0.2 and 1.3 % of these."""
-    target_s, count, full_s = 12 * RESNET.passes.wide_s(1), 2000, RESNET.machine(streams).narrow_s(RESNET.max_items)
+    full_s = (RESNET.narrow if streams > 1 else RESNET.wide)[-1][1]
     rate_per_s = share * streams * RESNET.max_items / full_s
-    traffic = poisson(rate_per_s, count / rate_per_s, 1, kinds([1]))
-    simulated = RESNET.adaptive(traffic, streams, max_latency_s=target_s, is_bare=True)
+    arrivals = poisson(rate_per_s, 2000 / rate_per_s, 1, [Arrival(0.0, length=1)])
+    target_s = 12 * RESNET.wide[0][1]
+    simulated = RESNET.adaptive(Clients(arrivals), streams, max_latency_s=target_s, is_bare=True)
     lost = sum(not outcome.is_in_time for outcome in simulated.outcomes)
-    assert lost <= most * count
+    assert lost <= most * len(arrivals)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,7 @@ def test_exchanges_of_a_lone_client_are_two_a_request_at_most_and_of_many_shared
     case: Case, clients: int, most: float
 ) -> None:
     """While a request of a lone client runs, the worker looks once whether anybody else came."""
-    load = ClosedLoop(clients, SECONDS[case.name], kinds(case.lengths, case.decode_s))
-    simulated = case.adaptive(load, streams=2)
+    simulated = case.adaptive(closed_loop(clients, SECONDS[case.name], case.kinds), streams=2)
     assert simulated.exchanges <= most * len(simulated.outcomes)
 
 
@@ -81,10 +81,9 @@ def test_without_a_target_throughput_and_mean_latency_are_classic_modes_or_bette
     case: Case, load: float, per_s: float, mean_s: float, streams: int
 ) -> None:
     """Classic mode's figures are of the better of batches of 16 and 32, one in flight, nothing overlapped."""
-    seconds, sent = SECONDS[case.name], kinds(case.lengths, case.decode_s)
-    clients = (
-        ClosedLoop(int(load), seconds, sent) if load >= 1 else poisson(load * case.offline_per_s, seconds, 1, sent)
-    )
+    seconds = SECONDS[case.name]
+    arrivals = poisson(load * case.offline_per_s, seconds, 1, case.kinds)
+    clients = Clients(arrivals) if load < 1 else closed_loop(int(load), seconds, case.kinds)
     outcomes = case.adaptive(clients, streams).outcomes
     assert {end for outcome in outcomes for end in outcome.ends} == {"done"}
     from_s, span_s = 0.15 * seconds, 0.85 * seconds
