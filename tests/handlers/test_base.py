@@ -1,8 +1,8 @@
-import inspect
+"""One batch through `handle`: every row its own answer, its own error, and nobody else's data."""
+
 import json
 import logging
 import re
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from handlers.base import BatchHandler
+from handlers.archive_files import CONFIG, Build, sums
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Request
-from tests.handlers.protocol import test_grpc_inference
+from tests.handlers.protocol.test_grpc_inference import HEADERS, message, tensor
 from tests.handlers.serving import DoublingHandler, context, serve, started
 
 
@@ -29,63 +29,75 @@ def handler(tmp_path_factory: pytest.TempPathFactory) -> DoublingHandler:
     return ready
 
 
+def listed(*numbers: Any) -> bytes:
+    return json.dumps({"instances": [{"number": number} for number in numbers]}).encode()
+
+
+def tensors(*numbers: float, count: int) -> bytes:
+    inputs = [{"name": "number", "datatype": "FP64", "shape": [count, 1], "data": numbers}]
+    return json.dumps({"inputs": inputs}).encode()
+
+
 CORRUPT = {"code": 422, "type": "CorruptInput", "message": "Not a number."}
 
 
-def test_handle_bad_rows_fail_alone(handler: DoublingHandler) -> None:
-    answers = serve(handler, [b"2", b"secret", b"4", b"", {}, b'{"instances": [{"number": 6}, {"number": "x"}]}'])
-    assert [answer.status for answer in answers] == [200, 422, 200, 400, 400, 200]
-    assert [answers[i].body for i in (0, 1, 2)] == [4.0, CORRUPT, 8.0]
+def test_bad_rows_fail_alone_each_in_the_form_of_its_request(handler: DoublingHandler) -> None:
+    rows: list[Any] = [
+        *(b"2", b"nan", b"4", b"", {}, listed(6, "x"), tensors(1, 444, 5, count=3), tensors(1, count=2)),
+        {"data": b"8", "top_k": b"[" * 100_000},
+        b'{"inputs": [{"name": "number", "datatype": "FP32", "shape": [0, 9223372036854775808], "data": []}]}',
+        b"secret",
+    ]
+    answers = serve(handler, rows)
+    assert [answer.status for answer in answers] == [200, 500, 200, 400, 400, 200, 200, 400, 200, 400, 422]
+    assert [answers[index].body for index in (0, 2, 8, 10)] == [4.0, 8.0, 16.0, CORRUPT]
     assert answers[5].body == {"predictions": [12.0, {"error": CORRUPT}]}
+    result, error = answers[6].body["outputs"]
+    assert result["data"] == ["2.0", "", "10.0"]
+    assert [text and json.loads(text)["code"] for text in error["data"]] == ["", 500, ""]
+    assert answers[7].body == {"error": 'Input 0, number: "data" has 1 elements; "shape" has 2.'}
     assert {answer.headers["content-type"] for answer in answers} == {"application/json"}
 
 
-def number_by_grpc(number: float, **more: Any) -> dict[str, Any]:
+def by_grpc(number: float, **more: Any) -> dict[str, Any]:
     """A row as the gateway's bridge makes one."""
-    return {"body": bytearray(test_grpc_inference.message(test_grpc_inference.tensor("x", np.array([number])), **more))}
+    return {"body": bytearray(message(tensor("x", np.array([number])), **more))}
 
 
-def test_handle_grpc_requests_share_the_batch_and_are_answered_in_their_way(handler: DoublingHandler) -> None:
+def test_grpc_requests_share_the_batch_and_are_answered_in_their_form(handler: DoublingHandler) -> None:
     handler.module.batches.clear()
-    by_grpc = test_grpc_inference.HEADERS
-    rows = [number_by_grpc(2, request_id="7"), b"4", number_by_grpc(444), {"body": bytearray(b"{}")}]
-    good, plain, failed, malformed = serve(handler, rows, [by_grpc, {"content-type": ""}, by_grpc, by_grpc])
+    rows = [by_grpc(2, request_id="7"), b"4", by_grpc(444), {"body": bytearray(b"{}")}]
+    good, plain, failed, malformed = serve(handler, rows, [HEADERS, {"content-type": ""}, HEADERS, HEADERS])
     assert handler.module.batches == [[2.0, 4.0]]
-    message = service_pb2.ModelInferResponse.FromString(good.body)
-    assert (good.status, message.id, message.outputs[0].name) == (200, "7", "result")
-    assert triton.InferResult(message).as_numpy("result").tolist() == [b"4.0"]
+    response = service_pb2.ModelInferResponse.FromString(good.body)
+    assert (good.status, response.id, response.outputs[0].name) == (200, "7", "result")
+    assert triton.InferResult(response).as_numpy("result").tolist() == [b"4.0"]
     assert (plain.status, plain.body) == (200, 8.0)
     assert (failed.status, failed.body, failed.headers["X-Grpc-Status"]) == (500, b"", "13")
     assert (malformed.status, malformed.body, malformed.headers["X-Grpc-Status"]) == (400, b"", "3")
-    assert malformed.headers["X-Grpc-Message"] == "The body is no ModelInferRequest."
 
 
-def test_handle_bug_in_unpacking_a_grpc_request_is_its_own_internal_error(
-    handler: DoublingHandler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handler, "unpack", lambda *_: int("a bug"))
-    (answer,) = serve(handler, [number_by_grpc(2)], [test_grpc_inference.HEADERS])
-    assert (answer.status, answer.body, answer.headers["X-Grpc-Status"]) == (500, b"", "13")
+def test_answer_to_torchserves_own_grpc_has_the_header_that_keeps_its_worker_alive(handler: DoublingHandler) -> None:
+    over_grpc, over_http = serve(handler, [b"2", b"4"], [{}, {"explain": "False"}])
+    assert over_grpc.headers["ts_stream_next"] == "false"
+    assert "ts_stream_next" not in over_http.headers
 
 
-def test_handle_requests_share_forward_passes_by_group_and_size(handler: DoublingHandler) -> None:
+def test_requests_share_forward_passes_by_group_and_size(handler: DoublingHandler) -> None:
     handler.module.batches.clear()
-    serve(handler, [b"1", b"2", b"3", b'{"instances": [{"number": 4}, {"number": 6}, {"number": 8}, {"number": 10}]}'])
+    serve(handler, [b"1", b"2", b"3", listed(4, 6, 8, 10)])
     assert handler.module.batches == [[1.0, 3.0], [2.0, 4.0, 6.0, 8.0], [10.0]]
 
 
-numbers = st.integers(0, 500).map(lambda n: str(n).encode())
 rows = st.one_of(
-    numbers,
+    st.integers(0, 500).map(lambda n: str(n).encode()),
     st.sampled_from([b"", b"bug", b"secret", b"555", b"666", b"{"]),
-    st.lists(st.integers(0, 700), min_size=1, max_size=4).map(
-        lambda values: json.dumps({"instances": [{"number": value} for value in values]}).encode()
-    ),
+    st.lists(st.integers(0, 700), min_size=1, max_size=4).map(lambda values: listed(*values)),
 )
 
 
 @given(st.lists(rows, min_size=1, max_size=9), st.randoms())
-def test_handle_batched_permuted_or_alone_gives_each_row_the_same_answer(
+def test_row_has_the_same_answer_alone_and_in_any_company(
     handler: DoublingHandler, batch: list[bytes], random: Any
 ) -> None:
     alone = [serve(handler, [row])[0] for row in batch]
@@ -100,7 +112,7 @@ class FaultyHandler(DoublingHandler):
     """Has a bug in what comes before the hooks of an item, for one body each."""
 
     def unpack(self, row: Any, headers: Any) -> Request:
-        if row["body"] == b"unpackable":
+        if b"unpackable" in row["body"]:
             raise LookupError(f"a bug that quotes its input {row['body']!r}")
         return super().unpack(row, headers)
 
@@ -110,49 +122,49 @@ class FaultyHandler(DoublingHandler):
         return Cost(group=[item]) if item == 301 else super().cost(item)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("body", [b"unpackable", b"300", b"301"])
-def test_handle_bug_in_unpacking_or_planning_gets_500_alone(
-    body: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_bug_in_unpacking_or_planning_is_500_for_its_request_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers = serve(started(FaultyHandler(), tmp_path, {"max_tokens": 8}), [b"2", body, b"4"])
-    assert [answer.status for answer in answers] == [200, 500, 200]
-    assert [answers[0].body, answers[2].body] == [4.0, 8.0]
-    assert answers[1].body["type"] == "InternalError"
+    handler = started(FaultyHandler(), tmp_path, {"max_tokens": 8})
+    bodies = [b"2", b"unpackable", b"300", b"301", b"4", b"unpackable"]
+    answers = serve(handler, bodies, [*[{}] * 5, HEADERS])
+    assert [answer.status for answer in answers] == [200, 500, 500, 500, 200, 500]
+    assert [answers[0].body, answers[4].body] == [4.0, 8.0]
+    assert {answer.body["type"] for answer in answers[1:4]} == {"InternalError"}
+    assert (answers[5].body, answers[5].headers["X-Grpc-Status"]) == (b"", "13")
     assert "quotes its input" not in caplog.text
 
 
-def test_handle_form_field_nested_too_deep_harms_nobody(handler: DoublingHandler) -> None:
-    answers = serve(handler, [b"2", {"data": b"4", "top_k": b"[" * 100_000}, b"6"])
-    assert [answer.status for answer in answers] == [200, 200, 200]
+def test_bug_on_one_item_is_500_for_it_alone_and_no_log_or_answer_holds_anybodys_data(
+    handler: DoublingHandler, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = serve(handler, [b"2", b"666", b"bug", b"4", b"444", b"canary", listed("canary", 6)])
+    assert [answer.status for answer in answers] == [200, 500, 500, 200, 500, 422, 200]
+    assert answers[1].body["type"] == "InternalError"
+    for answer in answers:
+        assert "canary" not in json.dumps(answer.body) + str(answer.headers)
+    log = caplog.text
+    assert "An item failed: ValueError < forward" in log
+    assert "RuntimeError < decode" in log
+    # Not "666" alone: a metric's value or a time may contain it.
+    assert not any(quoted in log for quoted in ("quotes its input", "666.0", "b'666'", "canary"))
 
 
-def test_handle_tensor_of_a_size_that_no_array_has_gets_400_alone(handler: DoublingHandler) -> None:
-    tensor = {"name": "number", "datatype": "FP32", "shape": [0, 2**63], "data": []}
-    answers = serve(handler, [b"2", json.dumps({"inputs": [tensor]}).encode(), b"4"])
-    assert [answer.status for answer in answers] == [200, 400, 200]
-
-
-def test_handle_out_of_memory_halves_until_it_fits(handler: DoublingHandler) -> None:
+def test_micro_batch_that_does_not_fit_is_halved_and_an_item_that_never_fits_is_507_alone(
+    handler: DoublingHandler,
+) -> None:
     handler.module.capacity = 2
     try:
-        answers = serve(handler, [b"2", b"4", b"6", b"8"])
+        answers = serve(handler, [b"2", b"4", b"6", b"8", b"3", b"555", b"7"])
     finally:
         handler.module.capacity = 1000
-    assert [answer.body for answer in answers] == [4.0, 8.0, 12.0, 16.0]
+    assert [answer.body for answer in answers[:4]] == [4.0, 8.0, 12.0, 16.0]
     assert 'batch;desc="2"' in answers[0].headers["Server-Timing"]
-
-
-def test_handle_item_that_cannot_fit_gets_507_alone(handler: DoublingHandler) -> None:
-    answers = serve(handler, [b"3", b"555", b"7"])
-    assert [answer.status for answer in answers] == [200, 507, 200]
-    assert answers[1].body["type"] == "OutOfMemory"
+    assert [answer.status for answer in answers[4:]] == [200, 507, 200]
+    assert answers[5].body["type"] == "OutOfMemory"
 
 
 # -- budgets and time ------------------------------------------------------------------------------------------------
-
-
-def listed(*numbers: float) -> bytes:
-    return json.dumps({"instances": [{"number": number} for number in numbers]}).encode()
 
 
 def limited(model_dir: Path, **settings: Any) -> DoublingHandler:
@@ -160,29 +172,28 @@ def limited(model_dir: Path, **settings: Any) -> DoublingHandler:
 
     class Limited(DoublingHandler):
         def cost(self, item: float) -> Cost:
-            return Cost(1, item) if item < 0 else Cost(max(1, int(item)))
+            return Cost(1, item) if item < 0 else Cost(max(1, int(item) // 2), work=int(item))
 
     handler = started(Limited(), model_dir, settings)
     assert isinstance(handler, DoublingHandler)
     return handler
 
 
-def test_handle_request_over_its_budget_gets_413_and_its_neighbours_their_answers(tmp_path: Path) -> None:
+def test_request_over_its_budget_is_413_and_its_neighbours_are_answered(tmp_path: Path) -> None:
     handler = limited(tmp_path, max_request_tokens=100, max_groups=2)
     handler.module.batches.clear()
-    answers = serve(
-        handler, [b"2", listed(50, 51), listed(50, 50), listed(-1, -2, -3), listed(-1, -2), b"101", listed(60, 60)]
-    )
+    bodies = [b"2", listed(50, 51), listed(50, 50), listed(-1, -2, -3), listed(-1, -2), b"101", listed(60, 60, "x")]
+    answers = serve(handler, bodies)
     assert [answer.status for answer in answers] == [200, 413, 200, 413, 200, 200, 413]
     assert answers[2].body == {"predictions": [100.0, 100.0]}
-    for answer, message in ((answers[1], "101 tokens"), (answers[3], "3 sets of options"), (answers[6], "120 tokens")):
+    for answer, words in ((answers[1], "101 tokens"), (answers[3], "3 sets of options"), (answers[6], "120 tokens")):
         errors = [prediction["error"] for prediction in answer.body["predictions"]]
         assert {error["type"] for error in errors} == {"WorkTooLarge"}
-        assert all(message in error["message"] for error in errors)
+        assert all(words in error["message"] for error in errors)
     assert sorted(number for batch in handler.module.batches for number in batch) == [-2, -1, 2, 50, 50, 101]
 
 
-def test_handle_answer_over_max_response_bytes_is_413_in_the_form_of_its_request(tmp_path: Path) -> None:
+def test_answer_over_max_response_bytes_is_413_in_the_form_of_its_request(tmp_path: Path) -> None:
     handler = limited(tmp_path, max_response_bytes=40)
     answers = serve(handler, [b"2", listed(*range(1, 9)), listed(2, 4)])
     assert [answer.status for answer in answers] == [200, 413, 200]
@@ -190,206 +201,123 @@ def test_handle_answer_over_max_response_bytes_is_413_in_the_form_of_its_request
     assert "max_response_bytes is 40" in answers[1].body["predictions"][0]["error"]["message"]
 
 
-def slow(model_dir: Path, decode_s: float = 0.0, forward_s: float = 0.0) -> DoublingHandler:
-    """A handler of a batch that may take 0.5 s in all: half of a responseTimeout of 1 s."""
+def slow_down(handler: DoublingHandler, name: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a hook take so much longer."""
+    hook = getattr(handler, name)
 
-    class Slow(DoublingHandler):
-        decodes_in_threads = False
+    def slowly(*given: Any) -> Any:
+        time.sleep(seconds)
+        return hook(*given)
 
-        def decode(self, payload: Any) -> float:
-            time.sleep(decode_s)
-            return super().decode(payload)
+    monkeypatch.setattr(handler, name, slowly)
 
-        def forward(self, inputs: Any, items: Any) -> Any:
-            time.sleep(forward_s)
-            return super().forward(inputs, items)
 
-    handler = Slow()
-    handler.worker_context = context(model_dir, {"max_items": 1})
-    handler.worker_context.model_yaml_config["responseTimeout"] = 1
+@pytest.mark.parametrize("slow", ["decode", "forward"])
+def test_what_a_batch_has_no_time_left_for_is_503(tmp_path: Path, slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = DoublingHandler()
+    handler.worker_context = context(tmp_path, {"max_items": 1, "decode_threads": 1})
+    # A batch may take half of it.
+    handler.worker_context.model_yaml_config["responseTimeout"] = 0.2
     handler.initialize(handler.worker_context)
-    return handler
-
-
-@pytest.mark.parametrize("takes", [{"decode_s": 0.3}, {"forward_s": 0.3}])
-def test_handle_what_a_batch_has_no_time_left_for_is_answered_503(tmp_path: Path, takes: dict[str, float]) -> None:
-    answers = serve(slow(tmp_path, **takes), [b"2", b"4", b"6", b"8"])
+    slow_down(handler, slow, 0.06, monkeypatch)
+    answers = serve(handler, [b"2", b"4", b"6", b"8"])
     late = [answer for answer in answers if answer.status != 200]
-    # How many were in time is the machine's business; 0.6 s are over before the third is begun.
+    # How many were in time is the machine's business; 0.12 s are over before the third is begun.
     assert len(late) >= 2
     assert answers[len(answers) - len(late) :] == late
     assert {(answer.status, answer.body["type"]) for answer in late} == {(503, "BatchTimeout")}
 
 
-def test_handle_run_that_is_ended_is_not_tried_again_in_halves(tmp_path: Path) -> None:
-    class Ended(DoublingHandler):
-        runs = -1
+def test_run_that_was_ended_is_not_tried_again_in_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = started(DoublingHandler(), tmp_path, {})
+    runs, forward = [], handler.forward
 
-        def forward(self, inputs: Any, items: Any) -> Any:
-            if self.runs >= 0:
-                self.runs += 1
-                if len(items) > 1:
-                    raise OutOfTime
-            return super().forward(inputs, items)
+    def ended(inputs: Any, items: Any) -> Any:
+        runs.append(items)
+        if len(items) > 1:
+            raise OutOfTime
+        return forward(inputs, items)
 
-    handler = started(Ended(), tmp_path, {})
-    assert isinstance(handler, Ended)
-    handler.runs = 0
+    monkeypatch.setattr(handler, "forward", ended)
     answers = serve(handler, [b"2", b"4", b"6", b"1"])
     assert [answer.status for answer in answers] == [503, 503, 503, 200]
-    assert handler.runs == 2
+    assert len(runs) == 2
 
 
-def test_handle_bug_on_one_item_gets_500_alone_and_logs_no_payload(
-    handler: DoublingHandler, caplog: pytest.LogCaptureFixture
-) -> None:
-    answers = serve(handler, [b"2", b"666", b"bug", b"4", b"444"])
-    assert [answer.status for answer in answers] == [200, 500, 500, 200, 500]
-    assert answers[1].body["type"] == "InternalError"
-    log = caplog.text
-    assert "An item failed: ValueError < forward" in log
-    assert "RuntimeError < decode" in log
-    # Not "666" alone: a metric's value or a time may contain it.
-    assert not any(quoted in log for quoted in ("quotes its input", "666.0", "b'666'"))
+# -- what is said of it ----------------------------------------------------------------------------------------------
 
 
-def test_handle_result_that_json_cannot_hold_fails_alone(handler: DoublingHandler) -> None:
-    assert [answer.status for answer in serve(handler, [b"nan", b"2"])] == [500, 200]
-
-
-def test_handle_canaries_of_bad_rows_reach_nobody(handler: DoublingHandler, caplog: pytest.LogCaptureFixture) -> None:
-    secrets = [f"canary-{index:03}" for index in range(20)]
-    batch = [secret.encode() if index % 2 else b"2" for index, secret in enumerate(secrets)]
-    answers = serve(handler, batch)
-    for answer in answers:
-        assert "canary" not in json.dumps(answer.body) + str(answer.headers)
-    assert "canary" not in caplog.text
-
-
-def test_handle_every_row_has_server_timing(handler: DoublingHandler) -> None:
+def test_every_row_has_server_timing(handler: DoublingHandler) -> None:
     answers = serve(handler, [b"2", b"4", b"secret"])
     number = r"\d+\.\d\d"
     for answer, size in zip(answers, (2, 2, 0), strict=True):
-        header = answer.headers["Server-Timing"]
-        expected = (
-            f'decode;dur={number}, wait;dur={number}, forward;dur={number}, encode;dur={number}, batch;desc="{size}"'
-        )
-        assert re.fullmatch(expected, header)
+        stages = "".join(f"{stage};dur={number}, " for stage in ("decode", "wait", "forward", "encode"))
+        assert re.fullmatch(f'{stages}batch;desc="{size}"', answer.headers["Server-Timing"])
+        assert "X-Model-Version" not in answer.headers
 
 
-def test_handle_content_type_of_the_body_decides_json(handler: DoublingHandler) -> None:
-    headers: list[dict[str, Any]] = [
-        {"body": {"content-type": "application/json"}},
-        {"body": {"content-type": "text/plain"}, "Host": "x"},
-    ]
-    answers = serve(handler, [b'{"number": 2}', b'{"number": 2}'], headers)
-    assert [answer.status for answer in answers] == [200, 422]
-
-
-def test_initialize_wrong_config_is_logged_in_one_line_and_raised(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_altered", [False, True])
+def test_worker_with_a_wrong_config_does_not_load_and_says_why_in_one_line(
+    is_altered: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(InvalidConfig, match="max_itms"):
+    problem = "handler: max_itms: Unexpected keyword argument"
+    if is_altered:
+        (tmp_path / CONFIG).write_text("as built")
+        build = Build("f1", "no weights", False, sums({CONFIG: tmp_path / CONFIG}))
+        (tmp_path / "build.json").write_text(build.to_json())
+        (tmp_path / CONFIG).write_text("altered")
+        problem = "this archive is not as it was built: changed: model-config.yaml"
+    with pytest.raises(InvalidConfig, match=problem):
         DoublingHandler().initialize(context(tmp_path, {"max_itms": 3}))
-    assert [record.getMessage() for record in caplog.records if "Cannot load" in record.getMessage()] == [
-        "Cannot load model: InvalidConfig: handler: max_itms: Unexpected keyword argument"
-    ]
-
-
-def test_metrics_of_a_batch_reach_torchserve_as_lines(
-    handler: DoublingHandler, caplog: pytest.LogCaptureFixture
-) -> None:
-    handler.reporter.report()
-    caplog.clear()
-    with caplog.at_level(logging.INFO, "ts.metrics"):
-        serve(handler, [b"2", b"4", b"6", b"secret"])
-        handler.reporter.report()
-    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("[METRICS]")]
-    expected = {
-        "[METRICS]handler_items_total.Count:3|#ModelName:model,ModelVersion:unknown|",
-        "[METRICS]handler_item_errors_total.Count:1|#ModelName:model,ModelVersion:unknown,Type:CorruptInput|",
-        "[METRICS]handler_batch_size_bucket.Count:1|#ModelName:model,ModelVersion:unknown,le:3|",
-        "[METRICS]handler_decode_seconds_count.Count:4|#ModelName:model,ModelVersion:unknown|",
-    }
-    for start in expected:
-        assert any(line.startswith(start) for line in lines), start
-    # Declared with the first report, and not grown since.
-    assert not any("handler_batch_size_bucket" in line and "le:2|" in line for line in lines)
+    (line,) = [record.getMessage() for record in caplog.records if "Cannot load" in record.getMessage()]
+    assert line.startswith(f"Cannot load model: InvalidConfig: {problem}")
 
 
 LINE = re.compile(r"\[METRICS\](handler_\w+)\.Count:([\d.e+-]+)\|#([^|]*)\|")
 
 
-def versioned(model_dir: Path, version: str) -> DoublingHandler:
-    """A handler whose metrics are told from others' by their version, and reported by nobody but a test."""
-    handler = DoublingHandler()
-    handler.worker_context = context(model_dir, {})
-    handler.worker_context.manifest = {"model": {"modelVersion": version}}
-    handler.initialize(handler.worker_context)
-    handler.reporter.stop()
-    return handler
-
-
-def metrics_of(caplog: pytest.LogCaptureFixture, version: str) -> dict[str, float]:
-    """What the lines in the log amount to: metric and its labels beside the model's -> sum."""
-    totals: dict[str, float] = {}
-    for match in filter(None, (LINE.search(record.getMessage()) for record in caplog.records)):
-        name, value, labels = match.groups()
-        model, of_version, *own = labels.split(",")
-        assert model == "ModelName:model"
-        if of_version == f"ModelVersion:{version}":
-            key = " ".join([name, *own])
-            totals[key] = totals.get(key, 0) + float(value)
-    return totals
-
-
-def test_metrics_and_answers_name_the_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "ts.metrics"):
-        handler = versioned(tmp_path, "2.0-untrained")
-        answers = serve(handler, [b"2", b"secret", b"{", number_by_grpc(2)], [*[{}] * 3, test_grpc_inference.HEADERS])
-        handler.reporter.report()
-    assert {answer.headers["X-Model-Version"] for answer in answers} == {"2.0-untrained"}
-    assert metrics_of(caplog, "2.0-untrained")["handler_items_total"] == 2
-
-
-def test_answers_of_an_archive_without_a_version_name_none(handler: DoublingHandler) -> None:
-    (answer,) = serve(handler, [b"2"])
-    assert "X-Model-Version" not in answer.headers
-
-
-def test_metrics_count_requests_by_outcome_and_micro_batches_by_size(
+def test_metrics_of_a_batch_are_lines_for_torchserve_and_name_the_version(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each hook takes a time of its own, so that each is found in its own metric and in no other."""
-    handler = versioned(tmp_path, "1.0-counted")
+    handler = DoublingHandler()
+    handler.worker_context = context(tmp_path, {})
+    # Tells its lines from those of other handlers, which report at any time.
+    handler.worker_context.manifest = {"model": {"modelVersion": "1.0-counted"}}
+    handler.initialize(handler.worker_context)
+    handler.reporter.stop()
     slow = {"decode": 0.01, "collate": 0.02, "forward": 0.04, "split": 0.03}
 
-    def taking(name: str, seconds: float) -> None:
-        hook = getattr(handler, name)
-
-        def slowly(*given: Any) -> Any:
-            time.sleep(seconds)
-            return hook(*given)
-
-        monkeypatch.setattr(handler, name, slowly)
-
     for name, seconds in slow.items():
-        taking(name, seconds)
-    lists = [b'{"instances": [{"number": 2}, {"number": "x"}]}', b'{"instances": [{"number": "x"}]}']
+        slow_down(handler, name, seconds, monkeypatch)
     with caplog.at_level(logging.INFO, "ts.metrics"):
         started_s = time.perf_counter()
-        answers = serve(handler, [b"4", b"6", b"1", b"secret", b"", *lists])
+        answers = serve(handler, [b"4", b"6", b"1", b"secret", b"", listed(2, "x"), listed("x")])
         elapsed_s = time.perf_counter() - started_s
         serve(handler, [b"2"], [{"X-Model-Metadata": "1"}])
         handler.reporter.report()
     assert [answer.status for answer in answers] == [200, 200, 200, 422, 400, 200, 422]
-    totals = metrics_of(caplog, "1.0-counted")
-    assert totals["handler_requests_total Outcome:success"] == 4
-    assert totals["handler_requests_total Outcome:fail"] == 3
-    # Of those with a result alone: a refusal comes at once.
-    assert totals["handler_request_seconds_count"] == 4
-    executions = {key: value for key, value in totals.items() if key.startswith("handler_executions_total")}
-    assert executions == {"handler_executions_total Size:1": 1, "handler_executions_total Size:3": 1}
+    assert {answer.headers["X-Model-Version"] for answer in answers} == {"1.0-counted"}
+    totals: dict[str, float] = {}
+    for match in filter(None, (LINE.search(record.getMessage()) for record in caplog.records)):
+        name, value, (model, version, *own) = match[1], match[2], match[3].split(",")
+        if version == "ModelVersion:1.0-counted":
+            assert model == "ModelName:model"
+            key = " ".join([name, *own])
+            totals[key] = totals.get(key, 0) + float(value)
+    counted = {
+        "handler_items_total": 4,
+        "handler_item_errors_total Type:CorruptInput": 3,
+        "handler_item_errors_total Type:EmptyInput": 1,
+        "handler_requests_total Outcome:success": 4,
+        "handler_requests_total Outcome:fail": 3,
+        # Of those with a result alone: a refusal comes at once.
+        "handler_request_seconds_count": 4,
+        "handler_batch_size_bucket le:3": 2,
+        "handler_executions_total Size:1": 1,
+        "handler_executions_total Size:3": 1,
+    }
+    assert {key: totals.get(key) for key in counted} == counted
     seconds_of = {key: value for key, value in totals.items() if key.startswith("handler_execution_seconds")}
     for phase, hook in {"input": "collate", "infer": "forward", "output": "split"}.items():
         for size in (1, 3):
@@ -400,23 +328,6 @@ def test_metrics_count_requests_by_outcome_and_micro_batches_by_size(
     whole = slow["decode"] + 2 * (slow["collate"] + slow["forward"] + slow["split"])
     for outcome, count in {"success": 4, "fail": 3}.items():
         assert count * whole <= totals[f"handler_request_seconds_total Outcome:{outcome}"] <= count * elapsed_s
-    # One of the two micro-batches waited for the other; nobody's decoding or run is in it.
+    # One of the two micro-batches waited for the other; no decoding or run of its own is in that.
     queue_s = totals["handler_queue_seconds_total"]
     assert slow["collate"] + slow["forward"] <= queue_s <= 4 * elapsed_s - 4 * (slow["decode"] + slow["forward"])
-
-
-def test_docstring_of_batch_handler_holds_a_task_that_runs(tmp_path: Path) -> None:
-    documented = inspect.getdoc(BatchHandler) or ""
-    _, start, rest = documented.partition("    import numpy as np\n")
-    code, end, _ = rest.partition("\nHooks, in the order")
-    assert start
-    assert end
-    namespace: dict[str, Any] = {"__name__": "doubling"}
-    exec(compile(textwrap.dedent(start + code), "doubling.py", "exec"), namespace)  # noqa: S102
-    handler = started(namespace["Doubling"](), tmp_path, {})
-    answers = serve(handler, [b'{"number": 2}', b"21", b"many", b'{"instances": [{"number": 3}, {"number": null}]}'])
-    assert [answer.status for answer in answers] == [200, 200, 422, 200]
-    assert [answers[0].body, answers[1].body] == [4.0, 42.0]
-    assert answers[2].body["message"] == "number: must be a number."
-    assert answers[3].body["predictions"][0] == 6.0
-    assert answers[3].body["predictions"][1]["error"]["type"] == "CorruptInput"

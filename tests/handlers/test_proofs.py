@@ -13,15 +13,14 @@ from handlers.proofs import Measure, Proof, read_proofs
         ("cosine", 0.98, 20, False, True),
     ],
 )
-def test_one_answer_of_few_refutes_no_precision(
+def test_precision_is_refuted_by_answers_that_differ_and_not_by_one_of_few(
     measure: Measure, agreement: float, samples: int, holds: bool, is_refuted: bool
 ) -> None:
     proof = Proof(measure, agreement, None, samples, 0.99)
     assert (proof.holds, proof.is_refuted) == (holds, is_refuted)
-
-
-def test_proofs_are_read_as_they_were_written() -> None:
-    proof = Proof("top-1", 0.95, 0.1, 20, 0.99)
     assert read_proofs({"bf16": proof.to_json()}) == {"bf16": proof}
+
+
+def test_proof_with_other_fields_is_refused() -> None:
     with pytest.raises(ValueError, match="other fields"):
         read_proofs({"bf16": {"agreement": 1.0}})

@@ -1,4 +1,4 @@
-"""Workers in simulated time: what adaptive, classic and clairvoyant schedules make of the same arrivals and pass times.
+"""Adaptive workers in simulated time, with the real scheduler and rhythm.
 
-clients -> requests -> adaptive: the real scheduler and rhythm | classic: TorchServe's batches -> outcomes
+clients -> requests -> scheduler, exchanges with a frontend -> outcomes
 """

@@ -64,11 +64,11 @@ class AdaptiveWorker:
     """One run; see the module's first lines."""
 
     def __init__(
-        self, clients: Clients, scheduler: Scheduler, machine: Machine, timing: ResponseTiming | None, seed: int = 0
+        self, clients: Clients, scheduler: Scheduler, machine: Machine, timing: ResponseTiming | None = None
     ) -> None:
         """Run nothing yet; `timing` is needed where there is a frontend."""
         self._clients, self._scheduler, self._machine, self._timing = clients, scheduler, machine, timing
-        self._pass_s = machine.passes(seed)
+        self._pass_s = machine.passes()
         self.simulated = Simulated([])
         self._order = count()
         self._events: list[tuple[float, int, str, object]] = []
@@ -82,7 +82,7 @@ class AdaptiveWorker:
 
     def run(self) -> Simulated:
         """Run until nothing is left to happen."""
-        for arrival in self._clients.first():
+        for arrival in sorted(self._clients.arrivals, key=lambda arrival: arrival.at_s):
             self._comes(Outcome(arrival))
         while self._events:
             now_s, _, kind, subject = heapq.heappop(self._events)

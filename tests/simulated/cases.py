@@ -2,98 +2,108 @@
 
 Pinned, and chosen rather than measured: they fit what was served on two cores with avx512_bf16 (one client and
 the offline throughput of docs/results.md), with OpenVINO in bf16. What micro-batches take in between, a stream's part
-and an exchange are assumed. `tests.simulated.passes` measures them where a machine is quiet.
+and an exchange are assumed.
 """
 
+import random
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from handlers.adaptive.response_timing import ResponseTiming
-from handlers.scheduling.batch_size import TUNING as SIZE
 from handlers.scheduling.latency_model import LatencyModel
 from handlers.scheduling.policy import Policy
 from handlers.scheduling.scheduler import Scheduler
 from handlers.scheduling.streams import Streams
 from tests.simulated.adaptive import AdaptiveWorker, Simulated
-from tests.simulated.passes import PassTimes
-from tests.simulated.traffic import Clients, Machine, mixed_lengths
+from tests.simulated.traffic import Arrival, Clients, Machine
+
+# (padded tokens, seconds) of micro-batches, ascending by tokens.
+Table = Sequence[tuple[int, float]]
+
+
+def between(table: Table, tokens: int) -> float:
+    """Read a table between its sizes by straight lines, and beyond them by the nearest line."""
+    right = min(max(1, bisect_left(table, (tokens, 0.0))), len(table) - 1)
+    (x0, y0), (x1, y1) = table[right - 1], table[right]
+    return max(1e-6, y0 + (y1 - y0) * (tokens - x0) / (x1 - x0))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model on one machine.
+    """One model on one machine of two cores, whose engine can be two streams.
 
     Attributes:
         name: of its archive.
-        passes: what micro-batches take.
+        wide: what micro-batches take that have the whole engine.
+        narrow: what they take on one of two streams while the other is busy.
         lengths: of the items that are sent, in tokens.
         decode_s: what a core needs to decode one item.
         exchange_s: what an exchange with TorchServe takes, and its HTTP.
         max_items, max_tokens: what a micro-batch may hold.
         warm_up: sizes, in tokens, that warm-up measures.
+        offline_per_s: items a second where every micro-batch is full and nothing else takes time but decoding.
     """
 
     name: str
-    passes: PassTimes
+    wide: Table
+    narrow: Table
     lengths: Sequence[int]
     decode_s: float
     exchange_s: float
     max_items: int
     max_tokens: int | None
     warm_up: tuple[int, ...]
-
-    def machine(self, streams: int, *, noise: float = 0.05) -> Machine:
-        """Give what takes time, with so many streams."""
-        narrow_s = self.passes.narrow_s if streams > 1 else self.passes.wide_s
-        return Machine(self.passes.wide_s, narrow_s, streams, self.exchange_s, noise=noise)
-
-    def adaptive(
-        self, clients: Clients, streams: int, *, max_latency_s: float = inf, window: int = 64, seed: int = 0
-    ) -> Simulated:
-        """Run an adaptive worker, with that target or without any."""
-        policy = Policy(max_latency_s=max_latency_s, max_items=self.max_items, max_tokens=self.max_tokens)
-        wide, narrow = self.passes.seeds(self.warm_up)
-        engine = Streams(LatencyModel(wide), LatencyModel(narrow) if streams > 1 else None, streams)
-        timing = ResponseTiming(window, enough_s=SIZE.longest_share * policy.nominal_latency_s)
-        return AdaptiveWorker(clients, Scheduler(policy, engine), self.machine(streams), timing, seed).run()
+    offline_per_s: float
 
     @property
-    def offline_per_s(self) -> float:
-        """Items a second where every micro-batch is full and nothing else takes time but decoding, wide or narrow."""
-        mean = sum(self.lengths) / len(self.lengths)
-        full = self.max_items if self.max_tokens is None else min(self.max_items, int(self.max_tokens / mean))
-        tokens, decode_s = int(full * mean), full * self.decode_s
-        wide_per_s = full / (self.passes.wide_s(tokens) + decode_s / 2)
-        narrow_per_s = full * self.passes.streams / (self.passes.narrow_s(tokens) + decode_s)
-        return max(wide_per_s, narrow_per_s)
+    def kinds(self) -> list[Arrival]:
+        """Requests of one item, of one length after the other."""
+        return [Arrival(0.0, length=length, decode_s=self.decode_s) for length in self.lengths]
+
+    def adaptive(
+        self, clients: Clients, streams: int, *, max_latency_s: float = inf, window: int = 64, is_bare: bool = False
+    ) -> Simulated:
+        """Run an adaptive worker with 5 % of noise, with that target or without any; a bare one without frontend."""
+        wide_s, narrow_s = partial(between, self.wide), partial(between, self.narrow if streams > 1 else self.wide)
+        machine = Machine(wide_s, narrow_s, streams, None if is_bare else self.exchange_s, noise=0 if is_bare else 0.05)
+        models = [LatencyModel((size, seconds(size)) for size in self.warm_up) for seconds in (wide_s, narrow_s)]
+        engine = Streams(models[0], models[1] if streams > 1 else None, streams)
+        policy = Policy(max_latency_s=max_latency_s, max_items=self.max_items, max_tokens=self.max_tokens)
+        timing = ResponseTiming(window, enough_s=0.5 * policy.nominal_latency_s)
+        return AdaptiveWorker(clients, Scheduler(policy, engine), machine, timing).run()
+
+
+def mixed_lengths() -> list[int]:
+    """Return lengths of texts, lognormal about 38 tokens, rounded up to multiples of 8 as the engine pads them."""
+    chosen = random.Random(0)
+    drawn = (chosen.lognormvariate(0.0, 0.6) * 38 / 1.2 for _ in range(997))
+    return [min(256, 8 * int(1 + length // 8)) for length in drawn]
 
 
 RESNET = Case(
     "resnet-152",
-    PassTimes(
-        ((1, 0.028), (2, 0.052), (4, 0.099), (8, 0.195), (16, 0.385), (32, 0.77)),
-        ((1, 0.050), (2, 0.098), (4, 0.191), (8, 0.38), (16, 0.75), (32, 1.5)),
-        streams=2,
-    ),
+    wide=((1, 0.028), (2, 0.052), (4, 0.099), (8, 0.195), (16, 0.385), (32, 0.77)),
+    narrow=((1, 0.050), (2, 0.098), (4, 0.191), (8, 0.38), (16, 0.75), (32, 1.5)),
     lengths=(1,),
     decode_s=0.004,
     exchange_s=0.0025,
     max_items=32,
     max_tokens=None,
     warm_up=(1, 8, 32),
+    offline_per_s=39.3,
 )
 EMBEDDING = Case(
     "sentence-embedding",
-    PassTimes(
-        ((8, 0.0021), (16, 0.0024), (32, 0.0030), (128, 0.0062), (512, 0.021), (2048, 0.085), (4096, 0.17)),
-        ((8, 0.0033), (16, 0.0038), (32, 0.005), (128, 0.0115), (512, 0.040), (2048, 0.165), (4096, 0.34)),
-        streams=2,
-    ),
+    wide=((8, 0.0021), (16, 0.0024), (32, 0.0030), (128, 0.0062), (512, 0.021), (2048, 0.085), (4096, 0.17)),
+    narrow=((8, 0.0033), (16, 0.0038), (32, 0.005), (128, 0.0115), (512, 0.040), (2048, 0.165), (4096, 0.34)),
     lengths=mixed_lengths(),
     decode_s=0.0003,
     exchange_s=0.0012,
     max_items=64,
     max_tokens=8192,
     warm_up=(32, 256, 2048),
-)  # fmt: skip
+    offline_per_s=532.8,
+)

@@ -1,12 +1,10 @@
 """What is sent to a simulated worker, and what became of it: requests, clients, a machine and outcomes. Pure."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from math import inf
-from statistics import fmean
-from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Arrival:
 
 @dataclass
 class Outcome:
-    """What became of a request: `ends` says how, once for every time it was told."""
+    """The outcome of a request: `ends` has how it ended, as often as it did."""
 
     arrival: Arrival
     ends: list[str] = field(default_factory=list)
@@ -45,83 +43,39 @@ class Outcome:
         return self.ended_s - self.arrival.at_s
 
 
-class Clients(Protocol):
-    """Whoever sends requests."""
-
-    def first(self) -> list[Arrival]:
-        """Give what comes whatever is answered."""
-
-    def after(self, outcome: Outcome) -> list[Arrival]:
-        """Give what comes because this was answered, not before that."""
-
-
 @dataclass(frozen=True)
-class Recorded:
-    """Arrivals that are known beforehand."""
-
-    arrivals: Sequence[Arrival]
-
-    def first(self) -> list[Arrival]:
-        """Give all of them."""
-        return sorted(self.arrivals, key=lambda arrival: arrival.at_s)
-
-    def after(self, outcome: Outcome) -> list[Arrival]:
-        """Give nothing more."""
-        return []
-
-
-@dataclass(frozen=True)
-class ClosedLoop:
-    """Clients that each send the next request as soon as they are answered.
+class Clients:
+    """Whoever sends requests.
 
     Attributes:
-        clients: how many.
-        until_s: after this none is sent.
-        kinds: what they send, one after the other.
-        pause_s: seconds between an answer and the next request.
-        minds_retry_after: whether a refused client waits as long as it is told.
-        spread_s: the first requests come within so many seconds.
+        arrivals: what comes whatever is answered.
+        after: returns what comes because a request was answered.
     """
 
-    clients: int
-    until_s: float
-    kinds: Iterator[Arrival]
-    pause_s: float = 0.0003
-    minds_retry_after: bool = False
-    spread_s: float = 0.05
-
-    def first(self) -> list[Arrival]:
-        """Give each client's first."""
-        step_s = self.spread_s / self.clients
-        return [replace(next(self.kinds), at_s=number * step_s) for number in range(self.clients)]
-
-    def after(self, outcome: Outcome) -> list[Arrival]:
-        """Give the same client's next."""
-        waits_s = outcome.retry_after_s if self.minds_retry_after else 0.0
-        at_s = outcome.ended_s + max(self.pause_s, waits_s)
-        return [replace(next(self.kinds), at_s=at_s)] if at_s < self.until_s else []
+    arrivals: Sequence[Arrival]
+    after: Callable[[Outcome], Sequence[Arrival]] = lambda _: ()
 
 
-def kinds(lengths: Sequence[int], decode_s: float = 0.0) -> Iterator[Arrival]:
-    """Give requests of one item of these lengths, over and over."""
-    return cycle([Arrival(0.0, length=length, decode_s=decode_s) for length in lengths])
+def closed_loop(clients: int, until_s: float, kinds: Iterable[Arrival]) -> Clients:
+    """Make so many clients, each of which sends the next request 0.3 ms after it is answered, until then."""
+    sent = iter(cycle(kinds))
+
+    def after(outcome: Outcome) -> Sequence[Arrival]:
+        at_s = outcome.ended_s + 0.0003
+        return [replace(next(sent), at_s=at_s)] if at_s < until_s else ()
+
+    # The first requests come within 50 ms.
+    return Clients([replace(next(sent), at_s=number * 0.05 / clients) for number in range(clients)], after)
 
 
-def mixed_lengths(count: int = 997, mean: float = 38.0, sigma: float = 0.6, longest: int = 256) -> list[int]:
-    """Give lengths of texts, lognormal about that mean, rounded up to multiples of 8 as the engine pads them."""
-    chosen = random.Random(0)
-    drawn = (chosen.lognormvariate(0.0, sigma) * mean / 1.2 for _ in range(count))
-    return [min(longest, 8 * int(1 + length // 8)) for length in drawn]
-
-
-def poisson(rate_per_s: float, seconds: float, seed: int, kinds: Iterator[Arrival]) -> Recorded:
-    """Give independent arrivals at that rate."""
-    chosen = random.Random(seed)
+def poisson(rate_per_s: float, seconds: float, seed: int, kinds: Iterable[Arrival]) -> list[Arrival]:
+    """Return independent arrivals at that rate, one kind after the other."""
+    chosen, sent = random.Random(seed), iter(cycle(kinds))
     arrivals, now_s = [], chosen.expovariate(rate_per_s)
     while now_s < seconds:
-        arrivals.append(replace(next(kinds), at_s=now_s))
+        arrivals.append(replace(next(sent), at_s=now_s))
         now_s += chosen.expovariate(rate_per_s)
-    return Recorded(arrivals)
+    return arrivals
 
 
 @dataclass(frozen=True)
@@ -149,32 +103,12 @@ class Machine:
     noise: float = 0.0
     delay_s: float = 0.001
 
-    def passes(self, seed: int = 0) -> Callable[[int, bool], float]:
-        """Give the time of one micro-batch after the other, by its padded tokens and whether it is wide."""
-        chosen = random.Random(seed)
+    def passes(self) -> Callable[[int, bool], float]:
+        """Return what gives the seconds of one micro-batch after the other, by padded tokens and whether it is wide."""
+        chosen = random.Random(0)
 
         def seconds(tokens: int, is_wide: bool) -> float:
             exact_s = self.wide_s(tokens) if is_wide else self.narrow_s(tokens)
             return exact_s * (chosen.lognormvariate(0.0, self.noise) if self.noise else 1.0)
 
         return seconds
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What a load generator would say of outcomes: answers a second, and seconds that they took."""
-
-    per_s: float
-    mean_s: float
-    p99_s: float
-
-    @classmethod
-    def of(cls, outcomes: Sequence[Outcome], from_s: float, until_s: float) -> "Figures":
-        """Count what was sent, and what was answered, between two times."""
-        answered = sum(each.ends == ["done"] and from_s <= each.ended_s < until_s for each in outcomes)
-        took_s = sorted(
-            each.latency_s for each in outcomes if each.ends == ["done"] and from_s <= each.arrival.at_s < until_s
-        )
-        if not took_s:
-            return cls(0.0, inf, inf)
-        return cls(answered / (until_s - from_s), fmean(took_s), took_s[int(0.99 * (len(took_s) - 1))])

@@ -27,9 +27,9 @@ from ts.service import Service
 
 from handlers.base import BatchHandler
 from tests.handlers.serving import Answer, read
+from tests.waiting import PATIENCE_S, until
 
 MAX_BATCH_DELAY_S = 0.001
-ANSWER_TIMEOUT_S = 20
 
 
 class Field(NamedTuple):
@@ -44,24 +44,11 @@ class Field(NamedTuple):
 Body = bytes | Sequence[Field]
 
 
-class Sent(NamedTuple):
-    """A request in the frontend; a future takes one result and raises at a second."""
-
-    body: Body
-    headers: dict[str, Any]
-    answer: "Future[Answer]"
-    stream: "Stream"
-
-
 class Stream:
-    """What the client of one request sees of its answer, where that comes in chunks.
-
-    `chunks` has each with the time at which it came; `exchanges` is how many exchanges there had been by then.
-    """
+    """The chunks of one request's answer, where it comes in chunks, and the headers of the first."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []
-        self.came_s: list[float] = []
         self.headers: dict[str, str] = {}
         self.is_there = True
         self.is_dropped = threading.Event()
@@ -72,11 +59,17 @@ class Stream:
 
     def wait(self, chunks: int) -> list[bytes]:
         """Wait until so many have come."""
-        deadline = time.monotonic() + ANSWER_TIMEOUT_S
-        while len(self.chunks) < chunks:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: len(self.chunks) >= chunks, every_s=0.001)
         return list(self.chunks)
+
+
+class Sent(NamedTuple):
+    """A request in the frontend; a future takes one result and raises at a second."""
+
+    body: Body
+    headers: dict[str, Any]
+    answer: "Future[Answer]"
+    stream: Stream
 
 
 class Frontend:
@@ -111,24 +104,37 @@ class Frontend:
             self._is_closed = True
             self._is_something_there.notify()
         for thread in (self._thread, self._worker):
-            thread.join(ANSWER_TIMEOUT_S)
+            # A test that failed may have left the worker waiting.
+            thread.join(PATIENCE_S if kind is None else 1)
             assert kind is not None or not thread.is_alive()
         self._theirs.close()
 
     def abandon(self) -> None:
-        """Go away although somebody waits for an answer, as TorchServe does where a worker is unregistered."""
+        """Go away although an answer is awaited, as TorchServe does where a worker is unregistered."""
         self._is_abandoned = True
         self._ours.shutdown(socket.SHUT_RDWR)
         # The worker notices with its next exchange, if it ever makes one.
-        self._thread.join(ANSWER_TIMEOUT_S)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
     def submit(self, body: Body, **headers: str) -> "Future[Answer]":
-        """One request; `x_priority="1"` is the header X-Priority."""
+        """Send one request; `x_priority="1"` is the header X-Priority."""
         return self.submit_together([(body, headers)])[0]
 
     def submit_together(self, requests: Sequence[tuple[Body, dict[str, str]]]) -> "list[Future[Answer]]":
-        """Several that an idle worker sees in one exchange."""
+        """Send several that an idle worker sees in one exchange."""
+        return [sent.answer for sent in self._sent(requests)]
+
+    def stream(self, body: Body, **headers: str) -> "tuple[Stream, Future[Answer]]":
+        """Send one request whose answer may come in chunks; the answer's body is all of them, as bytes."""
+        (sent,) = self._sent([(body, {"explain": "False", **headers})])
+        return sent.stream, sent.answer
+
+    def send(self, body: Body, **headers: str) -> Answer:
+        """Send one request, and return its answer."""
+        return self.submit(body, **headers).result(PATIENCE_S)
+
+    def _sent(self, requests: Sequence[tuple[Body, dict[str, str]]]) -> list[Sent]:
         sent = [
             Sent(body, {name.replace("_", "-"): value for name, value in headers.items()}, Future(), Stream())
             for body, headers in requests
@@ -136,19 +142,7 @@ class Frontend:
         with self._is_something_there:
             self._queue.extend(sent)
             self._is_something_there.notify()
-        return [each.answer for each in sent]
-
-    def stream(self, body: Body, **headers: str) -> "tuple[Stream, Future[Answer]]":
-        """One request whose answer may come in chunks; the answer's body is all of them, as bytes."""
-        sent = Sent(body, {"explain": "False", **headers}, Future(), Stream())
-        with self._is_something_there:
-            self._queue.append(sent)
-            self._is_something_there.notify()
-        return sent.stream, sent.answer
-
-    def send(self, body: Body, **headers: str) -> Answer:
-        """One request and its answer."""
-        return self.submit(body, **headers).result(ANSWER_TIMEOUT_S)
+        return sent
 
     def _work(self) -> None:
         """TorchServe's worker: its reader, then the handler, which stays until the connection is closed."""
@@ -182,11 +176,10 @@ class Frontend:
 
     def _exchange(self, answers: BinaryIO) -> None:
         self.exchanges += 1
-        self._ours.sendall(
-            message(
-                {id_: (sent.headers, () if sent.stream.chunks else sent.body) for id_, sent in self._in_flight.items()}
-            )
-        )
+        requests = {
+            id_: (sent.headers, () if sent.stream.chunks else sent.body) for id_, sent in self._in_flight.items()
+        }
+        self._ours.sendall(message(requests))
         for id_, received in read_answers(answers).items():
             assert received.phrase
             headers = {"content-type": received.content_type, **received.headers}
@@ -196,15 +189,15 @@ class Frontend:
             if is_next is None:
                 assert not sent.stream.chunks, "a plain reply in the middle of a stream"
                 del self._in_flight[id_]
-                sent.answer.set_result(Answer(received.status, self.read(received), headers))
+                body = read(received.body, received.content_type)
+                sent.answer.set_result(Answer(received.status, body, headers))
             else:
-                self._stream(id_, sent, received, headers, is_last=is_next == "false")
+                self._chunk(id_, sent, received, headers, is_last=is_next == "false")
 
-    def _stream(self, id_: str, sent: Sent, received: "Received", headers: dict[str, str], *, is_last: bool) -> None:
+    def _chunk(self, id_: str, sent: Sent, received: "Received", headers: dict[str, str], *, is_last: bool) -> None:
         stream = sent.stream
         assert stream.chunks or not is_last, "the first message is the last: no head is written, and the client hangs"
         stream.headers = stream.headers or headers
-        stream.came_s.append(time.perf_counter())
         stream.chunks.append(received.body)
         if is_last:
             del self._in_flight[id_]
@@ -213,13 +206,9 @@ class Frontend:
             del self._in_flight[id_]
             stream.is_dropped.set()
 
-    def read(self, received: "Received") -> Any:
-        """Make of an answer's body what its client sees: here, what its JSON says."""
-        return read(received.body, received.content_type)
-
 
 def message(requests: Mapping[str, tuple[dict[str, str], Body]]) -> bytes:
-    """What the frontend sends: requests by id, their headers and bodies."""
+    """Write what the frontend sends: requests by id, their headers and bodies."""
     parts = [b"I"]
     for id_, (headers, body) in requests.items():
         parts += [field(id_), *(field(name) + field(value) for name, value in headers.items()), pack("!i", -1)]
@@ -245,7 +234,7 @@ class Received(NamedTuple):
 
 
 def read_answers(stream: BinaryIO) -> dict[str, Received]:
-    """What the worker sends, by id."""
+    """Read what the worker sends, by id."""
     assert integer(stream) == 200
     text(stream)
     answers = {}

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,17 +13,21 @@ from handlers.engines import Arrangement, Arrays, Engine, Outputs
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply
 from tests.handlers.serving import DoublingHandler, context
+from tests.waiting import PATIENCE_S, until
 
 RUN_S = 0.004
+# Longer than a machine stalls.
+TIMEOUT_S = PATIENCE_S
 SCHEDULING = {
     "mode": "adaptive",
-    "max_latency_ms": 5000,
+    "max_latency_ms": 60_000,
     "priority_levels": 3,
-    "queue_timeout_ms": 5000,
+    "queue_timeout_ms": 60_000,
     # What is rehearsed goes through the same gate, and is recorded with the rest.
     "warm_up_s": 0,
 }
-TIMEOUT_S = 20
+
+wait_for = partial(until, every_s=0.002)
 
 
 class Unwritable:
@@ -33,12 +38,17 @@ class Unwritable:
 
 
 class GatedHandler(DoublingHandler):
-    """Doubles numbers, in micro-batches that take RUN_S and wait at a gate, as the decoding of what says slow does."""
+    """Doubles numbers, in micro-batches that take RUN_S and wait at a gate, as the decoding of "slow" numbers does.
+
+    Attributes:
+        decoding: how many slow numbers wait at their gate.
+    """
 
     decodes_in_threads = False
+    decoding = 0
 
     def load(self) -> Engine:
-        self.gate, self.slow_gate = threading.Event(), threading.Event()
+        self.gate, self.slow_gate, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self.gate.set()
         self.slow_gate.set()
         return super().load()
@@ -51,10 +61,17 @@ class GatedHandler(DoublingHandler):
         return super().unpack(row, headers)
 
     def decode(self, payload: Payload) -> float:
-        if isinstance(payload.value, bytes | bytearray) and payload.value.startswith(b"slow"):
-            assert self.slow_gate.wait(TIMEOUT_S)
-            return float(payload.value.removeprefix(b"slow"))
-        return super().decode(payload)
+        value = payload.value["number"] if isinstance(payload.value, dict) else payload.value
+        if isinstance(value, bytes | bytearray):
+            value = value.decode()
+        if not (isinstance(value, str) and value.startswith("slow")):
+            return super().decode(payload)
+        with self._lock:
+            self.decoding += 1
+        assert self.slow_gate.wait(TIMEOUT_S)
+        with self._lock:
+            self.decoding -= 1
+        return float(value.removeprefix("slow"))
 
     def forward(self, inputs: Arrays, items: Any) -> Outputs:
         time.sleep(RUN_S)
@@ -64,6 +81,10 @@ class GatedHandler(DoublingHandler):
     def forgets(self) -> bool:
         """Whether the worker keeps nothing of any request."""
         return bool(self.worker.state == State(0, 0, 0, 0))
+
+    def wait(self, *, running: int = 1, waiting: int = 0) -> None:
+        """Wait until so many micro-batches run, and so many items wait at least."""
+        wait_for(lambda: self.worker.state[2] == running and self.worker.state[1] >= waiting)
 
 
 class ThreadedHandler(GatedHandler):
@@ -117,22 +138,15 @@ def started(
     settings: dict[str, Any] | None = None,
     *,
     version: str | None = None,
+    took: Sequence[tuple[int, float]] = ((1, RUN_S), (8, RUN_S)),
     **scheduling: Any,
 ) -> GatedHandler:
+    """Start a handler; `took` has the tokens and seconds of the micro-batches that it measured as it loaded."""
     handler = kind()
     settings = {"max_items": 8, "max_instances": 10, "scheduling": {**SCHEDULING, **scheduling}, **(settings or {})}
     handler.worker_context = context(model_dir, settings, batch_size=64)
     handler.worker_context.model_yaml_config["continuousBatching"] = True
     handler.worker_context.manifest = {"model": {"modelVersion": version}}
-    # Warm-up's times on a busy machine are not what is tested.
-    with patch("handlers.adaptive.trial.measure", lambda *_: [(1, RUN_S), (8, RUN_S)]):
+    with patch("handlers.adaptive.trial.measure", lambda *_: list(took)):
         handler.initialize(handler.worker_context)
     return handler
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until it holds; the test fails where it does not in time."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,14 @@ from unittest.mock import patch
 
 import numpy as np
 
+from handlers.adaptive.shared_state import State
 from handlers.base import BatchHandler
 from handlers.config import HandlerConfig
 from handlers.engines import Arrays, Engine, Listener, Outputs, Progress
 from handlers.errors import UnknownOption
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
-from tests.handlers.adaptive.gated import SCHEDULING, TIMEOUT_S
+from tests.handlers.adaptive.gated import SCHEDULING, TIMEOUT_S, wait_for
 from tests.handlers.serving import context
 
 # Characters with a meaning: the engine fails in the step that comes to this one; makes another text the second time it
@@ -38,27 +38,21 @@ class Speller:
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.steps = self.written = 0
-        self.pace_s = 0.0
-        self._allowed: int | None = None
+        self._allowed: float = np.inf
         self._changed = threading.Condition()
 
     def hold(self) -> None:
         """Run no further step."""
-        with self._changed:
-            self._allowed = 0
+        self._allow(0)
 
     def step(self, count: int = 1) -> None:
         """Allow so many more."""
         with self._changed:
-            assert self._allowed is not None
-            self._allowed += count
-            self._changed.notify_all()
+            self._allow(self._allowed + count)
 
     def go(self) -> None:
         """Run freely."""
-        with self._changed:
-            self._allowed = None
-            self._changed.notify_all()
+        self._allow(np.inf)
 
     def run(self, inputs: Arrays) -> Outputs:
         return self.run_progressively(inputs, lambda _: False)
@@ -69,7 +63,9 @@ class Speller:
         self.batches.append(texts)
         going = dict(enumerate(texts))
         for step in range(codes.shape[1]):
-            self._wait()
+            with self._changed:
+                assert self._changed.wait_for(lambda: self._allowed > 0, TIMEOUT_S)
+                self._allowed -= 1
             self.steps += 1
             if any(text[step] == FAILURE for text in going.values()):
                 raise LookupError("a bug")
@@ -83,13 +79,10 @@ class Speller:
                     del going[index]
         return {"codes": codes}
 
-    def _wait(self) -> None:
-        if self.pace_s:
-            time.sleep(self.pace_s)
+    def _allow(self, steps: float) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: self._allowed is None or self._allowed > 0, TIMEOUT_S)
-            if self._allowed is not None:
-                self._allowed -= 1
+            self._allowed = steps
+            self._changed.notify_all()
 
 
 class Letters:
@@ -149,9 +142,17 @@ class SpellingHandler(BatchHandler[HandlerConfig, str]):
     def split(self, outputs: Outputs, items: Sequence[str]) -> list[Any]:
         return [{"spelled": "".join(map(chr, row[row > 0]))} for row in outputs["codes"]]
 
+    def forgets(self) -> bool:
+        """Whether the worker keeps nothing of any request."""
+        return bool(self.worker.state == State(0, 0, 0, 0))
+
+    def wait(self, *, waiting: int = 0) -> None:
+        """Wait until a micro-batch runs, and so many items wait at least."""
+        wait_for(lambda: self.worker.state[2] == 1 and self.worker.state[1] >= waiting)
+
 
 def started(model_dir: Path, **scheduling: Any) -> SpellingHandler:
-    """A handler in adaptive mode, whose engine runs freely."""
+    """Start a handler in adaptive mode, whose engine runs freely."""
     handler = SpellingHandler()
     settings = {"max_items": 8, "max_instances": 10, "scheduling": {**SCHEDULING, **scheduling}}
     handler.worker_context = context(model_dir, settings, batch_size=64)
@@ -165,12 +166,12 @@ def started(model_dir: Path, **scheduling: Any) -> SpellingHandler:
 
 
 def asking(text: str, **options: Any) -> bytes:
-    """A body; TorchServe says that it is JSON in a header of the field."""
+    """Write a body; TorchServe says that it is JSON in a header of the field."""
     return json.dumps({"text": text, **options}).encode()
 
 
 def events(body: bytes) -> list[tuple[str, Any]]:
-    """The events of a stream: kind and data. Each is two lines or one, and an empty one."""
+    """Read the events of a stream: kind and data. Each is two lines or one, and an empty one."""
     found = []
     *whole, rest = body.split(b"\n\n")
     assert rest == b""

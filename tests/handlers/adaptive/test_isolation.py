@@ -1,26 +1,35 @@
 """One client's request does not keep an adaptive worker from another's: it looks, decodes and expires meanwhile."""
 
 import json
-import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from handlers.adaptive.decoder import LARGE_BYTES, LEAST_THREADS
-from handlers.adaptive.fail_fast import Guard
 from handlers.adaptive.in_flight import InFlightRequest
+from handlers.engines import Arrays, Outputs
 from handlers.errors import EXPIRED
+from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.slots import Slot
 from handlers.protocol.requests import Payload, Request
 from tests.handlers.adaptive.frontend import Frontend
-from tests.handlers.adaptive.gated import TIMEOUT_S, GatedHandler, StreamedHandler, ThreadedHandler, started, wait_for
+from tests.handlers.adaptive.gated import TIMEOUT_S, GatedHandler, ThreadedHandler, started, wait_for
 
 
 def listed(*values: Any) -> bytes:
     return json.dumps({"instances": [{"number": value} for value in values]}).encode()
+
+
+@pytest.fixture(params=[GatedHandler, ThreadedHandler])
+def handler(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GatedHandler]:
+    handler = started(request.param, tmp_path, {"max_instances": 100, "max_groups": 1})
+    yield handler
+    handler.gate.set()
+    handler.slow_gate.set()
 
 
 def test_worker_looks_for_newcomers_while_the_engine_runs_for_a_lone_client(tmp_path: Path) -> None:
@@ -32,10 +41,8 @@ def test_worker_looks_for_newcomers_while_the_engine_runs_for_a_lone_client(tmp_
         handler.gate.clear()
         # More than a lone client's request may be for the frontend's own thread to run it.
         first = frontend.submit(listed(*range(0, 200, 2)))
-        wait_for(lambda: handler.worker.state.running_batches == 1)
-        exchanges = frontend.exchanges
-        wait_for(lambda: frontend.exchanges >= exchanges + 5)
-        # Hears at once that it cannot be served, while the engine stands.
+        handler.wait(running=1)
+        # Learns at once that it cannot be served, while the engine stands.
         hurried = frontend.submit(b"4", X_Timeout_Ms="1")
         assert hurried.result(TIMEOUT_S).body["type"] == "Overloaded"
         assert not first.done()
@@ -44,116 +51,83 @@ def test_worker_looks_for_newcomers_while_the_engine_runs_for_a_lone_client(tmp_
     assert handler.forgets()
 
 
-def test_request_expires_while_a_long_micro_batch_has_the_engine(tmp_path: Path) -> None:
-    handler = started(GatedHandler, tmp_path, max_batch_items=1)
-    with Frontend(handler) as frontend:
-        handler.gate.clear()
-        first, late = frontend.submit_together([(b"2", {"x_priority": "1"}), (b"4", {"x_timeout_ms": "300"})])
-        assert late.result(TIMEOUT_S).body["type"] == "QueueTimeout"
-        assert not first.done()
-        handler.gate.set()
-        assert first.result(TIMEOUT_S).body == 4
-    assert [4.0] not in handler.module.batches
-    assert handler.forgets()
+SLOW = b"slow" + b"21".rjust(LARGE_BYTES)
 
 
-@pytest.mark.parametrize("kind", [GatedHandler, ThreadedHandler])
-def test_request_expires_while_it_is_decoded_and_what_was_decoded_goes_nowhere(
-    kind: type[GatedHandler], tmp_path: Path
+@pytest.mark.parametrize(
+    ("slow", "answer"),
+    [
+        (SLOW, 42.0),
+        # Small texts, of which there are many.
+        (listed(*["slow" + "21".rjust(LARGE_BYTES // 4)] * 8), {"predictions": [42.0] * 8}),
+    ],
+)
+def test_request_that_is_long_in_decoding_delays_nobody_and_expires_meanwhile(
+    handler: GatedHandler, slow: bytes, answer: Any
 ) -> None:
-    handler = started(kind, tmp_path)
     handler.slow_gate.clear()
     with Frontend(handler) as frontend:
-        late = frontend.submit(b"slow" + b"21".rjust(LARGE_BYTES), X_Timeout_Ms="300")
-        assert late.result(TIMEOUT_S).body["type"] == "QueueTimeout"
-        assert frontend.send(b"2").body == 4
+        patient = frontend.submit(slow)
+        late = frontend.submit(SLOW, X_Timeout_Ms="150")
+        for _ in range(4):
+            assert frontend.send(b"2").body == 4
+        assert late.result(TIMEOUT_S).status == 504
+        assert not patient.done()
+        handler.module.batches.clear()
         handler.slow_gate.set()
+        assert patient.result(TIMEOUT_S).body == answer
         assert frontend.send(b"6").body == 12
-    assert [21.0] not in handler.module.batches
+    # What was decoded of the one that had expired goes nowhere.
+    ran = [number for batch in handler.module.batches for number in batch]
+    assert ran.count(21.0) == (1 if answer == 42.0 else 8)
     assert handler.forgets()
-
-
-LOCK = threading.Lock()
-
-
-class SlowlyListed(ThreadedHandler):
-    """Counts how many of its threads are decoding what says slow."""
-
-    decoding = 0
-
-    def decode(self, payload: Payload) -> float:
-        if isinstance(payload.value, dict) and payload.value["number"] == "slow":
-            with LOCK:
-                self.decoding += 1
-            assert self.slow_gate.wait(TIMEOUT_S)
-            with LOCK:
-                self.decoding -= 1
-            return 21.0
-        return super().decode(payload)
 
 
 def test_list_takes_half_of_the_decode_threads_and_leaves_the_others_to_who_comes_later(tmp_path: Path) -> None:
-    handler = started(SlowlyListed, tmp_path)
-    assert isinstance(handler, SlowlyListed)
+    handler = started(ThreadedHandler, tmp_path)
     handler.slow_gate.clear()
     with Frontend(handler) as frontend:
-        many = frontend.submit(listed(*["slow"] * 10))
+        many = frontend.submit(listed(*["slow21"] * 10))
         wait_for(lambda: handler.decoding == LEAST_THREADS // 2)
-        time.sleep(0.05)
-        assert handler.decoding == LEAST_THREADS // 2
         for _ in range(4):
             assert frontend.send(b"2").body == 4
+        assert handler.decoding == LEAST_THREADS // 2
         assert not many.done()
         handler.slow_gate.set()
         assert many.result(TIMEOUT_S).body == {"predictions": [42.0] * 10}
     assert handler.forgets()
 
 
-def test_list_of_many_small_texts_is_decoded_apart_from_the_frontends_thread(tmp_path: Path) -> None:
-    class Noting(GatedHandler):
-        def decode(self, payload: Payload) -> float:
-            names.add(threading.current_thread().name)
-            return super().decode(payload)
-
-    names: set[str] = set()
-    handler = started(Noting, tmp_path)
-    with Frontend(handler) as frontend:
-        names.clear()
-        assert frontend.send(listed(*["2".rjust(LARGE_BYTES // 4)] * 8)).body == {"predictions": [4.0] * 8}
-        assert names == {"decode"}
-        names.clear()
-        assert frontend.send(listed(1, 2)).body == {"predictions": [2.0, 4.0]}
-        assert "decode" not in names
-
-
-@pytest.mark.parametrize("kind", [GatedHandler, ThreadedHandler, StreamedHandler])
-def test_request_over_its_budget_is_413_and_costs_the_engine_nothing(kind: type[GatedHandler], tmp_path: Path) -> None:
-    handler = started(kind, tmp_path, {"max_groups": 1})
+def test_request_over_its_budget_is_413_and_costs_the_engine_nothing(handler: GatedHandler) -> None:
     with Frontend(handler) as frontend:
         handler.module.batches.clear()
         # Odd and even ones are groups of their own.
-        over, fine, good = (
-            answer.result(TIMEOUT_S)
-            for answer in frontend.submit_together([(listed(2, 3, "x"), {}), (listed(4, 6), {}), (b"8", {})])
-        )
+        together = frontend.submit_together([(listed(2, 3, "x"), {}), (listed(4, 6), {}), (b"8", {})])
+        over, fine, good = (answer.result(TIMEOUT_S) for answer in together)
     assert (over.status, {each["error"]["type"] for each in over.body["predictions"]}) == (413, {"WorkTooLarge"})
     assert (fine.body, good.body) == ({"predictions": [8.0, 12.0]}, 16.0)
     assert not {2.0, 3.0} & {number for batch in handler.module.batches for number in batch}
     assert handler.forgets()
 
 
-def test_worker_whose_engine_does_not_come_back_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_dead = threading.Event()
-    monkeypatch.setattr(Guard.__init__, "__defaults__", (is_dead.set,))
-    monkeypatch.setattr("handlers.base.RESPONSE_TIMEOUT_S", 0.5)
-    handler = started(GatedHandler, tmp_path)
-    frontend = Frontend(handler)
-    frontend.start()
-    handler.gate.clear()
-    frontend.submit(b"2")
-    assert is_dead.wait(TIMEOUT_S)
-    handler.gate.set()
-    frontend.abandon()
+def test_long_item_that_could_not_be_in_time_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    """Once items differ in length, that of one which is not decoded yet follows from its bytes."""
+
+    class Long(GatedHandler):
+        """Takes a millisecond a token, of which a number is as many as it says."""
+
+        def cost(self, item: float) -> Cost:
+            return Cost(int(item))
+
+        def forward(self, inputs: Arrays, items: Any) -> Outputs:
+            time.sleep(sum(items) / 1000)
+            return super().forward(inputs, items)
+
+    handler = started(Long, tmp_path, took=[(1, 0.001), (1000, 1.0)])
+    with Frontend(handler) as frontend:
+        for number in (10, 20):
+            assert frontend.send(str(number).encode().rjust(number)).body == 2 * number
+        assert frontend.send(b"1000".rjust(1000), X_Timeout_Ms="300").body["type"] == "Overloaded"
 
 
 class Body(str):
@@ -177,7 +151,7 @@ def test_worker_keeps_no_body_of_a_request_that_is_decoded(tmp_path: Path, is_th
     handler.gate.clear()
     with Frontend(handler) as frontend:
         answer = frontend.submit(b"2")
-        wait_for(lambda: handler.worker.state.running_batches == 1)
+        handler.wait(running=1)
         wait_for(lambda: [body() for body in bodies] == [None])
         assert not answer.done()
         handler.gate.set()

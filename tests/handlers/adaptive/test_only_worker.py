@@ -1,12 +1,11 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from deploy.models import ROOT
-from handlers.adaptive.only_worker import claim, claim_worker
+from handlers.adaptive.only_worker import claim
 from handlers.errors import InvalidConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
@@ -21,28 +20,20 @@ sys.stdin.read()
 
 
 def other(name: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", OTHER, name], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "claimed\n"
+    return process
 
 
 def test_name_that_another_process_has_is_refused_and_is_free_when_that_has_ended() -> None:
     name = f"test {os.getpid()} m 1.0"
     with other(name) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "claimed\n"
         with pytest.raises(InvalidConfig, match="another worker serves this model"):
             claim(name, 0.0)
         claim(f"{name}-other", 0.0)
         process.kill()
     claim(name, 60.0)
     claim(name, 0.0)
-
-
-def test_worker_whose_parent_is_no_frontend_claims_nothing() -> None:
-    assert Path(f"/proc/{os.getppid()}/comm").read_text().strip() != "java"
-    claim_worker("m", "1.0")
-    with other(f"torchserve {os.getppid()} m 1.0") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "claimed\n"
-        process.kill()

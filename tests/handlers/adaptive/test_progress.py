@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from handlers.adaptive.shared_state import State
-from handlers.scheduling.latency_model import LatencyModel
 from tests.handlers.adaptive.frontend import Frontend
 from tests.handlers.adaptive.gated import TIMEOUT_S, wait_for
 from tests.handlers.adaptive.spelling import FAILURE, SpellingHandler, asking, started
@@ -22,10 +20,7 @@ def handler(tmp_path: Path) -> Iterator[SpellingHandler]:
     handler = started(tmp_path)
     yield handler
     handler.speller.go()
-
-
-def forgets(handler: SpellingHandler) -> bool:
-    return handler.worker.state == State(0, 0, 0, 0)
+    assert handler.forgets()
 
 
 def together(frontend: Frontend, *texts: str | list[str]) -> list[Future[Answer]]:
@@ -36,24 +31,14 @@ def together(frontend: Frontend, *texts: str | list[str]) -> list[Future[Answer]
     return frontend.submit_together([(body, {}) for body in bodies])
 
 
-def test_request_is_answered_when_its_item_ends_and_not_with_its_micro_batch(handler: SpellingHandler) -> None:
+def test_request_is_answered_when_the_last_of_its_items_has_ended_and_not_with_its_micro_batch(
+    handler: SpellingHandler,
+) -> None:
     with Frontend(handler) as frontend:
         handler.speller.hold()
-        short, long = together(frontend, SHORT, LONG)
+        short, both, long = together(frontend, SHORT, [SHORT, SHORT + SHORT], LONG)
         handler.speller.step(len(SHORT))
         assert short.result(TIMEOUT_S).body == {"spelled": SHORT}
-        assert not long.done()
-        handler.speller.go()
-        assert long.result(TIMEOUT_S).body == {"spelled": LONG}
-    assert handler.speller.batches == [[SHORT, LONG]]
-    assert forgets(handler)
-
-
-def test_request_of_several_items_is_answered_when_the_last_of_them_has_ended(handler: SpellingHandler) -> None:
-    with Frontend(handler) as frontend:
-        handler.speller.hold()
-        both, long = together(frontend, [SHORT, SHORT + SHORT], LONG)
-        handler.speller.step(len(SHORT))
         wait_for(lambda: handler.speller.steps >= len(SHORT))
         assert not both.done()
         handler.speller.step(len(SHORT))
@@ -61,14 +46,13 @@ def test_request_of_several_items_is_answered_when_the_last_of_them_has_ended(ha
         assert not long.done()
         handler.speller.go()
         assert long.result(TIMEOUT_S).body == {"spelled": LONG}
-    assert forgets(handler)
+    assert [sorted(batch) for batch in handler.speller.batches] == [sorted([SHORT, SHORT, SHORT + SHORT, LONG])]
 
 
 def test_item_of_which_nothing_is_told_is_answered_with_its_micro_batch(handler: SpellingHandler) -> None:
     with Frontend(handler) as frontend:
         answers = together(frontend, SHORT.upper(), LONG.upper())
         assert [each.result(TIMEOUT_S).body["spelled"] for each in answers] == [SHORT.upper(), LONG.upper()]
-    assert forgets(handler)
 
 
 def test_micro_batch_that_fails_keeps_the_answers_it_gave_and_tries_the_others_again(handler: SpellingHandler) -> None:
@@ -81,18 +65,3 @@ def test_micro_batch_that_fails_keeps_the_answers_it_gave_and_tries_the_others_a
     # Who has an answer is not run again, the others are, in halves, down to the one at fault.
     assert not any(SHORT in batch for batch in handler.speller.batches[1:])
     assert [bad] in handler.speller.batches
-    assert forgets(handler)
-
-
-def test_latency_model_learns_the_whole_micro_batch_though_its_items_ended_before(
-    handler: SpellingHandler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[float, float]] = []
-    monkeypatch.setattr(LatencyModel, "observe", lambda _, tokens, seconds: told.append((tokens, seconds)))
-    handler.speller.pace_s = 0.01
-    with Frontend(handler) as frontend:
-        for each in together(frontend, SHORT, LONG):
-            each.result(TIMEOUT_S)
-    ((tokens, seconds),) = told
-    assert tokens == 2
-    assert seconds >= 0.01 * len(LONG)

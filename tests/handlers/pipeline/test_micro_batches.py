@@ -9,11 +9,10 @@ costs = st.lists(st.builds(Cost, length=st.integers(1, 300), group=st.sampled_fr
 
 
 @given(costs, st.integers(1, 16), st.none() | st.integers(1, 600))
-def test_plan_any_costs_partitions_all_indices_within_budgets(
+def test_plan_holds_each_item_once_in_micro_batches_of_one_group_within_the_limits(
     costs: list[Cost], max_items: int, max_tokens: int | None
 ) -> None:
     batches = micro_batches(costs, max_items, max_tokens)
-
     assert sorted(index for batch in batches for index in batch) == list(range(len(costs)))
     for batch in batches:
         assert 1 <= len(batch) <= max_items
@@ -22,19 +21,8 @@ def test_plan_any_costs_partitions_all_indices_within_budgets(
         assert max_tokens is None or len(batch) == 1 or len(batch) * longest <= max_tokens
 
 
-def test_plan_mixed_lengths_sorts_within_groups_and_keeps_arrival_order_among_equals() -> None:
-    lengths = [Cost(9), Cost(2, "fr"), Cost(3), Cost(3), Cost(1, "fr")]
-    assert micro_batches(lengths, max_items=2) == [[2, 3], [0], [4, 1]]
-
-
-def test_plan_tokens_budget_counts_padding() -> None:
-    # 3 x 10 = 30 padded tokens fit, a fourth would not; 35 alone is over the budget and goes alone. Of the ways to cut
-    # that take three micro-batches, 8 + 30 + 35 padded tokens is the cheapest.
-    assert micro_batches([Cost(10), Cost(8), Cost(10), Cost(10), Cost(35)], 8, 30) == [[1], [0, 2, 3], [4]]
-
-
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(1, 4))
-def test_plan_any_lengths_costs_no_more_than_the_best_of_all_partitions(lengths: list[int], max_items: int) -> None:
+def test_plan_costs_no_more_than_the_best_of_all_partitions(lengths: list[int], max_items: int) -> None:
     def price(batches: list[list[int]]) -> int:
         return sum(Overhead().tokens + len(batch) * max(lengths[index] for index in batch) for batch in batches)
 
@@ -50,21 +38,19 @@ def test_plan_any_lengths_costs_no_more_than_the_best_of_all_partitions(lengths:
     assert price(planned) == min(price(batches) for batches in partitions(by_length))
 
 
-def test_plan_one_long_text_is_not_paid_for_by_many_short_ones() -> None:
-    batches = micro_batches([Cost(16)] * 31 + [Cost(256)], max_items=32)
-    assert batches == [list(range(31)), [31]]
-
-
-def test_plan_equal_lengths_fill_every_micro_batch_but_the_last() -> None:
+def test_plan_sorts_within_groups_and_keeps_the_order_of_arrival_among_equals() -> None:
+    lengths = [Cost(9), Cost(2, "fr"), Cost(3), Cost(3), Cost(1, "fr")]
+    assert micro_batches(lengths, max_items=2) == [[2, 3], [0], [4, 1]]
     assert [len(batch) for batch in micro_batches([Cost()] * 5000, max_items=1024)] == [1024, 1024, 1024, 1024, 904]
-    assert [len(batch) for batch in micro_batches([Cost(40)] * 5, max_items=8, max_tokens=100)] == [2, 2, 1]
 
 
-def test_plan_nothing_gives_no_batch() -> None:
-    assert micro_batches([], max_items=8) == []
+def test_plan_counts_padded_tokens() -> None:
+    # 3 x 10 = 30 padded tokens fit, a fourth would not; 35 alone is over the limit and goes alone. Of the ways to cut
+    # that take three micro-batches, 8 + 30 + 35 padded tokens is the cheapest.
+    assert micro_batches([Cost(10), Cost(8), Cost(10), Cost(10), Cost(35)], 8, 30) == [[1], [0, 2, 3], [4]]
 
 
-def test_plan_overhead_in_items_splits_only_where_shorter_runs_save_more() -> None:
+def test_plan_with_an_overhead_in_items_splits_only_where_shorter_runs_save_more() -> None:
     # Together: 50 * (40 + 12). Apart: 10 * (30 + 12) + 50 * (10 + 12).
     lengths = [Cost(10)] * 30 + [Cost(50)] * 10
     assert [len(batch) for batch in micro_batches(lengths, 64, overhead=Overhead(items=12))] == [30, 10]

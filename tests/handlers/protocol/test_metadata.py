@@ -1,132 +1,59 @@
+"""What a model says of its tensors and options."""
+
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import pytest
-from pydantic import Field
-from pydantic.dataclasses import dataclass as checked
-
-from handlers.config import SETTINGS, HandlerConfig
-from handlers.errors import InvalidConfig
+from handlers.config import HandlerConfig
 from handlers.protocol.metadata import Metadata, TensorMetadata, asks_for_metadata, names_given, options_metadata
-from handlers.text.config import (
-    LanguageIdConfig,
-    LanguageIdOptions,
-    TokenClassificationConfig,
-    TokenClassificationOptions,
-)
+from handlers.text.config import LanguageIdConfig, LanguageIdOptions
 from handlers.text.translation_config import TranslationConfig, TranslationOptions
 
 
-@pytest.mark.parametrize(
-    ("headers", "is_asked"),
-    [
-        ({"X-Model-Metadata": "1"}, True),
-        ({"x-model-metadata": "1", "host": "localhost"}, True),
-        ({"X-MODEL-METADATA": ""}, True),
-        ({"host": "X-Model-Metadata"}, False),
-        ({"X-Model-Metadata": {"content-type": ""}, "host": "localhost"}, False),  # a field of a form
-        ({}, False),
-    ],
-)
-def test_metadata_is_asked_for_by_a_header_of_any_case(headers: dict[str, Any], is_asked: bool) -> None:
-    assert asks_for_metadata(headers) is is_asked
+def test_metadata_is_asked_for_by_a_header_of_any_case_and_by_no_field_of_a_form() -> None:
+    assert asks_for_metadata({"X-MODEL-Metadata": "", "host": "localhost"})
+    assert not asks_for_metadata({"X-Model-Metadata": {"content-type": ""}, "host": "X-Model-Metadata"})
 
 
-def test_dimension_of_rows_is_told_where_it_is_not_the_first() -> None:
+def test_dimension_of_rows_is_named_where_it_is_not_the_first() -> None:
     inputs = [TensorMetadata("a", "FP32", (-1, 2)), TensorMetadata("b", "FP32", (2, -1), batch_dim=1)]
-    metadata = Metadata(
-        name="m",
-        version="1",
-        platform="torchserve_function",
-        task="tensors",
-        mode="classic",
-        inputs=inputs,
-        outputs=[],
-        max_batch_size=4,
-        max_instances=4,
-        options={},
-        accepts=[],
-    )
+    words: dict[str, Any] = dict.fromkeys(("name", "version", "platform", "task", "mode"), "m")
+    metadata = Metadata(**words, inputs=inputs, outputs=[], max_batch_size=4, max_instances=4, options={}, accepts=[])
     assert json.loads(metadata.pack([]).body)["inputs"] == [
         {"name": "a", "datatype": "FP32", "shape": [-1, 2]},
         {"name": "b", "datatype": "FP32", "shape": [2, -1], "batch_dim": 1},
     ]
 
 
-def test_names_given_are_the_owners_or_else_the_tasks() -> None:
-    assert names_given("outputs", ["label", "score"], {"score": "probability"}, ["error"]) == {
-        "label": "label",
-        "score": "probability",
-    }
+def test_names_of_tensors_are_the_owners_or_else_the_tasks() -> None:
     swapped = {"label": "score", "score": "label"}
     assert names_given("outputs", ["label", "score"], swapped, []) == swapped
+    names = names_given("outputs", ["label", "score"], {"score": "probability"}, ["error"])
+    assert names == {"label": "label", "score": "probability"}
 
 
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ({"logits": "a"}, "tensors.inputs: logits: this task has question, context"),
-        ({"question": "context"}, "tensors.inputs: every tensor needs a name of its own"),
-        ({"question": " "}, "tensors.inputs: every tensor needs a name of its own"),
-        ({"question": "top_k"}, "tensors.inputs: top_k is taken already, by an option or the errors"),
-    ],
-)
-def test_names_given_to_nothing_or_twice_are_refused(given: dict[str, str], problem: str) -> None:
-    with pytest.raises(InvalidConfig, match=problem):
-        names_given("inputs", ["question", "context"], given, ["top_k"])
-
-
-def test_options_have_type_limits_and_the_archives_default() -> None:
+def test_options_have_their_type_limits_description_and_the_archives_default() -> None:
     options = options_metadata(LanguageIdOptions, LanguageIdConfig(top_k=3))
-    assert options == {
-        "top_k": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 10_000,
-            "default": 3,
-            "description": "the most labels of its answer.",
-        },
-        "threshold": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": 1,
-            "default": 0.0,
-            "description": "the least score of a label, 0..1.",
-        },
-        "label_prefix": {
-            "type": "boolean",
-            "default": False,
-            "description": 'whether labels are as fastText has them, "__label__en", or bare, "en".',
-        },
+    assert options["top_k"] == {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 10_000,
+        "default": 3,
+        "description": "the most labels of its answer.",
     }
-
-
-def test_options_of_few_values_list_them() -> None:
-    options = options_metadata(TokenClassificationOptions, TokenClassificationConfig())
-    assert options["aggregation"]["enum"] == ["none", "simple", "first", "average", "max"]
-    assert options["aggregation"]["default"] == "simple"
-    described = options_metadata(TranslationOptions, TranslationConfig(tgt_lang="de"))
-    assert described["tgt_lang"] == {
+    # One description for several attributes of the settings.
+    assert options_metadata(TranslationOptions, TranslationConfig(tgt_lang="de"))["tgt_lang"] == {
         "type": "string",
         "default": "de",
         "description": "the languages, as the model's own codes; `src_lang: auto` has it identified.",
     }
-    assert described["num_beams"]["default"] == 1
 
 
-def test_options_of_any_dataclass_are_named() -> None:
-    @checked(frozen=True, kw_only=True, config=SETTINGS)
-    class Checked:
-        either: Literal["a", "b"] | Annotated[int, Field(ge=0)] = "a"
-
+def test_options_that_json_has_no_words_for_are_named() -> None:
     @dataclass
-    class Plain:
+    class Odd:
         callback: Any = None
-        odd: type[BaseException] = ValueError
+        kind: type[BaseException] = ValueError
 
-    assert options_metadata(Checked, HandlerConfig()) == {"either": {"type": "any", "default": "a"}}
-    assert {name: option["type"] for name, option in options_metadata(Plain, HandlerConfig()).items()} == {
-        "callback": "any",
-        "odd": "any",
-    }
+    options = options_metadata(Odd, HandlerConfig())
+    assert {name: option["type"] for name, option in options.items()} == {"callback": "any", "kind": "any"}

@@ -1,3 +1,5 @@
+"""Tensors of the Open Inference Protocol, JSON and binary, against tritonclient."""
+
 import json
 from typing import Any
 
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from numpy.typing import NDArray
-from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+from tritonclient.utils import np_to_triton_dtype
 
 from handlers.errors import MalformedTensor
 from handlers.protocol.tensors import (
@@ -31,19 +33,19 @@ NUMBERS = st.sampled_from([dtype for name, dtype in DTYPES.items() if name not i
 
 @st.composite
 def arrays(draw: st.DrawFn, *, is_json: bool = False) -> NDArray[Any]:
-    """Of every datatype; what JSON can hold, or anything."""
+    """Draw an array of any datatype; of those values that JSON can hold, or of any."""
     shape = draw(SHAPES)
     if draw(st.booleans()):
         elements: Any = st.text(st.characters(exclude_categories=["Cs"])).map(str.encode) if is_json else st.binary()
         return draw(npst.arrays(np.dtype(object), shape, elements=elements))
     dtype = draw(NUMBERS)
-    if is_json:  # of what is no number JSON knows nothing, and from_dtype does not mind of integers
+    if is_json:  # from_dtype ignores the two flags for integers
         return draw(npst.arrays(dtype, shape, elements=npst.from_dtype(dtype, allow_nan=False, allow_infinity=False)))
     return draw(npst.arrays(dtype, shape))
 
 
 def sent(array: NDArray[Any], *, is_binary: bool) -> tuple[dict[str, Any], bytes]:
-    """The tensor in the JSON document of tritonclient's request, and the bytes behind the document."""
+    """Return the tensor in the JSON document of tritonclient's request, and the bytes behind the document."""
     tensor = triton.InferInput("x", list(array.shape), np_to_triton_dtype(array.dtype))
     tensor.set_data_from_numpy(array, binary_data=is_binary)
     body, length = triton.InferenceServerClient.generate_request_body([tensor])
@@ -60,80 +62,31 @@ def test_binary_tensor_is_what_tritonclient_sends_and_is_read_as_it_was(array: N
 
 
 @given(arrays(is_json=True))
-def test_json_tensor_of_tritonclient_is_read_as_it_was_and_written_alike(array: NDArray[Any]) -> None:
+def test_json_tensor_of_tritonclient_is_read_flat_or_nested_and_written_alike(array: NDArray[Any]) -> None:
     tensor, _ = sent(array, is_binary=False)
     read = from_json(read_dtype(tensor["datatype"]), read_shape(tensor["shape"]), tensor["data"])
     assert list(to_json(read)) == tensor["data"]
-    if array.dtype == object:
-        assert [text.encode() for text in read.ravel()] == array.ravel().tolist()
-    else:
-        np.testing.assert_array_equal(read, array, strict=True)
-
-
-@given(arrays(is_json=True))
-def test_json_tensor_nested_as_its_shape_is_read_as_flat_ones_are(array: NDArray[Any]) -> None:
-    array = np.vectorize(bytes.decode, otypes=[object])(array) if array.dtype == object else array
+    decoded = np.vectorize(bytes.decode, otypes=[object])(array) if array.dtype == object else array
+    np.testing.assert_array_equal(read, decoded, strict=True)
     if array.ndim:
-        read = from_json(DTYPES[datatype_of(array)], array.shape, array.tolist())
-        np.testing.assert_array_equal(read, array, strict=True)
+        nested = from_json(DTYPES[datatype_of(array)], array.shape, decoded.tolist())
+        np.testing.assert_array_equal(nested, decoded, strict=True)
 
 
-def test_strings_are_written_as_tritonclient_writes_them() -> None:
-    texts = np.array(["기준금리", "", b"\xff\0"], object)
-    assert to_binary(texts) == serialize_byte_tensor(texts).item()
-
-
-@given(st.sampled_from(list(DTYPES)), SHAPES, st.binary(max_size=64))
-def test_from_binary_of_any_bytes_is_a_tensor_or_malformed(name: str, shape: tuple[int, ...], data: bytes) -> None:
-    try:
-        array = from_binary(DTYPES[name], shape, memoryview(data))
-    except MalformedTensor as error:
-        assert str(error).endswith(".")
-    else:
-        assert array.shape == shape
-        assert name == "BOOL" or to_binary(array) == data
-
-
-def test_bf16_is_what_tritonclient_sends_and_reads_and_is_rounded_to_the_nearest() -> None:
-    """Every BF16 there is, as the library that tritonclient uses has it."""
+def test_every_bf16_is_what_tritonclient_sends_and_fp32_is_rounded_to_the_nearest() -> None:
     every = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
     tensor, data = sent(every, is_binary=True)
     assert tensor["datatype"] == "BF16"
     read = from_bfloat16(from_binary(read_dtype("BF16"), (2**16,), memoryview(data)))
     np.testing.assert_array_equal(read, every.astype(np.float32), strict=True)
-    written = to_bfloat16(read)
-    assert datatype_of(written) == "BF16"
-    np.testing.assert_array_equal(numbers_of(written), read)
-    np.testing.assert_array_equal(to_json(written), read)
-
-
-@given(npst.arrays(np.float32, SHAPES))
-def test_fp32_is_rounded_to_bf16_as_ml_dtypes_does(array: NDArray[np.float32]) -> None:
-    written = to_bfloat16(array)
-    assert written.shape == array.shape
+    assert datatype_of(to_bfloat16(read)) == "BF16"
+    np.testing.assert_array_equal(to_json(to_bfloat16(read)), read)
+    # Bits on both sides of every tie.
+    between = np.concatenate([(np.arange(2**16, dtype=np.uint32) << 16) + low for low in (0x7FFF, 0x8000, 0x8001)])
+    numbers = between.view(np.float32)
+    written = np.frombuffer(to_binary(to_bfloat16(numbers)), ml_dtypes.bfloat16).astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        expected = array.astype(ml_dtypes.bfloat16).astype(np.float32)
-    np.testing.assert_array_equal(numbers_of(written), expected.ravel())
-
-
-def numbers_of(array: NDArray[Any]) -> NDArray[np.float32]:
-    """What ml_dtypes reads of a binary BF16 tensor, as FP32, which numpy compares."""
-    return np.frombuffer(to_binary(array), ml_dtypes.bfloat16).astype(np.float32)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=2), children, max_size=2),
-    max_leaves=12,
-)
-
-
-@given(st.sampled_from(list(DTYPES)), SHAPES, JSON)
-def test_from_json_of_any_json_is_a_tensor_or_malformed(name: str, shape: tuple[int, ...], data: Any) -> None:
-    try:
-        assert from_json(DTYPES[name], shape, data).shape == shape
-    except MalformedTensor as error:
-        assert str(error).endswith(".")
+        np.testing.assert_array_equal(written, numbers.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
 HUGE = [2**62, 2**62]
@@ -142,57 +95,41 @@ HUGE = [2**62, 2**62]
 @pytest.mark.parametrize(
     ("datatype", "shape", "data"),
     [
-        ("BF16", [1], b"\0\0\0"),
-        ("BF16", [1], [1.0]),
         ("FP8", [1], b"\0"),
-        (None, [1], b"\0"),
         (["FP32"], [1], b"\0"),
+        ("BF16", [1], [1.0]),
         ("UINT8", None, b"\0"),
         ("UINT8", [-1], b""),
-        ("UINT8", [1.0], b"\0"),
         ("UINT8", [True], b"\0"),
         ("UINT8", [1] * 17, b"\0"),
-        ("UINT8", HUGE, b"\0"),
+        ("UINT8", HUGE, [1]),
+        # Sizes that numpy cannot count, though a 0 leaves nothing of them.
         ("UINT8", [0, 2**31 - 1, 2**31 - 1, 2**31 - 1], b""),
-        ("BYTES", [2**31 - 1, 0, 2], []),
         ("FP32", [2], b"\0" * 7),
         ("FP32", [2], b"\0" * 9),
         ("BYTES", HUGE, b"\0\0\0\0"),
         ("BYTES", [1], b"\0\0\0"),
-        ("BYTES", [1], b"\2\0\0\0a"),
         ("BYTES", [1], b"\xff\xff\xff\xffa"),
         ("BYTES", [2], b"\1\0\0\0a"),
         ("BYTES", [1], b"\1\0\0\0a\1\0\0\0b"),
-        ("UINT8", HUGE, [1]),
         ("UINT8", [2], [1]),
-        ("UINT8", [2], 1),
-        ("UINT8", [2], None),
         ("UINT8", [2], "ab"),
         ("UINT8", [2], [1, 256]),
-        ("UINT8", [2], [1, -1]),
         ("UINT8", [2], [1, 2.5]),
         ("UINT8", [2], [1, True]),
-        ("UINT8", [2], [1, "2"]),
-        ("UINT8", [2], [1, None]),
         ("UINT8", [2, 1], [[1, 2]]),
         ("UINT8", [2, 2], [[1, 2], [3]]),
-        ("UINT8", [2, 2], [[1, 2], 3]),
-        ("INT64", [1], [2**64]),
         ("FP32", [1], [1e39]),
         ("FP64", [1], [10**400]),
         ("BOOL", [1], [1]),
         ("BYTES", [1], [1]),
-        ("BYTES", [1], [{"a": 1}]),
-        ("BYTES", [2], ["a" * 10**6, 1]),
+        # numpy's own choice of dtype would ask for 4 TB.
+        ("INT64", [10**6 + 1], [*[0] * 10**6, "a" * 10**6]),
     ],
 )
 def test_tensor_whose_parts_disagree_is_malformed(datatype: Any, shape: Any, data: Any) -> None:
     with pytest.raises(MalformedTensor, match=r"\.$"):
-        read = from_binary if isinstance(data, bytes) else from_json
-        read(read_dtype(datatype), read_shape(shape), memoryview(data) if isinstance(data, bytes) else data)
-
-
-def test_from_json_one_long_text_among_numbers_takes_no_room_for_each() -> None:
-    """numpy's own choice of dtype would ask for 4 TB."""
-    with pytest.raises(MalformedTensor):
-        from_json(DTYPES["INT64"], (10**6 + 1,), [*[0] * 10**6, "a" * 10**6])
+        if isinstance(data, bytes):
+            from_binary(read_dtype(datatype), read_shape(shape), memoryview(data))
+        else:
+            from_json(read_dtype(datatype), read_shape(shape), data)
