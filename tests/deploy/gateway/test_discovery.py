@@ -1,268 +1,164 @@
 """What the nodes serve, found: nodes that come, go, are slow, or are no TorchServe."""
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from deploy.gateway import metadata as metadata_module
-from deploy.gateway.discovery import Discovery
+from deploy.gateway.control import gateway as gateway_module
 from deploy.gateway.state import Replica
-from tests.deploy.gateway.stand_in import METADATA, StandIn, described, until
-
-LOOK_S = 0.02
-
-
-def run(scenario: Callable[[Discovery, StandIn, StandIn], Awaitable[None]]) -> None:
-    """Play a scenario with two nodes, of which both are watched."""
-
-    async def play() -> None:
-        first, second = await StandIn("node-1").start(), await StandIn("node-2").start()
-        discovery = Discovery(lambda: None, LOOK_S)
-        discovery.watch([first.node, second.node])
-        try:
-            await scenario(discovery, first, second)
-        finally:
-            await discovery.close()
-            await first.stop()
-            await second.stop()
-
-    asyncio.run(play())
+from deploy.nodes.node import Node
+from tests.deploy.gateway.envoy.harness import wait
+from tests.deploy.gateway.envoy.stand_ins import METADATA, described, run
+from tests.deploy.gateway.scene import Scene
 
 
-def test_models_of_two_nodes_are_one_fleet_with_metadata() -> None:
-    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
-        first.models["classifier"] = [described("classifier", workers=2, ready=1)]
-        second.models["classifier"] = [described("classifier")]
-        await until(lambda: discovery.models().get("classifier") and len(replicas(discovery)) == 2)
-        await until(lambda: discovery.models()["classifier"].versions["1.0"].metadata)
-        version = discovery.models()["classifier"].versions["1.0"]
-        assert version.metadata == METADATA
-        assert version.replicas == {"node-1": Replica(2, 1, 8, 20, True), "node-2": Replica(1, 1, 8, 20, True)}
-        assert discovery.models()["classifier"].default == "1.0"
-
-    run(scenario)
+def ready(scene: Scene) -> dict[str, int]:
+    """Look; return how many workers of `classifier` are READY on each node."""
+    scene.look()
+    return {node: replica.ready_workers for node, replica in scene.version.replicas.items()}
 
 
-def test_models_registered_and_removed_appear_and_vanish() -> None:
-    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
-        await discovery.first_look(20)
-        assert discovery.models() == {}
-        first.models["classifier"] = [described("classifier")]
-        await until(lambda: list(discovery.models()) == ["classifier"])
-        del first.models["classifier"]
-        await until(lambda: discovery.models() == {})
+def watch(scene: Scene, nodes: Sequence[Node]) -> None:
+    async def configure() -> None:
+        scene.gateway.configure(scene.settings, nodes)
 
-    run(scenario)
+    run(configure())
 
 
-def test_default_version_is_that_of_the_node() -> None:
-    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
-        first.models["classifier"] = [described("classifier", "2.0"), described("classifier", "1.0")]
-        await until(discovery.models)
-        model = discovery.models()["classifier"]
-        assert (list(model.versions), model.default) == (["1.0", "2.0"], "2.0")
-
-    run(scenario)
-
-
-def test_dead_node_keeps_what_it_served_with_nothing_ready() -> None:
-    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
-        first.models["classifier"] = [described("classifier")]
-        second.models["classifier"] = [described("classifier")]
-        await until(lambda: len(replicas(discovery)) == 2)
-        await first.stop()
-        await until(lambda: not discovery.is_up("node-1"))
-        assert {name: replica.ready_workers for name, replica in replicas(discovery).items()} == {
-            "node-1": 0,
-            "node-2": 1,
-        }
-        await first.start()
-        await until(lambda: discovery.is_up("node-1") and replicas(discovery)["node-1"].ready_workers == 1)
-
-    run(scenario)
+def test_models_of_all_nodes_are_one_fleet(scene: Scene) -> None:
+    scene.first.models["classifier"] = [described("classifier", "2.0"), described("classifier", workers=2, ready=1)]
+    scene.look()
+    model = scene.gateway.fleet.models["classifier"]
+    # Each node is asked for its own default version.
+    expected = {"node-1": Replica(2, 1, 8, 20, is_default=False), "node-2": Replica(1, 1, 8, 20, is_default=True)}
+    assert (list(model.versions), scene.version.replicas) == (["1.0", "2.0"], expected)
+    scene.second.models = {}
+    scene.look()
+    assert list(scene.version.replicas) == ["node-1"]
+    assert scene.gateway.fleet.models["classifier"].default == "2.0"
+    # On an adaptive model this question would never be over.
+    assert not [path for path in scene.first.asked if "customized" in path]
+    # A node that is no longer in the settings is forgotten.
+    watch(scene, [scene.second.node])
+    assert (scene.gateway.fleet.models, list(scene.gateway.fleet.nodes)) == ({}, ["node-2"])
 
 
-def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_again() -> None:
-    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
-        first.models["classifier"] = [described("classifier")]
-        await until(discovery.models)
-        first.broken = lambda: web.json_response({"code": 503, "type": "Draining", "message": "."}, status=503)
-        await until(lambda: discovery.draining == {"node-1"})
-        # It answers what it has, and what still comes.
-        assert discovery.is_up("node-1")
-        assert replicas(discovery)["node-1"].ready_workers == 1
-        # It has drained and ended: a node that drained is not one that failed.
-        await first.stop()
-        await until(lambda: not discovery.is_up("node-1"))
-        assert discovery.draining == {"node-1"}
-        first.broken = None
-        await first.start()
-        await until(lambda: discovery.is_up("node-1") and not discovery.draining)
-
-    run(scenario)
+def test_dead_node_keeps_what_it_served_with_nothing_ready(scene: Scene) -> None:
+    assert ready(scene) == {"node-1": 1, "node-2": 1}
+    scene.first.close()
+    assert (ready(scene), scene.gateway.discovery.is_up("node-1")) == ({"node-1": 0, "node-2": 1}, False)
+    scene.first.start()
+    assert (ready(scene), scene.gateway.discovery.is_up("node-1")) == ({"node-1": 1, "node-2": 1}, True)
 
 
-def test_slow_node_delays_no_other() -> None:
-    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
-        await discovery.first_look(20)
-        first.delay_s = 3600
-        second.models["classifier"] = [described("classifier")]
-        await until(discovery.models)
-        del second.models["classifier"]
-        await until(lambda: not discovery.models())
-
-    run(scenario)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        lambda: web.Response(text="<html>"),
-        lambda: web.json_response([]),
-        lambda: web.json_response({"models": [{"name": "classifier"}]}),
-        lambda: web.json_response({"models": None}),
-        lambda: web.json_response({"code": 400, "message": "Token Authentication failed"}, status=400),
-        lambda: web.Response(status=500),
-    ],
-    ids=["no JSON", "no object", "no names", "no list", "refused", "error"],
-)
-def test_node_that_answers_no_list_of_models_is_down_and_keeps_what_it_served(
-    answer: Callable[[], web.Response],
-) -> None:
-    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
-        first.models["classifier"] = [described("classifier")]
-        await until(discovery.models)
-        first.broken = answer
-        await until(lambda: not discovery.is_up("node-1"))
-        assert replicas(discovery)["node-1"].ready_workers == 0
-        assert discovery.is_up("node-2")
-
-    run(scenario)
+def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_again(scene: Scene) -> None:
+    scene.first.broken = lambda: web.json_response({"code": 503, "type": "Draining", "message": "."}, status=503)
+    # It answers what it has, and what still comes; and makes nothing unready.
+    assert ready(scene) == {"node-1": 1, "node-2": 1}
+    nodes = scene.ask("GET", "/control/nodes")[1]
+    assert [(node["state"], node["is_draining"]) for node in nodes] == [("up", True), ("up", False)]
+    assert scene.status("/v2/health/ready") == 200
+    # It has drained and ended: a node that drained is not one that failed.
+    scene.first.close()
+    scene.look()
+    assert not scene.gateway.discovery.is_up("node-1")
+    assert scene.gateway.fleet.draining == {"node-1"}
+    scene.first.broken = None
+    scene.first.start()
+    scene.look()
+    assert scene.gateway.discovery.is_up("node-1")
+    assert not scene.gateway.fleet.draining
 
 
-def test_node_that_describes_no_model_is_down() -> None:
-    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
-        first.models["classifier"] = [{"modelName": "classifier", "modelVersion": "1.0"}]
-        await until(lambda: discovery.is_up("node-2"))
-        await discovery.first_look(20)
-        assert not discovery.is_up("node-1")
-
-    run(scenario)
+def test_slow_node_delays_no_other(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "LOOK_S", 0.2)
+    scene.first.delay_s = 3600
+    scene.second.models["other"] = [described("other")]
+    run(scene.gateway.look())
+    assert list(scene.gateway.fleet.models) == ["classifier", "other"]
 
 
-def test_customized_metadata_is_never_asked_for() -> None:
-    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
-        first.models["classifier"] = [described("classifier", "2.0"), described("classifier", "1.0")]
-        await until(lambda: discovery.models() and discovery.models()["classifier"].versions["1.0"].metadata)
-        assert not [path for path in first.asked if "customized" in path]
-
-    run(scenario)
-
-
-def test_metadata_is_asked_once_and_again_when_the_workers_are_others() -> None:
-    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
-        first.models["classifier"] = [described("classifier")]
-        await until(lambda: discovery.models() and discovery.models()["classifier"].versions["1.0"].metadata)
-        looks = len(first.asked)
-        await until(lambda: len(first.asked) > looks + 10)
-        assert questions(first) == ["GET /predictions/classifier/1.0"]
-        assert first.metadata is not None
-        first.metadata["platform"] = "torchserve_torch"
-        first.models["classifier"] = [described("classifier", start="T1")]
-        await until(
-            lambda: (discovery.models()["classifier"].versions["1.0"].metadata or {})["platform"] == "torchserve_torch"
-        )
-        assert len(questions(first)) == 2
-
-    run(scenario)
+def test_node_that_answers_no_list_or_description_of_models_is_down_and_keeps_what_it_served(scene: Scene) -> None:
+    for status, text in (
+        (200, "<html>"),
+        (200, "[]"),
+        (200, '{"models": [{"name": "classifier"}]}'),
+        (200, '{"models": null}'),
+        (400, '{"code": 400, "message": "Token Authentication failed"}'),
+    ):
+        scene.first.broken = lambda status=status, text=text: web.Response(status=status, text=text)
+        assert (text, ready(scene)) == (text, {"node-1": 0, "node-2": 1})
+    scene.first.broken = None
+    assert ready(scene) == {"node-1": 1, "node-2": 1}
+    scene.first.models["classifier"] = [{"modelName": "classifier", "modelVersion": "1.0"}]
+    assert ready(scene) == {"node-1": 0, "node-2": 1}
 
 
-def test_function_that_knows_its_outputs_once_it_has_run_is_asked_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_module, "OUTPUTS_S", 0.1)
-
-    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
-        assert first.metadata is not None
-        first.metadata["outputs"] = []
-        first.models["classifier"] = [described("classifier")]
-        await until(lambda: len(questions(first)) >= 3)
-        assert discovery.models()["classifier"].versions["1.0"].metadata == first.metadata
-        first.metadata["outputs"] = METADATA["outputs"]
-        await until(lambda: (discovery.models()["classifier"].versions["1.0"].metadata or {})["outputs"])
-        asked, looks = len(questions(first)), len(first.asked)
-        await until(lambda: len(first.asked) > looks + 10)
-        assert len(questions(first)) == asked
-
-    run(scenario)
+def test_keys_of_a_node_are_read_anew_for_each_look(scene: Scene, tmp_path: Path) -> None:
+    keys = tmp_path / "key_file.json"
+    keys.write_text("{")
+    watch(scene, [replace(scene.first.node, token_file=str(keys))])
+    scene.look()
+    assert not scene.gateway.discovery.is_up("node-1")
+    keys.write_text(json.dumps({"management": {"key": "m"}, "inference": {"key": "i"}}))
+    scene.look()
+    assert scene.gateway.discovery.is_up("node-1")
+    assert scene.first.checks[-1]["authorization"] == "Bearer m"
 
 
-def test_metadata_of_a_version_without_ready_workers_is_not_asked() -> None:
-    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
-        first.models["classifier"] = [described("classifier", ready=0)]
-        await until(discovery.models)
-        looks = len(first.asked)
-        await until(lambda: len(first.asked) > looks + 6)
-        assert questions(first) == []
+# -- metadata -----------------------------------------------------------------------------------------------------
 
-    run(scenario)
+
+def questions(scene: Scene) -> list[str]:
+    """Look; return the questions for metadata so far, of both nodes."""
+    scene.look()
+    return [path for node in (scene.first, scene.second) for path in node.asked if "/predictions/" in path]
+
+
+def say(scene: Scene, said: dict[str, Any] | None, start: str) -> None:
+    """Have `classifier` on the first node alone, with other workers that say this of themselves."""
+    scene.first.metadata["classifier"] = said
+    scene.second.models = {}
+    scene.first.models["classifier"] = [described("classifier", start=start)]
+
+
+def test_metadata_is_asked_once_of_all_nodes_and_again_when_the_workers_are_others(scene: Scene) -> None:
+    assert scene.version.metadata == METADATA
+    # Workers that were asked are not asked again for another node's sake.
+    assert [questions(scene) for _ in range(3)] == [["GET /predictions/classifier/1.0"]] * 3
+    say(scene, {**METADATA, "platform": "other"}, "T1")
+    wait(lambda: len(questions(scene)) == 2 and scene.version.metadata != METADATA)
+    # One without READY workers is not asked.
+    scene.first.models["classifier"] = [described("classifier", ready=0, start="T2")]
+    assert [len(questions(scene)) for _ in range(3)] == [2] * 3
 
 
 @pytest.mark.parametrize("said", [None, {"label": "cat"}, {"inputs": [{"name": 1}], "outputs": []}])
 def test_handler_that_does_not_know_the_question_is_asked_again_later(
-    said: dict[str, object] | None, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, said: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata_module, "REFUSED_S", 0.1)
-
-    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
-        first.metadata = said
-        first.models["classifier"] = [described("classifier")]
-        await until(lambda: len(questions(first)) >= 2)
-        assert discovery.models()["classifier"].versions["1.0"].metadata is None
-        first.metadata = METADATA
-        await until(lambda: discovery.models()["classifier"].versions["1.0"].metadata)
-
-    run(scenario)
+    say(scene, said, "T1")
+    wait(lambda: len(questions(scene)) >= 3)
+    assert scene.version.metadata is None
+    say(scene, METADATA, "T1")
+    wait(lambda: bool(questions(scene)) and scene.version.metadata == METADATA)
 
 
-def test_node_taken_out_of_the_settings_is_forgotten() -> None:
-    async def scenario(discovery: Discovery, first: StandIn, second: StandIn) -> None:
-        first.models["classifier"] = [described("classifier")]
-        await until(discovery.models)
-        discovery.watch([second.node])
-        assert discovery.models() == {}
-        assert list(discovery.nodes) == ["node-2"]
-
-    run(scenario)
-
-
-def test_keys_of_a_node_are_read_anew_for_each_look(tmp_path: Path) -> None:
-    keys = tmp_path / "key_file.json"
-    keys.write_text("{")
-
-    async def play() -> None:
-        stand_in = await StandIn().start()
-        node = stand_in.node
-        discovery = Discovery(lambda: None, LOOK_S)
-        discovery.watch([type(node)(**{**node.__dict__, "token_file": str(keys)})])
-        try:
-            await discovery.first_look(20)
-            assert (discovery.is_up("node-1"), stand_in.asked) == (False, [])
-            keys.write_text(json.dumps({"management": {"key": "m"}, "inference": {"key": "i"}}))
-            await until(lambda: discovery.is_up("node-1"))
-        finally:
-            await discovery.close()
-            await stand_in.stop()
-
-    asyncio.run(play())
-
-
-def replicas(discovery: Discovery) -> dict[str, Replica]:
-    models = discovery.models()
-    return dict(models["classifier"].versions["1.0"].replicas) if models else {}
-
-
-def questions(node: StandIn) -> list[str]:
-    return [path for path in node.asked if "/predictions/" in path]
+def test_function_that_knows_its_outputs_once_it_has_run_is_asked_until_then(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata_module, "OUTPUTS_S", 0.1)
+    say(scene, {**METADATA, "outputs": []}, "T1")
+    wait(lambda: len(questions(scene)) >= 4)
+    assert scene.version.metadata == {**METADATA, "outputs": []}
+    say(scene, METADATA, "T1")
+    wait(lambda: bool(questions(scene)) and scene.version.metadata == METADATA)
+    asked = len(questions(scene))
+    assert [len(questions(scene)) for _ in range(3)] == [asked] * 3
