@@ -1,22 +1,22 @@
-"""Reads what is sent: bodies from files, folders and lists, in turn or mixed at random.
+"""Reads what is sent: bodies from files, folders and lists.
 
-photograph.jpg       one request, typed by its name
-texts.txt            one request a line, text/plain
-requests.jsonl       one request a line, application/json
-request.json         one request, unless it is perf_analyzer's list of inputs:
-                     {"data": [{"TORCHSERVE_INPUT": [PATH]}, ...]}, paths from its own folder or the current one
-folder/              every file in it, by these rules, in the order of their names; hidden ones left out
+photograph.jpg     one request, typed by its name
+texts.txt          one request a line, text/plain
+requests.jsonl     one request a line, application/json
+request.json       one request, unless it is perf_analyzer's list: {"data": [{"TORCHSERVE_INPUT": [PATH]}, ...]},
+                   whose paths are relative to the current folder or its own
+folder/            every file in it by these rules, in the order of their names; hidden ones are left out
 """
 
 import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from load.errors import InputError
+from load.errors import LoadError
 
 TYPES = {
     ".jpg": "image/jpeg",
@@ -36,13 +36,7 @@ PERF_ANALYZER_KEY = "TORCHSERVE_INPUT"
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """The content of one request.
-
-    Attributes:
-        body: the bytes that are sent.
-        content_type: their media type.
-        name: the file's name, followed by the number of a line: "texts.txt:3".
-    """
+    """The body of a request, its media type, and the file's name; "texts.txt:3" is a line."""
 
     body: bytes
     content_type: str = ANY_TYPE
@@ -51,23 +45,18 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Everything that may be sent, at least one.
-
-    Attributes:
-        items: the inputs.
-        seed: decides on a random order; None sends them in turn.
-    """
+    """Everything that may be sent, at least one; `seed` mixes them at random, None sends them in turn."""
 
     items: Sequence[Input]
     seed: int | None = None
 
     @classmethod
     def of(cls, bodies: Iterable[bytes], content_type: str = ANY_TYPE) -> "Inputs":
-        """Take bodies that are at hand, to be sent in turn."""
+        """Make inputs of bodies, to be sent in turn; the name of each is its number."""
         return cls(tuple(Input(body, content_type, str(number)) for number, body in enumerate(bodies)))
 
     def order(self, client: int) -> Iterator[int]:
-        """Yield the numbers of the inputs as this client sends them, without end; they are the same every time."""
+        """Yield the numbers of the inputs as a client sends them, without end and the same every time."""
         if self.seed is None:
             # Every client begins with another input.
             return ((client + sent) % len(self.items) for sent in count())
@@ -76,21 +65,15 @@ class Inputs:
 
 
 def read(paths: Iterable[Path], content_type: str | None = None) -> tuple[Input, ...]:
-    """Read what is to be sent.
-
-    Args:
-        paths: files and folders.
-        content_type: media type of all inputs; None takes it from the files' names.
+    """Read files and folders; `content_type` is that of all inputs, None takes it from the files' names.
 
     Raises:
-        InputError: a file cannot be read, or there is nothing to send.
+        LoadError: a file cannot be read, or there is nothing to send.
     """
-    items = [item for path in paths for item in _read(path)]
+    items = tuple(item for path in paths for item in _read(path))
     if not items:
-        raise InputError("there is nothing to send: the folder or file given is empty")
-    if content_type is not None:
-        items = [Input(item.body, content_type, item.name) for item in items]
-    return tuple(items)
+        raise LoadError("there is nothing to send: name a file or folder with --input that is not empty")
+    return items if content_type is None else tuple(replace(item, content_type=content_type) for item in items)
 
 
 def _read(path: Path) -> Iterator[Input]:
@@ -102,7 +85,7 @@ def _read(path: Path) -> Iterator[Input]:
             return
         body = path.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        raise LoadError(f"cannot read {path}: {error.strerror}") from error
     suffix = path.suffix.lower()
     content_type = TYPES.get(suffix, ANY_TYPE)
     if suffix in BY_LINE:
@@ -118,19 +101,19 @@ def _read(path: Path) -> Iterator[Input]:
 def _perf_analyzer(path: Path, body: bytes) -> list[Path] | None:
     """Return the files that perf_analyzer's list of inputs names; None where the file is no such list."""
     try:
-        parsed = json.loads(body)
+        content = json.loads(body)
     except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    if not (isinstance(parsed, dict) and set(parsed) == {"data"} and isinstance(parsed["data"], list)):
+        raise LoadError(f"{path} is not JSON: {error}") from error
+    if not (isinstance(content, dict) and set(content) == {"data"} and isinstance(content["data"], list)):
         return None
-    entries = list(_flat(parsed["data"]))
+    entries = list(_flat(content["data"]))
     if not any(isinstance(entry, dict) and PERF_ANALYZER_KEY in entry for entry in entries):
         return None
     named = []
     for entry in entries:
         files = entry.get(PERF_ANALYZER_KEY) if isinstance(entry, dict) else None
         if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
-            raise InputError(f'{path}: every entry of "data" must be {{"{PERF_ANALYZER_KEY}": [PATH, ...]}}')
+            raise LoadError(f'{path}: every entry of "data" must be {{"{PERF_ANALYZER_KEY}": [PATH, ...]}}')
         named += [Path(file) if Path(file).exists() else path.parent / file for file in files]
     return named
 

@@ -1,0 +1,95 @@
+"""Judges answers by the expected ones. Pure but for the file.
+
+An answer is right when it has everything that the expected one has, numbers within a tolerance: an expected answer may
+name two labels out of five. An answer that is wrong, and right for another input, was swapped.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from load.errors import LoadError
+from load.inputs import Input
+from load.results import Verdict
+
+# Absolute difference of two numbers that are the same: the other items of a micro-batch move probabilities in bf16 by
+# less.
+TOLERANCE = 0.02
+# Answers whose verdict is remembered, so that they are not parsed again: some MB, and most of what a run sees.
+REMEMBERED = 10_000
+
+
+class Expected:
+    """The right answers, by number of the input."""
+
+    def __init__(self, answers: Sequence[Any], tolerance: float = TOLERANCE) -> None:
+        """Keep the answers, as JSON parses them; numbers may differ by `tolerance`, absolutely."""
+        self._answers = answers
+        self._tolerance = tolerance
+        self._judged: dict[tuple[int, bytes], Verdict] = {}
+
+    def verdict(self, source: int, body: bytes) -> Verdict:
+        """Judge the answer to the input of number `source`."""
+        verdict = self._judged.get((source, body))
+        if verdict is None:
+            verdict = self._judge(source, parsed(body))
+            if len(self._judged) < REMEMBERED:
+                self._judged[source, body] = verdict
+        return verdict
+
+    def _judge(self, source: int, answer: Any) -> Verdict:
+        if matches(self._answers[source], answer, self._tolerance):
+            return Verdict.RIGHT
+        is_anothers = any(matches(other, answer, self._tolerance) for other in self._answers)
+        return Verdict.SWAPPED if is_anothers else Verdict.WRONG
+
+
+def parsed(body: bytes) -> Any:
+    """Parse an answer as JSON; return its text where it is none."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return body.decode("utf-8", "replace")
+
+
+def matches(expected: Any, answer: Any, tolerance: float) -> bool:
+    """Return whether an answer has everything that is expected of it; both as JSON parses them.
+
+    A number that is expected under a name and missing counts as 0: the last of five labels changes places easily.
+    """
+    if isinstance(expected, dict):
+        return isinstance(answer, dict) and all(
+            matches(value, answer.get(name, 0 if _is_number(value) else None), tolerance)
+            for name, value in expected.items()
+        )
+    if isinstance(expected, list):
+        is_as_long = isinstance(answer, list) and len(answer) == len(expected)
+        return is_as_long and all(matches(*pair, tolerance) for pair in zip(expected, answer, strict=True))
+    if _is_number(expected):
+        return _is_number(answer) and abs(expected - answer) <= tolerance
+    # True is 1 to Python, and not to JSON.
+    return type(expected) is type(answer) and bool(expected == answer)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read(path: Path, inputs: Sequence[Input]) -> list[Any]:
+    """Read the expected answers from a JSON file {name of the input: answer}; of a single input, the answer will do.
+
+    Raises:
+        LoadError: the file cannot be read, or an input has no answer in it.
+    """
+    try:
+        answers = json.loads(path.read_bytes())
+    except OSError as error:
+        raise LoadError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise LoadError(f"{path} is not JSON: {error}") from error
+    names = [item.name for item in inputs]
+    missing = [name for name in names if not isinstance(answers, dict) or name not in answers]
+    if missing and len(names) > 1:
+        raise LoadError(f"{path} has no answer for {', '.join(missing[:3])}: write {{name of the input: answer, ...}}")
+    return [answers] if missing else [answers[name] for name in names]
