@@ -1,10 +1,8 @@
-"""Serves an ONNX file with BentoML: the Python is that of .extras/peers, the settings are load.bench.onnx_session.
+"""Serves an ONNX file with BentoML, in .extras/peers: `bentoml serve load.bench.serve_bentoml:Network`.
 
-    bentoml serve load.bench.serve_bentoml:Network
-        -> POST /infer, one row of raw float32 -> adaptive batching -> onnxruntime -> one row of raw float32
-
-BentoML's own way to send an array is JSON, which costs it more than all else of a small model. A descriptor of its
-`input_spec` and `output_spec` reads and writes raw numbers instead, so that what is compared are the servers.
+BentoML's own way to send an array is JSON, which costs it more than all else of a small model. A descriptor reads and
+writes raw float32 instead, so that what is compared are the servers. Its adaptive batching has no limit of latency that
+it would drop requests for.
 """
 
 from typing import Any
@@ -15,13 +13,13 @@ from bentoml import IODescriptor
 from starlette.requests import Request
 from starlette.responses import Response
 
-from load.bench.onnx_session import MOST_S, Given, Session
+from load.bench.onnx_model import MOST_S, Given, Session
 
 GIVEN = Given.from_environment()
 
 
 class Row(IODescriptor):  # type: ignore[misc]
-    """One row as bytes, in and out; BentoML's batches are of arrays with the batch dimension."""
+    """One row as bytes; BentoML's batches are of arrays with the batch dimension."""
 
     __root_input__ = True
 

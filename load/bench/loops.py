@@ -1,0 +1,156 @@
+"""Loops without a server: the same decoding and engine, or what a common handler does, in a process of its own.
+
+python -m load.bench.loops images|texts|translation FOLDER      one JSON object a line
+    <- {"way": "", "batch_size": 16, "duration_s": 5, "warm_up_s": 1}       on stdin, any number of times
+    -> {"per_s": 80.1, "p50_ms": 199.0, "p99_ms": 230.0}                    items per second; latency of a step
+
+    images        decodes and classifies, a micro-batch a step
+    texts         way `padded`: tokenises each text alone, pads it to 256 and runs torch in fp32, as TorchServe's common
+                  transformers handler does; `sorted`: our engine on texts that are all known beforehand and sorted by
+                  length, which no server could do better
+    translation   transformers' generate() for each text by itself
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import yaml
+
+from handlers.archive_files import CHECKPOINT, GRAPH
+from handlers.config import parse
+from handlers.engines import available_threads
+from handlers.engines.openvino import OpenVinoEngine
+from load.bench import samples
+
+# Does some of the work, and returns how many items that was.
+Step = Callable[[], int]
+# (way, batch_size) -> the step
+Loop = Callable[[str, int], Step]
+
+# Tokens that the common transformers handler pads to: MiniLM's own limit.
+PADDED_LENGTH = 256
+# Tokens of a translation: more than any of these texts needs.
+MAX_NEW_TOKENS = 256
+
+
+def images(folder: Path) -> Loop:
+    """Load an archive of image_classification, unpacked."""
+    from handlers.vision.config import ImageClassificationConfig  # noqa: PLC0415 - a process runs one loop
+    from handlers.vision.images import Geometry, decode_image  # noqa: PLC0415
+
+    settings = yaml.safe_load((folder / "model-config.yaml").read_text(encoding="utf-8"))
+    config = parse(ImageClassificationConfig, settings.get("handler"))
+    geometry = Geometry(config.resize_size, config.crop_size, config.max_pixels, config.scaled_decode)
+    decode = partial(decode_image, geometry=geometry)
+    engine = OpenVinoEngine(folder / GRAPH, threads=config.threads, precision=config.precision)
+    pool = ThreadPoolExecutor(available_threads(config.decode_threads))
+    bodies = cycle(samples.photographs())
+
+    def step(batch_size: int) -> int:
+        batch = list(islice(bodies, batch_size))
+        # A micro-batch of one gains nothing from another thread; the handler has it so too.
+        squares = pool.map(decode, batch) if batch_size > 1 else map(decode, batch)
+        engine.run({"pixels": np.stack(list(squares))})
+        return batch_size
+
+    return lambda _, batch_size: partial(step, batch_size)
+
+
+def texts(folder: Path) -> Loop:
+    """Load an archive of sentence_embedding, unpacked."""
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+
+    from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler  # noqa: PLC0415
+    from handlers.text.encoders import load_encoder, token_limit  # noqa: PLC0415
+    from handlers.text.inputs import padded, rounded_length  # noqa: PLC0415
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / CHECKPOINT)
+    limit = token_limit(folder / CHECKPOINT) or PADDED_LENGTH
+    torch.set_num_threads(available_threads(0))
+    network = load_encoder(SentenceEmbeddingHandler.head, folder / CHECKPOINT)
+    engine = OpenVinoEngine(folder / GRAPH)
+    endless = cycle(samples.texts())
+
+    def padded_step(batch_size: int) -> int:
+        options = {"padding": "max_length", "truncation": True, "max_length": PADDED_LENGTH, "return_tensors": "pt"}
+        encodings = [tokenizer(text, **options) for text in islice(endless, batch_size)]
+        with torch.inference_mode():
+            network(**{name: torch.cat([each[name] for each in encodings]) for name in network.input_names})
+        return batch_size
+
+    def sorted_step(batch_size: int) -> int:
+        """Embed all texts, so that short and long ones count alike; tokenising is part of it, however early."""
+        ids = tokenizer(list(samples.texts()), truncation=True, max_length=limit)["input_ids"]
+        rows = sorted(ids, key=len)
+        for start in range(0, len(rows), batch_size):
+            batch = rows[start : start + batch_size]
+            length = rounded_length(len(batch[-1]), limit)
+            lengths = np.array([len(row) for row in batch])
+            arrays = {
+                "input_ids": padded(batch, length, tokenizer.pad_token_id),
+                "attention_mask": (np.arange(length) < lengths[:, None]).astype(np.int64),
+                "token_type_ids": np.zeros((len(batch), length), np.int64),
+            }
+            engine.run({name: arrays[name] for name in engine.input_names})
+        return len(rows)
+
+    return lambda way, batch_size: partial(padded_step if way == "padded" else sorted_step, batch_size)
+
+
+def translation(folder: Path) -> Loop:
+    """Load a Marian checkpoint."""
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+
+    torch.set_num_threads(available_threads(0))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    network = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
+    # As many as have every length once: a part of them would be another mix.
+    some = samples.sentences(len(samples.LENGTHS))
+    options: dict[str, Any] = {"num_beams": 1, "do_sample": False, "max_length": None, "max_new_tokens": MAX_NEW_TOKENS}
+
+    def step() -> int:
+        for text in some:
+            with torch.inference_mode():
+                ids = network.generate(**tokenizer(text, return_tensors="pt"), **options)
+            tokenizer.decode(ids[0], skip_special_tokens=True)
+        return len(some)
+
+    return lambda *_: step
+
+
+def measured(step: Step, duration_s: float, warm_up_s: float) -> dict[str, float]:
+    """Repeat a step for a while, once at least, after a warm-up; return the fields of Figures."""
+    opens_s = time.perf_counter() + warm_up_s
+    while time.perf_counter() < opens_s:
+        step()
+    items, times_s = 0, list[float]()
+    while sum(times_s) < duration_s:
+        started_s = time.perf_counter()
+        items += step()
+        times_s.append(time.perf_counter() - started_s)
+    p99_s = sorted(times_s)[int(0.99 * len(times_s))]
+    return {"per_s": items / sum(times_s), "p50_ms": 1e3 * median(times_s), "p99_ms": 1e3 * p99_s}
+
+
+def main(kind: str, folder: str) -> None:
+    """Load what is in a folder, then measure what is ordered."""
+    loop = {"images": images, "texts": texts, "translation": translation}[kind](Path(folder))
+    for line in sys.stdin:
+        order = json.loads(line)
+        step = loop(order["way"], order["batch_size"])
+        print(json.dumps(measured(step, order["duration_s"], order["warm_up_s"])), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
