@@ -1,7 +1,7 @@
 """What the gateway costs: through it, and straight to TorchServe.
 
-Load generator, Envoy and TorchServe share the cores: what Envoy takes is missing to the others, so a ratio is the lower,
-the less a request costs the model.
+Load generator, Envoy and TorchServe share the cores: what Envoy takes the others lack, so the less a request costs the
+model, the lower is the ratio.
 """
 
 from collections.abc import Iterator
@@ -40,8 +40,8 @@ def rows(bench: Bench) -> Iterator[Row]:
             pairs[name] = [straight, replace(straight, name=THROUGH, url=url)]
             bench.settle(pairs[name], ClosedLoop(TEXT_CLIENTS))
         some = [(LANGUAGE_ID, TEXT_CLIENTS), (bench.classifier, IMAGE_CLIENTS), (LANGUAGE_ID, 1)]
-        comparisons = [Comparison(f"{name}, {ClosedLoop(n)}", ClosedLoop(n), pairs[name]) for name, n in some]
+        comparisons = [Comparison(ClosedLoop(n), pairs[name], f"{name}, {ClosedLoop(n)}") for name, n in some]
         results = bench.measure(comparisons)
     for comparison in comparisons[:2]:
-        yield results.row(f"{comparison.name}, /s", comparison.name, THROUGH, STRAIGHT)
-    yield results.row(f"{comparisons[2].name}, p50 in ms", comparisons[2].name, THROUGH, STRAIGHT, "p50_ms")
+        yield results.row(f"{comparison}, /s", comparison, THROUGH, STRAIGHT)
+    yield results.row(f"{comparisons[2]}, p50 in ms", comparisons[2], THROUGH, STRAIGHT, "p50_ms")

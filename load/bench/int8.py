@@ -6,6 +6,7 @@ Whether the answers are near enough is the builder's proof, which stands below t
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import openvino
 
@@ -19,7 +20,7 @@ from load.bench.table import Row
 from load.bench.texts import EMBEDDING, LIST, LIST_CLIENTS
 from load.generate import ClosedLoop
 
-INT8 = "int8"
+INT8: Literal["int8"] = "int8"
 # Sides of the photographs that int8 learns the ranges of activations from, in pixels.
 SIDES = range(200, 680, 40)
 
@@ -48,14 +49,14 @@ def rows(bench: Bench) -> Iterator[Row]:
         bench.settle([*served, *looped], many)
         bench.settle(listed, few)
         comparisons = [
-            Comparison(f"{bench.classifier}, 16 clients, images/s", many, served),
-            Comparison(f"{bench.classifier}, in process, images/s", many, looped),
-            Comparison(f"{bench.classifier}, 1 client, images/s", ClosedLoop(1), served),
-            Comparison(f"{EMBEDDING}, {LIST_CLIENTS} clients, lists of {LIST}, texts/s", few, listed),
+            Comparison(many, served, f"{bench.classifier}, {many}, images/s"),
+            Comparison(many, looped, f"{bench.classifier}, in process, images/s"),
+            Comparison(ClosedLoop(1), served, f"{bench.classifier}, 1 client, images/s"),
+            Comparison(few, listed, f"{EMBEDDING}, {few}, lists of {LIST}, texts/s"),
         ]
         results = bench.measure(comparisons)
     for comparison in comparisons:
-        yield results.row(f"int8: {comparison.name}", comparison.name, INT8, floating)
+        yield results.row(f"int8, {comparison}", comparison, INT8, floating)
 
 
 def calibration(work: Path) -> tuple[Path, Path]:

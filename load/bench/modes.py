@@ -57,19 +57,24 @@ def compared(bench: Bench, case: Case) -> Iterator[Row]:
         best = max(classics, key=lambda each: each.run(full, bench.seconds, 0.0).per_s if len(classics) > 1 else 0.0)
         bench.remark(f"{case.name}: classic mode has batch_size {case.batch_sizes[classics.index(best)]}")
         for number in bench:
-            for load in map(ClosedLoop, case.clients):
-                bench.compare(number, Comparison(str(load), load, [best, adaptive]), results)
+            for clients in map(ClosedLoop, case.clients):
+                bench.compare(number, Comparison(clients, [best, adaptive]), results)
             capacity_per_s = best.run(full, bench.seconds, bench.seconds / 4).per_s
             for share in case.shares:
                 arrivals = OpenLoop(Poisson(share * capacity_per_s, seed=number))
-                some = Comparison(f"Poisson at {share:.0%}", arrivals, [best, adaptive], POISSON_LENGTH)
+                some = Comparison(arrivals, [best, adaptive], poisson_at(share), POISSON_LENGTH)
                 bench.compare(number, some, results)
-    for load in map(str, map(ClosedLoop, case.clients)):
+    for load in map(ClosedLoop, case.clients):
         yield results.row(f"{case.name}, {ADAPTIVE}, {load}, /s", load, ADAPTIVE, CLASSIC)
-    for share in case.shares:
-        load = f"Poisson at {share:.0%}"
-        for figure, unit in (("p50_ms", "p50 in ms"), ("p99_ms", "p99 in ms")):
-            yield results.row(f"{case.name}, {ADAPTIVE}, {load}, {unit}", load, ADAPTIVE, CLASSIC, figure)
+    for at in map(poisson_at, case.shares):
+        for figure in ("p50", "p99"):
+            what = f"{case.name}, {ADAPTIVE}, {at}, {figure} in ms"
+            yield results.row(what, at, ADAPTIVE, CLASSIC, f"{figure}_ms")
+
+
+def poisson_at(share: float) -> str:
+    """Name Poisson arrivals at a share of the capacity."""
+    return f"Poisson at {share:.0%}"
 
 
 def poisson(bench: Bench) -> Iterator[Row]:

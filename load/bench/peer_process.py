@@ -67,7 +67,14 @@ class Peer:
 BENTOML = Peer(
     "BentoML",
     "peers",
-    lambda bin, port: [bin / "bentoml", "serve", "load.bench.serve_bentoml:Network", "--host=127.0.0.1", "--port", port],
+    lambda bin, port: [
+        bin / "bentoml",
+        "serve",
+        "load.bench.serve_bentoml:Network",
+        "--host=127.0.0.1",
+        "--port",
+        port,
+    ],
     "infer",
     variables={"BENTOML_DO_NOT_TRACK": "True"},
 )

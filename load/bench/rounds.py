@@ -29,34 +29,37 @@ class Comparison:
     """Contenders under one load.
 
     Attributes:
-        name: of the load, as the table has it.
         load: what each of them is put under.
         contenders: one or more.
+        name: as the table has it, in place of the load's own.
         length: of its measurements, in those of the others.
     """
 
-    name: str
     load: Load
     contenders: Sequence[Contender]
+    name: str = ""
     length: float = 1.0
+
+    def __str__(self) -> str:
+        return self.name or str(self.load)
 
 
 class Results(defaultdict[tuple[str, str], list[Figures]]):
-    """Figures of every round, by the names of comparison and contender."""
+    """Figures of every round, by the names of a comparison and a contender."""
 
     def __init__(self) -> None:
         super().__init__(list)
 
-    def row(self, what: str, load: str, ours: str, theirs: str, figure: str = "per_s") -> Row:
-        """Compare two contenders of one comparison.
+    def row(self, what: str, comparison: object, ours: str, theirs: str, figure: str = "per_s") -> Row:
+        """Compare two contenders.
 
         Args:
             what: name of the row.
-            load: name of the comparison.
+            comparison: its name, or what has that name.
             ours, theirs: names of the contenders.
             figure: the field of Figures that is compared.
         """
-        values = [[float(getattr(each, figure)) for each in self[load, name]] for name in (ours, theirs)]
+        values = [[float(getattr(each, figure)) for each in self[str(comparison), name]] for name in (ours, theirs)]
         return Row(what, values[0], theirs, values[1])
 
 
@@ -107,13 +110,13 @@ class Bench:
         for contender in [*comparison.contenders[first:], *comparison.contenders[:first]]:
             busy = wait_idle(2 * self.seconds)
             figures = contender.run(comparison.load, comparison.length * self.seconds, self.seconds / 4)
-            label = f"round {number}, {comparison.name}, {contender.name}"
+            label = f"round {number}, {comparison}, {contender.name}"
             progress(f"{label}: {figures.per_s:.1f}/s, p50 {figures.p50_ms:.1f} ms, p99 {figures.p99_ms:.1f} ms")
             if busy > IDLE_PERCENT:
                 self.remark(f"{label}: something else took {busy:.0f} % of the machine")
             for doubt in figures.doubts:
                 self.remark(f"{label}: {doubt}")
-            results[comparison.name, contender.name].append(figures)
+            results[str(comparison), contender.name].append(figures)
 
     def settle(self, contenders: Sequence[Contender], load: Load) -> None:
         """Put each under load until its rate no longer changes: compilers, caches and batch sizes that are learned."""

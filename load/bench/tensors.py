@@ -40,7 +40,7 @@ ROWS = 64
 # Largest difference of a number that another runtime is allowed, as a share of the largest number.
 TOLERANCE = 1e-3
 # Share of the best throughput with the most clients, at which requests arrive by chance.
-POISSON_SHARE = 0.7
+POISSON, POISSON_SHARE = "Poisson at 70%", 0.7
 # Seconds of the measurements that a peer's number of processes is chosen by.
 CHOICE_S = 2.0
 
@@ -78,9 +78,12 @@ def exported(work: Path) -> list[Network]:
         module.eval()
         rows = torch.randn(ROWS, *shape)
         path, dynamic = work / f"{name}.onnx", ({0: torch.export.Dim.DYNAMIC},)
-        names = {"input_names": [INPUT], "output_names": [OUTPUT]}
         with quietly():
-            torch.onnx.export(module, (rows[:2],), path, dynamic_shapes=dynamic, external_data=False, **names)
+            program = torch.onnx.export(
+                module, (rows[:2],), dynamic_shapes=dynamic, input_names=[INPUT], output_names=[OUTPUT]
+            )
+            assert program is not None
+            program.save(path)
         with torch.inference_mode():
             expected = module(rows[:1]).numpy()
         given = Given(str(path), shape, 10, batch_size, len(os.sched_getaffinity(0)))
@@ -147,7 +150,7 @@ def check(contender: Served, network: Network) -> None:
         raise LoadError(f"{contender.name} computes something else than torch: {values[:3]}, not {expected[:3]}")
 
 
-def compared(bench: Bench, peers: Sequence[Peer], clients: Sequence[int], poisson: bool) -> Iterator[Row]:
+def compared(bench: Bench, peers: Sequence[Peer], clients: Sequence[int], poisson: bool = False) -> Iterator[Row]:
     """Measure both networks.
 
     Args:
@@ -156,9 +159,6 @@ def compared(bench: Bench, peers: Sequence[Peer], clients: Sequence[int], poisso
         clients: numbers of clients, the most last.
         poisson: whether requests arrive by chance, too, at a share of the best throughput with the most clients.
     """
-    for extra in dict.fromkeys(peer.extra for peer in peers):
-        progress(f"environment: .extras/{extra}")
-        peer_process.environment(extra)
     networks = exported(bench.work)
     with ExitStack() as stack:
         served = ours(stack, bench.work, networks)
@@ -174,22 +174,22 @@ def compared(bench: Bench, peers: Sequence[Peer], clients: Sequence[int], poisso
         for number in bench:
             for name, some in contenders.items():
                 for load in map(ClosedLoop, clients):
-                    bench.compare(number, Comparison(str(load), load, some), results[name])
+                    bench.compare(number, Comparison(load, some), results[name])
                 if poisson:
                     best = max(results[name][str(ClosedLoop(clients[-1])), each.name][-1].per_s for each in some)
-                    load = OpenLoop(Poisson(POISSON_SHARE * best, seed=number))
-                    bench.compare(number, Comparison("Poisson", load, some), results[name])
-    for name in results:
+                    arrivals = OpenLoop(Poisson(POISSON_SHARE * best, seed=number))
+                    bench.compare(number, Comparison(arrivals, some, POISSON), results[name])
+    for name, found in results.items():
         for peer in peers:
-            for load in map(str, map(ClosedLoop, clients)):
-                yield results[name].row(f"tensors ({name}), {load}, rows/s", load, OURS, peer.name)
-            load = "Poisson" if poisson else str(ClosedLoop(clients[-1]))
-            yield results[name].row(f"tensors ({name}), {load}, p99 in ms", load, OURS, peer.name, "p99_ms")
+            for load in map(ClosedLoop, clients):
+                yield found.row(f"tensors ({name}), {load}, rows/s", load, OURS, peer.name)
+            last = POISSON if poisson else ClosedLoop(clients[-1])
+            yield found.row(f"tensors ({name}), {last}, p99 in ms", last, OURS, peer.name, "p99_ms")
 
 
 def rows(bench: Bench) -> Iterator[Row]:
     """Measure 16 and 64 clients against BentoML and LitServe."""
-    yield from compared(bench, (BENTOML, LITSERVE), (16, 64), poisson=False)
+    yield from compared(bench, (BENTOML, LITSERVE), (16, 64))
 
 
 def all_peers(bench: Bench) -> Iterator[Row]:

@@ -30,11 +30,10 @@ def rows(bench: Bench) -> Iterator[Row]:
         bench.settle([single], ClosedLoop(CLIENTS))
         bench.settle([lists, *loops], ClosedLoop(LIST_CLIENTS))
         comparisons = [
-            Comparison(f"{CLIENTS} clients, one text a request", ClosedLoop(CLIENTS), [single, *loops]),
-            Comparison(f"{LIST_CLIENTS} clients, lists of {LIST}", ClosedLoop(LIST_CLIENTS), [lists, *loops]),
+            Comparison(ClosedLoop(CLIENTS), [single, *loops]),
+            Comparison(ClosedLoop(LIST_CLIENTS), [lists, *loops], f"{LIST_CLIENTS} clients, lists of {LIST}"),
         ]
         results = bench.measure(comparisons)
     for comparison in comparisons:
         for theirs in (PADDED, SORTED):
-            what = f"{EMBEDDING}, {comparison.name}, texts/s"
-            yield results.row(what, comparison.name, OURS, theirs)
+            yield results.row(f"{EMBEDDING}, {comparison}, texts/s", comparison, OURS, theirs)

@@ -34,5 +34,5 @@ def rows(bench: Bench) -> Iterator[Row]:
         inputs = samples.singles(samples.sentences(CLIENTS))
         ours = registered(server, TRANSLATION, OURS, inputs, WINDOW)
         bench.settle([ours], load)
-        results = bench.measure([Comparison(str(load), load, [ours, Loop(ONE_BY_ONE, process)])])
-    yield results.row(f"opus-mt-en-fr, {CLIENTS} clients, texts/s", str(load), OURS, ONE_BY_ONE)
+        results = bench.measure([Comparison(load, [ours, Loop(ONE_BY_ONE, process)])])
+    yield results.row(f"opus-mt-en-fr, {load}, texts/s", load, OURS, ONE_BY_ONE)
