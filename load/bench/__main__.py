@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -85,7 +86,7 @@ def measure(options: argparse.Namespace) -> int:
         peer_process.build_environment(extra)
     classifier = options.classifier or archives.classifier()
     rows: list[Row] = []
-    remarks: list[str] = []
+    remarks: Counter[str] = Counter()
     ends_s = time.monotonic() + 60 * options.minutes
     for left, name in zip(range(len(names), 0, -1), names, strict=True):
         started_s = time.monotonic()
@@ -105,7 +106,7 @@ def measure(options: argparse.Namespace) -> int:
         print(markdown(rows))
     else:
         console.print(rendered(rows))
-    print("\n".join(["", *remarks]))
+    print("\n".join(["", *(f"{count} times: {line}" if count > 1 else line for line, count in remarks.items())]))
     return 1 if failed else 0
 
 

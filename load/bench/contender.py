@@ -1,7 +1,7 @@
 """Contenders: what is put under load, a model behind a server or a loop without one.
 
     Served   a model at an address, asked over HTTP
-    Loop     a process of load.bench.loops that computes the same without a server
+    Loop     a process of load.bench.loops, which computes the same without a server
 
 A contender that is not measured takes no processor time: loops wait for orders, and a peer's processes are paused.
 """
@@ -16,13 +16,11 @@ from math import inf
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-import requests
-
 from deploy.models import ROOT
 from deploy.server import Server
 from load.bench.peer_process import PeerProcess
 from load.errors import LoadError
-from load.generate import Attack, ClosedLoop, Load, Target
+from load.generate import Attack, Check, ClosedLoop, Load, Target
 from load.inputs import Inputs
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
@@ -38,12 +36,12 @@ class Figures(NamedTuple):
     Attributes:
         per_s: items per second.
         p50_ms, p99_ms: latency of a request; p99 is infinite where more than 1 % were not answered well.
-        doubts: reasons not to believe it; empty where there are none.
+        doubts: reasons not to believe it.
     """
 
     per_s: float
-    p50_ms: float = 0.0
-    p99_ms: float = 0.0
+    p50_ms: float
+    p99_ms: float
     doubts: tuple[str, ...] = ()
 
 
@@ -57,7 +55,8 @@ class Served:
         inputs: the requests.
         items: inputs of a request.
         headers: sent beside the content type.
-        process: a peer's process, which is paused while others are measured.
+        process: a peer's, which is paused while others are measured.
+        check: judges answers; None believes them.
     """
 
     name: str
@@ -66,13 +65,16 @@ class Served:
     items: int = 1
     headers: Mapping[str, str] = field(default_factory=dict)
     process: PeerProcess | None = None
+    check: Check | None = None
 
     def run(self, load: Load, duration_s: float, warm_up_s: float) -> Figures:
         """Measure once; raises LoadError where nothing was answered well."""
         with self.process.awake() if self.process else nullcontext():
-            summary = Attack(Target(self.url, self.headers), self.inputs, load, duration_s, warm_up_s).run()
+            target = Target(self.url, self.headers)
+            summary = Attack(target, self.inputs, load, duration_s, warm_up_s, check=self.check).run()
         if not summary.completed:
-            raise LoadError(f"{self.name}: no request of {load} was answered; statuses {summary.failures}")
+            answers = f"statuses {dict(summary.statuses)}, {dict(summary.verdicts)}"
+            raise LoadError(f"{self.name}: no request of {load} was answered well: {answers}")
         failures = (f"failed requests by status: {summary.failures}",) if summary.failures else ()
         has_failed = summary.requests - summary.completed > FAILED * summary.requests
         return Figures(
@@ -82,47 +84,6 @@ class Served:
             (*failures, *summary.invalid_reasons),
         )
 
-    def ask(self, number: int = 0) -> bytes:
-        """Ask once and return the answer's body; raises LoadError where its status is not 200."""
-        item = self.inputs.items[number]
-        with self.process.awake() if self.process else nullcontext(), requests.Session() as session:
-            session.trust_env = False
-            headers = {**self.headers, "Content-Type": item.content_type}
-            reply = session.post(self.url, data=item.body, headers=headers, timeout=120)
-        if not reply.ok:
-            raise LoadError(f"{self.name} answered {reply.status_code}: {reply.text[:500]}")
-        return reply.content
-
-
-def registered(
-    server: Server,
-    archive: str,
-    name: str,
-    inputs: Inputs,
-    batch_size: int,
-    *,
-    max_batch_delay_ms: int = 1,
-    items: int = 1,
-) -> Served:
-    """Register an archive of a server's store and wait for its one worker.
-
-    Args:
-        server: the TorchServe.
-        archive: file or folder in its store.
-        name: of the contender; the model is registered as the archive's name, batch_size and delay.
-        inputs: what it is asked.
-        batch_size: most requests of a batch; the window of an adaptive archive.
-        max_batch_delay_ms: what a batch waits; 1 is the least that TorchServe takes, and a queue fills by itself.
-        items: inputs of a request.
-    """
-    model = f"{Path(archive).stem}-{batch_size}-{max_batch_delay_ms}"
-    log = WorkerLog(server.logs / "model_log.log", model)
-    server.management.register(
-        archive, batch_size=batch_size, max_batch_delay_ms=max_batch_delay_ms, initial_workers=1, model_name=model
-    )
-    wait_loaded(server.management, model, log)
-    return Served(name, f"{server.settings.inference_url}/predictions/{model}", inputs, items)
-
 
 @dataclass(frozen=True, slots=True)
 class Loop:
@@ -130,7 +91,7 @@ class Loop:
 
     Attributes:
         name: as the table has it.
-        process: its process.
+        process: what `loop_process` started.
         way: how it computes, for a loop that has several ways.
         batch_size: items of a micro-batch; of a closed loop of fewer clients their number.
     """
@@ -143,17 +104,34 @@ class Loop:
     def run(self, load: Load, duration_s: float, warm_up_s: float) -> Figures:
         """Measure once; raises LoadError where the process has ended."""
         size = min(load.clients, self.batch_size) if isinstance(load, ClosedLoop) else self.batch_size
-        orders, answers = cast(IO[str], self.process.stdin), cast(IO[str], self.process.stdout)
         order = {"way": self.way, "batch_size": size, "duration_s": duration_s, "warm_up_s": warm_up_s}
-        orders.write(json.dumps(order) + "\n")
-        orders.flush()
-        line = answers.readline()
+        print(json.dumps(order), file=self.process.stdin, flush=True)
+        line = cast(IO[str], self.process.stdout).readline()
         if not line:
             raise LoadError(f"{self.name}: the loop ended; its own words are above")
         return Figures(**json.loads(line))
 
 
 Contender = Served | Loop
+
+
+def registered(server: Server, archive: str, name: str, inputs: Inputs, batch_size: int) -> Served:
+    """Register an archive of a server's store and wait for its one worker.
+
+    Args:
+        server: the TorchServe.
+        archive: file or folder in its store; the model is registered as its name and the batch_size.
+        name, inputs: of the contender.
+        batch_size: most requests of a batch; the window of an adaptive archive.
+    """
+    model = f"{Path(archive).stem}-{batch_size}"
+    log = WorkerLog(server.logs / "model_log.log", model)
+    # A delay of 1 ms is the least that TorchServe takes: a loaded queue fills batches by itself.
+    server.management.register(
+        archive, batch_size=batch_size, max_batch_delay_ms=1, initial_workers=1, model_name=model
+    )
+    wait_loaded(server.management, model, log)
+    return Served(name, f"{server.settings.inference_url}/predictions/{model}", inputs)
 
 
 @contextmanager
@@ -164,15 +142,10 @@ def loop_process(kind: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
         kind: which of its loops.
         folder: the archive as a folder, or the checkpoint.
     """
-    with subprocess.Popen(
-        [sys.executable, "-m", "load.bench.loops", kind, str(folder)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        # Ctrl-C reaches the benchmark alone, which ends this process.
-        start_new_session=True,
-    ) as process:
+    command = [sys.executable, "-m", "load.bench.loops", kind, str(folder)]
+    pipe = subprocess.PIPE
+    # Ctrl-C reaches the benchmark alone, which ends this process.
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as process:
         try:
             yield process
         finally:

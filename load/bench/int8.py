@@ -5,6 +5,7 @@ Whether the answers are near enough is the builder's proof, which stands below t
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -44,7 +45,8 @@ def rows(bench: Bench) -> Iterator[Row]:
             folder = classified.with_name(f"images-{precision}")
             looped.append(Loop(precision, stack.enter_context(loop_process("images", folder)), batch_size=BATCH))
             lists = samples.lists(samples.texts(), LIST)
-            listed.append(registered(server, f"texts-{precision}", precision, lists, WINDOW, items=LIST))
+            texts_served = registered(server, f"texts-{precision}", precision, lists, WINDOW)
+            listed.append(replace(texts_served, items=LIST))
         few, many = ClosedLoop(LIST_CLIENTS), ClosedLoop(BATCH)
         bench.settle([*served, *looped], many)
         bench.settle(listed, few)

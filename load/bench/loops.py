@@ -19,67 +19,57 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 from typing import Any
 
 import numpy as np
+import torch
+import transformers
 import yaml
 
 from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
 from handlers.engines import available_threads
 from handlers.engines.openvino import OpenVinoEngine
+from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
+from handlers.text.encoders import load_encoder, token_limit
+from handlers.text.inputs import padded, rounded_length
+from handlers.vision.config import ImageClassificationConfig
+from handlers.vision.images import Geometry, decode_image
 from load.bench import samples
 
-# Does some of the work, and returns how many items that was.
-Step = Callable[[], int]
-# (way, batch_size) -> the step
-Loop = Callable[[str, int], Step]
+# (way, batch_size) -> number of items: does some of the work.
+Step = Callable[[str, int], int]
 
-# Tokens that the common transformers handler pads to: MiniLM's own limit.
-PADDED_LENGTH = 256
-# Tokens of a translation: more than any of these texts needs.
-MAX_NEW_TOKENS = 256
+# Tokens that the common transformers handler pads to: MiniLM's own limit. Tokens of a translation: more than any needs.
+PADDED_LENGTH, MAX_NEW_TOKENS = 256, 256
 
 
-def images(folder: Path) -> Loop:
+def images(folder: Path) -> Step:
     """Load an archive of image_classification, unpacked."""
-    from handlers.vision.config import ImageClassificationConfig  # noqa: PLC0415 - a process runs one loop
-    from handlers.vision.images import Geometry, decode_image  # noqa: PLC0415
-
     settings = yaml.safe_load((folder / "model-config.yaml").read_text(encoding="utf-8"))
     config = parse(ImageClassificationConfig, settings.get("handler"))
     geometry = Geometry(config.resize_size, config.crop_size, config.max_pixels, config.scaled_decode)
     decode = partial(decode_image, geometry=geometry)
     engine = OpenVinoEngine(folder / GRAPH, threads=config.threads, precision=config.precision)
-    pool = ThreadPoolExecutor(available_threads(config.decode_threads))
-    bodies = cycle(samples.photographs())
+    pool, bodies = ThreadPoolExecutor(available_threads(config.decode_threads)), cycle(samples.photographs())
 
-    def step(batch_size: int) -> int:
+    def step(_: str, batch_size: int) -> int:
         batch = list(islice(bodies, batch_size))
         # A micro-batch of one gains nothing from another thread; the handler has it so too.
         squares = pool.map(decode, batch) if batch_size > 1 else map(decode, batch)
         engine.run({"pixels": np.stack(list(squares))})
         return batch_size
 
-    return lambda _, batch_size: partial(step, batch_size)
+    return step
 
 
-def texts(folder: Path) -> Loop:
+def texts(folder: Path) -> Step:
     """Load an archive of sentence_embedding, unpacked."""
-    import torch  # noqa: PLC0415
-    import transformers  # noqa: PLC0415
-
-    from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler  # noqa: PLC0415
-    from handlers.text.encoders import load_encoder, token_limit  # noqa: PLC0415
-    from handlers.text.inputs import padded, rounded_length  # noqa: PLC0415
-
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / CHECKPOINT)
     limit = token_limit(folder / CHECKPOINT) or PADDED_LENGTH
-    torch.set_num_threads(available_threads(0))
     network = load_encoder(SentenceEmbeddingHandler.head, folder / CHECKPOINT)
-    engine = OpenVinoEngine(folder / GRAPH)
-    endless = cycle(samples.texts())
+    engine, endless = OpenVinoEngine(folder / GRAPH), cycle(samples.texts())
 
     def padded_step(batch_size: int) -> int:
         options = {"padding": "max_length", "truncation": True, "max_length": PADDED_LENGTH, "return_tensors": "pt"}
@@ -90,66 +80,59 @@ def texts(folder: Path) -> Loop:
 
     def sorted_step(batch_size: int) -> int:
         """Embed all texts, so that short and long ones count alike; tokenising is part of it, however early."""
-        ids = tokenizer(list(samples.texts()), truncation=True, max_length=limit)["input_ids"]
-        rows = sorted(ids, key=len)
+        rows = sorted(tokenizer(list(samples.texts()), truncation=True, max_length=limit)["input_ids"], key=len)
         for start in range(0, len(rows), batch_size):
             batch = rows[start : start + batch_size]
             length = rounded_length(len(batch[-1]), limit)
-            lengths = np.array([len(row) for row in batch])
-            arrays = {
-                "input_ids": padded(batch, length, tokenizer.pad_token_id),
-                "attention_mask": (np.arange(length) < lengths[:, None]).astype(np.int64),
-                "token_type_ids": np.zeros((len(batch), length), np.int64),
-            }
+            ids = padded(batch, length, tokenizer.pad_token_id)
+            mask = (np.arange(length) < np.array([[len(row)] for row in batch])).astype(np.int64)
+            arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
             engine.run({name: arrays[name] for name in engine.input_names})
         return len(rows)
 
-    return lambda way, batch_size: partial(padded_step if way == "padded" else sorted_step, batch_size)
+    return lambda way, batch_size: padded_step(batch_size) if way == "padded" else sorted_step(batch_size)
 
 
-def translation(folder: Path) -> Loop:
+def translation(folder: Path) -> Step:
     """Load a Marian checkpoint."""
-    import torch  # noqa: PLC0415
-    import transformers  # noqa: PLC0415
-
-    torch.set_num_threads(available_threads(0))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
     # As many as have every length once: a part of them would be another mix.
-    some = samples.sentences(len(samples.LENGTHS))
+    some = samples.paragraphs(len(samples.LENGTHS))
     options: dict[str, Any] = {"num_beams": 1, "do_sample": False, "max_length": None, "max_new_tokens": MAX_NEW_TOKENS}
 
-    def step() -> int:
+    def step(*_: object) -> int:
         for text in some:
             with torch.inference_mode():
                 ids = network.generate(**tokenizer(text, return_tensors="pt"), **options)
             tokenizer.decode(ids[0], skip_special_tokens=True)
         return len(some)
 
-    return lambda *_: step
+    return step
 
 
-def measured(step: Step, duration_s: float, warm_up_s: float) -> dict[str, float]:
-    """Repeat a step for a while, once at least, after a warm-up; return the fields of Figures."""
+def measured(step: Callable[[], int], duration_s: float, warm_up_s: float) -> dict[str, float]:
+    """Repeat a step for a while, twice at least, after a warm-up; return the fields of Figures."""
     opens_s = time.perf_counter() + warm_up_s
     while time.perf_counter() < opens_s:
         step()
     items, times_s = 0, list[float]()
-    while sum(times_s) < duration_s:
+    while sum(times_s) < duration_s or len(times_s) < 2:
         started_s = time.perf_counter()
         items += step()
         times_s.append(time.perf_counter() - started_s)
-    p99_s = sorted(times_s)[int(0.99 * len(times_s))]
-    return {"per_s": items / sum(times_s), "p50_ms": 1e3 * median(times_s), "p99_ms": 1e3 * p99_s}
+    percentiles = quantiles(times_s, n=100, method="inclusive")
+    return {"per_s": items / sum(times_s), "p50_ms": 1e3 * percentiles[49], "p99_ms": 1e3 * percentiles[98]}
 
 
 def main(kind: str, folder: str) -> None:
     """Load what is in a folder, then measure what is ordered."""
-    loop = {"images": images, "texts": texts, "translation": translation}[kind](Path(folder))
+    torch.set_num_threads(available_threads(0))
+    step = {"images": images, "texts": texts, "translation": translation}[kind](Path(folder))
     for line in sys.stdin:
         order = json.loads(line)
-        step = loop(order["way"], order["batch_size"])
-        print(json.dumps(measured(step, order["duration_s"], order["warm_up_s"])), flush=True)
+        one = partial(step, order["way"], order["batch_size"])
+        print(json.dumps(measured(one, order["duration_s"], order["warm_up_s"])), flush=True)
 
 
 if __name__ == "__main__":

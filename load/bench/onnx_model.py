@@ -1,7 +1,11 @@
-"""The ONNX file that a peer serves, and onnxruntime for it; imported by the peers' own environments."""
+"""The ONNX file that a peer serves, and onnxruntime for it; the peers' own environments import it.
+
+Given -> the environment of a peer's process -> Given -> Session
+"""
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,9 +22,8 @@ class Given:
     """What every peer is given.
 
     Attributes:
-        path: an ONNX file with one input and one output of float32, whose first dimension counts rows.
-        shape: of a row.
-        scores: numbers that a row is answered with.
+        path: an ONNX file, (B, *shape) float32 -> (B, scores) float32.
+        shape, scores: of a row, and number of its scores.
         batch_size: most rows of a run.
         threads: of a run: as many as ours has.
         processes: of the peer, as far as it has a choice: BentoML's workers, LitServe's HTTP servers.
@@ -33,7 +36,7 @@ class Given:
     threads: int
     processes: int = 1
 
-    def environment(self) -> dict[str, str]:
+    def to_environment(self) -> dict[str, str]:
         """Return the variable that a process reads it from."""
         return {VARIABLE: json.dumps(asdict(self))}
 
@@ -43,19 +46,11 @@ class Given:
         fields = json.loads(os.environ[VARIABLE])
         return cls(**{**fields, "shape": tuple(fields["shape"])})
 
-
-class Session:
-    """The model, loaded."""
-
-    def __init__(self, given: Given) -> None:
+    def session(self) -> Callable[[Any], Any]:
+        """Load the model; what is returned runs rows to scores."""
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = given.threads
-        options.inter_op_num_threads = 1
+        options.intra_op_num_threads = self.threads
         # A thread that waits for the next run leaves its core to the HTTP server and to the load generator.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session = onnxruntime.InferenceSession(given.path, options, providers=["CPUExecutionProvider"])
-
-    def run(self, rows: Any) -> Any:
-        """Run rows, (B, *shape) float32, to scores, (B, scores) float32."""
-        (scores,) = self._session.run(None, {INPUT: rows})
-        return scores
+        session = onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
+        return lambda rows: session.run(None, {INPUT: rows})[0]

@@ -1,9 +1,8 @@
 """Servers that others make, as processes of their own environments: started, paused, ended.
 
-Peer (command, how a row is sent and answered), Given -> started -> PeerProcess -> awake, while it is measured
+Peer, Given -> started -> PeerProcess -> awake while it is measured
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -13,6 +12,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,18 +27,21 @@ from load.errors import LoadError
 
 # Seconds to wait for a first answer, and for a process to end before it is killed.
 START_S, END_S = 120.0, 15.0
-# Bytes of the JSON in front of a tensor, filled up with blanks: PyTriton's clients tell the length in a header.
+# Bytes of the JSON in front of a tensor, filled up with blanks: a header tells their number.
 HEAD_BYTES = 256
-# (folder of the environment's programs, port) -> the command
-Command = Callable[[Path, str], Sequence[str | Path]]
 
 
-def _kserve(row: Any) -> bytes:
-    """Write the Open Inference Protocol's binary request."""
+def raw(row: Any) -> bytes:
+    """Write a row as its numbers alone."""
+    return bytes(row.tobytes())
+
+
+def kserve(row: Any) -> bytes:
+    """Write a row as a binary request of the Open Inference Protocol."""
     tensor = {"name": INPUT, "shape": [1, *row.shape], "datatype": "FP32"}
     inputs = [{**tensor, "parameters": {"binary_data_size": row.nbytes}}]
     outputs = [{"name": OUTPUT, "parameters": {"binary_data": True}}]
-    return json.dumps({"inputs": inputs, "outputs": outputs}).encode().ljust(HEAD_BYTES) + bytes(row.tobytes())
+    return json.dumps({"inputs": inputs, "outputs": outputs}).encode().ljust(HEAD_BYTES) + raw(row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +50,18 @@ class Peer:
 
     Attributes:
         name: as the table has it.
-        extra: its environment, a folder of .extras.
-        command: what starts it.
-        path: of the address that a row is posted to.
-        body: writes a row of float32 as it takes it; its answer ends with the scores in float32.
-        headers: sent beside it.
-        variables: of its environment.
+        extra: the folder of .extras that it is installed in.
+        command: a program of that folder and its arguments, which the port follows.
+        path: where a row is posted to.
+        body: writes a row as the server takes it; the answer ends with the scores in float32.
+        headers, variables: of a request; of its process.
     """
 
     name: str
     extra: str
-    command: Command
+    command: Sequence[str]
     path: str
-    body: Callable[[Any], bytes] = lambda row: bytes(row.tobytes())
+    body: Callable[[Any], bytes] = raw
     headers: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
 
@@ -67,41 +69,28 @@ class Peer:
 BENTOML = Peer(
     "BentoML",
     "peers",
-    lambda bin, port: [
-        bin / "bentoml",
-        "serve",
-        "load.bench.serve_bentoml:Network",
-        "--host=127.0.0.1",
-        "--port",
-        port,
-    ],
+    ("bentoml", "serve", "load.bench.serve_bentoml:Network", "--host", "127.0.0.1", "--port"),
     "infer",
     variables={"BENTOML_DO_NOT_TRACK": "True"},
 )
-LITSERVE = Peer(
-    "LitServe", "peers", lambda bin, port: [bin / "python", "-m", "load.bench.serve_litserve", port], "predict"
-)
+LITSERVE = Peer("LitServe", "peers", ("python", "-m", "load.bench.serve_litserve"), "predict")
 PYTRITON = Peer(
     "PyTriton",
     "pytriton",
-    lambda bin, port: [bin / "python", "-m", "load.bench.serve_pytriton", port],
+    ("python", "-m", "load.bench.serve_pytriton"),
     "v2/models/network/infer",
-    _kserve,
+    kserve,
     {"Inference-Header-Content-Length": str(HEAD_BYTES)},
-    # Triton's stub is linked against the libpython of this version, which must be the one whose library it finds.
+    # Triton's stub must find the libpython of this very version, and not the system's.
     {"LD_LIBRARY_PATH": str(sysconfig.get_config_var("LIBDIR"))},
 )
 
 
 def build_environment(extra: str) -> None:
-    """Build .extras/EXTRA where it is not what its lock says.
-
-    Raises:
-        LoadError: it cannot be built.
-    """
+    """Build .extras/EXTRA where it is not what its lock says; raises LoadError where that fails."""
     folder, lock = ROOT / ".extras" / extra, Path(__file__).with_name(f"{extra}.lock")
     commands: list[list[str | Path]] = [[ROOT / "deploy" / "extras" / "environment.sh", extra]]
-    if lock.exists():  # what goes with nothing else of the project, NumPy 1 in PyTriton's case
+    if lock.exists():  # it goes with nothing else of the project: PyTriton takes no NumPy 2
         uv: list[str | Path] = [ROOT / ".uv" / "bin" / "uv", "--quiet"]
         sync = [*uv, "pip", "sync", "--require-hashes", "--python", folder, lock]
         commands = [[*uv, "venv", "--allow-existing", "--python", sys.executable, folder], sync]
@@ -112,17 +101,12 @@ def build_environment(extra: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PeerProcess:
-    """A peer that answers.
-
-    Attributes:
-        url: where a row is posted to.
-        pid: the first of its processes, and the group of them all.
-    """
+    """A peer that answers at `url`; `pid` is the first of its processes, and the group of them all."""
 
     url: str
     pid: int
 
-    @contextlib.contextmanager
+    @contextmanager
     def awake(self) -> Iterator[None]:
         """Let it run for a while; it is paused otherwise, since LitServe polls, and others would lose by that."""
         self.signal(signal.SIGCONT)
@@ -133,11 +117,11 @@ class PeerProcess:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all of its processes."""
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
 
-@contextlib.contextmanager
+@contextmanager
 def started(peer: Peer, given: Given) -> Iterator[PeerProcess]:
     """Start a peer and wait until it answers; end it with all of its processes on the way out.
 
@@ -145,20 +129,17 @@ def started(peer: Peer, given: Given) -> Iterator[PeerProcess]:
         LoadError: it does not answer; the message has its last words.
     """
     (port,) = free_ports(1)
+    program, *arguments = peer.command
+    command: list[str | Path] = [ROOT / ".extras" / peer.extra / "bin" / program, *arguments, str(port)]
     with tempfile.TemporaryDirectory(prefix="peer-", ignore_cleanup_errors=True) as folder:
         own = {"BENTOML_HOME": f"{folder}/bentoml", "PYTHONPATH": str(ROOT), "TMPDIR": folder, **peer.variables}
+        environment = {**os.environ, **own, **given.to_environment()}
         log = Path(folder, "log")
         with (
             log.open("wb") as output,
+            # Ctrl-C reaches the benchmark alone, which ends the processes of this group.
             subprocess.Popen(
-                peer.command(ROOT / ".extras" / peer.extra / "bin", str(port)),
-                cwd=ROOT,
-                env={**os.environ, **own, **given.environment()},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                # Ctrl-C reaches the benchmark alone, which ends these processes.
-                start_new_session=True,
+                command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
             ) as process,
         ):
             running = PeerProcess(f"http://127.0.0.1:{port}/{peer.path}", process.pid)
@@ -167,23 +148,21 @@ def started(peer: Peer, given: Given) -> Iterator[PeerProcess]:
                 yield running
             finally:
                 running.signal(signal.SIGCONT)
-                # As a person ends it; what is left is killed.
+                # As a person ends it; what is left then is killed.
                 process.send_signal(signal.SIGINT)
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                with suppress(subprocess.TimeoutExpired):
                     process.wait(END_S)
                 running.signal(signal.SIGKILL)
 
 
 def _wait(peer: Peer, given: Given, url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline_s = time.monotonic() + START_S
-    row = peer.body(np.zeros(given.shape, np.float32))
-    with requests.Session() as session:
-        session.trust_env = False
-        headers = {**peer.headers, "Content-Type": "application/octet-stream"}
-        while True:
-            with contextlib.suppress(requests.RequestException):
-                if session.post(url, data=row, headers=headers, timeout=START_S).ok:
-                    return
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                raise LoadError(f"{peer.name} does not answer: {log.read_text(errors='replace')[-2000:]}")
-            time.sleep(0.2)
+    deadline_s, session = time.monotonic() + START_S, requests.Session()
+    session.trust_env = False
+    session.headers.update({"Content-Type": "application/octet-stream", **peer.headers})
+    while True:
+        with suppress(requests.RequestException):
+            if session.post(url, data=peer.body(np.zeros(given.shape, np.float32)), timeout=START_S).ok:
+                return
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            raise LoadError(f"{peer.name} does not answer: {log.read_text(errors='replace')[-2000:]}")
+        time.sleep(0.2)

@@ -7,33 +7,24 @@ What a shared machine gives changes from minute to minute: figures are compared 
 
 import sys
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from load.bench.contender import Contender, Figures
-from load.bench.machine import IDLE_PERCENT, wait_idle
+from load.bench.machine import is_idle
 from load.bench.table import Row
 from load.generate import Load
 
-# Windows in which a contender is to settle, and the share by which two in a row may differ then.
-MOST_WINDOWS, SETTLED = 8, 0.1
-# Seconds of such a window at most: batches of 16 in 2 s are a few even where an image takes 50 ms.
-WINDOW_S = 2.0
+# Windows in which a contender is to settle, their longest in seconds, and the share by which two in a row may differ.
+WINDOWS, WINDOW_S, SETTLED = 8, 2.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Contenders under one load.
-
-    Attributes:
-        load: what each of them is put under.
-        contenders: one or more.
-        name: as the table has it, in place of the load's own.
-        length: of its measurements, in those of the others.
-    """
+    """Contenders under one load; `name` replaces the load's own, and `length` is in measurements of the others."""
 
     load: Load
     contenders: Sequence[Contender]
@@ -44,11 +35,8 @@ class Comparison:
         return self.name or str(self.load)
 
 
-class Results(defaultdict[tuple[str, str], list[Figures]]):
+class Results(dict[tuple[str, str], list[Figures]]):
     """Figures of every round, by the names of a comparison and a contender."""
-
-    def __init__(self) -> None:
-        super().__init__(list)
 
     def row(self, what: str, comparison: object, ours: str, theirs: str, figure: str = "per_s") -> Row:
         """Compare two contenders.
@@ -73,7 +61,7 @@ class Bench:
         rounds: how often everything is measured; at least once.
         seconds: length of a measurement.
         ends_s: when the part is to be over, by `clock`: no round begins that would end later.
-        remarks: what is to be said below the table, a line each.
+        remarks: what is to be said below the table -> how often.
         clock: the time in seconds; a test has its own.
     """
 
@@ -82,7 +70,7 @@ class Bench:
     rounds: int = 3
     seconds: float = 5.0
     ends_s: float = float("inf")
-    remarks: list[str] = field(default_factory=list)
+    remarks: Counter[str] = field(default_factory=Counter)
     clock: Callable[[], float] = time.monotonic
 
     def __iter__(self) -> Iterator[int]:
@@ -105,33 +93,31 @@ class Bench:
         return results
 
     def compare(self, number: int, comparison: Comparison, results: Results) -> None:
-        """Measure the contenders of one comparison once; who is first changes with the number of the round."""
+        """Measure the contenders of one comparison once; which one is first changes with the number of the round."""
         first = (number - 1) % len(comparison.contenders)
         for contender in [*comparison.contenders[first:], *comparison.contenders[:first]]:
-            busy = wait_idle(2 * self.seconds)
+            if not is_idle(2 * self.seconds):
+                self.remark("a measurement began while something else took more than a tenth of the machine")
             figures = contender.run(comparison.load, comparison.length * self.seconds, self.seconds / 4)
             label = f"round {number}, {comparison}, {contender.name}"
             progress(f"{label}: {figures.per_s:.1f}/s, p50 {figures.p50_ms:.1f} ms, p99 {figures.p99_ms:.1f} ms")
-            if busy > IDLE_PERCENT:
-                self.remark(f"{label}: something else took {busy:.0f} % of the machine")
             for doubt in figures.doubts:
                 self.remark(f"{label}: {doubt}")
-            results[str(comparison), contender.name].append(figures)
+            results.setdefault((str(comparison), contender.name), []).append(figures)
 
     def settle(self, contenders: Sequence[Contender], load: Load) -> None:
-        """Put each under load until its rate no longer changes: compilers, caches and batch sizes that are learned."""
+        """Put each under load until its rate no longer changes: compilers, caches, batch sizes that are learned."""
         for contender in contenders:
-            before = 0.0
-            for _ in range(MOST_WINDOWS):
-                per_s = contender.run(load, min(WINDOW_S, self.seconds), 0.0).per_s
+            before, per_s = 0.0, 0.0
+            for _ in range(WINDOWS):
+                before, per_s = per_s, contender.run(load, min(WINDOW_S, self.seconds), 0.0).per_s
                 if abs(per_s - before) <= SETTLED * per_s:
                     break
-                before = per_s
             progress(f"{contender.name} settled at {per_s:.1f}/s")
 
     def remark(self, line: str) -> None:
         """Keep a line for below the table, and print it now."""
-        self.remarks.append(line)
+        self.remarks[line] += 1
         progress(line)
 
 

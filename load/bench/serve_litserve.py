@@ -10,7 +10,7 @@ import litserve
 import numpy as np
 from fastapi import Body, Response
 
-from load.bench.onnx_model import MOST_S, Given, Session
+from load.bench.onnx_model import MOST_S, Given
 
 # What FastAPI hands over as it came: a body that is no JSON.
 RawBody = Annotated[bytes, Body(media_type="application/octet-stream")]
@@ -25,7 +25,7 @@ class Network(litserve.LitAPI):  # type: ignore[misc]
     def setup(self, device: str) -> None:  # noqa: ARG002
         """Load it."""
         self._given = Given.from_environment()
-        self._session = Session(self._given)
+        self._run = self._given.session()
 
     def decode_request(self, request: RawBody) -> Any:
         """Read one row."""
@@ -33,7 +33,7 @@ class Network(litserve.LitAPI):  # type: ignore[misc]
 
     def predict(self, rows: Any) -> Any:
         """Run a batch."""
-        return self._session.run(rows)
+        return self._run(rows)
 
     def encode_response(self, output: Any) -> Response:
         """Write one row."""

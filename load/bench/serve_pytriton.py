@@ -11,7 +11,7 @@ from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
 
-from load.bench.onnx_model import INPUT, OUTPUT, Given, Session
+from load.bench.onnx_model import INPUT, OUTPUT, Given
 
 NAME = "network"
 # What a batch waits: ours waits 1 ms.
@@ -23,8 +23,8 @@ def main(port: int) -> None:
     given = Given.from_environment()
 
     def worker() -> Any:
-        session = Session(given)
-        return batch(lambda **tensors: {OUTPUT: session.run(tensors[INPUT])})
+        run = given.session()
+        return batch(lambda **tensors: {OUTPUT: run(tensors[INPUT])})
 
     config = TritonConfig(http_address="127.0.0.1", http_port=port, allow_grpc=False, allow_metrics=False)
     with Triton(config=config) as server:

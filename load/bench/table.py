@@ -1,16 +1,16 @@
 """The table of a benchmark: repeated measurements of ours and of a peer, compared round by round. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from math import isfinite
 from statistics import median
+from typing import NamedTuple
 
 from rich.table import Table
 
 COLUMNS = ("measured", "ours", "against", "theirs", "ours / theirs")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One comparison.
 
     Attributes:
@@ -27,13 +27,8 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """Write the row, a cell for each of COLUMNS."""
-        return (
-            self.what,
-            spread(self.ours),
-            self.against,
-            spread(self.theirs),
-            spread(ratios(self.ours, self.theirs), 2),
-        )
+        compared = spread(ratios(self.ours, self.theirs), 2)
+        return self.what, spread(self.ours), self.against, spread(self.theirs), compared
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
@@ -42,20 +37,12 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
 
 def spread(values: Sequence[float], digits: int | None = None) -> str:
-    """Write the median and, of several values, (min..max).
-
-    Args:
-        values: at least one.
-        digits: after the decimal point; None writes three digits in all, and whole numbers above that.
-    """
+    """Write the median and, of several values, (min..max), with so many digits, or else three significant ones."""
     if digits is None:
-        digits = max(0, 3 - len(str(int(max(map(abs, filter(_is_finite, values)), default=0)))))
+        largest = max((abs(value) for value in values if isfinite(value)), default=0.0)
+        digits = max(0, 3 - len(f"{largest:.0f}"))
     middle, least, most = (f"{value:.{digits}f}" for value in (median(values), min(values), max(values)))
     return middle if len(values) == 1 else f"{middle} ({least}..{most})"
-
-
-def _is_finite(value: float) -> bool:
-    return abs(value) != float("inf")
 
 
 def rendered(rows: Sequence[Row]) -> Table:
@@ -68,5 +55,5 @@ def rendered(rows: Sequence[Row]) -> Table:
 
 def markdown(rows: Sequence[Row]) -> str:
     """Write the table as GitHub's markdown."""
-    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *(row.cells() for row in rows)]
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *(row.cells() for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -3,9 +3,9 @@
     a small network for digits, and ResNet-50 on small pictures -> ONNX files
         -> one TorchServe with both; each peer in an environment of its own, with as many processes as serve it best
 
-Ours are archives of `handler: tensors` without any configuration: classic mode, OpenVINO in fp32 on every core, delay
-1 ms, .npy bodies. All have the same largest batch, as many threads as there are cores, kept-alive connections and no
-access log. Each answer is held against torch's before anything is measured.
+Ours are archives of `handler: tensors` without any configuration: classic mode, OpenVINO in fp32, delay 1 ms. All have
+the same largest batch, as many threads as there are cores, the cheapest bodies that they take, kept-alive connections
+and no access log. Answers are held against torch's before anything is measured.
 """
 
 import io
@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,17 @@ from load.bench.onnx_model import INPUT, OUTPUT, Given
 from load.bench.peer_process import BENTOML, LITSERVE, PYTRITON, Peer
 from load.bench.rounds import Bench, Comparison, Results, progress, quietly
 from load.bench.table import Row
-from load.errors import LoadError
 from load.generate import ClosedLoop, OpenLoop
 from load.inputs import Inputs
+from load.results import Verdict
 from load.schedules import Poisson
 
-OURS = "ours"
-# Rows that are sent in turn.
-ROWS = 64
+OURS, NPY = "ours", "application/x-npy"
+# Rows that are sent in turn; numbers that each is answered with.
+ROWS, SCORES = 64, 10
 # Largest difference of a number that another runtime is allowed, as a share of the largest number.
 TOLERANCE = 1e-3
-# Share of the best throughput with the most clients, at which requests arrive by chance.
+# Requests that arrive by chance, at a share of the best throughput with the most clients.
 POISSON, POISSON_SHARE = "Poisson at 70%", 0.7
 # Seconds of the measurements that a peer's number of processes is chosen by.
 CHOICE_S = 2.0
@@ -47,13 +48,13 @@ CHOICE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network with random weights: what is measured is its time.
+    """A network with random weights, since what is measured is its time.
 
     Attributes:
         name: its name, as model and as file.
         given: what it is served with.
         rows: (ROWS, *shape) float32.
-        expected: torch's scores of the first row.
+        expected: torch's scores, (ROWS, SCORES) float32.
     """
 
     name: str
@@ -69,24 +70,20 @@ def exported(work: Path) -> list[Network]:
     from torchvision.models import resnet50  # noqa: PLC0415
 
     torch.manual_seed(0)
-    digits = [nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * 13 * 13, 10)]
+    small = nn.Sequential(
+        nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * 13 * 13, SCORES)
+    )
+    deep = resnet50(num_classes=SCORES)
     found = []
-    for name, module, shape, batch_size in (
-        ("small", nn.Sequential(*digits), (1, 28, 28), 64),
-        ("deep", resnet50(num_classes=10), (3, 64, 64), 16),
-    ):
-        module.eval()
-        rows = torch.randn(ROWS, *shape)
-        path, dynamic = work / f"{name}.onnx", ({0: torch.export.Dim.DYNAMIC},)
+    for name, network, shape, size in (("small", small, (1, 28, 28), 64), ("deep", deep, (3, 64, 64), 16)):
+        network.eval()
+        rows, path = torch.randn(ROWS, *shape), work / f"{name}.onnx"
         with quietly():
-            program = torch.onnx.export(
-                module, (rows[:2],), dynamic_shapes=dynamic, input_names=[INPUT], output_names=[OUTPUT]
-            )
-            assert program is not None
-            program.save(path)
+            options: Any = {"input_names": [INPUT], "output_names": [OUTPUT], "external_data": False}
+            torch.onnx.export(network, (rows[:2],), path, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), **options)
         with torch.inference_mode():
-            expected = module(rows[:1]).numpy()
-        given = Given(str(path), shape, 10, batch_size, len(os.sched_getaffinity(0)))
+            expected = network(rows).numpy()
+        given = Given(str(path), shape, SCORES, size, len(os.sched_getaffinity(0)))
         found.append(Network(name, given, rows.numpy(), expected))
     return found
 
@@ -98,24 +95,21 @@ def npy(row: Any) -> bytes:
     return file.getvalue()
 
 
-def ours(stack: ExitStack, work: Path, networks: Sequence[Network]) -> dict[str, Served]:
-    """Serve every network with one TorchServe; return the contenders by the network's name."""
-    store = work / "store"
+@contextmanager
+def ours(work: Path, networks: Sequence[Network]) -> Iterator[list[Served]]:
+    """Serve every network with one TorchServe."""
     listed = work / "models.yaml"
     entries = {each.name: {"handler": "tensors", "version": "1", "weights": f"{each.name}.onnx"} for each in networks}
     listed.write_text(json.dumps(entries), encoding="utf-8")  # JSON is YAML
     with quietly():
         for name in entries:
-            Recipe(model(name, listed), export_path=store).build()
-    server = stack.enter_context(started(store, extra=CPU_ONLY))
-    kind = "application/x-npy"
-    return {
-        each.name: replace(
-            registered(server, f"{each.name}.mar", OURS, Inputs.of(map(npy, each.rows), kind), each.given.batch_size),
-            headers={"Accept": kind},
-        )
-        for each in networks
-    }
+            Recipe(model(name, listed), export_path=work / "store").build()
+    with started(work / "store", extra=CPU_ONLY) as server:
+        served = [
+            registered(server, f"{each.name}.mar", OURS, Inputs.of(map(npy, each.rows), NPY), each.given.batch_size)
+            for each in networks
+        ]
+        yield [replace(each, headers={"Accept": NPY}) for each in served]
 
 
 @contextmanager
@@ -137,17 +131,11 @@ def theirs(peer: Peer, network: Network) -> Iterator[Served]:
         yield contender
 
 
-def check(contender: Served, network: Network) -> None:
-    """Hold the answer to the first row against torch's.
-
-    Raises:
-        LoadError: it is another.
-    """
-    expected = network.expected.ravel()
-    body = contender.ask()[-expected.nbytes :]
-    values = np.frombuffer(body, np.float32)
-    if values.size != expected.size or np.abs(values - expected).max() > TOLERANCE * np.abs(expected).max():
-        raise LoadError(f"{contender.name} computes something else than torch: {values[:3]}, not {expected[:3]}")
+def verdict(expected: Any, number: int, body: bytes) -> Verdict:
+    """Hold an answer, which ends with the scores, against torch's, (ROWS, SCORES)."""
+    values = np.frombuffer(body[-4 * SCORES :], np.float32)
+    is_right = values.size == SCORES and np.allclose(values, expected[number], 0, TOLERANCE * np.abs(expected).max())
+    return Verdict.RIGHT if is_right else Verdict.WRONG
 
 
 def compared(bench: Bench, peers: Sequence[Peer], clients: Sequence[int], poisson: bool = False) -> Iterator[Row]:
@@ -157,34 +145,32 @@ def compared(bench: Bench, peers: Sequence[Peer], clients: Sequence[int], poisso
         bench: how.
         peers: what ours is compared with.
         clients: numbers of clients, the most last.
-        poisson: whether requests arrive by chance, too, at a share of the best throughput with the most clients.
+        poisson: whether requests arrive by chance, too.
     """
-    networks = exported(bench.work)
+    networks, results, full = exported(bench.work), Results(), ClosedLoop(clients[-1])
     with ExitStack() as stack:
-        served = ours(stack, bench.work, networks)
         contenders = {
-            each.name: [served[each.name], *(stack.enter_context(theirs(peer, each)) for peer in peers)]
-            for each in networks
+            network.name: [served, *(stack.enter_context(theirs(peer, network)) for peer in peers)]
+            for network, served in zip(networks, stack.enter_context(ours(bench.work, networks)), strict=True)
         }
-        for each in networks:
-            for contender in contenders[each.name]:
-                check(contender, each)
-            bench.settle(contenders[each.name], ClosedLoop(clients[-1]))
-        results = {each.name: Results() for each in networks}
+        for network in networks:
+            for contender in contenders[network.name]:
+                replace(contender, check=partial(verdict, network.expected)).run(ClosedLoop(1), 0.5, 0.0)
+            bench.settle(contenders[network.name], full)
         for number in bench:
             for name, some in contenders.items():
                 for load in map(ClosedLoop, clients):
-                    bench.compare(number, Comparison(load, some), results[name])
+                    bench.compare(number, Comparison(load, some, f"{name}, {load}"), results)
                 if poisson:
-                    best = max(results[name][str(ClosedLoop(clients[-1])), each.name][-1].per_s for each in some)
+                    best = max(results[f"{name}, {full}", each.name][-1].per_s for each in some)
                     arrivals = OpenLoop(Poisson(POISSON_SHARE * best, seed=number))
-                    bench.compare(number, Comparison(arrivals, some, POISSON), results[name])
-    for name, found in results.items():
+                    bench.compare(number, Comparison(arrivals, some, f"{name}, {POISSON}"), results)
+    for name in contenders:
         for peer in peers:
             for load in map(ClosedLoop, clients):
-                yield found.row(f"tensors ({name}), {load}, rows/s", load, OURS, peer.name)
-            last = POISSON if poisson else ClosedLoop(clients[-1])
-            yield found.row(f"tensors ({name}), {last}, p99 in ms", last, OURS, peer.name, "p99_ms")
+                yield results.row(f"tensors, {name}, {load}, rows/s", f"{name}, {load}", OURS, peer.name)
+            last = POISSON if poisson else full
+            yield results.row(f"tensors, {name}, {last}, p99 in ms", f"{name}, {last}", OURS, peer.name, "p99_ms")
 
 
 def rows(bench: Bench) -> Iterator[Row]:

@@ -1,11 +1,12 @@
 """Sentence embedding, texts of mixed length: padded as the usual handler does it, ours, and all sorted in process."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from deploy.sandbox import started
 from load.bench import archives, samples
 from load.bench.archives import CPU_ONLY, WINDOW
-from load.bench.contender import Loop, Served, loop_process, registered
+from load.bench.contender import Loop, loop_process, registered
 from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
 from load.generate import ClosedLoop
@@ -25,7 +26,7 @@ def rows(bench: Bench) -> Iterator[Row]:
     every = samples.texts()
     with started(bench.work, extra=CPU_ONLY) as server, loop_process("texts", built) as process:
         single = registered(server, EMBEDDING, OURS, samples.singles(every), WINDOW)
-        lists = Served(OURS, single.url, samples.lists(every, LIST), LIST)
+        lists = replace(single, inputs=samples.lists(every, LIST), items=LIST)
         loops = [Loop(PADDED, process, "padded", BATCH), Loop(SORTED, process, "sorted", BATCH)]
         bench.settle([single], ClosedLoop(CLIENTS))
         bench.settle([lists, *loops], ClosedLoop(LIST_CLIENTS))

@@ -31,7 +31,7 @@ def rows(bench: Bench) -> Iterator[Row]:
     archives.build(bench, TRANSLATION, bench.work, weights=str(CHECKPOINT))
     load = ClosedLoop(CLIENTS)
     with started(bench.work, extra=CPU_ONLY) as server, loop_process("translation", CHECKPOINT) as process:
-        inputs = samples.singles(samples.sentences(CLIENTS))
+        inputs = samples.singles(samples.paragraphs(CLIENTS))
         ours = registered(server, TRANSLATION, OURS, inputs, WINDOW)
         bench.settle([ours], load)
         results = bench.measure([Comparison(load, [ours, Loop(ONE_BY_ONE, process)])])

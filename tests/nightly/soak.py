@@ -6,8 +6,8 @@
 
     python -m tests.nightly.soak --minutes 10 --mode both --seed 1
 
-Every answer is held against its canary's, which was asked alone before. An answer that is another canary's, of whatever
-model, is crossed; one that is no canary's is wrong. The exit code is 1 when anything was found.
+An answer is right when it is its canary's, which was asked alone before, crossed when it is another canary's, of any
+model, and wrong otherwise. The exit code is 1 when anything was found.
 """
 
 import argparse
@@ -21,12 +21,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -37,7 +37,6 @@ from deploy.archive import Recipe
 from deploy.models import model
 from deploy.sandbox import started
 from deploy.server import Server
-from load import generate
 from load.expect import matches, parsed
 from load.generate import Attack, ClosedLoop, OpenLoop
 from load.inputs import Input, Inputs
@@ -55,14 +54,12 @@ TOLERANCES = {"sentence-embedding": 0.02, "mobilenet-v2": 0.003, "language-id": 
 # Two canaries' answers differ by this many tolerances, so that none can be right for both. With fewer than eight, one
 # crossed answer in eight would meet its own input by chance.
 APART, FEWEST, CANDIDATES = 3.0, 8, 64
-# Requests that wait while no worker is there; one more is answered 503. Few enough for a killed worker's queue to fill.
-QUEUE = 50
-# Clients and seconds of each model's closed loop; the share of its rate that is asked for then, so that a killed
-# worker's backlog drains; most requests a second, which keeps the recording small.
+QUEUE = 50  # requests that wait while no worker is there; a killed worker's queue fills up, and the next one gets 503
+# Clients and seconds of each model's closed loop; share of its rate that is asked for then; most requests a second.
 CLIENTS, CAPACITY_S, LOAD, MOST_PER_S = 4, 10.0, 0.7, 60.0
 # Share of the minutes without kills; seconds that a worker is READY before it is killed, and until it counts as lost.
 STEADY, PAUSE_S, LOST_S = 0.4, 5.0, 120.0
-# Seconds until a request counts as unanswered, and that the server has to close what was left open.
+# Seconds until a request counts as unanswered; that a backlog has to drain, and the server to close what was left open.
 TIMEOUT_S, SETTLE_S = 120.0, 10.0
 # Statuses of overload and expiry; those of a worker that died, which only a request in flight may get; and the seconds
 # after a kill in which TorchServe may still hand a request to the worker that is gone.
@@ -72,36 +69,20 @@ REFUSED, DIED, GRACE_S = (503, 504), (500, 507), 1.0
 MB_PER_MIN, WORKER_MB, JAVA_MB, HANDLES = 10.0, 60.0, 250.0, 24
 JAVA, NOBODY = "java", 2**31 - 1
 
-
-class Look(NamedTuple):
-    """What a process held at a moment."""
-
-    at_s: float
-    memory_mb: float
-    descriptors: int
-    threads: int
+progress = partial(print, "soak:", file=sys.stderr, flush=True)
 
 
 @dataclass(slots=True)
 class Subject:
-    """One model under load.
-
-    Attributes:
-        name, example: the model's name and what it is made from.
-        served: its addresses.
-        inputs, answers: its canaries, and their answers as JSON parses them.
-        recording: what was sent.
-        kills: when a worker of its was killed, and another one READY, in seconds of time.perf_counter; infinite where
-            none was.
-    """
+    """One model under load, its canaries with their answers, and what became of it."""
 
     name: str
     example: str
     served: Served
     inputs: list[Input] = field(default_factory=list)
-    answers: list[Any] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)  # as JSON parses them
     recording: Recording = field(default_factory=Recording)
-    kills: list[tuple[float, float]] = field(default_factory=list)
+    kills: list[tuple[float, float]] = field(default_factory=list)  # when; when another one was READY, or infinite
 
     def shows(self, number: int, answer: Any, tolerances: float = 1.0) -> bool:
         """Return whether an answer is that of a canary."""
@@ -110,9 +91,8 @@ class Subject:
     def choose(self, seed: int) -> None:
         """Ask candidates alone, and keep those that are told apart from all before, and from no answer at all."""
         for content in candidates(self.example, random.Random(seed)):
-            before = [*self.answers, {}, [], None, ""]
             self.answers.append(parsed(self.served.ask(content)))
-            if any(self.shows(-1, other, APART) for other in before):
+            if any(self.shows(-1, other, APART) for other in [*self.answers[:-1], {}, [], None, ""]):
                 self.answers.pop()
             else:
                 self.inputs.append(content)
@@ -122,8 +102,7 @@ class Subject:
     def lost(self) -> Iterator[str]:
         """Yield what must not be among its answers and kills."""
         exchanges = self.recording.exchanges
-        statuses = Counter(each.status for each in exchanges)
-        progress(f"{self.name}: answers by status: {dict(sorted(statuses.items()))}; {len(self.kills)} kills")
+        progress(f"{self.name}: {len(self.kills)} kills, statuses", dict(Counter(each.status for each in exchanges)))
         found = Counter(kind for each in exchanges if (kind := fault(each, self.kills)))
         yield from (f"{self.name}: {count} {kind}" for kind, count in found.items())
         for ready_s in (0.0, *(ready_s for _, ready_s in self.kills)):
@@ -156,18 +135,16 @@ def fault(exchange: Exchange, kills: Sequence[tuple[float, float]]) -> str | Non
 def build(example: str, mode: str, store: Path) -> str:
     """Build an example in a mode, with the soak's queue, as a folder of a model store; return its name."""
     name = f"{example}-{mode}"
-    entry = replace(model(example), name=name, folder=store / ".configurations" / name)
+    entry = replace(model(example), name=name, folder=store / f".{name}")
     scheduling: dict[str, Any] = {"mode": mode}
     config = {**model(example).config(), "jobQueueSize": QUEUE, "minWorkers": 1, "maxWorkers": 1}
     if mode == "adaptive":
-        # A long target, since what counts is how many answers are compared. OpenVINO keeps memory for the largest
-        # micro-batch, 2 GB for 64 images.
+        # OpenVINO keeps memory for the largest micro-batch, 2 GB for 64 images.
         scheduling |= {"max_latency_ms": 2000, "queue_timeout_ms": 5000, "max_batch_items": 16, "warm_up_s": 1.0}
         config |= {"continuousBatching": True, "batchSize": 64, "maxBatchDelay": 1}
     entry.folder.mkdir(parents=True)
     entry.config_path.write_text(yaml.safe_dump({**config, "handler": {**config["handler"], "scheduling": scheduling}}))
-    with redirect_stdout(sys.stderr):
-        Recipe(entry, archive_format="no-archive", export_path=store, cache_path=shared()).build()
+    Recipe(entry, archive_format="no-archive", export_path=store, cache_path=shared()).build()
     return name
 
 
@@ -178,7 +155,8 @@ class Soak:
         self._server, self._subjects, self._seed = server, subjects, seed
         self._seconds, self._least_kills = 60 * minutes, min(10, max(2, round(minutes)))
         self._chance = random.Random(seed)
-        self._looks: dict[tuple[str, int], list[Look]] = {}  # by name and process
+        # Name and process -> time, memory in MB, descriptors and threads, of each look.
+        self._looks: dict[tuple[str, int], list[tuple[float, float, int, int]]] = {}
         self._steady_s = (0.0, 0.0)
 
     async def run(self) -> list[str]:
@@ -200,9 +178,8 @@ class Soak:
         rate_per_s = min(MOST_PER_S, max(1.0, LOAD * capacity_per_s))
         progress(f"{subject.name}: capacity {capacity_per_s:.0f}/s, load {rate_per_s:.0f}/s")
         inputs, load = Inputs(subject.inputs, self._seed), OpenLoop(Poisson(rate_per_s, self._seed))
-        await Attack(subject.served.target, inputs, load, inf, check=partial(self._verdict, subject)).generate(
-            subject.recording
-        )
+        check = partial(self._verdict, subject)
+        await Attack(subject.served.target, inputs, load, inf, check=check).generate(subject.recording)
 
     def _verdict(self, subject: Subject, number: int, body: bytes) -> Verdict:
         answer = parsed(body)
@@ -222,6 +199,7 @@ class Soak:
             killed_s, ready_s = await asyncio.to_thread(self._kill, subject)
             progress(f"{subject.name}: its worker was killed, and READY {ready_s - killed_s:.1f} s later")
             await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(SETTLE_S)
         for subject in self._subjects:
             subject.recording.close()
 
@@ -268,22 +246,23 @@ class Soak:
             for name, pid in pids.items():
                 with suppress(psutil.Error):
                     process = psutil.Process(pid or NOBODY)
-                    memory_mb = process.memory_info().rss / 1e6
-                    look = Look(time.perf_counter(), memory_mb, process.num_fds(), process.num_threads())
+                    memory_mb, now_s = process.memory_info().rss / 1e6, time.perf_counter()
+                    look = now_s, memory_mb, process.num_fds(), process.num_threads()
                     self._looks.setdefault((name, process.pid), []).append(look)
             await asyncio.sleep(1.0)
 
     def _grown(self) -> Iterator[str]:
         """Yield what has grown."""
         for (name, _), looks in self._looks.items():
-            steady = [look for look in looks if self._steady_s[0] <= look.at_s <= self._steady_s[1]]
+            steady = np.array([look[:2] for look in looks if self._steady_s[0] <= look[0] <= self._steady_s[1]])
             if len(steady) > 1:
-                minutes = np.array([look.at_s - steady[0].at_s for look in steady]) / 60
-                slope = float(np.polyfit(minutes, [look.memory_mb for look in steady], 1)[0])
-                if slope > MB_PER_MIN and slope * minutes[-1] > (JAVA_MB if name == JAVA else WORKER_MB):
-                    yield f"{name}: memory grows by {slope:.0f} MB a minute"
-            more = {what: getattr(looks[-1], what) - getattr(looks[0], what) for what in ("descriptors", "threads")}
-            yield from (f"{name}: {count} more {what} at the end" for what, count in more.items() if count > HANDLES)
+                minutes, most_mb = (steady[:, 0] - steady[0, 0]) / 60, JAVA_MB if name == JAVA else WORKER_MB
+                mb_per_min = float(np.polyfit(minutes, steady[:, 1], 1)[0])
+                if mb_per_min > MB_PER_MIN and mb_per_min * minutes[-1] > most_mb:
+                    yield f"{name}: memory grows by {mb_per_min:.0f} MB a minute"
+            for at, what in ((2, "descriptors"), (3, "threads")):
+                if looks[-1][at] - looks[0][at] > HANDLES:
+                    yield f"{name}: {looks[0][at]} {what} at the start, {looks[-1][at]} at the end"
 
 
 def soaked(minutes: float, mode: str, seed: int) -> list[str]:
@@ -293,18 +272,12 @@ def soaked(minutes: float, mode: str, seed: int) -> list[str]:
         with started(Path(folder)) as server:
             subjects = []
             for name, example in names.items():
-                size = 64 if name.endswith("adaptive") else model(example).config()["batchSize"]
-                server.register(name, name, batch_size=size, max_batch_delay_ms=1, workers=1)
+                window = 64 if name.endswith("adaptive") else 16
+                server.register(name, name, batch_size=window, max_batch_delay_ms=1, workers=1)
                 urls = server.settings.inference_url, server.settings.management_url
-                subjects.append(Subject(name, example, Served(name, None, *urls, timeout_s=TIMEOUT_S)))
-                subjects[-1].choose(seed)
-            # The recordings belong to the event loop that they are made in.
-            return generate.run(Soak(server, subjects, minutes, seed).run())
-
-
-def progress(line: str) -> None:
-    """Print a line on stderr."""
-    print(f"soak: {line}", file=sys.stderr, flush=True)
+                subjects.append(subject := Subject(name, example, Served(name, None, *urls, timeout_s=TIMEOUT_S)))
+                subject.choose(seed)
+            return asyncio.run(Soak(server, subjects, minutes, seed).run())
 
 
 if __name__ == "__main__":
@@ -312,7 +285,6 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=10.0, help="of load, kills included; default: 10")
     parser.add_argument("--mode", choices=MODES, default="both", help="of the models; default: both, side by side")
     parser.add_argument("--seed", type=int, default=1, help="decides on inputs and arrivals; default: 1")
-    options = parser.parse_args()
-    findings = soaked(options.minutes, options.mode, options.seed)
+    findings = soaked(**vars(parser.parse_args()))
     print("\n".join(findings) or "nothing was lost, crossed, wrong or grown")
     sys.exit(1 if findings else 0)

@@ -5,7 +5,6 @@ import pytest
 from tests.nightly.soak import soaked
 
 
-# Archives, a server and six workers, a minute of load, kills beyond it, the last answers.
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(900)  # archives, six workers, a minute of load, kills beyond it
 def test_minute_of_mixed_load_with_killed_workers_loses_crosses_and_leaks_nothing() -> None:
     assert soaked(minutes=1, mode="both", seed=1) == []
