@@ -48,18 +48,23 @@ def above_0(kind: type[int] | type[float], most: float = 1e12) -> Callable[[str]
     return number
 
 
-def numbers(text: str) -> tuple[float, ...]:
-    """Read numbers above 0: "1,2,4", "10:200:10" (perf_analyzer's start:end:step, whose step is 1) or "1:64:x2"."""
-    try:
-        found = _range(*text.split(":")) if ":" in text else tuple(float(part) for part in text.split(","))
-    except (ValueError, TypeError):
-        found = ()
-    if not found or not all(0 < value < float("inf") for value in found):
-        raise argparse.ArgumentTypeError(f"{text!r} is no range: write 16, 1,2,4, 10:200:10 or 1:64:x2, above 0")
-    return found
+def numbers(kind: type[int] | type[float]) -> Callable[[str], tuple[float, ...]]:
+    """Return a reader of numbers above 0: "1,2,4", "10:200:10" (start:end:step, as perf_analyzer's) or "1:64:x2"."""
+
+    def read(text: str) -> tuple[float, ...]:
+        try:
+            found = _range(*text.split(":")) if ":" in text else [float(part) for part in text.split(",")]
+            if all(0 < value < float("inf") and value == kind(value) for value in found) and found:
+                return tuple(map(kind, found))
+        except (ValueError, TypeError, OverflowError):
+            pass
+        what = "whole numbers" if kind is int else "numbers"
+        raise argparse.ArgumentTypeError(f"{text!r}: write {what} above 0 as 16, 1,2,4, 10:200:10 or 1:64:x2")
+
+    return read
 
 
-def _range(start: str, end: str, step: str = "1") -> tuple[float, ...]:
+def _range(start: str, end: str, step: str = "1") -> list[float]:
     value, last = float(start), float(end)
     factor, summand = (float(step[1:]), 0.0) if step.startswith("x") else (1.0, float(step))
     if value <= 0 or last == float("inf") or not (factor > 1 or summand > 0):
@@ -68,15 +73,7 @@ def _range(start: str, end: str, step: str = "1") -> tuple[float, ...]:
     while value <= last * (1 + 1e-9):
         found.append(value)
         value = value * factor + summand
-    return tuple(found)
-
-
-def clients(text: str) -> tuple[int, ...]:
-    """Read whole numbers, as `numbers` does."""
-    found = numbers(text)
-    if any(value != int(value) for value in found):
-        raise argparse.ArgumentTypeError(f"{text!r}: a number of clients is a whole number")
-    return tuple(map(int, found))
+    return found
 
 
 def parser() -> Parser:
@@ -119,8 +116,8 @@ def _run(command: argparse.ArgumentParser) -> None:
 
     load = command.add_argument_group("load: 1,2,4 or 10:200:10 or 1:64:x2")
     add = load.add_mutually_exclusive_group(required=True).add_argument
-    add("--concurrency", "--concurrency-range", type=clients, metavar="RANGE", help="closed loop: clients")
-    add("--rate", "--request-rate-range", type=numbers, metavar="RANGE", help="open loop: requests per second")
+    add("--concurrency", "--concurrency-range", type=numbers(int), metavar="RANGE", help="closed loop: clients")
+    add("--rate", "--request-rate-range", type=numbers(float), metavar="RANGE", help="open loop: requests per second")
     add("--request-intervals", type=Path, metavar="FILE", help="open loop: gaps in us, a line each, over and over")
     add = load.add_argument
     add("--request-distribution", choices=("poisson", "constant"), default="poisson", help="default: %(default)s")

@@ -82,15 +82,9 @@ class Sender:
     session: aiohttp.ClientSession
 
     async def send(self, source: int, client: int = 0, due_s: float | None = None) -> int:
-        """Send an input now, wait for its answer and record it; no exception leaves but cancellation.
+        """Send the input of a number now, record the exchange, and return its status; only cancellation is raised.
 
-        Args:
-            source: number of the input.
-            client: number of the client of a closed loop.
-            due_s: when it was to be sent, in seconds of `time.perf_counter`; None means now.
-
-        Returns:
-            The HTTP status, or NO_ANSWER.
+        The request was due at `due_s`, in seconds of `time.perf_counter`; None means now.
         """
         item = self.inputs.items[source]
         body = item.body if len(item.body) < LARGE_BODY_BYTES else io.BytesIO(item.body)

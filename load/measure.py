@@ -12,7 +12,6 @@ from load.run_file import Run, now, step_of
 
 # Seconds between two states of the live line: a person reads no faster, and the generator has its core to itself.
 REFRESH_S = 0.25
-CLEAR_LINE = "\r\x1b[2K"
 
 
 def measure(attack: Attack, run: Run, repeat: int = 1) -> Summary:
@@ -43,14 +42,13 @@ async def _watched(attack: Attack, title: str) -> Recording:
         loop.remove_signal_handler(signal.SIGINT)
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
-    watching = asyncio.create_task(_watch(title, recording)) if sys.stderr.isatty() else None
+    watching = asyncio.create_task(_watch(title, recording))
     try:
         return await attack.generate(recording)
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-        if watching is not None:
-            watching.cancel()
-            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
+        watching.cancel()
+        _show("")
 
 
 async def _watch(title: str, recording: Recording) -> None:
@@ -63,11 +61,14 @@ async def _watch(title: str, recording: Recording) -> None:
         good = Latencies(each.latency_s for each in new if each.is_good)
         failed += len(new) - len(good)
         phase = "warming up" if now_s < recording.opens_s else f"{now_s - recording.opens_s:.0f} s"
-        phase = "waiting for the last answers" if recording.closed.is_set() else phase
         latency = f", p50 {good.percentile_ms(50):.1f} ms" if good else ""
-        line = (
-            f"{CLEAR_LINE}{title}: {phase}, {len(good) / (now_s - since_s):.0f}/s{latency}, "
-            f"{recording.in_flight} in flight, {len(recording.exchanges)} answered, {failed} failed"
+        _show(
+            f"{title}: {phase}, {len(good) / (now_s - since_s):.0f}/s{latency}, {recording.in_flight} in flight, "
+            f"{len(recording.exchanges)} answered, {failed} failed"
         )
-        print(line, end="", file=sys.stderr, flush=True)
         seen, since_s = seen + len(new), now_s
+
+
+def _show(line: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)

@@ -34,8 +34,8 @@ MAX_LAG_MS = 10.0
 MAX_LAG_SHARE = 0.1
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}
 # Entries of Server-Timing (W3C): a duration in ms by its name, and the items of the micro-batch.
-DURATION = re.compile(r"([\w-]+)\s*;\s*dur=(\d+(?:\.\d+)?)(?![\d.])")
-BATCH_SIZE = re.compile(r'\bbatch\s*;\s*desc="?([1-9]\d*)\b')
+DURATION = re.compile(r"(?:^|,)\s*([\w-]+)\s*;\s*dur=(\d+(?:\.\d+)?)(?![\d.])")
+BATCH_SIZE = re.compile(r'(?:^|,)\s*batch\s*;\s*desc="?([1-9]\d*)\b')
 
 
 class Verdict(StrEnum):
