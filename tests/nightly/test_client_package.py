@@ -77,26 +77,6 @@ def test_installed_client_brings_what_it_declares_and_no_torch(environment: Envi
     assert not {"torch", "torchserve", "torchserve-batching", "transformers"} & set(installed)
 
 
-def test_installed_client_is_typed_and_comes_from_the_environment(environment: Environment) -> None:
-    program = "import json, torchserve_client; print(json.dumps(torchserve_client.__file__))"
-    package = Path(str(environment.evaluate(program))).parent
-    assert package.is_relative_to(environment.folder)
-    assert (package / "py.typed").is_file()
-
-
-def test_installed_command_prints_the_projects_version(environment: Environment) -> None:
-    printed = environment.run([str(environment.folder / "bin" / "torchserve-client"), "--version"])
-    assert printed == f"torchserve-client {VERSION}\n"
-
-
-def test_installed_client_offers_every_name_it_exports(environment: Environment) -> None:
-    program = (
-        "import json, torchserve_client as package; "
-        "print(json.dumps([name for name in package.__all__ if not hasattr(package, name)]))"
-    )
-    assert environment.evaluate(program) == []
-
-
 def test_installed_client_predicts(environment: Environment) -> None:
     with serving(lambda path, _content_type, body: {"path": path, "text": body.decode()}) as url:
         program = (
