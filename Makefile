@@ -57,11 +57,12 @@ packages: .venv/.installed ## what test-all needs besides: Debian's packages (as
 test-all: packages test ## test, then what takes minutes: the image, Kubernetes, a browser, soak, fuzz, int8, drills
 	@$(BIN)/python -m pytest --tier nightly $(if $(CI),--strict-tier) tests/nightly
 
-MINUTES ?= 5
+EXAMPLES ?= 2000
 SEED ?= 1
 
-fuzz: .venv/.installed ## what no client should send, for MINUTES=5 by SEED=1, against handlers and a server
-	@nice $(BIN)/python -W ignore -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
+fuzz: .venv/.installed ## what no client should send, against the handlers and a gateway; EXAMPLES=2000 of each kind, SEED=1
+	@EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --hypothesis-profile fuzz --hypothesis-seed $(SEED) \
+		tests/hostile tests/nightly/test_hostile_gateway.py
 
 bench: .venv/.installed ## this server against its peers, as ratios; ONLY=translation runs a part
 	@$(BIN)/python -m load.bench $(ONLY)

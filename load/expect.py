@@ -6,10 +6,12 @@ name two labels out of five. An answer that is wrong, and right for another inpu
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from load.errors import LoadError
+from load.generate import Check
 from load.inputs import Input
 from load.results import Verdict
 
@@ -20,29 +22,17 @@ TOLERANCE = 0.02
 REMEMBERED = 10_000
 
 
-class Expected:
-    """The right answers, by number of the input."""
+def judge(answers: Sequence[Any], tolerance: float = TOLERANCE) -> Check:
+    """Return what judges the answer to the input of a number by the right ones, which are as JSON parses them."""
 
-    def __init__(self, answers: Sequence[Any], tolerance: float = TOLERANCE) -> None:
-        """Keep the answers, as JSON parses them; numbers may differ by `tolerance`, absolutely."""
-        self._answers = answers
-        self._tolerance = tolerance
-        self._judged: dict[tuple[int, bytes], Verdict] = {}
-
-    def verdict(self, source: int, body: bytes) -> Verdict:
-        """Judge the answer to the input of number `source`."""
-        verdict = self._judged.get((source, body))
-        if verdict is None:
-            verdict = self._judge(source, parsed(body))
-            if len(self._judged) < REMEMBERED:
-                self._judged[source, body] = verdict
-        return verdict
-
-    def _judge(self, source: int, answer: Any) -> Verdict:
-        if matches(self._answers[source], answer, self._tolerance):
+    @lru_cache(maxsize=REMEMBERED)
+    def verdict(source: int, body: bytes) -> Verdict:
+        answer = parsed(body)
+        if matches(answers[source], answer, tolerance):
             return Verdict.RIGHT
-        is_anothers = any(matches(other, answer, self._tolerance) for other in self._answers)
-        return Verdict.SWAPPED if is_anothers else Verdict.WRONG
+        return Verdict.SWAPPED if any(matches(each, answer, tolerance) for each in answers) else Verdict.WRONG
+
+    return verdict
 
 
 def parsed(body: bytes) -> Any:
@@ -54,7 +44,7 @@ def parsed(body: bytes) -> Any:
 
 
 def matches(expected: Any, answer: Any, tolerance: float) -> bool:
-    """Return whether an answer has everything that is expected of it; both as JSON parses them.
+    """Return whether an answer has everything that is expected of it.
 
     A number that is expected under a name and missing counts as 0: the last of five labels changes places easily.
     """

@@ -12,6 +12,7 @@ import io
 import select
 import selectors
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -72,7 +73,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Sends inputs over a target's session, and records what comes back."""
+    """Sends inputs over a session, and records what comes back."""
 
     url: URL
     inputs: Inputs
@@ -81,15 +82,9 @@ class Sender:
     session: aiohttp.ClientSession
 
     async def send(self, source: int, client: int = 0, due_s: float | None = None) -> int:
-        """Send an input now, wait for its answer and record it; no exception leaves but cancellation.
+        """Send the input of a number now, record the exchange, and return its status; only cancellation is raised.
 
-        Args:
-            source: number of the input.
-            client: number of the client of a closed loop.
-            due_s: when it was to be sent, in seconds of `time.perf_counter`; None means now.
-
-        Returns:
-            The HTTP status, or NO_ANSWER.
+        The request was due at `due_s`, in seconds of `time.perf_counter`; None means now.
         """
         item = self.inputs.items[source]
         body = item.body if len(item.body) < LARGE_BODY_BYTES else io.BytesIO(item.body)
@@ -108,21 +103,13 @@ class Sender:
             made.error = type(problem).__name__
         except Exception as problem:
             # A fault of this program ends one request, and not the run.
-            made.error = _fault(problem)
+            raised = traceback.extract_tb(problem.__traceback__)[-1]
+            made.error = f"{FAULT}{type(problem).__name__} at {Path(raised.filename).name}:{raised.lineno}"
         finally:
             self.recording.in_flight -= 1
         made.answered_s = min(made.answered_s, time.perf_counter())
         self.recording.add(made)
         return made.status
-
-
-def _fault(problem: Exception) -> str:
-    """Name an exception that is neither the network's nor the server's: its kind, and the line that raised it."""
-    trace = problem.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = "" if trace is None else f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
-    return f"{FAULT}{type(problem).__name__}{place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,13 +272,11 @@ async def _first(*awaitables: Awaitable[object]) -> None:
 class _PreciseSelector(selectors.DefaultSelector):
     """A selector whose timeouts are good to a tenth of a millisecond.
 
-    epoll counts its timeouts in whole milliseconds and asyncio rounds up, so a plain loop sends every request of a
-    schedule half a millisecond late on average. select() counts in microseconds but takes few descriptors: here it
-    waits for one, the epoll descriptor itself.
+    epoll counts in whole milliseconds and asyncio rounds up, so a plain loop sends a schedule's requests half a
+    millisecond late on average. select() counts in microseconds but takes few descriptors: here epoll's alone.
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Select, and return when `timeout` seconds are over and no later."""
         if timeout is not None and timeout > 0:
             select.select([self], [], [], timeout)
             timeout = 0

@@ -9,27 +9,20 @@ folder/            every file in it by these rules, in the order of their names;
 """
 
 import json
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from load.errors import LoadError
 
 TYPES = {
+    **{f".{suffix}": f"image/{suffix}" for suffix in ("jpeg", "png", "webp", "gif", "bmp")},
     ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".png": "image/png",
-    ".webp": "image/webp",
-    ".gif": "image/gif",
-    ".bmp": "image/bmp",
     ".json": "application/json",
     ".jsonl": "application/json",
     ".txt": "text/plain; charset=utf-8",
 }
-BY_LINE = (".jsonl", ".txt")
 ANY_TYPE = "application/octet-stream"
 PERF_ANALYZER_KEY = "TORCHSERVE_INPUT"
 
@@ -45,50 +38,44 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Everything that may be sent, at least one; `seed` mixes them at random, None sends them in turn."""
+    """Everything that may be sent, at least one input."""
 
     items: Sequence[Input]
-    seed: int | None = None
 
     @classmethod
     def of(cls, bodies: Iterable[bytes], content_type: str = ANY_TYPE) -> "Inputs":
-        """Make inputs of bodies, to be sent in turn; the name of each is its number."""
+        """Make inputs of bodies; the name of each is its number."""
         return cls(tuple(Input(body, content_type, str(number)) for number, body in enumerate(bodies)))
 
     def order(self, client: int) -> Iterator[int]:
-        """Yield the numbers of the inputs as a client sends them, without end and the same every time."""
-        if self.seed is None:
-            # Every client begins with another input.
-            return ((client + sent) % len(self.items) for sent in count())
-        chance = random.Random(f"{self.seed}/{client}")
-        return (chance.randrange(len(self.items)) for _ in count())
+        """Yield the numbers of the inputs in turn, without end; every client begins with another one."""
+        return ((client + sent) % len(self.items) for sent in count())
 
 
-def read(paths: Iterable[Path], content_type: str | None = None) -> tuple[Input, ...]:
+def read(paths: Iterable[Path], content_type: str | None = None) -> Inputs:
     """Read files and folders; `content_type` is that of all inputs, None takes it from the files' names.
 
     Raises:
         LoadError: a file cannot be read, or there is nothing to send.
     """
-    items = tuple(item for path in paths for item in _read(path))
+    try:
+        items = tuple(item for path in paths for item in _read(path))
+    except OSError as error:
+        raise LoadError(f"cannot read {error.filename}: {error.strerror}") from error
     if not items:
         raise LoadError("there is nothing to send: name a file or folder with --input that is not empty")
-    return items if content_type is None else tuple(replace(item, content_type=content_type) for item in items)
+    return Inputs(tuple(replace(item, content_type=content_type or item.content_type) for item in items))
 
 
 def _read(path: Path) -> Iterator[Input]:
-    try:
-        if path.is_dir():
-            for each in sorted(path.rglob("*")):
-                if each.is_file() and not any(part.startswith(".") for part in each.relative_to(path).parts):
-                    yield from _read(each)
-            return
-        body = path.read_bytes()
-    except OSError as error:
-        raise LoadError(f"cannot read {path}: {error.strerror}") from error
-    suffix = path.suffix.lower()
+    if path.is_dir():
+        for each in sorted(path.rglob("*")):
+            if each.is_file() and not any(part.startswith(".") for part in each.relative_to(path).parts):
+                yield from _read(each)
+        return
+    body, suffix = path.read_bytes(), path.suffix.lower()
     content_type = TYPES.get(suffix, ANY_TYPE)
-    if suffix in BY_LINE:
+    if suffix in (".jsonl", ".txt"):
         lines = ((number, line.strip()) for number, line in enumerate(body.splitlines(), 1))
         yield from (Input(line, content_type, f"{path.name}:{number}") for number, line in lines if line)
     elif suffix == ".json" and (listed := _perf_analyzer(path, body)) is not None:
@@ -104,24 +91,12 @@ def _perf_analyzer(path: Path, body: bytes) -> list[Path] | None:
         content = json.loads(body)
     except ValueError as error:
         raise LoadError(f"{path} is not JSON: {error}") from error
-    if not (isinstance(content, dict) and set(content) == {"data"} and isinstance(content["data"], list)):
+    data = content.get("data") if isinstance(content, dict) else None
+    # A list in the list groups entries into a sequence.
+    flat = [e for each in data for e in (each if isinstance(each, list) else [each])] if isinstance(data, list) else []
+    lists = [entry.get(PERF_ANALYZER_KEY) if isinstance(entry, dict) else None for entry in flat]
+    if all(files is None for files in lists):
         return None
-    entries = list(_flat(content["data"]))
-    if not any(isinstance(entry, dict) and PERF_ANALYZER_KEY in entry for entry in entries):
-        return None
-    named = []
-    for entry in entries:
-        files = entry.get(PERF_ANALYZER_KEY) if isinstance(entry, dict) else None
-        if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
-            raise LoadError(f'{path}: every entry of "data" must be {{"{PERF_ANALYZER_KEY}": [PATH, ...]}}')
-        named += [Path(file) if Path(file).exists() else path.parent / file for file in files]
-    return named
-
-
-def _flat(values: list[Any]) -> Iterator[Any]:
-    """Yield all entries; perf_analyzer groups them into sequences by a further list."""
-    for value in values:
-        if isinstance(value, list):
-            yield from _flat(value)
-        else:
-            yield value
+    if not all(isinstance(files, list) and all(isinstance(file, str) for file in files) for files in lists):
+        raise LoadError(f'{path}: every entry of "data" must be {{"{PERF_ANALYZER_KEY}": [PATH, ...]}}')
+    return [Path(file) if Path(file).exists() else path.parent / file for files in lists for file in files or ()]

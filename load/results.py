@@ -1,11 +1,9 @@
-"""Requests as they were recorded, and what they amount to.
-
-    Exchange -> Recording -> summarise -> Summary
+"""Requests as they were recorded, and what they amount to: Exchange -> Recording -> summarise -> Summary.
 
 Only requests that were due within the window count. Terms:
     good         the answer has status 200 and, where answers are checked, is right; no other enters a latency
     latency      from the moment a request was due (open loop: by its schedule) to the last byte of its answer
-    throughput   good answers per second: `_of_cycles` of a closed loop, `_of_window` of an open one
+    throughput   good answers per second: of a closed loop, over whole cycles (`_of_cycles`)
     goodput      the same of good answers within the latency threshold; without one, the throughput
     lag          from the moment a request was due to the moment it was sent: the generator's own fault
 """
@@ -16,7 +14,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from math import inf
@@ -35,8 +33,9 @@ MAX_LAG_MS = 10.0
 # Lag's p99 that is allowed as a share of the latency's: the generator's part must not be what a latency shows.
 MAX_LAG_SHARE = 0.1
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}
-# One entry of Server-Timing (W3C): name, its duration in ms, its description.
-TIMING = re.compile(r'\s*([\w-]+)\s*(?:;\s*dur=(\d+(?:\.\d+)?)(?![\d.]))?(?:;\s*desc="?([^",;]*)"?)?')
+# Entries of Server-Timing (W3C): a duration in ms by its name, and the items of the micro-batch.
+DURATION = re.compile(r"(?:^|,)\s*([\w-]+)\s*;\s*dur=(\d+(?:\.\d+)?)(?![\d.])")
+BATCH_SIZE = re.compile(r'(?:^|,)\s*batch\s*;\s*desc="?([1-9]\d*)\b')
 
 
 class Verdict(StrEnum):
@@ -84,7 +83,7 @@ class Recording:
     in_flight: int = 0
     throttled: int = 0  # requests that were sent late because the limit of requests in flight was reached
     unsent: int = 0  # requests that were due within the window and never sent
-    doubts: list[str] = field(default_factory=list)  # why the numbers are not to be believed, if not by `summarise`
+    doubts: list[str] = field(default_factory=list)  # reasons not to believe the numbers, beside those of `summarise`
     warm: asyncio.Event = field(default_factory=asyncio.Event)  # the load is at its height
     closed: asyncio.Event = field(default_factory=asyncio.Event)  # no further request is wanted
     stopped: asyncio.Event = field(default_factory=asyncio.Event)  # the run was ended early
@@ -98,27 +97,21 @@ class Recording:
 
     def open(self) -> None:
         """Open the window now: requests count that are due from here on."""
-        self.opens_s = time.perf_counter()
-        self.cpu_s = -time.process_time()
+        self.opens_s, self.cpu_s = time.perf_counter(), -time.process_time()
 
     def close(self) -> None:
         """Close the window now, unless it is closed."""
         if not self.closed.is_set():
             if self.opens_s == inf:
                 self.open()
-            self.cpu_s += time.process_time()
             self.closes_s = time.perf_counter()
+            self.cpu_s += time.process_time()
             self.closed.set()
 
     def stop(self) -> None:
         """End the run early; what was measured is kept."""
         self.stopped.set()
         self.close()
-
-    @property
-    def counted(self) -> Iterator[Exchange]:
-        """The exchanges that were due within the window."""
-        return (each for each in self.exchanges if each.due_s >= self.opens_s)
 
 
 class Latencies:
@@ -128,9 +121,7 @@ class Latencies:
         """Sort durations in seconds."""
         self._sorted_ms = sorted(1e3 * value_s for value_s in values_s)
 
-    @property
-    def count(self) -> int:
-        """Number of values."""
+    def __len__(self) -> int:
         return len(self._sorted_ms)
 
     def percentile_ms(self, percent: float) -> float:
@@ -139,17 +130,17 @@ class Latencies:
         Raises:
             ValueError: there are no values, or percent is not in 0 < percent <= 100.
         """
-        if not self.count or not 0 < percent <= 100:
-            raise ValueError(f"no percentile {percent:g} of {self.count} values")
+        if not self or not 0 < percent <= 100:
+            raise ValueError(f"no percentile {percent:g} of {len(self)} values")
         # What the product is above a whole number by rounding must not make it the next one.
-        return self._sorted_ms[math.ceil(percent / 100 * self.count - 1e-9) - 1]
+        return self._sorted_ms[math.ceil(percent / 100 * len(self) - 1e-9) - 1]
 
     def statistics_ms(self) -> dict[str, float]:
         """Return min, mean, each of PERCENTILES and max in ms; empty without values."""
-        if not self.count:
+        if not self:
             return {}
         percentiles = {name: self.percentile_ms(percent) for name, percent in PERCENTILES.items()}
-        mean_ms = math.fsum(self._sorted_ms) / self.count
+        mean_ms = math.fsum(self._sorted_ms) / len(self)
         return {"min": self._sorted_ms[0], "mean": mean_ms, **percentiles, "max": self._sorted_ms[-1]}
 
 
@@ -157,7 +148,6 @@ class Latencies:
 class Summary:
     """One run, summed up in the terms above."""
 
-    completed: int  # good answers
     in_time: int  # good answers within the latency threshold
     unsent: int  # requests that were due and never sent
     throughput_per_s: float
@@ -171,7 +161,12 @@ class Summary:
     requests_by_batch_size: Mapping[int, int]  # items of a micro-batch -> good answers that were in such a one
     window_s: float
     cpu_percent: float  # processor time of this process within the window, in % of one core
-    invalid_reasons: tuple[str, ...]  # why the numbers are not to be believed; empty when they are
+    invalid_reasons: tuple[str, ...] = ()  # why the numbers are not to be believed; empty when they are
+
+    @property
+    def completed(self) -> int:
+        """Number of good answers."""
+        return len(self.latencies)
 
     @property
     def requests(self) -> int:
@@ -206,108 +201,83 @@ def summarise(
     def is_in_time(exchange: Exchange) -> bool:
         return exchange.is_good and exchange.latency_s <= threshold_s
 
-    counted = list(recording.counted)
+    counted = [each for each in recording.exchanges if each.due_s >= recording.opens_s]
     good = [each for each in counted if each.is_good]
-    throughput = _of_cycles if is_closed_loop else _of_window
     window_s = recording.closes_s - recording.opens_s
-    cpu_percent = 100 * recording.cpu_s / window_s
-    server_ms, sizes = _timings(filter(None, (each.server_timing for each in good)))
-    latencies = Latencies(each.latency_s for each in good)
-    lag = Latencies(each.sent_s - each.due_s for each in counted)
-    errors = Counter(each.error or "" for each in counted if each.status == NO_ANSWER)
-    return Summary(
-        completed=len(good),
+
+    def rate(counts: Callable[[Exchange], bool]) -> float:
+        if is_closed_loop:
+            return _of_cycles(counted, counts)
+        # Those that came within the window, whenever they were due.
+        came = sum(
+            recording.opens_s <= each.answered_s < recording.closes_s and counts(each) for each in recording.exchanges
+        )
+        return came / window_s
+
+    parsed = [parse_timing(each.server_timing) for each in good if each.server_timing]
+    durations_ms: defaultdict[str, list[float]] = defaultdict(list)
+    for durations, _ in parsed:
+        for name, duration_ms in durations.items():
+            durations_ms[name].append(duration_ms)
+    summary = Summary(
         in_time=sum(map(is_in_time, good)),
         unsent=recording.unsent,
-        throughput_per_s=throughput(recording, lambda exchange: exchange.is_good),
-        goodput_per_s=throughput(recording, is_in_time),
-        latencies=latencies,
-        lag=lag,
+        throughput_per_s=rate(lambda exchange: exchange.is_good),
+        goodput_per_s=rate(is_in_time),
+        latencies=Latencies(each.latency_s for each in good),
+        lag=Latencies(each.sent_s - each.due_s for each in counted),
         statuses=dict(sorted(Counter(each.status for each in counted).items())),
-        errors=errors,
+        errors=Counter(each.error or "" for each in counted if each.status == NO_ANSWER),
         verdicts=Counter(each.verdict for each in counted if each.verdict is not None),
-        server_ms=server_ms,
-        requests_by_batch_size=sizes,
+        server_ms={name: math.fsum(values) / len(values) for name, values in durations_ms.items()},
+        requests_by_batch_size=dict(sorted(Counter(size for _, size in parsed if size).items())),
         window_s=window_s,
-        cpu_percent=cpu_percent,
-        invalid_reasons=(
-            *(f"{count} requests failed in the generator itself" for count in [_faults(errors)] if count),
-            *recording.doubts,
-            *_doubts(recording, latencies, lag, max_lag_ms, cpu_percent),
-        ),
+        cpu_percent=100 * recording.cpu_s / window_s,
     )
+    return replace(summary, invalid_reasons=tuple(_doubts(recording, summary, max_lag_ms)))
 
 
-def _of_cycles(recording: Recording, counts: Callable[[Exchange], bool]) -> float:
+def _of_cycles(exchanges: Iterable[Exchange], counts: Callable[[Exchange], bool]) -> float:
     """Return the answers per second of a closed loop: the sum of its clients' own rates over whole cycles.
 
     A client sends when its answer has come, so that the time from its first send to its last answer is whole cycles. A
     batching server answers in bursts, and a window that cuts one off would be wrong by it.
     """
-    good: Counter[int] = Counter()
-    first_s: dict[int, float] = {}
-    last_s: dict[int, float] = {}
-    for each in recording.counted:
-        good[each.client] += counts(each)
-        first_s[each.client] = min(each.sent_s, first_s.get(each.client, inf))
-        last_s[each.client] = max(each.answered_s, last_s.get(each.client, -inf))
-    return sum(count / (last_s[client] - first_s[client]) for client, count in good.items())
+    clients: defaultdict[int, list[Exchange]] = defaultdict(list)
+    for each in exchanges:
+        clients[each.client].append(each)
+    return sum(sum(map(counts, rows)) / (rows[-1].answered_s - rows[0].sent_s) for rows in clients.values())
 
 
-def _of_window(recording: Recording, counts: Callable[[Exchange], bool]) -> float:
-    """Return the answers per second of an open loop: those that came within the window, whenever they were due."""
-    opens_s, closes_s = recording.opens_s, recording.closes_s
-    came = sum(opens_s <= each.answered_s < closes_s and counts(each) for each in recording.exchanges)
-    return came / (closes_s - opens_s)
-
-
-def _faults(errors: Mapping[str, int]) -> int:
-    return sum(count for error, count in errors.items() if error.startswith(FAULT))
-
-
-def _doubts(
-    recording: Recording, latencies: Latencies, lag: Latencies, max_lag_ms: float, cpu_percent: float
-) -> Iterator[str]:
+def _doubts(recording: Recording, summary: Summary, max_lag_ms: float) -> Iterator[str]:
     """Yield every reason not to believe the numbers, and by how much."""
+    if faults := sum(count for error, count in summary.errors.items() if error.startswith(FAULT)):
+        yield f"{faults} requests failed in the generator itself"
+    yield from recording.doubts
     if recording.stopped.is_set():
         yield "ended early"
-    if not latencies.count:
+    if not summary.completed:
         yield "no good answer"
     if recording.throttled:
         yield f"{recording.throttled} requests waited because the limit of requests in flight was reached"
     if recording.unsent:
         yield f"{recording.unsent} requests that were due were never sent"
-    allowed_ms = max(max_lag_ms, MAX_LAG_SHARE * latencies.percentile_ms(99) if latencies.count else 0.0)
-    if lag.count and (late_ms := lag.percentile_ms(99)) > allowed_ms:
+    allowed_ms = max(max_lag_ms, MAX_LAG_SHARE * summary.latency_ms(99) if summary.completed else 0.0)
+    if summary.lag and (late_ms := summary.lag.percentile_ms(99)) > allowed_ms:
         yield (
             f"the generator fell behind: one request in a hundred was sent {late_ms:.1f} ms late or more, "
             f"{allowed_ms:.1f} ms are allowed"
         )
-    if cpu_percent > MAX_CPU_PERCENT:
-        yield f"the generator used {cpu_percent:.0f} % of its core: it may be what was measured, not the server"
+    if summary.cpu_percent > MAX_CPU_PERCENT:
+        yield f"the generator used {summary.cpu_percent:.0f} % of its core: it may be what was measured, not the server"
 
 
 # Headers whose parse is remembered: one or two MB.
 @lru_cache(maxsize=4096)
 def parse_timing(header: str) -> tuple[dict[str, float], int | None]:
-    """Return the durations of a Server-Timing header in ms by name, and the items of the micro-batch.
+    """Return the durations in ms of a Server-Timing header by name, and the items of the micro-batch.
 
-    The handlers write decode;dur=1.61, forward;dur=178.20, batch;desc="8". What is not understood is left out; a header
-    that does not say the items has None.
+    The handlers write decode;dur=1.61, forward;dur=178.20, batch;desc="8"; what is not understood is left out.
     """
-    entries = [match.groups() for part in header.split(",") if (match := TIMING.match(part))]
-    sizes = [int(text) for name, _, text in entries if name == "batch" and text and text.isdecimal() and int(text)]
-    return {name: float(ms) for name, ms, _ in entries if ms is not None}, sizes[-1] if sizes else None
-
-
-def _timings(headers: Iterable[str]) -> tuple[dict[str, float], dict[int, int]]:
-    """Return the mean of each duration in ms, and the number of answers by the size of their micro-batch."""
-    durations_ms: defaultdict[str, list[float]] = defaultdict(list)
-    sizes: Counter[int] = Counter()
-    for header in headers:
-        durations, size = parse_timing(header)
-        for name, duration_ms in durations.items():
-            durations_ms[name].append(duration_ms)
-        if size is not None:
-            sizes[size] += 1
-    return {name: math.fsum(values) / len(values) for name, values in durations_ms.items()}, dict(sorted(sizes.items()))
+    size = BATCH_SIZE.search(header)
+    return {name: float(ms) for name, ms in DURATION.findall(header)}, size and int(size[1])

@@ -1,6 +1,6 @@
-"""Schedules of open loops: when each request is due. Pure; the text of a schedule is its name in reports.
+"""Schedules of open loops. Pure; the text of a schedule is its name in reports.
 
-`due_s` yields ascending seconds from the start, without end and the same every time.
+`due_s` yields when each request is due: ascending seconds from the start, without end and the same every time.
 """
 
 import random
@@ -41,12 +41,11 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Recorded gaps between requests in seconds, over and over: none below 0, and at least one above."""
+    """Recorded gaps between requests in seconds, over and over; ValueError where they make no schedule."""
 
     gaps_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Raise ValueError where the gaps make no schedule."""
         if not (min(self.gaps_s, default=-1) >= 0 and 0 < sum(self.gaps_s) < float("inf")):
             raise ValueError("gaps between requests must not be negative, and not all be 0")
 

@@ -5,8 +5,7 @@ load as long as it does not hold a second time. A bisection assumes that what ho
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from load.results import Summary
 
@@ -14,31 +13,18 @@ L = TypeVar("L")
 M = TypeVar("M")
 
 
-@dataclass(frozen=True, slots=True)
-class Found(Generic[L, M]):
-    """The end of a search.
+def highest(loads: Sequence[L], measure: Callable[[L], M], holds: Callable[[M], bool]) -> tuple[L, M] | None:
+    """Return the highest of ascending loads that held twice (once, where it is the lowest), and its last measurement.
 
-    Attributes:
-        load: highest load that held twice (once, where it is the lowest); None where none did.
-        measured: last measurement of that load, or of the lowest one where none held.
-        is_limit: whether the load is the highest that was offered, so that more might hold.
+    It is None where not even the lowest load holds.
     """
-
-    load: L | None
-    measured: M
-    is_limit: bool
-
-
-def highest(loads: Sequence[L], measure: Callable[[L], M], holds: Callable[[M], bool]) -> Found[L, M]:
-    """Search ascending loads, at least one, for the highest whose measurement holds."""
     lowest = measure(loads[0])
     if not holds(lowest):
-        return Found(None, lowest, is_limit=False)
+        return None
     # Numbers of the highest load that held, and of the lowest that did not.
-    last = len(loads) - 1
-    held, failed = 0, last
-    if last > 0 and holds(measure(loads[last])):
-        held = last
+    held, failed = 0, len(loads) - 1
+    if failed > 0 and holds(measure(loads[failed])):
+        held = failed
     while failed - held > 1:
         middle = (held + failed) // 2
         if holds(measure(loads[middle])):
@@ -48,8 +34,8 @@ def highest(loads: Sequence[L], measure: Callable[[L], M], holds: Callable[[M], 
     for number in range(held, 0, -1):
         again = measure(loads[number])
         if holds(again):
-            return Found(loads[number], again, is_limit=number == last)
-    return Found(loads[0], lowest, is_limit=last == 0)
+            return loads[number], again
+    return loads[0], lowest
 
 
 def is_met(summary: Summary, percent: float) -> bool:
@@ -59,15 +45,3 @@ def is_met(summary: Summary, percent: float) -> bool:
     fell behind is no obstacle: latency counts from the schedule, so what held would have held without.
     """
     return summary.requests > 0 and 100 * summary.in_time >= percent * summary.requests
-
-
-def fair(measure: Callable[[L], Summary], percent: float) -> Callable[[L], Summary]:
-    """Wrap a measurement: one that missed its target and is not valid is made once more."""
-
-    def measure_fairly(load: L) -> Summary:
-        summary = measure(load)
-        # Where requests could not be sent at all, a second attempt does no better.
-        is_in_doubt = bool(summary.invalid_reasons) and not summary.unsent
-        return measure(load) if is_in_doubt and not is_met(summary, percent) else summary
-
-    return measure_fairly

@@ -9,10 +9,9 @@ from load.errors import LoadError
 from load.generate import TIMEOUT_S, Target
 from load.inputs import Input
 from load.results import OK
-from torchserve_client.management import Management, ManagementError, Unreachable
+from torchserve_client.errors import ClientError, Unreachable
+from torchserve_client.management import Management
 
-# TorchServe's own defaults.
-URL, MANAGEMENT_URL = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
 # The fields of a registration that decide on a model's speed.
 REGISTERED = ("modelVersion", "batchSize", "maxBatchDelay", "minWorkers", "maxWorkers")
 # Characters of a server's message that an error repeats: two lines of a terminal.
@@ -21,20 +20,13 @@ MESSAGE_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One model of a server.
-
-    Attributes:
-        model, version: the model's name and version; None means its default version.
-        url, management_url: addresses of the inference and management APIs, without a slash at the end.
-        token, management_token: keys of the two, where token authorization is on.
-        timeout_s: seconds until a request counts as unanswered.
-    """
+    """One model of a server; the addresses, TorchServe's own by default, are without a slash at the end."""
 
     model: str
-    version: str | None = None
-    url: str = URL
-    management_url: str = MANAGEMENT_URL
-    token: str | None = None
+    version: str | None = None  # None means the default one
+    url: str = "http://127.0.0.1:8080"
+    management_url: str = "http://127.0.0.1:8081"
+    token: str | None = None  # keys, where token authorization is on
     management_token: str | None = None
     timeout_s: float = TIMEOUT_S
 
@@ -49,46 +41,28 @@ class Served:
         """The server's management API."""
         return Management(self.management_url, token=self.management_token)
 
-    def check(self, content: Input) -> dict[str, Any]:
-        """Make sure that the model answers `content` with 200.
-
-        Returns:
-            The fields of its registration; empty where the management API does not answer, which is not needed.
+    def registration(self) -> dict[str, Any]:
+        """Return what the model is registered with; nothing where the management API does not answer.
 
         Raises:
-            LoadError: the model does not answer, or is not registered or ready.
+            LoadError: the model is not registered or not ready, or the management API refuses.
         """
-        registration: dict[str, Any] = {}
+        management = self.management
         try:
-            registration = self._registration()
+            described = management.describe(self.model, self.version)
+            if not management.is_ready(self.model, self.version):
+                raise LoadError(f"{self.model} has no ready worker: see {self.management_url}/models/{self.model}")
         except Unreachable:
-            pass
-        except ManagementError as error:
-            raise LoadError(f"the management API at {self.management_url} refuses: {error}") from error
-        self.ask(content)
-        return registration
-
-    def _registration(self) -> dict[str, Any]:
-        try:
-            described = self.management.describe(self.model, self.version)
-        except ManagementError as error:
+            return {}
+        except ClientError as error:
             if error.status != 404:
-                raise
-            names = ", ".join(self.management.models()) or "none"
-            what = f"version {self.version} of model {self.model}" if self.version else f"model {self.model}"
-            raise LoadError(f"{what} is not registered at {self.management_url}; registered: {names}") from error
-        if not self.management.is_ready(self.model, self.version):
-            raise LoadError(
-                f"model {self.model} has no ready worker yet: wait, or see {self.management_url}/models/{self.model}"
-            )
+                raise LoadError(f"the management API at {self.management_url} refuses: {error}") from error
+            registered = ", ".join(management.models()) or "none"
+            raise LoadError(f"model {self.model} is not registered; registered: {registered}") from error
         return {name: described[name] for name in REGISTERED if name in described}
 
     def ask(self, content: Input) -> bytes:
-        """Send one request by itself and return its answer.
-
-        Raises:
-            LoadError: the answer is not 200, or there is none.
-        """
+        """Send one request by itself and return its answer; LoadError where it is not 200, or there is none."""
         target = self.target
         with requests.Session() as session:
             # No proxy of the environment stands between a generator and its server.

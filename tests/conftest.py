@@ -8,6 +8,7 @@ tests/nightly/    `make test-all`: minutes, or Debian's packages, or an environm
 import functools
 import gc
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.tiers import LEFT_OUT
 
 # A machine that stalls for a second must not fail a property; each run tries the same examples.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "2000")))
 hypothesis.settings.load_profile("house")
 
 TESTS = Path(__file__).parent

@@ -35,19 +35,6 @@ def unanswered(path: Path, *listed: Input) -> list[str]:
     return asked
 
 
-def test_answers_are_lines_that_name_their_input(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    with Answers.open(path) as answers:
-        assert answers.match(inputs(a="x"), KEYS) == 1
-        answers.write(["a", "ö\n"], ["k", "l"], [{"cat": 0.5}, Rejected("no", 422, "CorruptInput")])
-        answers.write(["c"], ["m"], [None])
-    assert [json.loads(each) for each in path.read_bytes().splitlines()] == [
-        {"input": "a", "key": "k", "answer": {"cat": 0.5}},
-        {"input": "ö\n", "key": "l", "error": {"code": 422, "type": "CorruptInput", "message": "no"}},
-        {"input": "c", "key": "m", "answer": None},
-    ]
-
-
 def test_answers_are_there_before_the_file_is_closed(tmp_path: Path) -> None:
     with Answers.open(tmp_path / "answers.jsonl") as answers:
         answers.match([], KEYS)
@@ -68,23 +55,6 @@ def test_line_that_a_kill_cut_off_is_asked_for_again(tmp_path: Path, cut: int) -
         answers.write(["b"], [key("y")], [2])
     assert path.read_text() == line("a", "x") + line("b", "y", "2")
     assert [each.name for each in tmp_path.iterdir()] == ["answers.jsonl"]
-
-
-def test_line_that_lacks_only_its_end_counts_and_the_next_one_starts_anew(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    path.write_text(line("a", "x").rstrip("\n"))
-    with Answers.open(path) as answers:
-        answers.match(inputs(a="x", b="y"), KEYS)
-        assert answers.has(key("x"))
-        answers.write(["b"], [key("y")], [2])
-    assert path.read_text() == line("a", "x") + line("b", "y", "2")
-
-
-def test_input_that_was_answered_twice_is_kept_once(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    path.write_text(2 * line("a", "x"))
-    assert unanswered(path, *inputs(a="x")) == []
-    assert path.read_text() == line("a", "x")
 
 
 def test_inserted_line_is_asked_and_the_others_keep_their_answers_under_new_numbers(tmp_path: Path) -> None:
@@ -112,14 +82,6 @@ def test_answer_whose_name_belongs_to_another_input_is_set_aside(tmp_path: Path)
     assert unanswered(path, Input("3", "gone")) == []
 
 
-def test_answer_without_a_key_is_set_aside(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    path.write_text('{"input":"1","answer":1}\n{"input":"2","key":7,"answer":1}\n' + line("3", "z"))
-    assert unanswered(path, *(Input(name, content) for name, content in zip("123", "xyz", strict=True))) == ["1", "2"]
-    assert path.read_text() == line("3", "z")
-    assert len((tmp_path / "answers.jsonl.old").read_text().splitlines()) == 2
-
-
 def test_inputs_that_are_equal_have_an_answer_each(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text(line("b", "x", "1") + line("c", "x", "2"))
@@ -132,16 +94,6 @@ def test_inputs_that_are_equal_have_an_answer_each(tmp_path: Path) -> None:
     assert len({each["input"] for each in answers}) == len(answers) == 2
     path.write_text("".join(line(str(number), "x") for number in range(1000)))
     assert unanswered(path, *(Input(str(number), "x") for number in range(1001))) == ["1000"]
-
-
-def test_content_is_read_only_where_there_are_answers(tmp_path: Path) -> None:
-    gone = [Input("a", tmp_path / "gone")]
-    with Answers.open(tmp_path / "answers.jsonl") as answers:
-        assert answers.match(gone, KEYS) == 1
-        answers.write(["a"], [key("x")], [1])
-    with Answers.open(tmp_path / "answers.jsonl") as answers:
-        assert answers.match(gone, KEYS) == 1
-        assert answers.earlier == 0
 
 
 def test_file_has_one_writer_at_a_time_even_after_it_was_written_anew(tmp_path: Path) -> None:

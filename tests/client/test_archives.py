@@ -28,13 +28,6 @@ def unpacked(folder: Path) -> Path:
     return folder / "m"
 
 
-def test_archive_says_what_it_is_as_file_and_as_folder(tmp_path: Path) -> None:
-    for path in (mar(tmp_path), unpacked(tmp_path)):
-        description = archives.describe(path)
-        assert (description.name, description.version, description.is_continuous) == ("m", "1.0", True)
-        assert description.config["batchSize"] == 8
-
-
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_copy_differs_in_its_version_alone(tmp_path: Path, compression: int) -> None:
     original = mar(tmp_path, compression)
@@ -51,20 +44,6 @@ def test_copy_differs_in_its_version_alone(tmp_path: Path, compression: int) -> 
         assert archive.getinfo("model.bin").compress_type == compression
         manifest = json.loads(archive.read("MAR-INF/MANIFEST.json"))
     assert manifest == {"model": {**MANIFEST["model"], "modelVersion": "1.0-r2"}}
-
-
-def test_copy_of_a_copy_is_named_after_the_original(tmp_path: Path) -> None:
-    second = archives.reversioned(mar(tmp_path), "1.0-r2")
-    assert archives.reversioned(second, "1.0-r3").name == "m@1.0-r3.mar"
-
-
-def test_copy_of_a_folder_is_a_folder(tmp_path: Path) -> None:
-    copy = archives.reversioned(unpacked(tmp_path), "1.0-r2")
-    assert copy == tmp_path / "m@1.0-r2"
-    assert archives.describe(copy).version == "1.0-r2"
-    assert (copy / "model.bin").read_bytes() == WEIGHTS
-    archives.remove(copy)
-    assert not copy.exists()
 
 
 def test_copy_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -1,14 +1,10 @@
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy.models import ROOT
 from torchserve_client import Client, cli
-from torchserve_client.cli import main, parser
+from torchserve_client.cli import main
 
 NOBODY = ["--server", "http://127.0.0.1:9", "--management", "http://127.0.0.1:9"]
 
@@ -98,26 +94,6 @@ def test_wrong_files_are_one_line(
     assert (tmp_path / "photo.jpg").read_bytes() == b"\xff\xd8\xff"
 
 
-def test_options_of_predict_are_json_where_they_can_be() -> None:
-    arguments = ["predict", "m", "p", "--out", "o", "--option", "top_k=3", "--option", "tgt_lang=fr", "--option", "x="]
-    assert parser().parse_args(arguments).option == [("top_k", 3), ("tgt_lang", "fr"), ("x", "")]
-
-
-def test_addresses_come_from_the_command_line_or_the_environment(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def managed(*arguments: str) -> set[str]:
-        assert main([*arguments, "describe", "--json"]) in (1, 2)
-        return set(re.findall(r"no TorchServe answers at (\S+)", capsys.readouterr().err))
-
-    # Ports that nothing listens at.
-    monkeypatch.setenv("TORCHSERVE_MANAGEMENT_URL", "http://127.0.0.1:2, http://127.0.0.1:3")
-    assert managed() == {"http://127.0.0.1:2", "http://127.0.0.1:3"}
-    one = ["--management", "http://127.0.0.1:4"]
-    assert managed(*one) == {"http://127.0.0.1:4"}
-    assert managed(*one, "--management", "http://127.0.0.1:5") == {"http://127.0.0.1:4", "http://127.0.0.1:5"}
-
-
 def test_inference_addresses_come_from_the_command_line_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,8 +120,3 @@ def test_inference_addresses_come_from_the_command_line_or_the_environment(
     asked()
     here = "http://127.0.0.1:"
     assert seen == [[f"{here}1", f"{here}2"], [f"{here}3"], [f"{here}3", f"{here}4"], [f"{here}8080"]]
-
-
-def test_predict_does_not_wait_for_numpy() -> None:
-    program = "import sys, torchserve_client.cli; sys.exit('numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

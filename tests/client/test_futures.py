@@ -4,7 +4,7 @@ from concurrent.futures import as_completed
 import pytest
 
 from tests.client.script import Script, Server, client, failed, ok
-from torchserve_client import Closed, FuturesClient, QueueFull, Rejected
+from torchserve_client import FuturesClient, QueueFull, Rejected
 from torchserve_client.transport import Incoming, Outgoing
 
 
@@ -80,26 +80,3 @@ def test_cancelled_future_frees_its_place() -> None:
         kept = futures.submit_nowait("m", "c")
         gate.opened.set()
         assert kept.result(10) == "c"
-
-
-def test_block_that_ends_waits_for_everything() -> None:
-    gate = Gate()
-    opener = threading.Timer(0.2, gate.opened.set)
-    with FuturesClient(client(Server(gate)), max_workers=2) as futures:
-        submitted = [futures.submit("m", "a") for _ in range(5)]
-        opener.start()
-    assert all(future.done() for future in submitted)
-    opener.join()
-
-
-def test_submit_after_the_block_is_refused() -> None:
-    with FuturesClient(client(Script(ok(1)))) as futures:
-        pass
-    with pytest.raises(Closed):
-        futures.submit("m", "a")
-
-
-@pytest.mark.parametrize("limits", [(0, 1), (1, -1)])
-def test_limits_that_leave_no_place_are_refused(limits: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="at least"):
-        FuturesClient(client(Script(ok(1))), *limits)

@@ -1,11 +1,6 @@
 import os
-import threading
-import tracemalloc
 from pathlib import Path
 
-import pytest
-
-from torchserve_client import InvalidPayload
 from torchserve_client.inputs import Input, Keys, source
 
 
@@ -47,40 +42,6 @@ def test_lines_are_numbered_as_in_the_file_and_empty_ones_left_out(tmp_path: Pat
     path = tmp_path / "lines.txt"
     path.write_bytes("\ufeff첫째\n\nsecond\u2028still second\r\n   \nthird".encode())
     assert listed(path) == [Input("1", "첫째"), Input("3", "second\u2028still second"), Input("5", "third")]
-
-
-def test_lines_of_a_pipe_are_read_once(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    writer = threading.Thread(target=path.write_bytes, args=[b"a\nb\n"])
-    writer.start()
-    assert listed(path) == [Input("1", "a"), Input("2", "b")]
-    writer.join()
-
-
-@pytest.mark.parametrize(
-    ("name", "words"), [("photo.jpg", "neither a folder nor a file of UTF-8 lines"), ("none", "No such file")]
-)
-def test_source_that_is_none_says_so(name: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff")
-    with pytest.raises(InvalidPayload, match=words):
-        listed(tmp_path / name)
-
-
-def test_lines_are_never_all_in_memory(tmp_path: Path) -> None:
-    path = tmp_path / "lines.txt"
-    line = "a" * 1023 + "\n"
-    with path.open("w") as file:
-        file.writelines(line for _ in range(32 * 1024))
-    with source(path) as inputs:
-        tracemalloc.start()
-        try:
-            assert sum(1 for _ in inputs) == 32 * 1024
-            _, most = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-    # Of 32 MiB.
-    assert most < 2**20
 
 
 def test_key_is_that_of_content_model_and_options() -> None:

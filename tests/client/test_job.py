@@ -13,7 +13,7 @@ from torchserve_client import FuturesClient, NoConnection, Rejected, RetryPolicy
 from torchserve_client.answers import Answers
 from torchserve_client.inputs import Input, Keys, source
 from torchserve_client.job import READY, Tally, requests, run
-from torchserve_client.transport import Incoming, Outgoing
+from torchserve_client.transport import Outgoing
 
 KEYS = Keys("m", {})
 
@@ -83,19 +83,6 @@ def test_run_writes_errors_and_asks_for_those_again(tmp_path: Path, lines: Path)
     assert recorded(out) == {"1": "A", "2": "B", "3": "C", "4": "D", "5": "E"}
 
 
-def test_run_over_a_folder_sends_the_files_as_they_are(tmp_path: Path) -> None:
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for name in ("x.jpg", "y.jpg", "z.jpg"):
-        (folder / name).write_bytes(b"\xff\xd8" + name.encode())
-    (folder / "y.jpg").unlink()
-    (folder / "y.jpg").symlink_to(folder / "x.jpg")
-    out, server = tmp_path / "out.jsonl", Server(lambda request: ok(len(request.body)))
-    assert ask(server, folder, out)[0] == Tally(answered=3)
-    assert sorted(request.body for request in server.sent) == [b"\xff\xd8x.jpg", b"\xff\xd8x.jpg", b"\xff\xd8z.jpg"]
-    assert recorded(out) == {"x.jpg": 7, "y.jpg": 7, "z.jpg": 7}
-
-
 def test_file_that_goes_away_is_an_error_of_its_own(tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()
@@ -131,21 +118,6 @@ def test_what_would_fail_for_all_ends_the_run_and_keeps_what_there_is(
     with pytest.raises(kind):
         ask(Server(lambda _: step), lines, out)
     assert recorded(out) == {"1": "A"}
-
-
-def test_answer_of_another_length_is_an_error_of_each_input(tmp_path: Path, lines: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    assert ask(Server(lambda _: predictions("A")), lines, out)[0] == Tally(answered=1, failed=4)
-    assert recorded(out)["1"]["type"] == "UnknownAnswer"
-
-
-def test_answer_that_is_no_json_is_kept_as_text(tmp_path: Path) -> None:
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    (folder / "a.txt").write_text("a")
-    out = tmp_path / "out.jsonl"
-    ask(Server(lambda _: Incoming(200, "안녕".encode())), folder, out)
-    assert recorded(out) == {"a.txt": "안녕"}
 
 
 def test_inputs_are_read_as_there_is_place_for_them(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.client.script import failed, ok
-from torchserve_client import Gateway, Management, ManagementError, NoConnection, Nodes, NodesFailed, RolloutFailed
+from torchserve_client import Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed
 from torchserve_client import archives as archive_files
 from torchserve_client.errors import InvalidPayload
 from torchserve_client.rollout import Rollout, Wanted
@@ -142,25 +142,6 @@ def test_every_node_is_called_and_the_error_says_which_did_not_do_it() -> None:
     assert servers["d"].calls == ["PUT /models/m"]
 
 
-def test_nodes_json_gives_names_addresses_keys_and_logs(tmp_path: Path) -> None:
-    keys = tmp_path / "key_file.json"
-    keys.write_text(json.dumps({"management": {"key": "secret"}}))
-    (tmp_path / "node-1" / "logs").mkdir(parents=True)
-    listed = [
-        {"name": "node-1", "management": "http://127.0.0.1:8081", "token_file": str(keys)},
-        {"name": "node-2", "management": "http://127.0.0.1:8181", "token_file": None},
-    ]
-    path = tmp_path / "nodes.json"
-    path.write_text(json.dumps(listed))
-    nodes = Nodes.read(path)
-    assert {name: each.url for name, each in nodes.by_name.items()} == {
-        "node-1": "http://127.0.0.1:8081",
-        "node-2": "http://127.0.0.1:8181",
-    }
-    assert nodes.logs == {"node-1": tmp_path / "node-1" / "logs"}
-    nodes.close()
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [("[]", "no node in it"), ("{", "not a nodes.json"), ('[{"name": "a"}]', "not a nodes.json"),
@@ -259,33 +240,3 @@ def test_aborted_canary_is_gone_and_so_is_its_copy(store: Path) -> None:
     for end in (again().promote, again().abort):
         with pytest.raises(RolloutFailed, match="m has no canary"):
             end(MODEL)
-
-
-def test_canary_that_the_gateway_refuses_is_taken_back(store: Path) -> None:
-    class Refusing(FakeGateway):
-        def send(self, request: Outgoing, timeout_s: float) -> Incoming:
-            return failed(400 if request.method == "PUT" else 404, "BadRequest", "is its default")
-
-    servers, gateway = [FakeServer()], Refusing()
-    with pytest.raises(ManagementError, match="is its default"):
-        rollouts(store, *servers, gateway=gateway).try_canary(MODEL, Wanted(batch_size=4), 5, None)
-    assert list(servers[0].versions) == ["1.0"]
-    assert names(store) == {"m"}
-
-
-def test_gateway_says_what_its_nodes_do() -> None:
-    class Control(FakeGateway):
-        def send(self, request: Outgoing, timeout_s: float) -> Incoming:
-            self.calls.append(f"{request.method} {urlsplit(request.url).path} {request.body.decode()}")
-            node = {"name": "node-1", "management": "http://a:1", "state": "up"}
-            return ok([{**node, "is_draining": True, "is_routed": False, "in_flight": 3}])
-
-    control = Control()
-    gateway = Gateway("http://g:8003/", transport=control)
-    state = gateway.node("node-1")
-    assert (state.is_up, state.is_draining, state.is_routed, state.in_flight) == (True, True, False, 3)
-    assert state.management == "http://a:1"
-    with pytest.raises(ManagementError, match="no node node-9; known are node-1"):
-        gateway.node("node-9")
-    gateway.drain("node-1", is_draining=False)
-    assert control.calls[-1] == 'PUT /control/nodes/node-1 {"draining":false}'

@@ -73,12 +73,6 @@ def test_bytes_with_options_are_a_form_and_stay_bytes() -> None:
     assert values == {b"top_k": b"3\r\n", b"tgt_lang": b'"ko"\r\n', b"data": b"\xff\xd8\r\n"}
 
 
-def test_list_says_that_its_answer_is_one() -> None:
-    assert body(["a"], {}).is_list
-    assert body({"instances": ["a"]}, {}).is_list
-    assert not body("a", {}).is_list
-
-
 def test_arrays_are_tensors_and_options_their_parameters() -> None:
     made = body({"text": np.array([["a"]], object)}, {"top_k": 3})
     length = int(made.headers["Inference-Header-Content-Length"])

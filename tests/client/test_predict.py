@@ -99,21 +99,6 @@ def test_another_model_or_option_is_asked_for_everything_and_the_first_answers_a
     assert len(server.asked) == 2
 
 
-def test_file_that_is_moved_keeps_its_answer_and_a_changed_one_is_asked_again(server: Server, tmp_path: Path) -> None:
-    folder, out = tmp_path / "texts", tmp_path / "out.jsonl"
-    (folder / "below").mkdir(parents=True)
-    for name in "abc":
-        (folder / name).write_text(name)
-    assert server.predict(folder, out) == 0
-    (folder / "a").rename(folder / "below" / "z")
-    (folder / "b").write_text("other")
-    (folder / "c").unlink()
-    assert server.predict(folder, out) == 0
-    assert server.asked == ["other"]
-    # The answer to the file that is gone stays.
-    assert answers(out) == {"below/z": "m A", "b": "m OTHER", "c": "m C"}
-
-
 def test_files_of_arrays_are_one_request_each_under_their_own_type(tmp_path: Path) -> None:
     folder, out = tmp_path / "rows", tmp_path / "out.jsonl"
     (folder / "below").mkdir(parents=True)
@@ -143,35 +128,6 @@ def test_files_of_arrays_are_one_request_each_under_their_own_type(tmp_path: Pat
         }
         assert main(command) == 0
         assert len(sent) == 3
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_names_that_are_not_utf8_are_answered_under_ones_that_are(
-    server: Server, tmp_path: Path, encoding: str
-) -> None:
-    folder = tmp_path / os.fsdecode(b"fotos-\xe9")
-    folder.mkdir()
-    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("coffee")
-    (folder / "tea.txt").write_text("tea")
-    out = tmp_path / os.fsdecode(b"out-\xe9.jsonl")
-    command = [sys.executable, "-m", "torchserve_client", *server.addresses, "predict", "m", "--out", str(out)]
-    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "1", "PYTHONPATH": str(ROOT / "client")}
-
-    def run(path: Path) -> tuple[int, bytes]:
-        finished = subprocess.run([*command, str(path)], env=environment, capture_output=True, check=False, timeout=60)
-        return finished.returncode, finished.stdout + finished.stderr
-
-    code, printed = run(folder)
-    assert (code, printed.partition(b": ")[0]) == (0, os.fsencode(tmp_path) + rb"/out-\xe9.jsonl")
-    assert answers(out) == {r"caf\xe9.txt": "m COFFEE", "tea.txt": "m TEA"}
-    server.asked.clear()
-    assert run(folder)[0] == 0
-    assert server.asked == []
-    code, printed = run(folder / "none")
-    assert (code, printed) == (
-        2,
-        b"client: " + os.fsencode(tmp_path) + b"/fotos-\\xe9/none: No such file or directory\n",
-    )
 
 
 def test_second_run_on_the_same_answers_is_told_and_nothing_is_lost(
@@ -228,34 +184,6 @@ def test_shards_ask_for_everything_once_and_each_goes_on_by_itself(server: Serve
         assert server.predict(folder, folder, "--shard", f"{index}/3") == 0
         asked += server.asked
     assert sorted(asked) == ["changed", "new"]
-
-
-def test_shard_without_inputs_is_done_and_a_folder_without_any_is_an_error(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, out = tmp_path / "lines.txt", tmp_path / "answers"
-    out.mkdir()
-    path.write_text("a\n\nb\n")
-    codes = [server.predict(path, out, "--shard", f"{index}/5") for index in range(5)]
-    assert codes == [0] * 5
-    assert sorted(name for file in out.iterdir() for name in answers(file)) == ["1", "3"]
-    assert len(list(out.iterdir())) == 5
-    path.write_text("\n")
-    capsys.readouterr()
-    assert server.predict(path, out, "--shard", "0/5") == 2
-    assert capsys.readouterr().err == f"client: {path}: nothing in it to predict\n"
-
-
-def test_shard_may_name_its_file_itself_and_nothing_but_a_shard_takes_a_folder(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "lines.txt"
-    path.write_text("a\nb\nc\n")
-    assert server.predict(path, tmp_path / "mine.jsonl", "--shard", "0/1") == 0
-    assert answers(tmp_path / "mine.jsonl") == {"1": "m A", "2": "m B", "3": "m C"}
-    capsys.readouterr()
-    assert server.predict(path, tmp_path) == 1
-    assert "Is a directory" in capsys.readouterr().err
 
 
 def test_predict_goes_round_several_servers_and_does_without_one_that_is_gone(server: Server, tmp_path: Path) -> None:

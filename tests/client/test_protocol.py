@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tritonclient.utils import np_to_triton_dtype
 
-from torchserve_client import InvalidPayload, protocol
+from torchserve_client import InvalidPayload
 from torchserve_client.protocol import Message, decode, encode
 
 KOREAN = np.array([["한국은행이"], ["기준금리를 동결했다."]], object)
@@ -45,16 +45,6 @@ def test_binary_request_is_what_tritonclient_sends(tensors: dict[str, Any], outp
     assert ours.headers["Inference-Header-Content-Length"] == str(length)
 
 
-@pytest.mark.parametrize("tensors", [{"text": KOREAN}, {"a": FLOATS, "b": NUMBERS}])
-def test_json_request_says_what_tritonclients_says(tensors: dict[str, Any]) -> None:
-    body, length = tritons(tensors, False, ("embedding",))
-    ours = encode(tensors, outputs=("embedding",), is_binary=False)
-    assert length is None
-    assert ours.json_length is None
-    assert json.loads(ours.body) == json.loads(body)
-    assert ours.headers == {"Content-Type": "application/json"}
-
-
 @given(
     arrays.arrays(
         st.sampled_from(["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "?", ">f4", ">i2"]),
@@ -73,18 +63,6 @@ def test_binary_tensor_of_any_type_is_read_by_tritonclient_as_it_was(array: Any)
     decoded = decode(Message(answer + raw, len(answer))).arrays["x"]
     np.testing.assert_array_equal(decoded, native)
     assert decoded.dtype == native.dtype
-
-
-@given(st.lists(st.binary(max_size=5), max_size=5), st.lists(st.text(max_size=5), max_size=5))
-def test_bytes_of_any_content_come_back(raw: list[bytes], texts: list[str]) -> None:
-    for values in (raw, texts):
-        array = np.empty(len(values), object)
-        array[:] = values
-        sent = encode({"x": array})
-        answer = sent.body[: sent.json_length].replace(b'"inputs"', b'"outputs"')
-        message = Message(answer + sent.body[sent.json_length :], len(answer))
-        wanted = [value if isinstance(value, bytes) else value.encode() for value in values]
-        assert decode(message).arrays["x"].tolist() == wanted
 
 
 def test_json_answer_is_read() -> None:
@@ -123,12 +101,6 @@ def test_answer_that_is_not_of_the_protocol_is_refused(message: Message) -> None
         decode(message)
 
 
-def test_bytes_element_that_is_cut_off_is_refused() -> None:
-    head = b'{"outputs":[{"name":"x","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":6}}]}'
-    with pytest.raises(ValueError, match="cut off"):
-        decode(Message(head + b"\x05\0\0\0ab", len(head)))
-
-
 @pytest.mark.parametrize(
     ("array", "is_binary", "words"),
     [
@@ -141,8 +113,3 @@ def test_bytes_element_that_is_cut_off_is_refused() -> None:
 def test_array_that_cannot_be_sent_says_so(array: Any, is_binary: bool, words: str) -> None:
     with pytest.raises(InvalidPayload, match=words):
         encode({"x": array}, is_binary=is_binary)
-
-
-def test_datatypes_are_named_as_tritonclient_names_them() -> None:
-    for name, kind in protocol.DATATYPES.items():
-        assert np_to_triton_dtype(np.dtype(kind)) == name

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-import torchserve_client
 from deploy.models import ROOT
 from tests.client.http_server import serving
-from torchserve_client.cli import parser
 
 README = (ROOT / "client" / "README.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -35,19 +33,3 @@ def test_readme_program_runs(program: str, printed: str, capsys: pytest.CaptureF
     with serving(answer) as url:
         exec(program.replace(INFERENCE, url).replace(MANAGEMENT, url), {})  # noqa: S102 (the README's own words)
     assert capsys.readouterr().out == printed
-
-
-def test_readme_names_every_error() -> None:
-    errors = {
-        name
-        for name in torchserve_client.__all__
-        if isinstance(getattr(torchserve_client, name), type)
-        and issubclass(getattr(torchserve_client, name), torchserve_client.ClientError)
-    }
-    assert errors <= set(re.findall(r"`(\w+)`", README))
-
-
-def test_readme_names_every_command() -> None:
-    commands = set(re.findall(r"^\| `torchserve-client ([\w-]+)", README, re.MULTILINE))
-    offered = {line.split()[0] for line in parser().format_help().splitlines() if re.match(r" {4}\w", line)}
-    assert commands == offered

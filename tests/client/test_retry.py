@@ -1,13 +1,10 @@
-import email.utils
-import time as wall
 from collections.abc import Callable
 
 import pytest
 
 from tests.client.script import Script, Server, Step, Time, client, failed, ok
 from torchserve_client import DeadlineExceeded, NoConnection, Rejected, RetryPolicy, ServerFailed, Unavailable
-from torchserve_client.retry import retry_after_s
-from torchserve_client.transport import Incoming, Outgoing
+from torchserve_client.transport import Outgoing
 
 REFUSED = NoConnection("nothing answers", was_sent=False)
 LOST = NoConnection("lost", was_sent=True)
@@ -44,16 +41,6 @@ def test_predict_of_what_is_not_repeatable_is_tried_again_only_where_nothing_was
         predict([LOST, ok("never")], once)
 
 
-def test_policy_told_to_repeat_a_status_does() -> None:
-    answer, script, _ = predict([failed(507), ok("done")], RetryPolicy(statuses=frozenset({503, 507})))
-    assert (answer, len(script.sent)) == ("done", 2)
-
-
-def test_predict_refused_for_overload_as_429_is_tried_again() -> None:
-    answer, script, _ = predict([failed(429, "Overloaded", "too late"), ok("done")])
-    assert (answer, len(script.sent)) == ("done", 2)
-
-
 def test_retry_after_is_waited_for_and_jitter_comes_on_top() -> None:
     _, _, time = predict([failed(503, **{"Retry-After": "7"}), ok("done")])
     assert time.slept == pytest.approx([7.1])
@@ -75,17 +62,6 @@ def test_retry_after_beyond_the_deadline_raises_the_servers_words_at_once() -> N
     assert time.slept == []
 
 
-@pytest.mark.parametrize(
-    ("value", "seconds"), [("", 0), ("3", 3), ("soon", 0), ("-1", 0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)]
-)
-def test_retry_after_that_is_none_is_no_pause(value: str, seconds: float) -> None:
-    assert retry_after_s(value) == seconds
-
-
-def test_retry_after_may_be_a_date() -> None:
-    assert 8 < retry_after_s(email.utils.formatdate(wall.time() + 10, usegmt=True)) <= 11
-
-
 def test_attempts_end_with_the_last_error() -> None:
     script = Script(FULL)
     with pytest.raises(Unavailable):
@@ -98,12 +74,6 @@ def test_pauses_double_up_to_the_longest_and_lie_between_nothing_and_that() -> N
     assert [policy.pause_s(tries, 0, 1.0) for tries in (1, 2, 3, 4, 5000)] == [0.5, 1, 2, 3, 3]
     assert policy.pause_s(4, 0, 0.0) == 0
     assert policy.pause_s(4, 2.0, 0.5) == 3.5
-
-
-@pytest.mark.parametrize("arguments", [{"attempts": 0}, {"first_pause_s": -1}, {"longest_pause_s": -0.1}])
-def test_policy_that_cannot_be_followed_is_refused(arguments: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="attempts must be at least 1"):
-        RetryPolicy(**arguments)  # type: ignore[arg-type]
 
 
 def test_every_try_says_and_gets_what_is_left_of_one_deadline() -> None:
@@ -137,9 +107,3 @@ def test_no_time_at_all_sends_nothing() -> None:
     with pytest.raises(DeadlineExceeded, match="no answer within 0 s, after 0 tries"):
         client(script).predict("m", "text", timeout_s=0)
     assert script.sent == []
-
-
-def test_timeout_of_less_than_a_millisecond_is_still_said() -> None:
-    server = Server(lambda _: Incoming(200, b"1"))
-    client(server).predict("m", "text", timeout_s=0.0001)
-    assert server.sent[0].headers["X-Timeout-Ms"] == "1"

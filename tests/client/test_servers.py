@@ -1,10 +1,9 @@
-import threading
 from collections import Counter
 
 import pytest
 
 from tests.client.script import Server, Step, Time, failed, ok
-from torchserve_client import Client, NoConnection, Rejected, Unavailable
+from torchserve_client import Client, NoConnection, Rejected
 from torchserve_client.retry import RetryPolicy
 from torchserve_client.servers import Servers, Tuning
 from torchserve_client.transport import Outgoing
@@ -72,21 +71,6 @@ def test_server_that_refuses_is_left_out_after_a_pause_of_the_request() -> None:
     assert len(farm.time.slept) == 1
 
 
-def test_all_servers_gone_is_the_error_of_one() -> None:
-    farm = Farm(a=GONE, b=GONE)
-    with pytest.raises(NoConnection):
-        farm.client(A, B, retry=RetryPolicy(attempts=2)).predict("m", "x")
-    assert Counter(farm.asked) == {"a": 2, "b": 2}
-    farm = Farm(a=failed(404, "ModelNotFoundException"), b=failed(404, "ModelNotFoundException"))
-    with pytest.raises(Rejected):
-        farm.client(A, B).predict("m", "x")
-    assert Counter(farm.asked) == {"a": 1, "b": 1}
-    farm = Farm(a=failed(503), b=failed(503))
-    with pytest.raises(Unavailable):
-        farm.client(A, B, retry=RetryPolicy(attempts=4)).predict("m", "x")
-    assert Counter(farm.asked) == {"a": 2, "b": 2}
-
-
 def test_request_that_may_run_once_is_sent_to_no_other_when_its_connection_is_lost() -> None:
     farm = Farm(a=LOST, b=LOST)
     with pytest.raises(NoConnection):
@@ -112,27 +96,3 @@ def test_server_that_comes_back_is_probed_by_one_request_at_a_time() -> None:
     assert Counter(servers.next_url() for _ in range(10))[B] == 1
     servers.settled(B)
     assert Counter(servers.next_url() for _ in range(10))[B] == 5
-
-
-def test_every_server_failing_at_once_leaves_an_order_and_no_deadlock() -> None:
-    servers = Servers([A, B])
-    chosen: list[str] = []
-
-    def hammer() -> None:
-        for _ in range(200):
-            url = servers.next_url()
-            servers.failed(url)
-            chosen.append(url)
-
-    threads = [threading.Thread(target=hammer) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(chosen) == 800
-    assert set(chosen) == {A, B}
-
-
-def test_no_address_is_refused() -> None:
-    with pytest.raises(ValueError, match="no address"):
-        Client([])

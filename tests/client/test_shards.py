@@ -36,19 +36,6 @@ def test_shards_are_those_of_every_machine() -> None:
     assert found == [9, 10, 6, 12, 2, 9, 3]
 
 
-def test_shard_of_a_name_is_that_of_its_other_spelling() -> None:
-    composed, decomposed = "caf\u00e9.txt", "cafe\u0301.txt"
-    assert composed != decomposed
-    assert [Shard(i, 1000).has(composed) for i in range(1000)] == [Shard(i, 1000).has(decomposed) for i in range(1000)]
-
-
-@pytest.mark.parametrize("form", ["{}", "photos/{:07}.jpg"])
-def test_shards_are_balanced(form: str) -> None:
-    sizes = [len(shard) for shard in members([form.format(number) for number in range(16_000)], 16)]
-    # Of 1000 each; six standard deviations of the binomial (30.6).
-    assert all(abs(size - 1000) < 184 for size in sizes)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -11,7 +11,6 @@ from tests.client.listener import Listener
 from torchserve_client import Client, DeadlineExceeded, NoConnection, Rejected, RetryPolicy, ServerFailed, Unavailable
 from torchserve_client.cli import main
 from torchserve_client.events import Event, Events
-from torchserve_client.transport import Incoming, Opened, Outgoing
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -86,57 +85,6 @@ def test_stream_yields_each_piece_when_it_comes_and_has_the_answer_in_the_end(se
         assert server.connections == 1
 
 
-class Script:
-    """A transport without sockets, which keeps what it is asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[Outgoing] = []
-        self.open_connections = 0
-
-    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
-        raise AssertionError(request, timeout_s)
-
-    def open(self, request: Outgoing, timeout_s: float) -> Opened:
-        assert 0 < timeout_s <= TIMEOUT_S
-        self.asked.append(request)
-        self.open_connections += 1
-        headers = {"Content-Type": "text/event-stream; charset=utf-8"}
-        return Opened(200, iter([event({"text": "B"}), event(ANSWER)]), self._let_go, headers)
-
-    def _let_go(self) -> None:
-        self.open_connections -= 1
-
-    def close(self) -> None:
-        """Nothing is kept."""
-
-
-def test_stream_asks_for_events_and_lets_go_in_the_end() -> None:
-    script = Script()
-    with Client("http://server", token="key", timeout_s=TIMEOUT_S, transport=script) as client:  # noqa: S106
-        stream = client.stream("m/n", "text", version="2", tgt_lang="fr")
-        assert script.open_connections == 1
-        assert list(stream) == ["B"]
-    assert script.open_connections == 0
-    (asked,) = script.asked
-    assert (asked.method, asked.url) == ("POST", "http://server/predictions/m%2Fn/2")
-    assert json.loads(asked.body) == {"text": "text", "tgt_lang": "fr", "stream": True}
-    assert asked.headers["Accept"] == "text/event-stream"
-    assert asked.headers["Authorization"] == "Bearer key"
-    assert 0 < int(asked.headers["X-Timeout-Ms"]) <= 1000 * TIMEOUT_S
-
-
-def test_stream_needs_a_transport_that_can_open() -> None:
-    class Plain:
-        def send(self, request: Outgoing, timeout_s: float) -> Incoming:
-            raise AssertionError(request, timeout_s)
-
-        def close(self) -> None:
-            """Nothing is kept."""
-
-    with Client("http://server", transport=Plain()) as client, pytest.raises(ValueError, match="open"):
-        client.stream("m", "text")
-
-
 def test_stream_that_breaks_off_raises_and_is_not_tried_again(serve: Serve) -> None:
     def reply(connection: socket.socket) -> None:
         connection.sendall(HEAD + chunk(event({"text": "Bon"})))
@@ -149,12 +97,6 @@ def test_stream_that_breaks_off_raises_and_is_not_tried_again(serve: Serve) -> N
         with pytest.raises(NoConnection):
             next(stream)
     assert server.requests == 1
-
-
-def test_stream_that_ends_without_an_answer_is_a_lost_connection(serve: Serve) -> None:
-    server = serve(lambda connection: connection.sendall(HEAD + chunk(event({"text": "Bon"})) + END))
-    with Client(server.url) as client, pytest.raises(NoConnection, match="before the answer was whole"):
-        list(client.stream("m", "text"))
 
 
 def test_error_in_the_middle_is_raised_with_what_the_server_says(serve: Serve) -> None:
@@ -185,13 +127,6 @@ def test_answer_that_is_an_error_is_raised_or_tried_again_as_any_other(serve: Se
             client.stream("m", "text")
     with Client(server.url, retry=RetryPolicy(attempts=1)) as client, pytest.raises(Unavailable):
         client.stream("m", "text")
-
-
-def test_server_that_knows_no_pieces_gives_the_answer_alone(serve: Serve) -> None:
-    server = serve(lambda connection: connection.sendall(plain("200 OK", ANSWER)))
-    with Client(server.url) as client:
-        stream = client.stream("m", "text")
-        assert (list(stream), stream.answer) == ([], ANSWER)
 
 
 def test_stream_has_one_deadline_over_all_of_its_pieces(serve: Serve) -> None:
@@ -228,14 +163,3 @@ def test_command_prints_the_pieces(serve: Serve, capsys: pytest.CaptureFixture[s
     server = serve(lambda connection: connection.sendall(HEAD + content + chunk(event(ANSWER)) + END))
     assert main(["--server", server.url, "stream", "m", "Good day", "--option", "tgt_lang=fr"]) == 0
     assert capsys.readouterr().out == "".join(PIECES) + "\n"
-
-
-def test_command_says_what_went_wrong(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
-    error = {"code": 500, "type": "InternalError", "message": "No."}
-    server = serve(
-        lambda connection: connection.sendall(HEAD + chunk(event({"text": "Bon"}) + event(error, "error")) + END)
-    )
-    assert main(["--server", server.url, "stream", "m", "Good day"]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == "Bon\n"
-    assert "No." in captured.err

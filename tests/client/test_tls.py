@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from urllib3.exceptions import InsecureRequestWarning
 
 from tests.client.certificates import Certificates
 from tests.client.conftest import Listen
 from tests.client.listener import Listener, answering
-from torchserve_client import Client, FuturesClient, Management, NoConnection, RetryPolicy, TLSFailed
+from torchserve_client import Client, Management, RetryPolicy, TLSFailed
 from torchserve_client.cli import main
 
 # Tries again at once, and would do so often: whatever is not tried again is refused as such.
@@ -55,12 +54,6 @@ def test_private_authority_is_trusted_where_it_is_named(server: Listener, certif
     refused(server, "certificate verify failed", verify=certificates.pem("stranger"))
 
 
-def test_authorities_of_a_folder_are_trusted(server: Listener, certificates: Certificates, tmp_path: Path) -> None:
-    hashed = certificates.hash("ca")
-    (tmp_path / f"{hashed}.0").write_bytes(certificates.pem("ca").read_bytes())
-    assert predict(server.url, verify=tmp_path) == 1
-
-
 @pytest.mark.parametrize("name", ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
 def test_bundle_of_the_environment_is_trusted_unless_another_is_named(
     name: str, server: Listener, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
@@ -76,26 +69,9 @@ def test_bundle_of_the_environment_is_trusted_unless_another_is_named(
         predict(server.url)
 
 
-def test_requests_bundle_goes_before_curls(
-    server: Listener, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificates.pem("ca")))
-    monkeypatch.setenv("CURL_CA_BUNDLE", str(certificates.pem("stranger")))
-    assert predict(server.url) == 1
-
-
 def test_certificate_of_another_host_is_refused(listen: Listen, certificates: Certificates) -> None:
     listener = listen(answering, certificates.server("elsewhere"))
     refused(listener, "IP address mismatch", verify=certificates.pem("ca"))
-
-
-def test_check_that_is_off_lets_everybody_in_and_warns(
-    server: Listener, listen: Listen, certificates: Certificates
-) -> None:
-    elsewhere = listen(answering, certificates.server("elsewhere"))
-    for listener in (server, elsewhere):
-        with pytest.warns(InsecureRequestWarning):
-            assert predict(listener.url, verify=False) == 1
 
 
 def test_client_certificate_is_shown(asking: Listener, certificates: Certificates) -> None:
@@ -111,19 +87,6 @@ def test_client_without_a_certificate_or_with_a_strangers_is_refused(
     refused(asking, "alert certificate required", verify=ca)
     strange = certificates.pem("strange-client"), certificates.key("strange-client")
     refused(asking, "alert unknown ca", verify=ca, cert=strange)
-
-
-def test_server_without_tls_is_refused(listen: Listen) -> None:
-    listener = listen(lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"), is_http=False)
-    listener.url = listener.url.replace("http:", "https:")
-    refused(listener, "wrong version number|record layer failure")
-
-
-def test_server_that_goes_away_in_a_handshake_is_tried_again(listen: Listen) -> None:
-    listener = listen(lambda connection: connection.close(), is_http=False)
-    with pytest.raises(NoConnection):
-        predict(listener.url.replace("http:", "https:"))
-    assert listener.connections == EAGER.attempts
 
 
 @pytest.mark.parametrize(
@@ -148,12 +111,6 @@ def test_wrong_file_is_named(trust: dict[str, Any], words: str, server: Listener
     with pytest.raises(TLSFailed, match=words):
         predict(server.url, **{name: placed(value) for name, value in trust.items()})
     assert server.connections == 0
-
-
-def test_connection_with_tls_is_kept(server: Listener, certificates: Certificates) -> None:
-    with Client(server.url, verify=certificates.pem("ca")) as client, FuturesClient(client, max_workers=1) as futures:
-        assert [future.result() for future in [futures.submit("m", "a") for _ in range(3)]] == [1, 1, 1]
-    assert server.connections == 1
 
 
 def test_management_has_the_same_trust(listen: Listen, certificates: Certificates) -> None:
@@ -192,10 +149,3 @@ def test_commands_take_the_files_by_curls_names(
     assert printed.count("\n") == 1
     assert main([*addresses, "describe"]) == 2
     assert "TLS: certificate verify failed" in capsys.readouterr().err
-
-
-def test_key_without_a_certificate_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        main(["--key", "a.key", "describe"])
-    assert raised.value.code == 2
-    assert "--key needs --cert" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 
 from tests.client.http_server import serving
 from tests.client.script import Server, Time, failed, ok
-from torchserve_client import Gateway, ManagementError, NoConnection, Unreachable, cli, withdrawal
+from torchserve_client import Gateway, ManagementError, NoConnection, cli, withdrawal
 from torchserve_client.transport import Incoming, Outgoing
 from torchserve_client.withdrawal import Withdrawal, found
 
@@ -58,17 +58,6 @@ def test_model_is_unregistered_when_nothing_is_in_flight_and_forgotten_then() ->
     assert scene.calls == ["withdraw", "look", "look", "look", "unregister", "restore"]
     assert scene.time.slept[0] == withdrawal.MOMENT_S
     assert scene.said == ["a b: the gateway sends no new requests"]
-
-
-@pytest.mark.parametrize(
-    ("left", "words"), [(3, "3 requests"), (1, "1 request"), (None, "an unknown number of requests")]
-)
-def test_what_is_left_when_the_time_is_up_is_said(left: int | None, words: str) -> None:
-    scene = Scene(left)
-    with scene.during("1.0", timeout_s=0.0):
-        scene.calls.append("unregister")
-    assert scene.said[-1] == f"a b: version 1.0: {words} still in flight after 0 s"
-    assert "unregister" in scene.calls
 
 
 @pytest.mark.parametrize("error", [ManagementError("no room"), KeyboardInterrupt()])
@@ -137,22 +126,6 @@ def test_gateway_is_the_one_in_front_of_these_nodes_alone(
     with serving(lambda *_: [{**node, **({"management": url} if url else {})} for url in theirs]) as url:
         monkeypatch.setattr(withdrawal, "DEFAULT_URL", url)
         assert (found(None, ours) is not None, found(url, ours) is not None) == (unnamed, named)
-
-
-def test_program_at_the_usual_address_that_is_no_gateway_counts_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    for answer in ({"hello": 1}, [1], [{"name": "x"}], "x", None, 1):
-        with serving(lambda *_, answer=answer: answer) as url:
-            monkeypatch.setattr(withdrawal, "DEFAULT_URL", url)
-            assert found(None, [ONE]) is None, answer
-            with pytest.raises(ManagementError, match="no gateway's answer"):
-                found(url, [ONE])
-
-
-def test_only_a_gateway_that_was_named_must_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(withdrawal, "DEFAULT_URL", "http://127.0.0.1:9")
-    assert found(None, [ONE]) is None
-    with pytest.raises(Unreachable, match="no gateway answers at http"):
-        found("http://127.0.0.1:9", [ONE])
 
 
 def test_named_gateway_that_does_not_answer_stops_the_command_before_anything_is_done(

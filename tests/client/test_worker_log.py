@@ -50,16 +50,5 @@ def test_worker_log_reads_only_what_is_new_and_of_this_model(tmp_path: Path) -> 
     assert log.reason() == "Cannot load resnet-152: InvalidConfig: new"
 
 
-def test_worker_log_of_one_version_leaves_the_others_out(tmp_path: Path) -> None:
-    path = tmp_path / "model_log.log"
-    log = WorkerLog(path, "resnet-152", "1.0-r2")
-    line = "2026-01-02T03:04:05,678 [INFO ] W-9000-resnet-152_{}-stdout MODEL_LOG - Cannot load resnet-152: {}\n"
-    path.write_text(line.format("1.0", "of the old version"))
-    assert log.reason() is None
-    with path.open("a") as file:
-        file.write(line.format("1.0-r2", "of the new version"))
-    assert log.reason() == "Cannot load resnet-152: of the new version"
-
-
 def test_worker_log_looks_for_what_the_handlers_write() -> None:
     assert worker_log.LOAD_FAILED == errors.LOAD_FAILED

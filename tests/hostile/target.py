@@ -1,0 +1,120 @@
+"""A worker of TorchServe in this process: the real handler of a tiny model, behind what the frontend hands over.
+
+Request -> retrieve_data_for_inference (TorchServe's own) -> handle -> Reply, in the order of the requests
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import openvino
+import torch
+from ts.service import Service
+
+from deploy import language_id
+from deploy.models import model
+from deploy.sources import source
+from handlers.base import BatchHandler
+from handlers.tasks.image_classification import ImageClassificationHandler
+from handlers.tasks.language_id import LanguageIdHandler
+from handlers.tasks.text_classification import TextClassificationHandler
+from handlers.vision.pixel_classifier import PixelClassifier
+from tests import tiny_models
+from tests.handlers.serving import started
+from tests.hostile.requests import Request
+
+SIDE, CLASSES = 32, 7
+# Limits that a request reaches soon; fp32, so that an answer among others is the one alone to many digits.
+LIMITS: dict[str, Any] = {"decode_threads": 2, "max_instances": 8, "max_body_bytes": 64 * 1024}
+ENGINE: dict[str, Any] = {"precision": "fp32", "threads": 1}
+
+
+# A handler, what its archive holds, and its settings.
+Staged = tuple[BatchHandler[Any, Any], Path, dict[str, Any]]
+
+
+class Reply(NamedTuple):
+    """What one client gets, and the seconds that its batch took."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    seconds: float
+
+
+class Target:
+    """A started handler."""
+
+    def __init__(self, task: str, folder: Path) -> None:
+        """Stage a tiny model of a task into an empty folder, and load it."""
+        handler, staged, settings = STAGED[task](folder)
+        self._handler = started(handler, staged, settings)
+
+    def answer(self, requests: Sequence[Request], *, decodes: bool) -> list[Reply]:
+        """Answer requests as one batch.
+
+        Args:
+            requests: as many replies come, in their order.
+            decodes: whether TorchServe parses JSON bodies itself, as its `decode_input_request` says.
+        """
+        context = self._handler.worker_context
+        processors, rows, ids = Service.retrieve_data_for_inference(
+            [_handed_over(number, request, decodes=decodes) for number, request in enumerate(requests)]
+        )
+        context.request_ids, context.request_processor = ids, processors
+        began = time.monotonic()
+        bodies = self._handler.handle(rows, context)
+        seconds = time.monotonic() - began
+        assert len(bodies) == len(requests)
+        return [
+            Reply(context.get_response_status(index)[0], context.get_response_headers(index), bytes(body), seconds)
+            for index, body in enumerate(bodies)
+        ]
+
+
+def _handed_over(number: int, request: Request, *, decodes: bool) -> dict[str, Any]:
+    parameters = []
+    for part in request.parts:
+        value: Any = bytearray(part.value)
+        if decodes and part.content_type == "application/json":
+            try:
+                value = json.loads(part.value)
+            except (ValueError, RecursionError):
+                pass  # TorchServe hands over the bytes.
+        parameters.append({"name": part.name, "contentType": part.content_type, "value": value})
+    pairs = {"Content-Type": request.parts[0].content_type, **request.headers}
+    headers = [{"name": name.encode(), "value": value.encode()} for name, value in pairs.items() if value]
+    return {"requestId": str(number).encode(), "headers": headers, "parameters": parameters}
+
+
+def _texts(folder: Path) -> Staged:
+    staged = tiny_models.staged(folder, "bert", "text_classification", labels=("bad", "fair", "good"))
+    return TextClassificationHandler(), staged, {**LIMITS, **ENGINE, "max_characters": 2000}
+
+
+def _images(folder: Path) -> Staged:
+    """A convolution and a head: pixels (B, SIDE, SIDE, 3) -> logits (B, CLASSES)."""
+    torch.manual_seed(3)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 5, stride=3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 10 * 10, CLASSES)
+    )
+    module = PixelClassifier(network, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)).eval()
+    example = torch.zeros(2, SIDE, SIDE, 3, dtype=torch.uint8)
+    graph = openvino.convert_model(module, example_input=example, input=[-1, SIDE, SIDE, 3])
+    graph.inputs[0].get_tensor().set_names({"pixels"})
+    graph.outputs[0].get_tensor().set_names({"logits"})
+    openvino.save_model(graph, folder / "model.xml", compress_to_fp16=False)
+    (folder / "index_to_name.json").write_text(json.dumps({str(index): f"label {index}" for index in range(CLASSES)}))
+    sizes = {"arch": "resnet18", "resize_size": SIDE + 4, "crop_size": SIDE, "max_pixels": 1_000_000}
+    return ImageClassificationHandler(), folder, {**LIMITS, **ENGINE, **sizes, "max_body_bytes": 1024 * 1024}
+
+
+def _languages(folder: Path) -> Staged:
+    entry = model("language-id")
+    language_id.stage(entry, source(entry, None), "auto", folder)
+    return LanguageIdHandler(), folder, {**LIMITS, "threads": 1, "max_characters": 2000}
+
+
+STAGED = {"text_classification": _texts, "image_classification": _images, "language_id": _languages}

@@ -1,0 +1,114 @@
+"""Requests that no client should send, to the gateway's ports: no crash, no 5xx of a bug, no payload in a log."""
+
+import random
+import re
+import socket
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection, HTTPException
+from urllib.parse import quote, urlsplit
+
+import grpc
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deploy.gateway.sandbox import Sandbox
+from deploy.server import Server
+from handlers.protocol.grpc_status import PROTOBUF
+from tests.hostile.checks import CANARIES
+from tests.hostile.requests import STRANGE, Kind, Request
+from tests.hostile.test_requests import KINDS
+
+MODEL = "language-id"
+KIND: Kind = KINDS["language_id"]
+PATHS = (
+    *("/predictions/{m}", "/predictions/{m}/1.0", "/v2/models/{m}/infer", "/v2/models/{m}/versions/1/infer"),
+    *("/", "/v2", "/v2/health/live", "/v2/models", "/v2/models/{m}/{x}", "/v2/models/{x}/infer", "/predictions/{x}"),
+    *("/predictions/{m}/../../models", "/models/{m}", "/metrics", "/control/nodes", "/page/../control.py", "//v2//"),
+    *("/{x}", "/%2e%2e/metrics", "/v2/models/{m}%2finfer", "/v2/repository/index", "/ping", "/explanations/{m}"),
+)
+METHODS = ("ModelInfer", "ServerLive", "ModelMetadata", "ModelConfig", "RepositoryModelUnload", "Nothing", "x" * 300)
+# What may go wrong behind the gateway: no such method, no node, a time that is up. Any other 5xx is a bug.
+NO_BUG = (501, 502, 503, 504)
+BUGS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
+many = settings(suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture
+def processes(
+    server: Server, gateway: Sandbox, serve: Callable[..., str], archive: Callable[..., str]
+) -> Iterator[None]:
+    """A served model; at the end its worker, Envoy and control are the processes that they were."""
+    serve(archive(MODEL), MODEL)
+
+    def running() -> set[int]:
+        (worker,) = server.management.describe(MODEL)["workers"]
+        own = [each.pid for each in psutil.process_iter(["cmdline"]) if str(gateway.run) in str(each.info["cmdline"])]
+        return {int(worker["pid"]), *own}
+
+    before = running()
+    assert len(before) >= 3
+    yield
+    assert running() == before
+    for log in gateway.run.rglob("*.log"):
+        # A request's id is its client's own choice, and is there to be found in the log.
+        assert not CANARIES.search(re.sub(r'"request_id":"[^"]*"', "", log.read_text(errors="replace"))), log.name
+
+
+@pytest.mark.usefixtures("processes")
+def test_any_request_over_http_is_answered_or_cut_off_and_never_a_bug(gateway: Sandbox) -> None:
+    address = urlsplit(gateway.http)
+
+    @many
+    @given(KIND.requests(), st.sampled_from(PATHS), st.sampled_from(STRANGE), st.sampled_from(["POST", "GET", "PUT"]))
+    def holds(request: Request, path: str, odd: str, method: str) -> None:
+        part = request.parts[0]
+        target = path.format(m=MODEL, x=quote(odd, safe="", errors="replace")[:2000] or "x")
+        connection = HTTPConnection(str(address.hostname), address.port, timeout=60)
+        try:
+            headers = {"Content-Type": part.content_type, **request.headers}
+            encoded = {name: value.encode("utf-8", "replace").decode("latin-1") for name, value in headers.items()}
+            connection.request(method, target, part.value, encoded)
+            answer = connection.getresponse()
+            body = answer.read()
+        except (HTTPException, ConnectionError, ValueError):
+            return  # Envoy hangs up on what is no HTTP.
+        finally:
+            connection.close()
+        assert answer.status < 500 or answer.status in NO_BUG
+        if answer.status >= 400 and part.content_type != PROTOBUF:
+            assert not CANARIES.search(body.decode("utf-8", "replace"))
+
+    holds()
+
+
+@pytest.mark.usefixtures("processes")
+def test_any_message_over_grpc_has_a_status_that_is_no_bug(gateway: Sandbox) -> None:
+    with grpc.insecure_channel(gateway.grpc) as channel:
+
+        @many
+        @given(st.one_of(KIND.grpc_messages(MODEL), st.binary(max_size=300)), st.sampled_from(METHODS))
+        def holds(message: bytes, method: str) -> None:
+            try:
+                channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(message, timeout=60)
+            except grpc.RpcError as error:
+                assert error.code() not in BUGS
+                assert not CANARIES.search(error.details() or "")
+
+        holds()
+
+
+@pytest.mark.usefixtures("processes")
+def test_garbage_on_either_port_ends_its_own_connection_alone(gateway: Sandbox) -> None:
+    for number in range(50):
+        chance = random.Random(number)
+        url = urlsplit(gateway.http if number % 2 else f"http://{gateway.grpc}")
+        begins = chance.choice([b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"POST / HTTP/1.1\r\nHost: a\r\n"])
+        with socket.create_connection((str(url.hostname), url.port or 80), timeout=10) as connection:
+            connection.settimeout(0.2)
+            try:
+                connection.sendall(begins + chance.randbytes(chance.randrange(2000)))
+                connection.recv(4096)
+            except OSError:
+                pass
