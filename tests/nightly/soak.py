@@ -177,7 +177,7 @@ class Soak:
     async def _load(self, subject: Subject, capacity_per_s: float) -> None:
         rate_per_s = min(MOST_PER_S, max(1.0, LOAD * capacity_per_s))
         progress(f"{subject.name}: capacity {capacity_per_s:.0f}/s, load {rate_per_s:.0f}/s")
-        inputs, load = Inputs(subject.inputs, self._seed), OpenLoop(Poisson(rate_per_s, self._seed))
+        inputs, load = Inputs(subject.inputs), OpenLoop(Poisson(rate_per_s, self._seed))
         check = partial(self._verdict, subject)
         await Attack(subject.served.target, inputs, load, inf, check=check).generate(subject.recording)
 
