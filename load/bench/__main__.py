@@ -14,8 +14,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 from rich.console import Console
@@ -23,7 +23,7 @@ from rich.console import Console
 from deploy.archive import ArchiverFailed
 from deploy.gateway.sandbox import NotStarted
 from deploy.server import ServerError
-from load.bench import archives, gateway, int8, machine, modes, peer_process, resnet, tensors, texts, translation
+from load.bench import archives, gateway, int8, machine, modes, peer_process, resnet, tensors, texts
 from load.bench.rounds import Bench, progress
 from load.bench.table import Row, markdown, rendered
 from load.errors import LoadError
@@ -31,7 +31,7 @@ from torchserve_client.errors import ClientError
 
 
 class Part(NamedTuple):
-    """A part: what it measures, the environments of .extras that it needs, and whether it is named or left out."""
+    """A part: what it measures, the environments of .extras that it needs, and whether the plain bench has it."""
 
     rows: Callable[[Bench], Iterator[Row]]
     extras: tuple[str, ...] = ()
@@ -40,8 +40,8 @@ class Part(NamedTuple):
 
 PARTS = {
     "resnet": Part(resnet.rows),
-    "texts": Part(texts.rows),
-    "translation": Part(translation.rows),
+    "texts": Part(texts.embedding),
+    "translation": Part(texts.translation),
     "tensors": Part(tensors.rows, ("peers",)),
     "poisson": Part(modes.poisson),
     "int8": Part(int8.rows, ("int8",)),
@@ -50,7 +50,7 @@ PARTS = {
     "peers": Part(tensors.all_peers, ("peers", "pytriton"), is_plain=False),
 }
 PLAIN = [name for name, part in PARTS.items() if part.is_plain]
-ERRORS = (LoadError, ServerError, ClientError, ArchiverFailed, NotStarted, OSError)
+ERRORS = (LoadError, ServerError, ClientError, ArchiverFailed, NotStarted, BrokenProcessPool, OSError)
 INTERRUPTED, TERMINATED = 130, 143
 
 
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
     if options.seconds <= 0 or options.rounds < 1 or options.minutes <= 0:
         parser.error("--seconds and --minutes must be more than 0, --rounds at least 1")
     # An end from outside unwinds like any other, so that what was started is stopped.
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         return measure(options)
     except KeyboardInterrupt:
@@ -79,39 +79,31 @@ def main(arguments: list[str]) -> int:
 
 def measure(options: argparse.Namespace) -> int:
     """Measure the parts one after the other, and print one table of all; return the exit code."""
-    names = options.parts or PLAIN
-    failed: list[str] = []
+    names, failed, rows, remarks = options.parts or PLAIN, 0, list[Row](), Counter[str]()
     for extra in dict.fromkeys(extra for name in names for extra in PARTS[name].extras):
         progress(f"environment: .extras/{extra}")
         peer_process.build_environment(extra)
     classifier = options.classifier or archives.classifier()
-    rows: list[Row] = []
-    remarks: Counter[str] = Counter()
     ends_s = time.monotonic() + 60 * options.minutes
-    for left, name in zip(range(len(names), 0, -1), names, strict=True):
+    for number, name in enumerate(names):
         started_s = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
-            until_s = started_s + (ends_s - started_s) / left
+            until_s = started_s + (ends_s - started_s) / (len(names) - number)
             bench = Bench(Path(folder), classifier, options.rounds, options.seconds, until_s, remarks)
             try:
                 rows += PARTS[name].rows(bench)
             except ERRORS as error:
                 bench.remark(f"{name}: not measured: {error}")
-                failed.append(name)
+                failed += 1
         progress(f"{name} took {(time.monotonic() - started_s) / 60:.1f} minutes")
-    console = Console(width=None if sys.stdout.isatty() else 200)
     print(machine.described("openvino", "ctranslate2", "torch", "torchserve"))
     print(f"{options.rounds} interleaved rounds at most, of {options.seconds:g} s each; median (min..max)\n")
     if options.markdown:
         print(markdown(rows))
     else:
-        console.print(rendered(rows))
+        Console(width=None if sys.stdout.isatty() else 200).print(rendered(rows))
     print("\n".join(["", *(f"{count} times: {line}" if count > 1 else line for line, count in remarks.items())]))
     return 1 if failed else 0
-
-
-def _terminate(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    sys.exit(TERMINATED)
 
 
 if __name__ == "__main__":

@@ -63,12 +63,7 @@ def classifier() -> str:
 def build(bench: Bench, name: str, store: Path, wanted: Wanted | None = None, weights: str | None = None) -> Path:
     """Build an example as a folder of a model store; of random weights where the published ones cannot be had.
 
-    Args:
-        bench: gets a remark on random weights, and on how near the answers of precisions that are wanted are to fp32's.
-        name: of examples/models.yaml.
-        store: the model store.
-        wanted: precisions beside fp32.
-        weights: a folder or file in place of the example's.
+    That is remarked, and how near the answers are to fp32's of precisions that are wanted.
     """
     progress(f"archive: {name}")
     options: Any = {"archive_format": "no-archive", "export_path": store, "cache_path": EXPORTS}
@@ -85,13 +80,9 @@ def build(bench: Bench, name: str, store: Path, wanted: Wanted | None = None, we
 
 
 def variant(built: Path, name: str, mode: str | None = None, **settings: str) -> str:
-    """Copy a folder beside itself, by links but for its configuration; return the copy's name.
+    """Copy an archive's folder beside itself, by links but for its configuration; return the copy's name.
 
-    Args:
-        built: the archive's folder.
-        name: of the copy.
-        mode: `classic`, or `adaptive`, which then has no target; None leaves what the archive has.
-        settings: of `handler:` in its model-config.yaml.
+    `mode` is `classic`, or `adaptive`, which then has no target; None leaves it. `settings` are of `handler:`.
     """
     path = built.with_name(name) / "model-config.yaml"
     shutil.copytree(built, path.parent, copy_function=os.link)

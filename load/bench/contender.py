@@ -1,22 +1,22 @@
 """Contenders: what is put under load, a model behind a server or a loop without one.
 
     Served   a model at an address, asked over HTTP
-    Loop     a process of load.bench.loops, which computes the same without a server
+    Loop     a process of its own, in which a loop of load.bench.loops computes the same without a server
 
 A contender that is not measured takes no processor time: loops wait for orders, and a peer's processes are paused.
 """
 
-import json
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
+from multiprocessing import get_context
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import NamedTuple
 
-from deploy.models import ROOT
 from deploy.server import Server
 from load.bench.peer_process import PeerProcess
 from load.errors import LoadError
@@ -24,10 +24,10 @@ from load.generate import Attack, Check, ClosedLoop, Load, Target
 from load.inputs import Inputs
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
-# Seconds in which a loop ends by itself.
-END_S = 15
 # Share of the requests that may fail before a percentile counts them: a server that refuses would be the faster for it.
 FAILED = 0.01
+# In the process of a loop: (way, batch_size) -> number of items, having done some of the work.
+STEPS: list[Callable[[str, int], int]] = []
 
 
 class Figures(NamedTuple):
@@ -47,25 +47,15 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model behind a server.
-
-    Attributes:
-        name: as the table has it.
-        url: where requests are posted to.
-        inputs: the requests.
-        items: inputs of a request.
-        headers: sent beside the content type.
-        process: a peer's, which is paused while others are measured.
-        check: judges answers; None believes them.
-    """
+    """A model behind a server."""
 
     name: str
-    url: str
+    url: str  # where requests are posted to
     inputs: Inputs
-    items: int = 1
+    items: int = 1  # of a request
     headers: Mapping[str, str] = field(default_factory=dict)
-    process: PeerProcess | None = None
-    check: Check | None = None
+    process: PeerProcess | None = None  # a peer's, which is paused while others are measured
+    check: Check | None = None  # judges answers; None believes them
 
     def run(self, load: Load, duration_s: float, warm_up_s: float) -> Figures:
         """Measure once; raises LoadError where nothing was answered well."""
@@ -87,42 +77,26 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop without a server, in a process that answers each line of JSON with another; see load.bench.loops.
-
-    Attributes:
-        name: as the table has it.
-        process: what `loop_process` started.
-        way: how it computes, for a loop that has several ways.
-        batch_size: items of a micro-batch; of a closed loop of fewer clients their number.
-    """
+    """A loop without a server, in what `loop_process` started."""
 
     name: str
-    process: "subprocess.Popen[str]"
-    way: str = ""
-    batch_size: int = 16
+    process: ProcessPoolExecutor
+    way: str = ""  # how it computes, where it has several ways
+    batch_size: int = 16  # items of a micro-batch; of a closed loop of fewer clients their number
 
     def run(self, load: Load, duration_s: float, warm_up_s: float) -> Figures:
-        """Measure once; raises LoadError where the process has ended."""
+        """Measure once."""
         size = min(load.clients, self.batch_size) if isinstance(load, ClosedLoop) else self.batch_size
-        order = {"way": self.way, "batch_size": size, "duration_s": duration_s, "warm_up_s": warm_up_s}
-        print(json.dumps(order), file=self.process.stdin, flush=True)
-        line = cast(IO[str], self.process.stdout).readline()
-        if not line:
-            raise LoadError(f"{self.name}: the loop ended; its own words are above")
-        return Figures(**json.loads(line))
+        return self.process.submit(_measured, self.way, size, duration_s, warm_up_s).result()
 
 
 Contender = Served | Loop
 
 
 def registered(server: Server, archive: str, name: str, inputs: Inputs, batch_size: int) -> Served:
-    """Register an archive of a server's store and wait for its one worker.
+    """Register an archive of a server's store as ARCHIVE-BATCH_SIZE, and wait for its one worker.
 
-    Args:
-        server: the TorchServe.
-        archive: file or folder in its store; the model is registered as its name and the batch_size.
-        name, inputs: of the contender.
-        batch_size: most requests of a batch; the window of an adaptive archive.
+    `name` and `inputs` are the contender's. `batch_size` is the window of an adaptive archive.
     """
     model = f"{Path(archive).stem}-{batch_size}"
     log = WorkerLog(server.logs / "model_log.log", model)
@@ -135,22 +109,21 @@ def registered(server: Server, archive: str, name: str, inputs: Inputs, batch_si
 
 
 @contextmanager
-def loop_process(kind: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Start a process of load.bench.loops, and end it on the way out.
+def loop_process(kind: str, folder: Path) -> Iterator[ProcessPoolExecutor]:
+    """Start a process with a loop of load.bench.loops on an archive's folder or a checkpoint; end it on the way out."""
+    with ProcessPoolExecutor(1, get_context("spawn"), _load, (kind, folder)) as process:
+        yield process
 
-    Args:
-        kind: which of its loops.
-        folder: the archive as a folder, or the checkpoint.
-    """
-    command = [sys.executable, "-m", "load.bench.loops", kind, str(folder)]
-    pipe = subprocess.PIPE
-    # Ctrl-C reaches the benchmark alone, which ends this process.
-    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as process:
-        try:
-            yield process
-        finally:
-            cast(IO[str], process.stdin).close()
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+
+def _load(kind: str, folder: Path) -> None:
+    from load.bench.loops import LOOPS  # noqa: PLC0415 - torch and transformers, in the loop's process alone
+
+    # Ctrl-C is for the benchmark, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    STEPS.append(LOOPS[kind](folder))
+
+
+def _measured(way: str, batch_size: int, duration_s: float, warm_up_s: float) -> Figures:
+    from load.bench.loops import repeated  # noqa: PLC0415
+
+    return Figures(*repeated(partial(STEPS[0], way, batch_size), duration_s, warm_up_s))

@@ -1,18 +1,12 @@
-"""Loops without a server: the same decoding and engine, or what a common handler does, in a process of its own.
+"""Loops without a server: the same decoding and engine, or what a common handler does. Each returns its step.
 
-python -m load.bench.loops images|texts|translation FOLDER      one JSON object a line
-    <- {"way": "", "batch_size": 16, "duration_s": 5, "warm_up_s": 1}       on stdin, any number of times
-    -> {"per_s": 80.1, "p50_ms": 199.0, "p99_ms": 230.0}                    items per second; latency of a step
-
-    images        decodes and classifies, a micro-batch a step
-    texts         way `padded`: tokenises each text alone, pads it to 256 and runs torch in fp32, as TorchServe's common
-                  transformers handler does; `sorted`: our engine on texts that are all known beforehand and sorted by
-                  length, which no server could do better
-    translation   transformers' generate() for each text by itself
+images        decodes and classifies a micro-batch
+texts         way `padded`: tokenises each text alone, pads it to 256 and runs torch in fp32, as TorchServe's common
+              transformers handler does; `sorted`: our engine on texts that are all known beforehand and sorted by
+              length, which no server could do better
+translation   transformers' generate() for each text by itself
 """
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +32,7 @@ from handlers.vision.config import ImageClassificationConfig
 from handlers.vision.images import Geometry, decode_image
 from load.bench import samples
 
-# (way, batch_size) -> number of items: does some of the work.
+# (way, batch_size) -> number of items, having done some of the work.
 Step = Callable[[str, int], int]
 
 # Tokens that the common transformers handler pads to: MiniLM's own limit. Tokens of a translation: more than any needs.
@@ -111,8 +105,12 @@ def translation(folder: Path) -> Step:
     return step
 
 
-def measured(step: Callable[[], int], duration_s: float, warm_up_s: float) -> dict[str, float]:
-    """Repeat a step for a while, twice at least, after a warm-up; return the fields of Figures."""
+LOOPS: dict[str, Callable[[Path], Step]] = {"images": images, "texts": texts, "translation": translation}
+
+
+def repeated(step: Callable[[], int], duration_s: float, warm_up_s: float) -> tuple[float, float, float]:
+    """Repeat a step, twice at least, after a warm-up; return items per second, and the step's p50 and p99 in ms."""
+    torch.set_num_threads(available_threads(0))
     opens_s = time.perf_counter() + warm_up_s
     while time.perf_counter() < opens_s:
         step()
@@ -122,18 +120,4 @@ def measured(step: Callable[[], int], duration_s: float, warm_up_s: float) -> di
         items += step()
         times_s.append(time.perf_counter() - started_s)
     percentiles = quantiles(times_s, n=100, method="inclusive")
-    return {"per_s": items / sum(times_s), "p50_ms": 1e3 * percentiles[49], "p99_ms": 1e3 * percentiles[98]}
-
-
-def main(kind: str, folder: str) -> None:
-    """Load what is in a folder, then measure what is ordered."""
-    torch.set_num_threads(available_threads(0))
-    step = {"images": images, "texts": texts, "translation": translation}[kind](Path(folder))
-    for line in sys.stdin:
-        order = json.loads(line)
-        one = partial(step, order["way"], order["batch_size"])
-        print(json.dumps(measured(one, order["duration_s"], order["warm_up_s"])), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return items / sum(times_s), 1e3 * percentiles[49], 1e3 * percentiles[98]

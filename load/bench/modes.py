@@ -8,6 +8,7 @@ Both have the same weights and engine; only model-config.yaml differs.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from deploy.sandbox import started
 from load.bench import archives, samples
@@ -15,6 +16,7 @@ from load.bench.archives import ADAPTIVE, CLASSIC, CPU_ONLY, WINDOW
 from load.bench.contender import registered
 from load.bench.rounds import Bench, Comparison, Results
 from load.bench.table import Row
+from load.bench.texts import EMBEDDING
 from load.generate import ClosedLoop, OpenLoop
 from load.inputs import Inputs
 from load.schedules import Poisson
@@ -26,21 +28,13 @@ POISSON_LENGTH = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is compared.
+    """What is compared."""
 
-    Attributes:
-        name: of examples/models.yaml.
-        inputs: what is sent.
-        batch_sizes: those that classic mode is tried with.
-        clients: of the closed loops.
-        shares: of classic mode's throughput with 64 clients, at which requests arrive by chance.
-    """
-
-    name: str
+    name: str  # of examples/models.yaml
     inputs: Inputs
-    batch_sizes: Sequence[int]
-    clients: Sequence[int]
-    shares: Sequence[float]
+    batch_sizes: Sequence[int]  # those that classic mode is tried with
+    clients: Sequence[int]  # of the closed loops
+    shares: Sequence[float]  # of classic mode's throughput with 64 clients, at which requests arrive by chance
 
 
 def compared(bench: Bench, case: Case) -> Iterator[Row]:
@@ -62,19 +56,13 @@ def compared(bench: Bench, case: Case) -> Iterator[Row]:
             capacity_per_s = best.run(full, bench.seconds, bench.seconds / 4).per_s
             for share in case.shares:
                 arrivals = OpenLoop(Poisson(share * capacity_per_s, seed=number))
-                some = Comparison(arrivals, [best, adaptive], poisson_at(share), POISSON_LENGTH)
+                some = Comparison(arrivals, [best, adaptive], f"Poisson at {share:.0%}", POISSON_LENGTH)
                 bench.compare(number, some, results)
     for load in map(ClosedLoop, case.clients):
         yield results.row(f"{case.name}, {ADAPTIVE}, {load}, /s", load, ADAPTIVE, CLASSIC)
-    for at in map(poisson_at, case.shares):
-        for figure in ("p50", "p99"):
-            what = f"{case.name}, {ADAPTIVE}, {at}, {figure} in ms"
-            yield results.row(what, at, ADAPTIVE, CLASSIC, f"{figure}_ms")
-
-
-def poisson_at(share: float) -> str:
-    """Name Poisson arrivals at a share of the capacity."""
-    return f"Poisson at {share:.0%}"
+    for share, figure in product(case.shares, ("p50", "p99")):
+        at = f"Poisson at {share:.0%}"
+        yield results.row(f"{case.name}, {ADAPTIVE}, {at}, {figure} in ms", at, ADAPTIVE, CLASSIC, f"{figure}_ms")
 
 
 def poisson(bench: Bench) -> Iterator[Row]:
@@ -87,5 +75,4 @@ def default(bench: Bench) -> Iterator[Row]:
     loads = (1, 4, 16, 64), (0.1, 0.3, 0.5, 0.6, 0.9)
     half = replace(bench, ends_s=(bench.clock() + bench.ends_s) / 2)
     yield from compared(half, Case(bench.classifier, samples.images(), (8, 16, 32), *loads))
-    texts = samples.singles(samples.texts())
-    yield from compared(bench, Case("sentence-embedding", texts, (16, 32, 64), *loads))
+    yield from compared(bench, Case(EMBEDDING, samples.singles(samples.texts()), (16, 32, 64), *loads))

@@ -19,22 +19,14 @@ MOST_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What every peer is given.
+    """What every peer is given."""
 
-    Attributes:
-        path: an ONNX file, (B, *shape) float32 -> (B, scores) float32.
-        shape, scores: of a row, and number of its scores.
-        batch_size: most rows of a run.
-        threads: of a run: as many as ours has.
-        processes: of the peer, as far as it has a choice: BentoML's workers, LitServe's HTTP servers.
-    """
-
-    path: str
+    path: str  # of an ONNX file, (B, *shape) float32 -> (B, scores) float32
     shape: tuple[int, ...]
     scores: int
     batch_size: int
-    threads: int
-    processes: int = 1
+    threads: int  # of a run: as many as ours has
+    processes: int = 1  # BentoML's workers, LitServe's HTTP servers, PyTriton's models
 
     def to_environment(self) -> dict[str, str]:
         """Return the variable that a process reads it from."""

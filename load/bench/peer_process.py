@@ -46,24 +46,15 @@ def kserve(row: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A server that others make.
-
-    Attributes:
-        name: as the table has it.
-        extra: the folder of .extras that it is installed in.
-        command: a program of that folder and its arguments, which the port follows.
-        path: where a row is posted to.
-        body: writes a row as the server takes it; the answer ends with the scores in float32.
-        headers, variables: of a request; of its process.
-    """
+    """A server that others make."""
 
     name: str
-    extra: str
-    command: Sequence[str]
-    path: str
-    body: Callable[[Any], bytes] = raw
-    headers: Mapping[str, str] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=dict)
+    extra: str  # the folder of .extras that it is installed in
+    command: Sequence[str]  # a program of that folder and its arguments, which the port follows
+    path: str  # where a row is posted to
+    body: Callable[[Any], bytes] = raw  # writes a row as the server takes it; the answer ends with its scores
+    headers: Mapping[str, str] = field(default_factory=dict)  # of a request
+    variables: Mapping[str, str] = field(default_factory=dict)  # of its process
 
 
 BENTOML = Peer(
@@ -101,14 +92,17 @@ def build_environment(extra: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PeerProcess:
-    """A peer that answers at `url`; `pid` is the first of its processes, and the group of them all."""
+    """A peer that answers at `url`; `pid` is the first of its processes, and its group.
+
+    BentoML's workers, which take nothing while they are idle, have groups of their own, and end with the first process.
+    """
 
     url: str
     pid: int
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Let it run for a while; it is paused otherwise, since LitServe polls, and others would lose by that."""
+        """Let it run for a while; it is paused otherwise, since an idle LitServe takes an eighth of a core."""
         self.signal(signal.SIGCONT)
         try:
             yield
@@ -116,14 +110,14 @@ class PeerProcess:
             self.signal(signal.SIGSTOP)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all of its processes."""
+        """Send a signal to the group."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
 
 @contextmanager
 def started(peer: Peer, given: Given) -> Iterator[PeerProcess]:
-    """Start a peer and wait until it answers; end it with all of its processes on the way out.
+    """Start a peer and wait until it answers; end it on the way out.
 
     Raises:
         LoadError: it does not answer; the message has its last words.

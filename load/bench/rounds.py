@@ -39,14 +39,7 @@ class Results(dict[tuple[str, str], list[Figures]]):
     """Figures of every round, by the names of a comparison and a contender."""
 
     def row(self, what: str, comparison: object, ours: str, theirs: str, figure: str = "per_s") -> Row:
-        """Compare two contenders.
-
-        Args:
-            what: name of the row.
-            comparison: its name, or what has that name.
-            ours, theirs: names of the contenders.
-            figure: the field of Figures that is compared.
-        """
+        """Compare two contenders, named `ours` and `theirs`, by a field of Figures."""
         values = [[float(getattr(each, figure)) for each in self[str(comparison), name]] for name in (ours, theirs)]
         return Row(what, values[0], theirs, values[1])
 

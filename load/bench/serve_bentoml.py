@@ -24,12 +24,10 @@ class Row(IODescriptor):  # type: ignore[misc]
 
     @classmethod
     async def from_http_request(cls, request: Request, serde: Any) -> Any:  # noqa: ARG003
-        """Read a request's body."""
         return np.frombuffer(await request.body(), np.float32).reshape(1, *GIVEN.shape)
 
     @classmethod
     async def to_http_response(cls, obj: Any, serde: Any) -> Response:  # noqa: ARG003
-        """Write an answer's body."""
         return Response(obj.tobytes(), media_type="application/octet-stream")
 
 
@@ -46,5 +44,4 @@ class Network:
 
     @bentoml.api(input_spec=Row, output_spec=Row, **BATCHES)  # type: ignore[untyped-decorator]
     def infer(self, rows: Any) -> Any:
-        """Run a batch."""
         return self._run(rows)

@@ -23,20 +23,16 @@ class Network(litserve.LitAPI):  # type: ignore[misc]
     """The model, in LitServe's worker process."""
 
     def setup(self, device: str) -> None:  # noqa: ARG002
-        """Load it."""
         self._given = Given.from_environment()
         self._run = self._given.session()
 
     def decode_request(self, request: RawBody) -> Any:
-        """Read one row."""
         return np.frombuffer(request, np.float32).reshape(self._given.shape)
 
     def predict(self, rows: Any) -> Any:
-        """Run a batch."""
         return self._run(rows)
 
     def encode_response(self, output: Any) -> Response:
-        """Write one row."""
         return Response(output.tobytes(), media_type="application/octet-stream")
 
 

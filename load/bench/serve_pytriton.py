@@ -10,6 +10,7 @@ import numpy as np
 from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
+from tritonclient.utils import InferenceServerException
 
 from load.bench.onnx_model import INPUT, OUTPUT, Given
 
@@ -41,4 +42,8 @@ def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    try:
+        main(int(sys.argv[1]))
+    except InferenceServerException:
+        # On a busy machine Triton asks for the model's settings before PyTriton listens.
+        main(int(sys.argv[1]))

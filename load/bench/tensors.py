@@ -1,4 +1,4 @@
-"""Models of one's own: the same ONNX file behind ours, BentoML and LitServe; `peers` adds PyTriton and more loads.
+"""Models of one's own: the same ONNX file behind ours, BentoML and LitServe; `peers` adds PyTriton.
 
     a small network for digits, and ResNet-50 on small pictures -> ONNX files
         -> one TorchServe with both; each peer in an environment of its own, with as many processes as serve it best
@@ -28,39 +28,29 @@ from load.bench.archives import CPU_ONLY
 from load.bench.contender import Served, registered
 from load.bench.onnx_model import INPUT, OUTPUT, Given
 from load.bench.peer_process import BENTOML, LITSERVE, PYTRITON, Peer
-from load.bench.rounds import Bench, Comparison, Results, progress, quietly
+from load.bench.rounds import Bench, Comparison, progress, quietly
 from load.bench.table import Row
-from load.generate import ClosedLoop, OpenLoop
+from load.generate import ClosedLoop
 from load.inputs import Inputs
 from load.results import Verdict
-from load.schedules import Poisson
 
 OURS, NPY = "ours", "application/x-npy"
 # Rows that are sent in turn; numbers that each is answered with.
 ROWS, SCORES = 64, 10
 # Largest difference of a number that another runtime is allowed, as a share of the largest number.
 TOLERANCE = 1e-3
-# Requests that arrive by chance, at a share of the best throughput with the most clients.
-POISSON, POISSON_SHARE = "Poisson at 70%", 0.7
 # Seconds of the measurements that a peer's number of processes is chosen by.
 CHOICE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network with random weights, since what is measured is its time.
-
-    Attributes:
-        name: its name, as model and as file.
-        given: what it is served with.
-        rows: (ROWS, *shape) float32.
-        expected: torch's scores, (ROWS, SCORES) float32.
-    """
+    """A network with random weights, since what is measured is its time."""
 
     name: str
     given: Given
-    rows: Any
-    expected: Any
+    rows: Any  # (ROWS, *shape) float32
+    expected: Any  # torch's scores, (ROWS, SCORES) float32
 
 
 def exported(work: Path) -> list[Network]:
@@ -138,39 +128,23 @@ def verdict(expected: Any, number: int, body: bytes) -> Verdict:
     return Verdict.RIGHT if is_right else Verdict.WRONG
 
 
-def compared(bench: Bench, peers: Sequence[Peer], clients: Sequence[int], poisson: bool = False) -> Iterator[Row]:
-    """Measure both networks.
-
-    Args:
-        bench: how.
-        peers: what ours is compared with.
-        clients: numbers of clients, the most last.
-        poisson: whether requests arrive by chance, too.
-    """
-    networks, results, full = exported(bench.work), Results(), ClosedLoop(clients[-1])
+def compared(bench: Bench, peers: Sequence[Peer], clients: Sequence[int]) -> Iterator[Row]:
+    """Measure both networks behind ours and the peers; the most clients are the last."""
+    networks, comparisons = exported(bench.work), list[Comparison]()
     with ExitStack() as stack:
-        contenders = {
-            network.name: [served, *(stack.enter_context(theirs(peer, network)) for peer in peers)]
-            for network, served in zip(networks, stack.enter_context(ours(bench.work, networks)), strict=True)
-        }
-        for network in networks:
-            for contender in contenders[network.name]:
+        for network, served in zip(networks, stack.enter_context(ours(bench.work, networks)), strict=True):
+            contenders = [served, *(stack.enter_context(theirs(peer, network)) for peer in peers)]
+            for contender in contenders:
                 replace(contender, check=partial(verdict, network.expected)).run(ClosedLoop(1), 0.5, 0.0)
-            bench.settle(contenders[network.name], full)
-        for number in bench:
-            for name, some in contenders.items():
-                for load in map(ClosedLoop, clients):
-                    bench.compare(number, Comparison(load, some, f"{name}, {load}"), results)
-                if poisson:
-                    best = max(results[f"{name}, {full}", each.name][-1].per_s for each in some)
-                    arrivals = OpenLoop(Poisson(POISSON_SHARE * best, seed=number))
-                    bench.compare(number, Comparison(arrivals, some, f"{name}, {POISSON}"), results)
-    for name in contenders:
+            bench.settle(contenders, ClosedLoop(clients[-1]))
+            loads = map(ClosedLoop, clients)
+            comparisons += [Comparison(load, contenders, f"tensors, {network.name}, {load}") for load in loads]
+        results = bench.measure(comparisons)
+    for comparison in comparisons:
         for peer in peers:
-            for load in map(ClosedLoop, clients):
-                yield results.row(f"tensors, {name}, {load}, rows/s", f"{name}, {load}", OURS, peer.name)
-            last = POISSON if poisson else full
-            yield results.row(f"tensors, {name}, {last}, p99 in ms", f"{name}, {last}", OURS, peer.name, "p99_ms")
+            yield results.row(f"{comparison}, rows/s", comparison, OURS, peer.name)
+            if comparison.load == ClosedLoop(clients[-1]):
+                yield results.row(f"{comparison}, p99 in ms", comparison, OURS, peer.name, "p99_ms")
 
 
 def rows(bench: Bench) -> Iterator[Row]:
@@ -179,5 +153,5 @@ def rows(bench: Bench) -> Iterator[Row]:
 
 
 def all_peers(bench: Bench) -> Iterator[Row]:
-    """Measure 1, 16 and 64 clients and Poisson arrivals against BentoML, LitServe and PyTriton."""
-    yield from compared(bench, (BENTOML, LITSERVE, PYTRITON), (1, 16, 64), poisson=True)
+    """Measure 1, 16 and 64 clients against BentoML, LitServe and PyTriton."""
+    yield from compared(bench, (BENTOML, LITSERVE, PYTRITON), (1, 16, 64))

@@ -1,8 +1,14 @@
-"""Sentence embedding, texts of mixed length: padded as the usual handler does it, ours, and all sorted in process."""
+"""Texts: sentence embedding, padded as the usual handler does it, ours, and all sorted in process; and translation.
 
+The checkpoint for translation is no part of this project: MARIAN names its folder, and without one nothing is measured.
+"""
+
+import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+from deploy.models import ROOT
 from deploy.sandbox import started
 from load.bench import archives, samples
 from load.bench.archives import CPU_ONLY, WINDOW
@@ -11,22 +17,23 @@ from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
 from load.generate import ClosedLoop
 
-EMBEDDING = "sentence-embedding"
-PADDED, SORTED, OURS = "padded to 256, fp32", "all sorted, in process", "ours"
+EMBEDDING, TRANSLATION, OURS = "sentence-embedding", "translation", "ours"
+PADDED, SORTED, ONE_BY_ONE = "padded to 256, fp32", "all sorted, in process", "one generate() a request, fp32"
 # Clients with one text a request: as many as the window. Clients with lists, and texts of a list: the most items that a
 # request may hold.
 CLIENTS, LIST_CLIENTS, LIST = 64, 4, 64
-# Texts of a micro-batch of the loops.
+# Texts of a micro-batch of the loops, and clients of translation.
 BATCH = 32
+# A folder of Helsinki-NLP/opus-mt-en-fr.
+CHECKPOINT = Path(os.environ.get("MARIAN", ROOT.parent / "shared" / "models" / "opus-mt-en-fr"))
 
 
-def rows(bench: Bench) -> Iterator[Row]:
+def embedding(bench: Bench) -> Iterator[Row]:
     """Measure one text a request, and lists."""
     built = archives.build(bench, EMBEDDING, bench.work)
-    every = samples.texts()
     with started(bench.work, extra=CPU_ONLY) as server, loop_process("texts", built) as process:
-        single = registered(server, EMBEDDING, OURS, samples.singles(every), WINDOW)
-        lists = replace(single, inputs=samples.lists(every, LIST), items=LIST)
+        single = registered(server, EMBEDDING, OURS, samples.singles(samples.texts()), WINDOW)
+        lists = replace(single, inputs=samples.lists(samples.texts(), LIST), items=LIST)
         loops = [Loop(PADDED, process, "padded", BATCH), Loop(SORTED, process, "sorted", BATCH)]
         bench.settle([single], ClosedLoop(CLIENTS))
         bench.settle([lists, *loops], ClosedLoop(LIST_CLIENTS))
@@ -38,3 +45,17 @@ def rows(bench: Bench) -> Iterator[Row]:
     for comparison in comparisons:
         for theirs in (PADDED, SORTED):
             yield results.row(f"{EMBEDDING}, {comparison}, texts/s", comparison, OURS, theirs)
+
+
+def translation(bench: Bench) -> Iterator[Row]:
+    """Measure 32 clients."""
+    if not CHECKPOINT.is_dir():
+        bench.remark("translation: not measured: MARIAN=FOLDER names a checkpoint of Helsinki-NLP/opus-mt-en-fr")
+        return
+    archives.build(bench, TRANSLATION, bench.work, weights=str(CHECKPOINT))
+    load, inputs = ClosedLoop(BATCH), samples.singles(samples.paragraphs(BATCH))
+    with started(bench.work, extra=CPU_ONLY) as server, loop_process("translation", CHECKPOINT) as process:
+        ours = registered(server, TRANSLATION, OURS, inputs, WINDOW)
+        bench.settle([ours], load)
+        results = bench.measure([Comparison(load, [ours, Loop(ONE_BY_ONE, process)])])
+    yield results.row(f"opus-mt-en-fr, {load}, texts/s", load, OURS, ONE_BY_ONE)
