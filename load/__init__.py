@@ -1,4 +1,5 @@
-"""Puts load on a server and measures what becomes of it. Direction of imports, low to high:
+"""Puts load on a server and measures what becomes of it; README.md beside this file says how.
 
-errors -> measure -> generate -> runs -> report -> cli, bench, soak
+Imports point down: errors, schedules; inputs, results; generate; windows, expect, search, served, run_file; measure,
+report; page, tune; arguments, bench; __main__.
 """

@@ -4,27 +4,189 @@ Progress goes to stderr, tables to stdout. Exit codes: 0 it is done (a step that
 possible, 130 Ctrl-C ended it (what was measured is kept).
 """
 
+import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from load.cli import commands
-from load.cli.arguments import parser
+import orjson
+
+from load import expect, inputs, page, report
+from load.arguments import IMPOSSIBLE, parser
 from load.errors import LoadError
+from load.generate import Attack, ClosedLoop, Load, OpenLoop
+from load.measure import measure
+from load.results import Summary
+from load.run_file import Run, now, write
+from load.schedules import Constant, Poisson, Replayed
+from load.search import highest, is_met
+from load.served import Served
+from load.tune import Tuner
+from load.windows import Stable
+from torchserve_client.errors import ClientError
 
-IMPOSSIBLE, INTERRUPTED = 2, 130
+DONE, INTERRUPTED = 0, 130
+# Share of all requests, in %, that must keep a latency: that of MLPerf's Server scenario.
+PERCENTILE = 99.0
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure models, or search for their highest load; print a table and store the runs."""
+    is_search = options.binary_search or options.command == "search"
+    if is_search and options.latency_threshold is None:
+        raise LoadError("a search needs --latency-threshold MS: the latency that is to be kept")
+    if len(options.model) > 1 and options.out is not None and options.out.suffix:
+        raise LoadError(f"--out {options.out}: for several models, name a folder")
+    labels = options.model if len(options.model) > 1 else [options.label or options.model[0]]
+    outputs = [options.out / f"{label}.json" if len(labels) > 1 else options.out for label in labels if options.out]
+    for path in filter(None, (*outputs, options.csv, options.html)):
+        write(path, b"", "ab")
+    loads = _loads(options)
+    subjects = [_subject(options, *named) for named in zip(options.model, labels, strict=True)]
+    exit_code = DONE
+    try:
+        if is_search:
+            for attack, each in subjects:
+                _search(attack, each, loads, options.percentile or PERCENTILE)
+        else:
+            _measure_all(subjects, loads, options.repeats)
+    except KeyboardInterrupt:
+        exit_code = INTERRUPTED
+    runs = [each for _, each in subjects]
+    for path, each in zip(outputs, runs, strict=False):
+        each.save(path)
+    _show(runs, options)
+    return exit_code
+
+
+def _subject(options: argparse.Namespace, model: str, label: str) -> tuple[Attack, Run]:
+    """Return the attack on a model that answers, still without its load, and the empty run of its results."""
+    content = inputs.read(options.input, options.content_type)
+    served = _served(options, model, options.model_version)
+    registration = served.registration()
+    served.ask(content.items[0])
+    check = None
+    if options.expect is not None:
+        is_alone = options.expect == "alone"
+        answers = [expect.parsed(served.ask(item)) for item in content.items] if is_alone else None
+        check = expect.judge(answers or expect.read(Path(options.expect), content.items), options.tolerance)
+    interval_s = options.measurement_interval and options.measurement_interval / 1e3
+    windows = {"percentage": options.stability_percentage, "interval_s": interval_s, "max_trials": options.max_trials}
+    given = {name: value for name, value in windows.items() if value is not None}
+    attack = Attack(
+        target=served.target,
+        inputs=content,
+        load=ClosedLoop(1),
+        duration_s=options.duration,
+        warm_up_s=options.warm_up,
+        latency_threshold_ms=options.latency_threshold,
+        until=Stable(percentile=options.percentile, **given) if given else None,
+        check=check,
+        max_lag_ms=options.max_lag,
+    )
+    settings = {name: value for name, value in vars(options).items() if "token" not in name}
+    names = [item.name for item in content.items]
+    return attack, Run(label, now(), model, served.target.url, registration, settings, names)
+
+
+def _served(options: argparse.Namespace, model: str, version: str | None = None) -> Served:
+    keys = options.token, options.management_token
+    return Served(model, version, options.url, options.management_url, *keys, options.timeout)
+
+
+def _loads(options: argparse.Namespace) -> list[Load]:
+    if options.concurrency:
+        return [ClosedLoop(clients) for clients in options.concurrency]
+    if options.rate:
+        is_constant = options.request_distribution == "constant"
+        schedules = [Constant(rate) if is_constant else Poisson(rate, options.seed) for rate in options.rate]
+        return [OpenLoop(schedule, options.max_in_flight) for schedule in schedules]
+    path = options.request_intervals
+    try:
+        gaps_s = tuple(float(gap_us) / 1e6 for gap_us in path.read_text(encoding="utf-8").split())
+        return [OpenLoop(Replayed(gaps_s), options.max_in_flight)]
+    except OSError as error:
+        raise LoadError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise LoadError(f"{path} must hold gaps in microseconds, one a line: {error}") from error
+
+
+def _measure_all(subjects: Sequence[tuple[Attack, Run]], loads: Sequence[Load], repeats: int) -> None:
+    """Measure every load of every model in turn: what drifts on the machine, drifts for all of them."""
+    for repeat in range(1, repeats + 1):
+        # The first one finds a quieter machine, so another one is the first in each repeat.
+        first = repeat % len(subjects)
+        for load in loads:
+            for attack, each in [*subjects[first:], *subjects[:first]]:
+                measure(replace(attack, load=load), each, repeat)
+
+
+def _search(attack: Attack, each: Run, loads: Sequence[Load], percentile: float) -> None:
+    def measured(load: Load) -> Summary:
+        return measure(replace(attack, load=load), each)
+
+    found = highest(loads, measured, lambda summary: is_met(summary, percentile))
+    wanted = f"{percentile:g} % of requests within {attack.latency_threshold_ms:g} ms"
+    if found is None:
+        print(f"{each.label}: not even the lowest load has {wanted}")
+    else:
+        limit = ", the highest of the range: more might hold" if found[0] == loads[-1] else ""
+        print(f"{each.label}: highest load with {wanted}: {found[0]}{limit}")
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Print what to register a model with, and store what that was made of."""
+    if options.out is not None:
+        write(options.out, b"", "ab")
+    served, threshold_ms = _served(options, options.model), options.latency_threshold_ms
+    percentile = options.percentile or PERCENTILE
+    content = inputs.read(options.input, options.content_type)
+    attack = Attack(served.target, content, ClosedLoop(1), options.duration, 1.0, threshold_ms)
+    try:
+        archive = options.archive or str(served.management.describe(options.model)["modelUrl"])
+    except ClientError as error:
+        raise LoadError(f"tune needs the management API and {served.model} registered with it: {error}") from error
+    tuned = Tuner(served, attack, threshold_ms, percentile, archive).tune(options.max_batch_size)
+    advice, held = tuned["advice"], tuned["held"]
+    parameters = f"batch_size={advice.batch_size}&max_batch_delay={advice.max_batch_delay_ms}&initial_workers=1"
+    print(f'curl -X POST "{options.management_url}/models?url={archive}&{parameters}"')
+    print(f"job_queue_size={advice.job_queue_size}   # config.properties, or jobQueueSize in model-config.yaml")
+    wanted = f"{percentile:g} % of requests within {threshold_ms:g} ms"
+    if held is None:
+        print(f"but not even the lowest rate that was tried has {wanted}")
+    else:
+        print(f"holds {held['rate_per_s']:.1f} requests/s with {wanted}: p99 {held['p99_ms']:.1f} ms")
+    if options.out is not None:
+        write(options.out, orjson.dumps(tuned, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    return DONE
+
+
+def draw(options: argparse.Namespace) -> int:
+    """Draw stored runs, and compare the later ones with the first."""
+    _show([Run.read(path) for path in options.runs], options)
+    return DONE
+
+
+def _show(runs: Sequence[Run], options: argparse.Namespace) -> None:
+    print(report.text(runs))
+    for path, render in ((options.csv, report.to_csv), (options.html, page.render)):
+        if path is not None:
+            write(path, render(runs).encode())
 
 
 def main(arguments: list[str]) -> int:
     """Run one command and return its exit code; a measurement that cannot be made is one line on stderr."""
     options = parser().parse_args(arguments)
     try:
-        return commands.COMMANDS[options.command](options)
+        return {"run": run, "search": run, "tune": tune, "report": draw}[options.command](options)
     except LoadError as error:
         print(f"load: {error}", file=sys.stderr)
         return IMPOSSIBLE
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        return 0
+        return DONE
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from PIL import Image, ImageOps
 
 from deploy.models import ROOT
-from load.bench.photographs import folder_of
+from tests.photographs import folder_of
 
 # Package -> files of it.
 Sources = Mapping[str, Sequence[str]]

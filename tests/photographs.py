@@ -25,10 +25,15 @@ FILES = {
 def path(name: str) -> Path:
     """Where the installed package has the file."""
     package, file = FILES[name]
+    return folder_of(package) / file
+
+
+def folder_of(package: str) -> Path:
+    """Where an installed package lies; it is not imported, since only its data files are wanted."""
     spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.submodule_search_locations
-    return Path(spec.submodule_search_locations[0]) / file
+    return Path(spec.submodule_search_locations[0])
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Measures this deployment against its peers, side by side in one run, as ratios.
+"""Measures this deployment against its peers, side by side in one run, as ratios: `make bench`.
 
-It may import everything, handlers and deploy included.
+parts (resnet, texts, ...) -> contenders -> rounds -> rows -> one table. It may import handlers and deploy.
 """

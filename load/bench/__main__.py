@@ -1,128 +1,109 @@
 """Runs `make bench`: this deployment against its peers, as one table of ratios.
 
-    python -m load.bench                  every part, but those that stand apart (OPTIONAL)
-    python -m load.bench translation      one of them
+    python -m load.bench                      the parts of the plain bench, in at most 25 minutes on two cores
+    python -m load.bench default --rounds 5   one part, or one that stands beside them
 
-A part takes at most 20 minutes: it begins no round that would end after `--minutes`. Progress goes to stderr, the table
-to stdout. A number that falls short is reported, and is no error.
+Each part gets an equal share of the minutes that are left, and begins no round that would end later. Progress goes to
+stderr, the table to stdout. Exit codes: 1 when a part could not be measured, 2 for the command line, 130 for Ctrl-C.
 """
 
 import argparse
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from types import FrameType
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
 
 from deploy.archive import ArchiverFailed
+from deploy.gateway.sandbox import NotStarted
 from deploy.server import ServerError
-from load.bench import (
-    adaptive,
-    client,
-    cost,
-    default,
-    gateway,
-    highest_rate,
-    impatient,
-    int8,
-    ready,
-    resnet,
-    scoring,
-    tensors,
-    texts,
-    threads,
-    translation,
-    translation_mixed,
-)
-from load.bench.peers import BenchError
-from load.bench.progress import progress
-from load.bench.rounds import Rounds
-from torchserve_client.management import ManagementError
+from load.bench import archives, gateway, int8, machine, modes, peer_process, resnet, tensors, texts
+from load.bench.rounds import Bench, progress
+from load.bench.table import Row, markdown, rendered
+from load.errors import LoadError
+from torchserve_client.errors import ClientError
 
-BENCHMARKS: dict[str, Callable[..., str]] = {
-    "resnet": resnet.run,
-    "texts": texts.run,
-    "translation": translation.run,
-    "translation-mixed": translation_mixed.run,
-    "client": client.run,
-    "gateway": gateway.run,
-    "adaptive-embedding": partial(adaptive.run, adaptive.EMBEDDING),
-    "adaptive-resnet": partial(adaptive.run, adaptive.RESNET),
-    "highest-rate": highest_rate.run,
-    "default": partial(default.run, default.RESNET),
-    "default-embedding": partial(default.run, default.EMBEDDING),
-    "default-mnist": partial(default.run, default.MNIST),
-    "cheap-language-id": partial(default.run, default.LANGUAGE_ID),
-    "cheap-tokenizer": partial(default.run, default.TOKENIZER),
-    "impatient": impatient.run,
-    "ready": ready.run,
-    "cost": cost.run,
-    "threads": threads.run,
-    "ray": scoring.run,
-    "tensors": tensors.run,
-    "int8": int8.run,
+
+class Part(NamedTuple):
+    """A part: what it measures, the environments of .extras that it needs, and whether the plain bench has it."""
+
+    rows: Callable[[Bench], Iterator[Row]]
+    extras: tuple[str, ...] = ()
+    is_plain: bool = True
+
+
+PARTS = {
+    "resnet": Part(resnet.rows),
+    "texts": Part(texts.embedding),
+    "translation": Part(texts.translation),
+    "tensors": Part(tensors.rows, ("peers",)),
+    "poisson": Part(modes.poisson),
+    "int8": Part(int8.rows, ("int8",)),
+    "gateway": Part(gateway.rows, is_plain=False),
+    "default": Part(modes.default, is_plain=False),
+    "peers": Part(tensors.all_peers, ("peers", "pytriton"), is_plain=False),
 }
-# Measured where they are named: they need an environment of their own, compare with nobody, or say more of the
-# machine's mood than of ours.
-OPTIONAL = ("ray", "tensors", "int8", "cost", "threads", "cheap-language-id", "cheap-tokenizer")
-
-# Of the 20 minutes that a part may take, two are left for what follows the last round: servers that start and stop.
-MINUTES = 18.0
-# Exit codes of a shell for a program that a signal ended.
+PLAIN = [name for name, part in PARTS.items() if part.is_plain]
+ERRORS = (LoadError, ServerError, ClientError, ArchiverFailed, NotStarted, BrokenProcessPool, OSError)
 INTERRUPTED, TERMINATED = 130, 143
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and print.
-
-    Args:
-        arguments: the command line.
-
-    Returns:
-        The exit code; 1, with one line on stderr, when a peer cannot be measured.
-    """
+    """Measure and print; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m load.bench", description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; default: all but {', '.join(OPTIONAL)}"
-    )
-    parser.add_argument("--seconds", type=float, default=8.0, help="length of one measurement; default: 8")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default: {', '.join(PLAIN)}")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of a measurement; default: 5")
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured; default: 3")
-    words = f"no round of a part begins that would end later; default: {MINUTES:g}"
-    parser.add_argument("--minutes", type=float, default=MINUTES, help=words)
+    parser.add_argument("--minutes", type=float, default=25.0, help="of all parts together; default: 25")
+    parser.add_argument("--classifier", choices=archives.CLASSIFIERS, help="default: as the processor's speed allows")
     parser.add_argument("--markdown", action="store_true", help="print the table as GitHub's markdown")
     options = parser.parse_args(arguments)
-    if unknown := set(options.names) - set(BENCHMARKS):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(BENCHMARKS)}")
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
     if options.seconds <= 0 or options.rounds < 1 or options.minutes <= 0:
         parser.error("--seconds and --minutes must be more than 0, --rounds at least 1")
     # An end from outside unwinds like any other, so that what was started is stopped.
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
-        for name in parts(options.names):
-            started_s = time.monotonic()
-            rounds = Rounds.within(options.rounds, options.minutes * 60)
-            print(BENCHMARKS[name](rounds=rounds, duration_s=options.seconds, is_markdown=options.markdown))
-            print(flush=True)
-            progress(f"{name} took {(time.monotonic() - started_s) / 60:.1f} minutes")
+        return measure(options)
     except KeyboardInterrupt:
         print("bench: interrupted; its servers are stopped", file=sys.stderr)
         return INTERRUPTED
-    except (BenchError, ServerError, ManagementError, ArchiverFailed, OSError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
-def parts(names: Sequence[str]) -> list[str]:
-    """List the parts to measure: those named, with what belongs to them (NAME-...); without names, all but optional."""
-    if not names:
-        return [name for name in BENCHMARKS if name not in OPTIONAL]
-    return [name for name in BENCHMARKS if any(name == named or name.startswith(f"{named}-") for named in names)]
-
-
-def _terminate(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    sys.exit(TERMINATED)
+def measure(options: argparse.Namespace) -> int:
+    """Measure the parts one after the other, and print one table of all; return the exit code."""
+    names, failed, rows, remarks = options.parts or PLAIN, 0, list[Row](), Counter[str]()
+    for extra in dict.fromkeys(extra for name in names for extra in PARTS[name].extras):
+        progress(f"environment: .extras/{extra}")
+        peer_process.build_environment(extra)
+    classifier = options.classifier or archives.classifier()
+    ends_s = time.monotonic() + 60 * options.minutes
+    for number, name in enumerate(names):
+        started_s = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
+            until_s = started_s + (ends_s - started_s) / (len(names) - number)
+            bench = Bench(Path(folder), classifier, options.rounds, options.seconds, until_s, remarks)
+            try:
+                rows += PARTS[name].rows(bench)
+            except ERRORS as error:
+                bench.remark(f"{name}: not measured: {error}")
+                failed += 1
+        progress(f"{name} took {(time.monotonic() - started_s) / 60:.1f} minutes")
+    print(machine.described("openvino", "ctranslate2", "torch", "torchserve"))
+    print(f"{options.rounds} interleaved rounds at most, of {options.seconds:g} s each; median (min..max)\n")
+    if options.markdown:
+        print(markdown(rows))
+    else:
+        Console(width=None if sys.stdout.isatty() else 200).print(rendered(rows))
+    print("\n".join(["", *(f"{count} times: {line}" if count > 1 else line for line, count in remarks.items())]))
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -1,101 +1,119 @@
-"""Prepares the archives that are compared: ours, and TorchServe's own image_classifier on the same weights.
+"""The archives that are compared: an example as a folder, in either mode or precision, and TorchServe's own handler.
 
-ours (found, or built) -> unpacked -> stock, both in one model store
+example -> build -> folder of the model store -> variant -> the same files, other settings
+                                              -> stock   -> image_classifier on the same weights
 """
 
 import json
-import zipfile
-from dataclasses import dataclass
+import os
+import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from deploy.archive import Archive, Recipe, run_archiver
-from deploy.models import model
+from deploy.archive import Recipe, run_archiver
+from deploy.models import ROOT, model
+from deploy.precision.wanted import Wanted
 from deploy.sources import WeightsUnavailable
 from handlers.scheduling.policy import CONTINUOUS
-from load.bench.progress import progress
+from load.bench.rounds import Bench, progress, quietly
 
-OURS, STOCK = "resnet-152", "stock-resnet-152"
-MEMBERS = ("model.pt", "model.xml", "model.bin", "index_to_name.json", "model-config.yaml")
+# OpenVINO on the processor is what is compared, on a machine with a GPU too.
+CPU_ONLY = ("number_of_gpu=0",)
+# Exports are shared with `make serve`.
+EXPORTS = ROOT / "model_store" / ".exports"
+CLASSIC, ADAPTIVE, STOCK = "classic", "adaptive", "stock"
+# Requests of a batch of images in classic mode and for the stock handler: those of 16 clients. Of an adaptive worker's
+# window: those of 64 clients.
+BATCH, WINDOW = 16, 64
+# Example -> the file that TorchServe's image_classifier wants, with one class.
+CLASSIFIERS = {
+    "resnet-152": """from torchvision.models.resnet import Bottleneck, ResNet
+class ImageClassifier(ResNet):
+    def __init__(self):
+        super().__init__(Bottleneck, [3, 8, 36, 3])
+""",
+    "mobilenet-v2": """from torchvision.models.mobilenetv2 import MobileNetV2
+class ImageClassifier(MobileNetV2):
+    pass
+""",
+}
+# Seconds that ResNet-152 may take for one image in torch: with more, a batch of 16 takes longer than a measurement.
+SLOW_S = 0.4
 
 
-@dataclass(frozen=True, slots=True)
-class Archives:
-    """The archives on disk.
+def classifier() -> str:
+    """Choose the example that classifies images: ResNet-152, or MobileNetV2 where the machine is slow."""
+    import torch  # noqa: PLC0415 - seconds, and only here
+    from torchvision.models import resnet152  # noqa: PLC0415
 
-    Attributes:
-        model_store: folder that holds OURS.mar and STOCK.mar.
-        unpacked: folder of the files that ours serves.
-        is_trained: whether the weights mean anything.
+    network, image, took_s = resnet152().eval(), torch.zeros(1, 3, 224, 224), float("inf")
+    for _ in range(3):
+        started_s = time.perf_counter()
+        with torch.inference_mode():
+            network(image)
+        took_s = min(took_s, time.perf_counter() - started_s)
+    progress(f"one image takes ResNet-152 {took_s:.2f} s in torch")
+    return "resnet-152" if took_s < SLOW_S else "mobilenet-v2"
+
+
+def build(bench: Bench, name: str, store: Path, wanted: Wanted | None = None, weights: str | None = None) -> Path:
+    """Build an example as a folder of a model store; of random weights where the published ones cannot be had.
+
+    That is remarked, and how near the answers are to fp32's of precisions that are wanted.
     """
-
-    model_store: Path
-    unpacked: Path
-    is_trained: bool
-
-    @classmethod
-    def prepare(cls, work: Path) -> "Archives":
-        """Find or build both.
-
-        Args:
-            work: an empty folder, into which everything is written.
-
-        Raises:
-            ArchiverFailed: an archive could not be built.
-        """
-        built = ours(work / "built")
-        prepared = cls(work / "model_store", work / "unpacked", not built.version.endswith("-untrained"))
-        prepared.model_store.mkdir()
-        (prepared.model_store / f"{OURS}.mar").symlink_to(built.path)
-        with zipfile.ZipFile(built.path) as archive:
-            for member in MEMBERS:
-                archive.extract(member, prepared.unpacked)
-        _build_stock(prepared.unpacked, prepared.model_store, work)
-        return prepared
+    progress(f"archive: {name}")
+    options: Any = {"archive_format": "no-archive", "export_path": store, "cache_path": EXPORTS}
+    recipe = Recipe(model(name), weights, wanted=wanted or Wanted(), **options)
+    with quietly():
+        try:
+            archive = recipe.build()
+        except WeightsUnavailable:
+            bench.remark(f"{name} has random weights, which take as long to multiply")
+            archive = replace(recipe, weights="random").build()
+    for precision, proof in archive.proofs.items() if wanted else ():
+        bench.remark(f"{name} {archive.version}, {precision} against fp32: {proof}")
+    return archive.path
 
 
-def ours(export_path: Path) -> Archive:
-    """Find ResNet-152 in the model store, or build it where it is missing, stale or made of a user's weights."""
-    entry = model(OURS)
-    found = Recipe(entry).find() or Recipe(entry, "random").find()
-    if found is not None:
-        return found
-    try:
-        return Recipe(entry, export_path=export_path).build()
-    except WeightsUnavailable as error:
-        progress(f"{error}: goes on with random weights, which take as long to multiply")
-        return Recipe(entry, "random", export_path=export_path).build()
+def variant(built: Path, name: str, mode: str | None = None, **settings: str) -> str:
+    """Copy an archive's folder beside itself, by links but for its configuration; return the copy's name.
 
-
-def write_mode(archive: Path, mode: str) -> None:
-    """Have an archive that is a folder run in a mode: `classic`, or `adaptive`, which then has no target."""
-    path = archive / "model-config.yaml"
+    `mode` is `classic`, or `adaptive`, which then has no target; None leaves it. `settings` are of `handler:`.
+    """
+    path = built.with_name(name) / "model-config.yaml"
+    shutil.copytree(built, path.parent, copy_function=os.link)
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    handler = config.get("handler") or {}
-    scheduling = {**(handler.get("scheduling") or {}), "mode": mode}
-    for name in (CONTINUOUS, "minWorkers", "maxWorkers"):
-        config.pop(name, None)
-    if mode == "adaptive":
+    handler = {**(config.get("handler") or {}), **settings}
+    if mode is not None:
+        target = {"max_latency_ms": None} if mode == ADAPTIVE else {}
+        handler["scheduling"] = {**(handler.get("scheduling") or {}), "mode": mode, **target}
+        config = {key: value for key, value in config.items() if key not in (CONTINUOUS, "minWorkers", "maxWorkers")}
+    if mode == ADAPTIVE:
         config |= {CONTINUOUS: True, "minWorkers": 1, "maxWorkers": 1}
-        scheduling |= {"max_latency_ms": None}
-    # It may be a link to the file of another copy.
+    # The copy's file is a link to the original's.
     path.unlink()
-    path.write_text(json.dumps({**config, "handler": {**handler, "scheduling": scheduling}}), encoding="utf-8")
+    path.write_text(json.dumps({**config, "handler": handler}), encoding="utf-8")  # JSON is YAML
+    return name
 
 
-def _build_stock(unpacked: Path, model_store: Path, work: Path) -> None:
-    """Build it by TorchServe's documentation: a state dict, a file with the model's class, the names of the classes."""
-    temporary = work / "archiver"
+def stock(built: Path) -> str:
+    """Build TorchServe's image_classifier by its documentation, beside a folder and on its weights; return its file."""
+    temporary = built.parent / ".stock"
     temporary.mkdir()
+    (temporary / "model.py").write_text(CLASSIFIERS[built.name], encoding="utf-8")
     arguments = {
         "--model-name": STOCK,
         "--version": "1.0",
-        "--model-file": str(Path(__file__).with_name("stock_model.py")),
-        "--serialized-file": str(unpacked / "model.pt"),
-        "--extra-files": str(unpacked / "index_to_name.json"),
+        "--model-file": str(temporary / "model.py"),
+        "--serialized-file": str(built / "model.pt"),
+        "--extra-files": str(built / "index_to_name.json"),
         "--handler": "image_classifier",
         "--archive-format": "zip-store",
-        "--export-path": str(model_store),
+        "--export-path": str(built.parent),
     }
     run_archiver(STOCK, arguments, temporary)
+    return f"{STOCK}.mar"

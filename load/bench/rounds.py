@@ -1,79 +1,126 @@
-"""Makes the rounds of a benchmark: as many as the part's time allows, with every figure measured anew in each.
+"""Rounds: everything is measured once in each, one contender right after the other, in an order that turns.
 
-    Rounds -> Round 1, 2, ... -> measure_in_turn -> a value a round for each figure -> rows of load.bench.table
+What a shared machine gives changes from minute to minute: figures are compared within their round.
 
-Figures are compared round by round, so a part that runs out of time ends after a whole round.
+    Bench.measure(comparisons) -> Results -> Row (load.bench.table)
 """
 
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from load.bench.machine import wait_idle
-from load.bench.progress import progress
+from load.bench.contender import Contender, Figures
+from load.bench.machine import is_idle
+from load.bench.table import Row
+from load.generate import Load
 
-Series = dict[str, list[float]]
+# Windows in which a contender is to settle, their longest in seconds, and the share by which two in a row may differ.
+WINDOWS, WINDOW_S, SETTLED = 8, 2.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One round.
+class Comparison:
+    """Contenders under one load; `name` replaces the load's own, and `length` is in measurements of the others."""
 
-    Attributes:
-        number: counts from 1 on.
-        most: number of rounds that are wanted.
-    """
-
-    number: int
-    most: int
+    load: Load
+    contenders: Sequence[Contender]
+    name: str = ""
+    length: float = 1.0
 
     def __str__(self) -> str:
-        return f"round {self.number}/{self.most}"
+        return self.name or str(self.load)
 
 
-@dataclass(frozen=True, slots=True)
-class Rounds:
-    """The rounds of one part; a benchmark may go through them more than once.
+class Results(dict[tuple[str, str], list[Figures]]):
+    """Figures of every round, by the names of a comparison and a contender."""
+
+    def row(self, what: str, comparison: object, ours: str, theirs: str, figure: str = "per_s") -> Row:
+        """Compare two contenders, named `ours` and `theirs`, by a field of Figures."""
+        values = [[float(getattr(each, figure)) for each in self[str(comparison), name]] for name in (ours, theirs)]
+        return Row(what, values[0], theirs, values[1])
+
+
+@dataclass(slots=True)
+class Bench:
+    """How one part is measured.
 
     Attributes:
-        most: number of rounds that are wanted; the first one is always made.
-        ends_s: when the part is to be over, in seconds of `clock`.
-        clock: tells the time in seconds; a test brings its own.
+        work: an empty folder of its own.
+        classifier: the example that classifies images.
+        rounds: how often everything is measured; at least once.
+        seconds: length of a measurement.
+        ends_s: when the part is to be over, by `clock`: no round begins that would end later.
+        remarks: what is to be said below the table -> how often.
+        clock: the time in seconds; a test has its own.
     """
 
-    most: int
+    work: Path
+    classifier: str = "resnet-152"
+    rounds: int = 3
+    seconds: float = 5.0
     ends_s: float = float("inf")
+    remarks: Counter[str] = field(default_factory=Counter)
     clock: Callable[[], float] = time.monotonic
 
-    @classmethod
-    def within(cls, most: int, time_s: float) -> "Rounds":
-        """Begin a part now that is to be over in `time_s` seconds."""
-        return cls(most, time.monotonic() + time_s)
-
-    def __iter__(self) -> Iterator[Round]:
-        """Yield rounds, but none that would end too late if it took as long as the longest before it."""
+    def __iter__(self) -> Iterator[int]:
+        """Yield the numbers of the rounds, from 1 on, as far as the time allows."""
         longest_s = 0.0
-        for number in range(1, self.most + 1):
+        for number in range(1, self.rounds + 1):
             started_s = self.clock()
             if number > 1 and started_s + longest_s > self.ends_s:
-                progress(f"no time for more than {number - 1} of {self.most} rounds; --minutes gives more")
+                self.remark(f"no time for more than {number - 1} of {self.rounds} rounds; --minutes gives more")
                 return
-            yield Round(number, self.most)
+            yield number
             longest_s = max(longest_s, self.clock() - started_s)
 
+    def measure(self, comparisons: Sequence[Comparison]) -> Results:
+        """Measure every comparison in every round."""
+        results = Results()
+        for number in self:
+            for comparison in comparisons:
+                self.compare(number, comparison, results)
+        return results
 
-def measure_in_turn(rounds: Rounds, what: str, figures: Mapping[str, Callable[[], float]], kept: Series) -> None:
-    """Measure every figure once a round, each as soon as the machine is idle.
+    def compare(self, number: int, comparison: Comparison, results: Results) -> None:
+        """Measure the contenders of one comparison once; which one is first changes with the number of the round."""
+        first = (number - 1) % len(comparison.contenders)
+        for contender in [*comparison.contenders[first:], *comparison.contenders[:first]]:
+            if not is_idle(2 * self.seconds):
+                self.remark("a measurement began while something else took more than a tenth of the machine")
+            figures = contender.run(comparison.load, comparison.length * self.seconds, self.seconds / 4)
+            label = f"round {number}, {comparison}, {contender.name}"
+            progress(f"{label}: {figures.per_s:.1f}/s, p50 {figures.p50_ms:.1f} ms, p99 {figures.p99_ms:.1f} ms")
+            for doubt in figures.doubts:
+                self.remark(f"{label}: {doubt}")
+            results.setdefault((str(comparison), contender.name), []).append(figures)
 
-    Args:
-        rounds: how often everything is measured.
-        what: name of the part, for lines of progress.
-        figures: name -> one measurement, which returns inputs per second.
-        kept: name -> the values so far, in inputs per second; each figure's list grows by one value a round.
-    """
-    for each in rounds:
-        for name, measure in figures.items():
-            wait_idle()
-            per_s = measure()
-            progress(f"{each}, {what}, {name}: {per_s:.1f}/s")
-            kept[name].append(per_s)
+    def settle(self, contenders: Sequence[Contender], load: Load) -> None:
+        """Put each under load until its rate no longer changes: compilers, caches, batch sizes that are learned."""
+        for contender in contenders:
+            before, per_s = 0.0, 0.0
+            for _ in range(WINDOWS):
+                before, per_s = per_s, contender.run(load, min(WINDOW_S, self.seconds), 0.0).per_s
+                if abs(per_s - before) <= SETTLED * per_s:
+                    break
+            progress(f"{contender.name} settled at {per_s:.1f}/s")
+
+    def remark(self, line: str) -> None:
+        """Keep a line for below the table, and print it now."""
+        self.remarks[line] += 1
+        progress(line)
+
+
+def progress(line: str) -> None:
+    """Print a line on stderr, beside the table on stdout."""
+    print(f"bench: {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Send to stderr what others print meanwhile."""
+    with redirect_stdout(sys.stderr):
+        yield

@@ -1,7 +1,6 @@
-"""Serves an ONNX file with LitServe: the Python is that of .extras/peers, the settings are load.bench.onnx_session.
+"""Serves an ONNX file with LitServe, in .extras/peers: `python -m load.bench.serve_litserve PORT`.
 
-python -m load.bench.serve_litserve PORT
-    -> POST /predict, one row of raw float32 -> batches of its worker process -> onnxruntime -> one row of raw float32
+Bodies are raw float32; requests reach its worker over its faster queue, ZeroMQ.
 """
 
 import sys
@@ -11,7 +10,7 @@ import litserve
 import numpy as np
 from fastapi import Body, Response
 
-from load.bench.onnx_session import MOST_S, Given, Session
+from load.bench.onnx_model import MOST_S, Given
 
 # What FastAPI hands over as it came: a body that is no JSON.
 RawBody = Annotated[bytes, Body(media_type="application/octet-stream")]
@@ -24,28 +23,16 @@ class Network(litserve.LitAPI):  # type: ignore[misc]
     """The model, in LitServe's worker process."""
 
     def setup(self, device: str) -> None:  # noqa: ARG002
-        """Load it."""
         self._given = Given.from_environment()
-        self._session = Session(self._given)
+        self._run = self._given.session()
 
     def decode_request(self, request: RawBody) -> Any:
-        """Read one row."""
         return np.frombuffer(request, np.float32).reshape(self._given.shape)
 
-    def batch(self, inputs: list[Any]) -> Any:
-        """Stack rows."""
-        return np.stack(inputs)
-
     def predict(self, rows: Any) -> Any:
-        """Run a batch."""
-        return self._session.run(rows)
-
-    def unbatch(self, output: Any) -> list[Any]:
-        """Take rows apart."""
-        return list(output)
+        return self._run(rows)
 
     def encode_response(self, output: Any) -> Response:
-        """Write one row."""
         return Response(output.tobytes(), media_type="application/octet-stream")
 
 
@@ -53,17 +40,9 @@ def main(port: int) -> None:
     """Serve until a signal ends it."""
     given = Given.from_environment()
     api = Network(max_batch_size=given.batch_size, batch_timeout=BATCH_TIMEOUT_S)
-    server = litserve.LitServer(
-        api, accelerator="cpu", devices=1, workers_per_device=1, timeout=MOST_S, fast_queue=True
-    )
-    server.run(
-        host="127.0.0.1",
-        port=port,
-        num_api_servers=given.processes,
-        log_level="error",
-        access_log=False,
-        generate_client_file=False,
-    )
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=MOST_S, fast_queue=True)
+    quiet = {"log_level": "error", "access_log": False, "generate_client_file": False}
+    server.run(host="127.0.0.1", port=port, num_api_servers=given.processes, **quiet)
 
 
 if __name__ == "__main__":

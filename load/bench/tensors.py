@@ -1,236 +1,157 @@
-"""Measures models of one's own: the same ONNX file behind ours, BentoML and LitServe, and what the identity costs.
+"""Models of one's own: the same ONNX file behind ours, BentoML and LitServe; `peers` adds PyTriton.
 
-    load.bench.networks: a small network, and one fitted to 20 ms a row -> ONNX files
-        -> one TorchServe with both, classic and adaptive; BentoML and LitServe in .extras/peers, one each a network
-    for each round, each network: 1, 16, 64 clients, and Poisson arrivals at 70 % of the best throughput with 64
-    load.bench.identity: the worker's processor time beside the model
+    a small network for digits, and ResNet-50 on small pictures -> ONNX files
+        -> one TorchServe with both; each peer in an environment of its own, with as many processes as serve it best
 
-Ours are archives of `handler: tensors` without any configuration but the mode: OpenVINO in fp32 on every core,
-`max_batch_delay=1`. Classic mode stands under `ours` and is what is compared; adaptive mode stands beside. Bodies are
-.npy files of one row, and so are the answers: raw float32 after 128 bytes that say its shape. What the others are given
-stands in load.bench.onnx_peers. Every contender has the same largest batch, as many threads as there are cores,
-kept-alive connections and no access log; each answer is held against onnxruntime's before anything is measured. All
-share the cores with the load generator.
+Ours are archives of `handler: tensors` without any configuration: classic mode, OpenVINO in fp32, delay 1 ms. All have
+the same largest batch, as many threads as there are cores, the cheapest bodies that they take, kept-alive connections
+and no access log. Answers are held against torch's before anything is measured.
 """
 
-import math
+import io
+import json
 import os
-import tempfile
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from load.bench import identity, networks, onnx_peers, table, tensor_server
-from load.bench.contenders import Contender
-from load.bench.machine import Processor, versions
-from load.bench.networks import DEEP, SMALL, Network
-from load.bench.onnx_peers import Peer
-from load.bench.onnx_session import Given, Session
-from load.bench.progress import progress
-from load.bench.rounds import Round, Rounds, Series
-from load.bench.standings import Standing, columns
-from load.bench.table import Bound
-from load.bench.tensor_server import ADAPTIVE, OURS
-from load.generate.attack import Load
-from load.generate.closed_loop import ClosedLoop
-from load.generate.open_loop import OpenLoop
-from load.generate.pacers import Poisson
-from load.measure.summary import Summary
+from deploy.archive import Recipe
+from deploy.models import model
+from deploy.sandbox import started
+from load.bench import peer_process
+from load.bench.archives import CPU_ONLY
+from load.bench.contender import Served, registered
+from load.bench.onnx_model import INPUT, OUTPUT, Given
+from load.bench.peer_process import BENTOML, LITSERVE, PYTRITON, Peer
+from load.bench.rounds import Bench, Comparison, progress, quietly
+from load.bench.table import Row
+from load.generate import ClosedLoop
+from load.inputs import Inputs
+from load.results import Verdict
 
-OTHERS = tuple(peer.name for peer in onnx_peers.PEERS)
-CONTENDERS = (*OTHERS, OURS, ADAPTIVE)
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """Says how everything is measured."""
-
-    # Clients: alone, a part of a batch, and as many as keep every queue full.
-    clients: tuple[int, ...] = (1, 16, 64)
-    # Share of the best throughput with the most clients, at which requests arrive by chance.
-    poisson_share: float = 0.7
-    # Rows that are sent in turn.
-    rows: int = 64
-    # Longest measurement, and longest of the identity's, s; minutes of the whole part.
-    most_s: float = 4.0
-    identity_s: float = 2.0
-    most_minutes: float = 11.5
-    # Length of the measurements that a peer's number of processes is chosen by, s.
-    choice_s: float = 2.0
-
-
-TUNING = Tuning()
-MOST_CLIENTS = max(TUNING.clients)
-# This deployment is held to these bounds: first with the most clients and under Poisson arrivals, near it elsewhere.
-FIRST_PER_S, NEAR_PER_S = Bound(1.0, is_minimum=True), Bound(0.9, is_minimum=True)
-FIRST_MS, NEAR_MS = Bound(1.0, is_minimum=False), Bound(1.1, is_minimum=False)
-# (network, load, quantity) -> contender -> a value a round
-Measured = dict[tuple[str, str, str], Series]
+OURS, NPY = "ours", "application/x-npy"
+# Rows that are sent in turn; numbers that each is answered with.
+ROWS, SCORES = 64, 10
+# Largest difference of a number that another runtime is allowed, as a share of the largest number.
+TOLERANCE = 1e-3
+# Seconds of the measurements that a peer's number of processes is chosen by.
+CHOICE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
-    """Everything measured under load.
+class Network:
+    """A network with random weights, since what is measured is its time."""
 
-    Attributes:
-        measured: a value a round of every quantity.
-        remarks: a line for each measurement that is not to be trusted.
-    """
-
-    measured: Measured = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
-    remarks: list[str] = field(default_factory=list)
+    name: str
+    given: Given
+    rows: Any  # (ROWS, *shape) float32
+    expected: Any  # torch's scores, (ROWS, SCORES) float32
 
 
-PER_S, P99_MS = "rows/s", "p99 in ms"
-POISSON = "Poisson"
+def exported(work: Path) -> list[Network]:
+    """Write the ONNX files: a network of 0.1 ms a row, and one of some 10 ms."""
+    import torch  # noqa: PLC0415 - seconds, and only here
+    from torch import nn  # noqa: PLC0415
+    from torchvision.models import resnet50  # noqa: PLC0415
 
-
-def run(*, rounds: Rounds, duration_s: float, is_markdown: bool) -> str:
-    """Measure, and say what came out; arguments and errors are those of load.bench.resnet."""
-    ends_s = min(rounds.ends_s, rounds.clock() + 60 * TUNING.most_minutes)
-    duration_s = min(duration_s, TUNING.most_s)
-    results = Results()
-    costs = identity.new_series()
-    programs = onnx_peers.environment()
-    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
-        work = Path(folder)
-        cores = len(os.sched_getaffinity(0))
-        both, single_ms = _networks(work, cores)
-        server = stack.enter_context(tensor_server.serving(work, both))
-        contenders: dict[str, list[Contender]] = {}
-        for network in both:
-            given = Given(str(network.path), network.shape, network.batch_size, cores)
-            others = [stack.enter_context(_other(peer, given, network, programs)) for peer in onnx_peers.PEERS]
-            contenders[network.name] = [*others, *tensor_server.contenders(server, network, TUNING.rows)]
-            expected = Session(given).run(network.rows(1))
-            for contender in contenders[network.name]:
-                contender.check(expected)
-        made = 0
-        for each in replace(rounds, ends_s=ends_s):
-            made += 1
-            for network in both:
-                _measure(network.name, contenders[network.name], each, duration_s, results)
-            identity.measure(server, each, min(duration_s, TUNING.identity_s), costs)
-    sizes = f"batches of {' and '.join(str(network.batch_size) for network in both)} at most"
-    return "\n".join(
-        [
-            f"Tensors in, tensors out, on {Processor.here()}; {versions('openvino', 'onnxruntime', 'torchserve')}; "
-            f"{SMALL}: 1x28x28, {DEEP}: 3x32x32, {single_ms:.1f} ms a row with onnxruntime; {sizes}; "
-            f"interleaved rounds: {made}, of {duration_s:g} s each; median (min..max)",
-            "",
-            table.render_cells(
-                columns(CONTENDERS),
-                [row.cells(CONTENDERS) for row in standings(results.measured)],
-                is_markdown=is_markdown,
-            ),
-            "",
-            "The identity, ours against a bare BaseHandler (under `stock`)",
-            "",
-            table.render(identity.table(costs), is_markdown=is_markdown),
-            *results.remarks,
-        ]
+    torch.manual_seed(0)
+    small = nn.Sequential(
+        nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * 13 * 13, SCORES)
     )
+    deep = resnet50(num_classes=SCORES)
+    found = []
+    for name, network, shape, size in (("small", small, (1, 28, 28), 64), ("deep", deep, (3, 64, 64), 16)):
+        network.eval()
+        rows, path = torch.randn(ROWS, *shape), work / f"{name}.onnx"
+        with quietly():
+            options: Any = {"input_names": [INPUT], "output_names": [OUTPUT], "external_data": False}
+            torch.onnx.export(network, (rows[:2],), path, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), **options)
+        with torch.inference_mode():
+            expected = network(rows).numpy()
+        given = Given(str(path), shape, SCORES, size, len(os.sched_getaffinity(0)))
+        found.append(Network(name, given, rows.numpy(), expected))
+    return found
 
 
-def standings(measured: Measured) -> list[Standing]:
-    """Make the rows of what was measured under load; a quantity that was not measured has none."""
-    rows = []
-    for network in (SMALL, DEEP):
-        for load in (*map(name_of, TUNING.clients), POISSON):
-            is_held_first = load in (name_of(MOST_CLIENTS), POISSON)
-            for quantity in (PER_S, P99_MS):
-                values = measured.get((network, load, quantity))
-                if values is None:
-                    continue
-                is_rate = quantity == PER_S
-                near, first = (NEAR_PER_S, FIRST_PER_S) if is_rate else (NEAR_MS, FIRST_MS)
-                rows.append(
-                    Standing(
-                        f"{network}, {load}, {quantity}",
-                        values,
-                        OURS,
-                        OTHERS,
-                        is_more_better=is_rate,
-                        bound=first if is_held_first else near,
-                        digits=0 if is_rate else 1,
-                    )
-                )
-    return rows
-
-
-def p99_ms(summary: Summary) -> float:
-    """Return the 99th percentile of the latencies in ms, for which a request without a good answer takes forever.
-
-    Latencies are those of good answers alone: a server that refuses what it has no room for would be the faster for it.
-    """
-    has_failed = summary.requests - summary.completed > 0.01 * summary.requests
-    return math.inf if has_failed else summary.latency_ms(99)
-
-
-def name_of(clients: int) -> str:
-    """Name a load of so many clients."""
-    return str(ClosedLoop(clients))
-
-
-def _networks(work: Path, threads: int) -> tuple[Sequence[Network], float]:
-    """Write both networks, the deep one fitted to this processor; return its time for one row in ms, too."""
-
-    def single_ms(network: Network) -> float:
-        session, row = Session(Given(str(network.path), network.shape, 1, threads)), network.rows(1)
-        return networks.milliseconds(lambda: session.run(row))
-
-    tried = networks.deep(work / "tried.onnx", networks.TUNING.tried_units)
-    deep = networks.deep(work / f"{DEEP}.onnx", networks.units_for(single_ms(tried)))
-    took_ms = single_ms(deep)
-    progress(f"{DEEP}: {took_ms:.1f} ms a row, {deep.path.stat().st_size / 1e6:.0f} MB")
-    return [networks.small(work / f"{SMALL}.onnx"), deep], took_ms
+def npy(row: Any) -> bytes:
+    """Write a row as a .npy file with the batch dimension: 128 bytes that say its shape, and raw numbers."""
+    file = io.BytesIO()
+    np.save(file, row[None])
+    return file.getvalue()
 
 
 @contextmanager
-def _other(peer: Peer, given: Given, network: Network, programs: Path) -> Iterator[Contender]:
-    """Start a peer with as many processes as it is fastest with."""
-    bodies = [row.tobytes() for row in network.rows(TUNING.rows)]
+def ours(work: Path, networks: Sequence[Network]) -> Iterator[list[Served]]:
+    """Serve every network with one TorchServe."""
+    listed = work / "models.yaml"
+    entries = {each.name: {"handler": "tensors", "version": "1", "weights": f"{each.name}.onnx"} for each in networks}
+    listed.write_text(json.dumps(entries), encoding="utf-8")  # JSON is YAML
+    with quietly():
+        for name in entries:
+            Recipe(model(name, listed), export_path=work / "store").build()
+    with started(work / "store", extra=CPU_ONLY) as server:
+        served = [
+            registered(server, f"{each.name}.mar", OURS, Inputs.of(map(npy, each.rows), NPY), each.given.batch_size)
+            for each in networks
+        ]
+        yield [replace(each, headers={"Accept": NPY}) for each in served]
 
-    def contender(running: onnx_peers.Running) -> Contender:
-        return Contender(peer.name, running.url, bodies, lambda body: np.frombuffer(body, np.float32), running=running)
+
+@contextmanager
+def theirs(peer: Peer, network: Network) -> Iterator[Served]:
+    """Serve a network with a peer, with one process or one for each core, whichever is faster with 64 clients."""
+    inputs = Inputs.of(map(peer.body, network.rows))
+
+    @contextmanager
+    def served(processes: int) -> Iterator[Served]:
+        with peer_process.started(peer, replace(network.given, processes=processes)) as process:
+            yield Served(peer.name, process.url, inputs, headers=peer.headers, process=process)
 
     per_s = {}
-    for processes in {1, given.threads}:
-        with onnx_peers.started(peer, replace(given, processes=processes), programs, bodies[0]) as running:
-            summary = contender(running).run(ClosedLoop(MOST_CLIENTS), TUNING.choice_s)
-        per_s[processes] = summary.throughput_per_s
-        progress(f"{network.name}, {peer.name} of {processes} processes: {per_s[processes]:.0f} rows/s")
-    best = max(per_s, key=lambda processes: per_s[processes])
-    with onnx_peers.started(peer, replace(given, processes=best), programs, bodies[0]) as running:
-        running.pause()
-        yield contender(running)
+    for processes in {1, network.given.threads}:
+        with served(processes) as contender:
+            per_s[processes] = contender.run(ClosedLoop(64), CHOICE_S, CHOICE_S).per_s
+        progress(f"{network.name}: {peer.name} of {processes} processes: {per_s[processes]:.0f} rows/s")
+    with served(max(per_s, key=lambda processes: per_s[processes])) as contender:
+        yield contender
 
 
-def _measure(network: str, contenders: Sequence[Contender], each: Round, duration_s: float, results: Results) -> None:
-    """Measure one network once: every load, every contender, the first of them another one in each round."""
-    at = each.number % len(contenders)
-    turn = [*contenders[at:], *contenders[:at]]
-    loads: list[tuple[str, Load]] = [(name_of(clients), ClosedLoop(clients)) for clients in TUNING.clients]
+def verdict(expected: Any, number: int, body: bytes) -> Verdict:
+    """Hold an answer, which ends with the scores, against torch's, (ROWS, SCORES)."""
+    values = np.frombuffer(body[-4 * SCORES :], np.float32)
+    is_right = values.size == SCORES and np.allclose(values, expected[number], 0, TOLERANCE * np.abs(expected).max())
+    return Verdict.RIGHT if is_right else Verdict.WRONG
 
-    def take(name: str, load: Load, quantities: Sequence[str]) -> None:
-        for contender in turn:
-            # Adaptive mode is shown where it is loaded.
-            if contender.name == ADAPTIVE and name not in (name_of(MOST_CLIENTS), POISSON):
-                continue
-            summary = contender.run(load, duration_s)
-            values = {PER_S: summary.throughput_per_s, P99_MS: p99_ms(summary)}
-            label = f"{each}, {network}, {name}, {contender.name}"
-            progress(f"{label}: {values[PER_S]:.0f} rows/s, p99 {values[P99_MS]:.1f} ms")
-            for quantity in quantities:
-                results.measured[network, name, quantity][contender.name].append(values[quantity])
-            if summary.failures or summary.invalid_reasons:
-                results.remarks.append(f"{label}: failed {summary.failures}; {'; '.join(summary.invalid_reasons)}")
 
-    for name, load in loads:
-        take(name, load, (PER_S, P99_MS))
-    best_per_s = max(values[-1] for values in results.measured[network, name_of(MOST_CLIENTS), PER_S].values())
-    take(POISSON, OpenLoop(Poisson(TUNING.poisson_share * best_per_s, seed=each.number)), (P99_MS,))
+def compared(bench: Bench, peers: Sequence[Peer], clients: Sequence[int]) -> Iterator[Row]:
+    """Measure both networks behind ours and the peers; the most clients are the last."""
+    networks, comparisons = exported(bench.work), list[Comparison]()
+    with ExitStack() as stack:
+        for network, served in zip(networks, stack.enter_context(ours(bench.work, networks)), strict=True):
+            contenders = [served, *(stack.enter_context(theirs(peer, network)) for peer in peers)]
+            for contender in contenders:
+                replace(contender, check=partial(verdict, network.expected)).run(ClosedLoop(1), 0.5, 0.0)
+            bench.settle(contenders, ClosedLoop(clients[-1]))
+            loads = map(ClosedLoop, clients)
+            comparisons += [Comparison(load, contenders, f"tensors, {network.name}, {load}") for load in loads]
+        results = bench.measure(comparisons)
+    for comparison in comparisons:
+        for peer in peers:
+            yield results.row(f"{comparison}, rows/s", comparison, OURS, peer.name)
+            if comparison.load == ClosedLoop(clients[-1]):
+                yield results.row(f"{comparison}, p99 in ms", comparison, OURS, peer.name, "p99_ms")
+
+
+def rows(bench: Bench) -> Iterator[Row]:
+    """Measure 16 and 64 clients against BentoML and LitServe."""
+    yield from compared(bench, (BENTOML, LITSERVE), (16, 64))
+
+
+def all_peers(bench: Bench) -> Iterator[Row]:
+    """Measure 1, 16 and 64 clients against BentoML, LitServe and PyTriton."""
+    yield from compared(bench, (BENTOML, LITSERVE, PYTRITON), (1, 16, 64))

@@ -12,15 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from load.generate.attack import Attack
-from load.generate.closed_loop import ClosedLoop
-from load.generate.inputs import Inputs
-from load.generate.open_loop import OpenLoop
-from load.generate.pacers import Poisson
-from load.generate.target import Target
-from load.generate.windows import Duration
-from load.measure.recording import Recording
-from load.measure.summary import Summary
+from load.generate import Attack, ClosedLoop, OpenLoop, Target
+from load.inputs import Inputs
+from load.results import Recording, Summary
+from load.schedules import Poisson
 
 # Seconds of load before and after what happens.
 AROUND_S = 1.0
@@ -28,27 +23,20 @@ AROUND_S = 1.0
 
 def capacity_per_s(url: str, inputs: Inputs, clients: int = 16, duration_s: float = 3.0) -> float:
     """Measure what is answered when clients always wait."""
-    summary = Attack(Target(url), inputs, ClosedLoop(clients), Duration(duration_s), warm_up_s=1.0).run()
+    summary = Attack(Target(url), inputs, ClosedLoop(clients), duration_s, warm_up_s=1.0).run()
     assert not summary.failures
     return summary.throughput_per_s
 
 
-@dataclass(frozen=True)
-class _While:
-    """A window that is open while something happens in a thread."""
-
-    meanwhile: Callable[[], None]
-
-    async def passes(self, recording: Recording) -> None:
-        """See load.generate.windows.Until."""
-        await asyncio.sleep(AROUND_S)
-        await asyncio.to_thread(self.meanwhile)
-        await asyncio.sleep(AROUND_S)
-
-
 def under_load(url: str, inputs: Inputs, rate_per_s: float, meanwhile: Callable[[], None]) -> Summary:
     """Send at a rate for as long as something takes; every request of that time is in the summary."""
-    return Attack(Target(url), inputs, OpenLoop(Poisson(rate_per_s, seed=1)), _While(meanwhile)).run()
+
+    async def until(_recording: Recording) -> None:
+        await asyncio.sleep(AROUND_S)
+        await asyncio.to_thread(meanwhile)
+        await asyncio.sleep(AROUND_S)
+
+    return Attack(Target(url), inputs, OpenLoop(Poisson(rate_per_s, seed=1)), until=until).run()
 
 
 def all_answered(summary: Summary) -> bool:

@@ -19,7 +19,7 @@ import requests
 
 from deploy.gateway import sandbox
 from deploy.sandbox import free_ports
-from load.generate.inputs import Inputs
+from load.inputs import Inputs
 from tests.e2e.conftest import MOBILENET
 from tests.e2e.loads import all_answered, capacity_per_s, under_load
 from tests.nightly.containers import HOST, Hosts, Pod

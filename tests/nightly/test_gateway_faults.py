@@ -26,11 +26,8 @@ from deploy.nodes.local import Layout, Local, locals_of
 from deploy.nodes.running import end_node, run_node
 from deploy.sandbox import Ports, config_for
 from deploy.waits import Waits
-from load.generate.attack import Attack
-from load.generate.closed_loop import ClosedLoop
-from load.generate.inputs import Inputs
-from load.generate.target import Target
-from load.generate.windows import Duration
+from load.generate import Attack, ClosedLoop, Target
+from load.inputs import Inputs
 from tests.e2e.conftest import MOBILENET
 from tests.e2e.loads import all_answered, capacity_per_s, slow_clients, under_load
 from tests.nightly.namespaces import namespace
@@ -195,7 +192,7 @@ def test_rolling_restart_at_60_percent_load_leaves_no_request_without_an_answer(
 
 
 def p99_ms(fleet: Fleet) -> float:
-    summary = Attack(Target(fleet.url), INPUTS, ClosedLoop(4), Duration(3), warm_up_s=0.5).run()
+    summary = Attack(Target(fleet.url), INPUTS, ClosedLoop(4), 3, warm_up_s=0.5).run()
     assert all_answered(summary), (summary.statuses, summary.errors)
     return summary.latency_ms(99)
 

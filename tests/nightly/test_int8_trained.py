@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -20,12 +21,14 @@ from deploy.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.precision import int8
 from deploy.precision.wanted import Wanted
-from handlers.archive_files import proofs
+from handlers.archive_files import CONFIG, GRAPH, proofs
+from handlers.config import parse
+from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig
 from handlers.probabilities import softmax
 from handlers.vision.config import ImageClassificationConfig
+from handlers.vision.images import Geometry, decode_image
 from handlers.vision.pixel_classifier import PixelClassifier
-from load.bench.in_process import Loop
 from tests import held_out, resnet18, trained
 from tests.exports import shared
 from tests.nearness import of_classes
@@ -115,8 +118,11 @@ def test_archive_in_int8_is_as_near_to_torch_in_fp32_as_it_printed(
     assert proof.holds
     assert (f"{proof.agreement:.4f}", proof.samples, f"{proof.largest_change:.4f}") == (agreement, 100, change)
     bodies = [path.read_bytes() for path in sorted(inputs[1].iterdir())]
-    loop = Loop(folder, bodies)
-    near = of_classes(exact(name, loop.decoded(bodies)), softmax(loop.logits("int8", bodies, 16)))
+    config = parse(ImageClassificationConfig, yaml.safe_load((folder / CONFIG).read_text())["handler"])
+    geometry = Geometry(config.resize_size, config.crop_size, config.max_pixels, config.scaled_decode)
+    pixels = np.stack([decode_image(body, geometry) for body in bodies])
+    logits = OpenVinoEngine(folder / GRAPH, precision="int8").run({"pixels": pixels})["logits"]
+    near = of_classes(exact(name, pixels), softmax(logits))
     # OpenVINO's fp32 and torch's differ by rounding: one crop may be as near a tie as that.
     assert near.mean == pytest.approx(float(agreement), abs=0.015)
     assert near.worst == pytest.approx(float(change), abs=0.005)

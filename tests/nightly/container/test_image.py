@@ -19,7 +19,7 @@ import requests
 
 from deploy.lock import blocks
 from deploy.models import ROOT
-from load.generate.inputs import Inputs
+from load.inputs import Inputs
 from tests.e2e.loads import all_answered, under_load
 from tests.nightly.container import built
 from tests.nightly.container.built import TAG, Image, Store

@@ -1,0 +1,123 @@
+"""Loops without a server: the same decoding and engine, or what a common handler does. Each returns its step.
+
+images        decodes and classifies a micro-batch
+texts         way `padded`: tokenises each text alone, pads it to 256 and runs torch in fp32, as TorchServe's common
+              transformers handler does; `sorted`: our engine on texts that are all known beforehand and sorted by
+              length, which no server could do better
+translation   transformers' generate() for each text by itself
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+import yaml
+
+from handlers.archive_files import CHECKPOINT, GRAPH
+from handlers.config import parse
+from handlers.engines import available_threads
+from handlers.engines.openvino import OpenVinoEngine
+from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
+from handlers.text.encoders import load_encoder, token_limit
+from handlers.text.inputs import padded, rounded_length
+from handlers.vision.config import ImageClassificationConfig
+from handlers.vision.images import Geometry, decode_image
+from load.bench import samples
+
+# (way, batch_size) -> number of items, having done some of the work.
+Step = Callable[[str, int], int]
+
+# Tokens that the common transformers handler pads to: MiniLM's own limit. Tokens of a translation: more than any needs.
+PADDED_LENGTH, MAX_NEW_TOKENS = 256, 256
+
+
+def images(folder: Path) -> Step:
+    """Load an archive of image_classification, unpacked."""
+    settings = yaml.safe_load((folder / "model-config.yaml").read_text(encoding="utf-8"))
+    config = parse(ImageClassificationConfig, settings.get("handler"))
+    geometry = Geometry(config.resize_size, config.crop_size, config.max_pixels, config.scaled_decode)
+    decode = partial(decode_image, geometry=geometry)
+    engine = OpenVinoEngine(folder / GRAPH, threads=config.threads, precision=config.precision)
+    pool, bodies = ThreadPoolExecutor(available_threads(config.decode_threads)), cycle(samples.photographs())
+
+    def step(_: str, batch_size: int) -> int:
+        batch = list(islice(bodies, batch_size))
+        # A micro-batch of one gains nothing from another thread; the handler has it so too.
+        squares = pool.map(decode, batch) if batch_size > 1 else map(decode, batch)
+        engine.run({"pixels": np.stack(list(squares))})
+        return batch_size
+
+    return step
+
+
+def texts(folder: Path) -> Step:
+    """Load an archive of sentence_embedding, unpacked."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / CHECKPOINT)
+    limit = token_limit(folder / CHECKPOINT) or PADDED_LENGTH
+    network = load_encoder(SentenceEmbeddingHandler.head, folder / CHECKPOINT)
+    engine, endless = OpenVinoEngine(folder / GRAPH), cycle(samples.texts())
+
+    def padded_step(batch_size: int) -> int:
+        options = {"padding": "max_length", "truncation": True, "max_length": PADDED_LENGTH, "return_tensors": "pt"}
+        encodings = [tokenizer(text, **options) for text in islice(endless, batch_size)]
+        with torch.inference_mode():
+            network(**{name: torch.cat([each[name] for each in encodings]) for name in network.input_names})
+        return batch_size
+
+    def sorted_step(batch_size: int) -> int:
+        """Embed all texts, so that short and long ones count alike; tokenising is part of it, however early."""
+        rows = sorted(tokenizer(list(samples.texts()), truncation=True, max_length=limit)["input_ids"], key=len)
+        for start in range(0, len(rows), batch_size):
+            batch = rows[start : start + batch_size]
+            length = rounded_length(len(batch[-1]), limit)
+            ids = padded(batch, length, tokenizer.pad_token_id)
+            mask = (np.arange(length) < np.array([[len(row)] for row in batch])).astype(np.int64)
+            arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+            engine.run({name: arrays[name] for name in engine.input_names})
+        return len(rows)
+
+    return lambda way, batch_size: padded_step(batch_size) if way == "padded" else sorted_step(batch_size)
+
+
+def translation(folder: Path) -> Step:
+    """Load a Marian checkpoint."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    network = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
+    # As many as have every length once: a part of them would be another mix.
+    some = samples.paragraphs(len(samples.LENGTHS))
+    options: dict[str, Any] = {"num_beams": 1, "do_sample": False, "max_length": None, "max_new_tokens": MAX_NEW_TOKENS}
+
+    def step(*_: object) -> int:
+        for text in some:
+            with torch.inference_mode():
+                ids = network.generate(**tokenizer(text, return_tensors="pt"), **options)
+            tokenizer.decode(ids[0], skip_special_tokens=True)
+        return len(some)
+
+    return step
+
+
+LOOPS: dict[str, Callable[[Path], Step]] = {"images": images, "texts": texts, "translation": translation}
+
+
+def repeated(step: Callable[[], int], duration_s: float, warm_up_s: float) -> tuple[float, float, float]:
+    """Repeat a step, twice at least, after a warm-up; return items per second, and the step's p50 and p99 in ms."""
+    torch.set_num_threads(available_threads(0))
+    opens_s = time.perf_counter() + warm_up_s
+    while time.perf_counter() < opens_s:
+        step()
+    items, times_s = 0, list[float]()
+    while sum(times_s) < duration_s or len(times_s) < 2:
+        started_s = time.perf_counter()
+        items += step()
+        times_s.append(time.perf_counter() - started_s)
+    percentiles = quantiles(times_s, n=100, method="inclusive")
+    return items / sum(times_s), 1e3 * percentiles[49], 1e3 * percentiles[98]

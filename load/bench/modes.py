@@ -1,0 +1,78 @@
+"""Both modes of ours against each other: what the choice of a default rests on.
+
+    one archive -> classic, at its best batch_size, and adaptive, without a target and so without refusals for time
+        -> closed loops, and Poisson arrivals at shares of what classic mode has just held with 64 clients
+
+Both have the same weights and engine; only model-config.yaml differs.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from deploy.sandbox import started
+from load.bench import archives, samples
+from load.bench.archives import ADAPTIVE, CLASSIC, CPU_ONLY, WINDOW
+from load.bench.contender import registered
+from load.bench.rounds import Bench, Comparison, Results
+from load.bench.table import Row
+from load.bench.texts import EMBEDDING
+from load.generate import ClosedLoop, OpenLoop
+from load.inputs import Inputs
+from load.schedules import Poisson
+
+MOST_CLIENTS = 64
+# Lengths of a measurement of Poisson arrivals: a percentile needs more requests than a rate does.
+POISSON_LENGTH = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is compared."""
+
+    name: str  # of examples/models.yaml
+    inputs: Inputs
+    batch_sizes: Sequence[int]  # those that classic mode is tried with
+    clients: Sequence[int]  # of the closed loops
+    shares: Sequence[float]  # of classic mode's throughput with 64 clients, at which requests arrive by chance
+
+
+def compared(bench: Bench, case: Case) -> Iterator[Row]:
+    """Measure one case."""
+    store = bench.work / case.name
+    built = archives.build(bench, case.name, store)
+    for mode in (CLASSIC, ADAPTIVE):
+        archives.variant(built, mode, mode)
+    full, results = ClosedLoop(MOST_CLIENTS), Results()
+    with started(store, extra=CPU_ONLY) as server:
+        classics = [registered(server, CLASSIC, CLASSIC, case.inputs, size) for size in case.batch_sizes]
+        adaptive = registered(server, ADAPTIVE, ADAPTIVE, case.inputs, WINDOW)
+        bench.settle([*classics, adaptive], full)
+        best = max(classics, key=lambda each: each.run(full, bench.seconds, 0.0).per_s if len(classics) > 1 else 0.0)
+        bench.remark(f"{case.name}: classic mode has batch_size {case.batch_sizes[classics.index(best)]}")
+        for number in bench:
+            for clients in map(ClosedLoop, case.clients):
+                bench.compare(number, Comparison(clients, [best, adaptive]), results)
+            capacity_per_s = best.run(full, bench.seconds, bench.seconds / 4).per_s
+            for share in case.shares:
+                arrivals = OpenLoop(Poisson(share * capacity_per_s, seed=number))
+                some = Comparison(arrivals, [best, adaptive], f"Poisson at {share:.0%}", POISSON_LENGTH)
+                bench.compare(number, some, results)
+    for load in map(ClosedLoop, case.clients):
+        yield results.row(f"{case.name}, {ADAPTIVE}, {load}, /s", load, ADAPTIVE, CLASSIC)
+    for share, figure in product(case.shares, ("p50", "p99")):
+        at = f"Poisson at {share:.0%}"
+        yield results.row(f"{case.name}, {ADAPTIVE}, {at}, {figure} in ms", at, ADAPTIVE, CLASSIC, f"{figure}_ms")
+
+
+def poisson(bench: Bench) -> Iterator[Row]:
+    """Measure Poisson arrivals at 30, 60 and 90 % of the capacity."""
+    yield from compared(bench, Case(bench.classifier, samples.images(), (16,), (), (0.3, 0.6, 0.9)))
+
+
+def default(bench: Bench) -> Iterator[Row]:
+    """Measure closed loops and Poisson arrivals, of images and of embeddings."""
+    loads = (1, 4, 16, 64), (0.1, 0.3, 0.5, 0.6, 0.9)
+    half = replace(bench, ends_s=(bench.clock() + bench.ends_s) / 2)
+    yield from compared(half, Case(bench.classifier, samples.images(), (8, 16, 32), *loads))
+    yield from compared(bench, Case(EMBEDDING, samples.singles(samples.texts()), (16, 32, 64), *loads))

@@ -1,0 +1,77 @@
+"""What is sent: photographs, texts of mixed length, and sentences; the same in every process."""
+
+import io
+import json
+import math
+import random
+from collections.abc import Sequence
+from functools import cache
+
+from PIL import Image, ImageOps
+
+from deploy.models import ROOT
+from load.inputs import Inputs
+
+# Pixels of a side and quality of a JPEG: a photograph on a web page, some 100 KB.
+SIDE, QUALITY = 720, 90
+PHOTOGRAPHS = ("resnet-152/cat.jpg", "mobilenet-v2/espresso.jpg")
+# Texts: four lists of 64. Mean number of words: one or two sentences. With this standard deviation of its logarithm one
+# text in a hundred has five times the median. The longest are what MiniLM's 256 tokens hold.
+TEXTS, MEAN_WORDS, SIGMA, MOST_WORDS = 256, 32, 0.7, 200
+# Sentences of a text for translation, short texts more often.
+LENGTHS = (1, 1, 2, 1, 3, 1, 2, 6)
+SENTENCES = ROOT / "examples" / "translation" / "samples.txt"
+
+
+@cache
+def photographs(side: int = SIDE) -> tuple[bytes, ...]:
+    """Make square JPEGs of the examples' photographs, and of their mirror images."""
+    bodies = []
+    for name in PHOTOGRAPHS:
+        with Image.open(ROOT / "examples" / name) as image:
+            square = ImageOps.fit(image.convert("RGB"), (side, side))
+        for each in (square, ImageOps.mirror(square)):
+            with io.BytesIO() as body:
+                each.save(body, "JPEG", quality=QUALITY)
+                bodies.append(body.getvalue())
+    return tuple(bodies)
+
+
+@cache
+def sentences() -> tuple[str, ...]:
+    """Read the sentences of an example."""
+    lines = SENTENCES.read_text(encoding="utf-8").splitlines()
+    return tuple(line for line in lines if not line.startswith("#"))
+
+
+@cache
+def texts() -> tuple[str, ...]:
+    """Make texts of words in no sensible order; an encoder takes as long for them as for others."""
+    chance, words = random.Random(0), " ".join(sentences()).split()
+    # A lognormal distribution has the mean exp(mu + sigma^2 / 2).
+    mu = math.log(MEAN_WORDS) - SIGMA**2 / 2
+    lengths = (min(MOST_WORDS, max(1, round(chance.lognormvariate(mu, SIGMA)))) for _ in range(TEXTS))
+    return tuple(" ".join(chance.choices(words, k=length)) for length in lengths)
+
+
+def paragraphs(count: int) -> list[str]:
+    """Make texts for translation, of one to six sentences."""
+    lengths = [LENGTHS[number % len(LENGTHS)] for number in range(count)]
+    every = sentences()
+    return [" ".join(every[(7 * number + at) % len(every)] for at in range(n)) for number, n in enumerate(lengths)]
+
+
+def images() -> Inputs:
+    """Make requests of one photograph each."""
+    return Inputs.of(photographs(), "image/jpeg")
+
+
+def singles(of: Sequence[str]) -> Inputs:
+    """Make requests of one text each."""
+    return Inputs.of([json.dumps({"text": text}).encode() for text in of], "application/json")
+
+
+def lists(of: Sequence[str], length: int) -> Inputs:
+    """Make requests of `length` texts each."""
+    parts = [of[start : start + length] for start in range(0, len(of), length)]
+    return Inputs.of([json.dumps({"instances": part}).encode() for part in parts], "application/json")

@@ -1,0 +1,295 @@
+"""Sends requests by a load and records what comes back, on one event loop of the caller's process.
+
+    Attack.run -> the load sends through a Sender -> warm -> the window opens -> closes -> the last answers -> Summary
+
+Latency counts from the scheduled time. A server that stalls for two seconds keeps everybody waiting who was due
+meanwhile: an open loop shows it, a closed loop would just send less (G. Tene: coordinated omission).
+"""
+
+import asyncio
+import gc
+import io
+import select
+import selectors
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+from yarl import URL
+
+from load.inputs import Inputs
+from load.results import FAULT, MAX_LAG_MS, NO_ANSWER, OK, Exchange, Recording, Summary, Verdict, summarise
+from load.schedules import Schedule
+
+T = TypeVar("T")
+# (number of the input, body of its answer) -> the judgement of the answer
+Check = Callable[[int, bytes], Verdict]
+# Returns when the window of a recording is to close; may add doubts, and put off the window's opening.
+Until = Callable[[Recording], Awaitable[None]]
+
+# Seconds until a request counts as unanswered: TorchServe's own default of responseTimeout.
+TIMEOUT_S = 120.0
+# Bytes from which on a body is written in pieces, as a file is: aiohttp warns of larger ones written in one go.
+LARGE_BODY_BYTES = 1 << 20
+# Bytes that are read at a time: a list of 64 embeddings, 250 KB of JSON, comes in one piece.
+READ_BUFFER_BYTES = 1 << 18
+# Seconds that a client waits when it got no answer at all: a dead server is not worth a busy loop.
+PAUSE_AFTER_NO_ANSWER_S = 0.1
+# Requests in flight at once: each takes a descriptor here and in the server; most systems allow a process 1024.
+MAX_IN_FLIGHT = 1000
+# Requests of an open loop that are sent before answers are read again: 32 take some 4 ms.
+SENDS_WITHOUT_PAUSE = 32
+# Seconds that requests in flight are given when a run is ended early: a person who pressed Ctrl-C waits no longer.
+STOP_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The whole address of a prediction, and the headers that every request has beside its content type."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = TIMEOUT_S  # until a request counts as unanswered
+
+    def session(self) -> aiohttp.ClientSession:
+        """Open a pool of as many kept-alive connections as there are requests at once; the caller closes it."""
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=self.timeout_s),
+            headers=self.headers,
+            # The server cannot use the time that a request costs here: nothing is kept, unpacked or guessed.
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("Accept-Encoding", "User-Agent"),
+            read_bufsize=READ_BUFFER_BYTES,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Sends inputs over a session, and records what comes back."""
+
+    url: URL
+    inputs: Inputs
+    check: Check | None
+    recording: Recording
+    session: aiohttp.ClientSession
+
+    async def send(self, source: int, client: int = 0, due_s: float | None = None) -> int:
+        """Send the input of a number now, record the exchange, and return its status; only cancellation is raised.
+
+        The request was due at `due_s`, in seconds of `time.perf_counter`; None means now.
+        """
+        item = self.inputs.items[source]
+        body = item.body if len(item.body) < LARGE_BODY_BYTES else io.BytesIO(item.body)
+        sent_s = time.perf_counter()
+        made = Exchange(sent_s if due_s is None else due_s, sent_s, client=client, source=source)
+        self.recording.in_flight += 1
+        try:
+            async with self.session.post(self.url, data=body, headers={"Content-Type": item.content_type}) as reply:
+                answer = await reply.read()
+            made.answered_s = time.perf_counter()
+            made.server_timing = reply.headers.get("Server-Timing")
+            if self.check is not None and reply.status == OK:
+                made.verdict = self.check(source, answer)
+            made.status = reply.status
+        except (TimeoutError, aiohttp.ClientError, OSError) as problem:
+            made.error = type(problem).__name__
+        except Exception as problem:
+            # A fault of this program ends one request, and not the run.
+            raised = traceback.extract_tb(problem.__traceback__)[-1]
+            made.error = f"{FAULT}{type(problem).__name__} at {Path(raised.filename).name}:{raised.lineno}"
+        finally:
+            self.recording.in_flight -= 1
+        made.answered_s = min(made.answered_s, time.perf_counter())
+        self.recording.add(made)
+        return made.status
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """So many clients, each of which sends its next request when its answer has come.
+
+    The load does not pause between warm-up and window, so that the window sees the micro-batches of steady traffic.
+    """
+
+    clients: int
+
+    kind = "concurrency"
+
+    @property
+    def value(self) -> float:
+        """Number of clients."""
+        return self.clients
+
+    async def drive(self, sender: Sender) -> None:
+        """Send until the recording is closed and every answer has come.
+
+        Each client warms up with one request, and counts at least one, even where that takes longer than the window.
+        """
+        recording, cold = sender.recording, set(range(self.clients))
+
+        async def client(number: int) -> None:
+            counted = 0
+            for source in sender.inputs.order(number):
+                if recording.closed.is_set() and (counted or recording.stopped.is_set()):
+                    return
+                counted += recording.opens_s < inf
+                if await sender.send(source, number) == NO_ANSWER:
+                    await asyncio.sleep(PAUSE_AFTER_NO_ANSWER_S)
+                cold.discard(number)
+                if not cold:
+                    recording.warm.set()
+
+        await asyncio.gather(*(client(number) for number in range(self.clients)))
+
+    def __str__(self) -> str:
+        return f"{self.clients} clients" if self.clients > 1 else "1 client"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """Requests that leave by a schedule, whatever has become of those before.
+
+    Where `max_in_flight` is reached, requests are sent late and the run is not valid.
+    """
+
+    schedule: Schedule
+    max_in_flight: int = MAX_IN_FLIGHT
+
+    kind = "rate"
+
+    @property
+    def value(self) -> float:
+        """Requests per second, in the long run."""
+        return self.schedule.rate_per_s
+
+    async def drive(self, sender: Sender) -> None:
+        """Send until the recording is closed and every answer has come."""
+        recording, sources = sender.recording, sender.inputs.order(0)
+        schedule = (recording.started_s + offset_s for offset_s in self.schedule.due_s())
+        due_s = next(schedule)
+        under_way: set[asyncio.Task[int]] = set()
+
+        def depart() -> None:
+            nonlocal due_s
+            task = asyncio.create_task(sender.send(next(sources), due_s=due_s))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+            due_s = next(schedule)
+
+        async def keep_schedule() -> None:
+            for number in count():
+                delay_s = due_s - time.perf_counter()
+                if delay_s > 0 or number % SENDS_WITHOUT_PAUSE == 0:
+                    await asyncio.sleep(max(0.0, delay_s))
+                recording.throttled += len(under_way) >= self.max_in_flight
+                while len(under_way) >= self.max_in_flight:
+                    await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                depart()
+
+        recording.warm.set()
+        await _first(keep_schedule(), recording.closed.wait())
+        # What was due before the window closed counts, whether it has left or not.
+        while due_s < recording.closes_s:
+            if len(under_way) < self.max_in_flight:
+                depart()
+            else:
+                recording.unsent += 1
+                due_s = next(schedule)
+        await asyncio.gather(*under_way)
+
+    def __str__(self) -> str:
+        return str(self.schedule)
+
+
+Load = ClosedLoop | OpenLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One run, before it is made."""
+
+    target: Target
+    inputs: Inputs
+    load: Load
+    duration_s: float = 10.0  # of the window
+    warm_up_s: float = 0.0  # least time under load before it opens
+    latency_threshold_ms: float | None = None  # of an answer that goodput counts; None counts every good answer
+    until: Until | None = None  # closes the window by another rule than its duration (windows.py)
+    check: Check | None = None  # judges answers that came with 200; None believes them
+    max_lag_ms: float = MAX_LAG_MS  # lag's p99 that is always allowed in a valid run
+
+    def run(self) -> Summary:
+        """Send until the window has closed and every answer has come, and sum up."""
+        return self.summarise(run(self.generate(Recording())))
+
+    def summarise(self, recording: Recording) -> Summary:
+        """Sum up a recording of this attack."""
+        is_closed_loop = isinstance(self.load, ClosedLoop)
+        return summarise(recording, is_closed_loop, self.latency_threshold_ms, self.max_lag_ms)
+
+    async def generate(self, recording: Recording) -> Recording:
+        """Fill a new recording, and return it; `recording.stop()` ends the run early."""
+        async with self.target.session() as session:
+            recording.started_s = time.perf_counter()
+            sender = Sender(URL(self.target.url), self.inputs, self.check, recording, session)
+            driver = asyncio.create_task(self.load.drive(sender))
+            try:
+                await _first(asyncio.shield(driver), self._window(recording), recording.closed.wait())
+                recording.close()
+                await _first(asyncio.shield(driver), recording.stopped.wait())
+                await asyncio.wait([driver], timeout=STOP_GRACE_S)
+            finally:
+                driver.cancel()
+        return recording
+
+    async def _window(self, recording: Recording) -> None:
+        await recording.warm.wait()
+        await asyncio.sleep(recording.started_s + self.warm_up_s - time.perf_counter())
+        recording.open()
+        await (asyncio.sleep(self.duration_s) if self.until is None else self.until(recording))
+
+
+async def _first(*awaitables: Awaitable[object]) -> None:
+    """Wait until one of them has ended, cancel the others, and raise what it raised."""
+    tasks = [asyncio.ensure_future(each) for each in awaitables]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    for task in done:
+        task.result()
+
+
+class _PreciseSelector(selectors.DefaultSelector):
+    """A selector whose timeouts are good to a tenth of a millisecond.
+
+    epoll counts in whole milliseconds and asyncio rounds up, so a plain loop sends a schedule's requests half a
+    millisecond late on average. select() counts in microseconds but takes few descriptors: here epoll's alone.
+    """
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout > 0:
+            select.select([self], [], [], timeout)
+            timeout = 0
+        return super().select(timeout)
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine like asyncio.run, with precise timers and without long pauses."""
+    thresholds = gc.get_threshold()
+    # A full collection walks everything that was recorded, which takes tens of ms; those of the young are enough.
+    gc.set_threshold(*thresholds[:2], 1 << 30)
+    try:
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_PreciseSelector())) as runner:
+            return runner.run(coroutine)
+    finally:
+        gc.set_threshold(*thresholds)

@@ -1,0 +1,102 @@
+"""Reads what is sent: bodies from files, folders and lists.
+
+photograph.jpg     one request, typed by its name
+texts.txt          one request a line, text/plain
+requests.jsonl     one request a line, application/json
+request.json       one request, unless it is perf_analyzer's list: {"data": [{"TORCHSERVE_INPUT": [PATH]}, ...]},
+                   whose paths are relative to the current folder or its own
+folder/            every file in it by these rules, in the order of their names; hidden ones are left out
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+from load.errors import LoadError
+
+TYPES = {
+    **{f".{suffix}": f"image/{suffix}" for suffix in ("jpeg", "png", "webp", "gif", "bmp")},
+    ".jpg": "image/jpeg",
+    ".json": "application/json",
+    ".jsonl": "application/json",
+    ".txt": "text/plain; charset=utf-8",
+}
+ANY_TYPE = "application/octet-stream"
+PERF_ANALYZER_KEY = "TORCHSERVE_INPUT"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """The body of a request, its media type, and the file's name; "texts.txt:3" is a line."""
+
+    body: bytes
+    content_type: str = ANY_TYPE
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Everything that may be sent, at least one input."""
+
+    items: Sequence[Input]
+
+    @classmethod
+    def of(cls, bodies: Iterable[bytes], content_type: str = ANY_TYPE) -> "Inputs":
+        """Make inputs of bodies; the name of each is its number."""
+        return cls(tuple(Input(body, content_type, str(number)) for number, body in enumerate(bodies)))
+
+    def order(self, client: int) -> Iterator[int]:
+        """Yield the numbers of the inputs in turn, without end; every client begins with another one."""
+        return ((client + sent) % len(self.items) for sent in count())
+
+
+def read(paths: Iterable[Path], content_type: str | None = None) -> Inputs:
+    """Read files and folders; `content_type` is that of all inputs, None takes it from the files' names.
+
+    Raises:
+        LoadError: a file cannot be read, or there is nothing to send.
+    """
+    try:
+        items = tuple(item for path in paths for item in _read(path))
+    except OSError as error:
+        raise LoadError(f"cannot read {error.filename}: {error.strerror}") from error
+    if not items:
+        raise LoadError("there is nothing to send: name a file or folder with --input that is not empty")
+    return Inputs(tuple(replace(item, content_type=content_type or item.content_type) for item in items))
+
+
+def _read(path: Path) -> Iterator[Input]:
+    if path.is_dir():
+        for each in sorted(path.rglob("*")):
+            if each.is_file() and not any(part.startswith(".") for part in each.relative_to(path).parts):
+                yield from _read(each)
+        return
+    body, suffix = path.read_bytes(), path.suffix.lower()
+    content_type = TYPES.get(suffix, ANY_TYPE)
+    if suffix in (".jsonl", ".txt"):
+        lines = ((number, line.strip()) for number, line in enumerate(body.splitlines(), 1))
+        yield from (Input(line, content_type, f"{path.name}:{number}") for number, line in lines if line)
+    elif suffix == ".json" and (listed := _perf_analyzer(path, body)) is not None:
+        for each in listed:
+            yield from _read(each)
+    else:
+        yield Input(body, content_type, path.name)
+
+
+def _perf_analyzer(path: Path, body: bytes) -> list[Path] | None:
+    """Return the files that perf_analyzer's list of inputs names; None where the file is no such list."""
+    try:
+        content = json.loads(body)
+    except ValueError as error:
+        raise LoadError(f"{path} is not JSON: {error}") from error
+    data = content.get("data") if isinstance(content, dict) else None
+    # A list in the list groups entries into a sequence.
+    flat = [e for each in data for e in (each if isinstance(each, list) else [each])] if isinstance(data, list) else []
+    lists = [entry.get(PERF_ANALYZER_KEY) if isinstance(entry, dict) else None for entry in flat]
+    if all(files is None for files in lists):
+        return None
+    if not all(isinstance(files, list) and all(isinstance(file, str) for file in files) for files in lists):
+        raise LoadError(f'{path}: every entry of "data" must be {{"{PERF_ANALYZER_KEY}": [PATH, ...]}}')
+    return [Path(file) if Path(file).exists() else path.parent / file for files in lists for file in files or ()]

@@ -1,4 +1,0 @@
-"""Records requests and their answers, and sums them up.
-
-It may import load.errors.
-"""

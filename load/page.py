@@ -1,0 +1,132 @@
+"""Draws stored runs as one HTML page that needs no network: headline, four figures, ratios, every number. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from load.report import STAGES, Rows, ratios, remarks, table
+from load.results import Latencies
+from load.run_file import Run, Step
+
+TEMPLATE = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
+# Okabe and Ito's colours, which everybody can tell apart.
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+TICKS = (50, 90, 99, 99.9, 99.99, 99.999)
+# Points of the drawn latency distribution for each nine: a curve of them looks smooth.
+POINTS_PER_NINE = 20
+
+
+def render(runs: Sequence[Run]) -> str:
+    """Return the page as HTML; later runs are compared with the first."""
+    tables = [(f"Before: {runs[0].label}, after: {other.label}", ratios(runs[0], other)) for other in runs[1:]]
+    tables.append(("Every number", table(runs)))
+    cards = (
+        f"<div class='card'><b>{escape(value)}</b><span>{escape(what)}</span></div>" for value, what in _cards(runs)
+    )
+    return TEMPLATE.substitute(
+        title=escape(" and ".join(run.label for run in runs)),
+        about="\n".join(f"<p>{escape(_about(run))}</p>" for run in runs),
+        remarks="\n".join(f'<div class="warn">{escape(line)}</div>' for line in remarks(runs)),
+        cards="".join(cards),
+        figure=_figure(runs).to_html(full_html=False, include_plotlyjs=True, config={"displayModeBar": False}),
+        tables="\n".join(f"<h2>{escape(title)}</h2>{_html(rows)}" for title, rows in tables if rows),
+    )
+
+
+def _about(run: Run) -> str:
+    registered = "".join(f", {name} {value}" for name, value in run.registration.items())
+    return f"{run.label}: {run.url}, {run.created_at[:19].replace('T', ' ')} UTC{registered}"
+
+
+def _cards(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
+    """Yield what one looks for first: the highest throughput of each run, and what the last gains over the first."""
+    for run in runs:
+        if steps := [step for step in run.steps if step.is_valid]:
+            best = max(steps, key=lambda step: step.throughput_per_s)
+            p99_ms = best.latency_ms["p99"]
+            yield f"{best.throughput_per_s:.1f}/s", f"{run.label}: most, at {best.name}, with p99 {p99_ms:.0f} ms"
+    rows = ratios(runs[0], runs[-1]) if len(runs) > 1 else []
+    for row in (row for row in rows if row["load"] == rows[-1]["load"]):
+        if row["quantity"] in ("throughput 1/s", "p99 ms"):
+            yield f"× {float(row['ratio']):.2f}", f"{row['quantity'].split()[0]} at {row['load']}, after over before"
+
+
+def _shown(runs: Sequence[Run]) -> list[list[Step]]:
+    """Return the steps of each run whose distributions are drawn: the highest load in common, or its best one."""
+    answered = [[step for step in run.steps if step.latency_ms] for run in runs]
+    common = set.intersection(*({(step.value, step.name) for step in steps} for steps in answered))
+    if len(runs) > 1 and common:
+        return [[step for step in steps if step.name == max(common)[1]] for steps in answered]
+    return [sorted(steps, key=lambda step: step.throughput_per_s)[-1:] for steps in answered]
+
+
+def _figure(runs: Sequence[Run]) -> go.Figure:
+    shown = _shown(runs)
+    where = ", ".join(dict.fromkeys(steps[0].name for steps in shown if steps))
+    titles = [f"{title}, {where}" for title in ("Latency distribution", "Batch sizes", "Time of a request")]
+    titles.insert(0, "Throughput against latency: p99 (line), p50 (dots)")
+    figure = make_subplots(2, 2, subplot_titles=titles, horizontal_spacing=0.09, vertical_spacing=0.15)
+    for run, steps, colour in zip(runs, shown, COLOURS * len(runs), strict=False):
+        marker = {"color": colour}
+        # One entry of the legend for all traces of a run.
+        same = {"name": run.label, "legendgroup": run.label, "showlegend": False}
+        measured = sorted((step for step in run.steps if step.latency_ms), key=lambda step: (step.kind, step.value))
+        for percentile, dash in (("p50", "dot"), ("p99", "solid")):
+            # Points of steps that are not valid are hollow.
+            symbols = ["circle" if step.is_valid else "circle-open" for step in measured]
+            figure.add_scatter(
+                x=[step.throughput_per_s for step in measured],
+                y=[step.latency_ms[percentile] for step in measured],
+                text=[f"{step.name}, {percentile}" for step in measured],
+                mode="lines+markers",
+                line={"color": colour, "dash": dash, "width": 2.5},
+                marker={"symbol": symbols, "size": 9},
+                **{**same, "showlegend": percentile == "p99"},
+                row=1,
+                col=1,
+            )
+        points = list(distribution(Latencies(value for step in steps for value in step.latencies_s)))
+        x, y = [100 / (100 - percent) for percent, _ in points], [value for _, value in points]
+        figure.add_scatter(x=x, y=y, mode="lines", line={"color": colour, "width": 2.5}, **same, row=1, col=2)
+        sizes: Counter[str] = Counter()
+        for step in steps:
+            sizes.update(step.requests_by_batch_size)
+        shares = [100 * count / sizes.total() for count in sizes.values()]
+        figure.add_bar(x=list(sizes), y=shares, marker=marker, **same, row=2, col=1)
+        for step in steps[:1]:
+            inside_ms = [step.server_ms.get(stage, 0.0) for stage in STAGES]
+            outside_ms = max(0.0, step.latency_ms["mean"] - sum(inside_ms))
+            figure.add_bar(x=["outside", *STAGES], y=[outside_ms, *inside_ms], marker=marker, **same, row=2, col=2)
+    order = sorted({size for steps in shown for step in steps for size in step.requests_by_batch_size}, key=float)
+    ticks = {"tickvals": [100 / (100 - tick) for tick in TICKS], "ticktext": [f"p{tick:g}" for tick in TICKS]}
+    figure.update_xaxes(title="answers per second", rangemode="tozero", row=1, col=1)
+    figure.update_xaxes(title="percentile of the answers", type="log", **ticks, row=1, col=2)
+    figure.update_xaxes(title="requests in the micro-batch", type="category", categoryarray=order, row=2, col=1)
+    figure.update_xaxes(title="outside the handler, and its stages", row=2, col=2)
+    for number, unit in enumerate(("ms", "ms", "% of the requests", "ms, mean")):
+        figure.update_yaxes(title=unit, rangemode="tozero", row=1 + number // 2, col=1 + number % 2)
+    legend = {"orientation": "h", "y": 1.07, "yanchor": "bottom", "font": {"size": 16}}
+    figure.update_layout(
+        template="plotly_white", margin={"l": 60, "r": 20, "t": 80, "b": 40}, legend=legend, height=820
+    )
+    return figure
+
+
+def distribution(latencies: Latencies) -> Iterator[tuple[float, float]]:
+    """Yield the curve (percentile, ms), each nine with as many points, as far as there are values."""
+    tick, beyond = 0, 1.0
+    while beyond * len(latencies) >= 1:
+        yield 100 * (1 - beyond), latencies.percentile_ms(max(100 * (1 - beyond), 1e-9))
+        tick += 1
+        beyond = 10 ** (-tick / POINTS_PER_NINE)
+
+
+def _html(rows: Rows) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row.values()) for row in rows)
+    return f'<div class="wide"><table><tr>{head}</tr>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'

@@ -1,0 +1,151 @@
+"""Stored runs as text: a table, ratios between runs, and CSV with perf_analyzer's columns. Pure."""
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from load.run_file import Run, Step
+
+# A table: column -> text, for each row.
+Rows = list[dict[str, str]]
+
+# Stages of a request in the server, in order, as the handlers' Server-Timing has them.
+STAGES = ("decode", "wait", "forward", "encode")
+# Quantiles of Student's t at 97.5 % for 1, 2, ... degrees of freedom, and one for all beyond.
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.12)
+
+
+def table(runs: Sequence[Run]) -> Rows:
+    """Return a row for each step, without the columns that hold nothing."""
+    rows = []
+    for run, step in _steps(runs):
+        has_threshold = step.latency_threshold_ms is not None
+        statuses = {**step.status, **step.connection_errors}
+        cells = {
+            "run": run.label,
+            "load": step.name + ("" if step.repeat == 1 else f" #{step.repeat}"),
+            "1/s": f"{step.throughput_per_s:.1f}",
+            "goodput 1/s": f"{step.goodput_per_s:.1f}" if has_threshold else "",
+            "in time %": f"{step.in_time_percent:.2f}" if has_threshold else "",
+            **{f"{name} ms": _ms(step.latency_ms.get(name)) for name in ("p50", "p90", "p99", "max")},
+            "status": ", ".join(f"{name}: {count}" for name, count in statuses.items()),
+            "batch": f"{step.mean_batch_size:.1f}" if step.mean_batch_size else "",
+            **{f"{name} ms": _ms(step.server_ms.get(name)) for name in STAGES},
+            "valid": "yes" if step.is_valid else "NO",
+        }
+        rows.append(cells)
+    return [{name: cell for name, cell in row.items() if any(each[name] for each in rows)} for row in rows]
+
+
+def _steps(runs: Sequence[Run]) -> Iterator[tuple[Run, Step]]:
+    return ((run, step) for run in runs for step in run.steps)
+
+
+def _ms(value: float | None) -> str:
+    """Write ms with three significant digits."""
+    return "" if value is None else f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
+def ratios(base: Run, other: Run) -> Rows:
+    """Return a row for each quantity of each load in common: other over base, valid steps paired by repeat."""
+    rows = []
+    for load in dict.fromkeys(step.name for step in base.steps):
+        theirs = {step.repeat: step for step in other.steps if step.name == load and step.is_valid}
+        mine = [step for step in base.steps if step.name == load and step.is_valid and step.repeat in theirs]
+        for quantity in ("throughput 1/s", "goodput 1/s", "p50 ms", "p99 ms"):
+            pairs = [(_value(step, quantity), _value(theirs[step.repeat], quantity)) for step in mine]
+            if pairs and all(map(all, pairs)):
+                mean, low, high = ratio([b / a for a, b in pairs])
+                cells = {
+                    "load": load,
+                    "quantity": quantity,
+                    "before": f"{fmean(a for a, _ in pairs):.1f}",
+                    "after": f"{fmean(b for _, b in pairs):.1f}",
+                    "ratio": f"{mean:.3f}",
+                    "95 % interval": f"{low:.3f} .. {high:.3f}" if len(pairs) > 1 else "needs --repeats",
+                }
+                rows.append(cells)
+    return rows
+
+
+def _value(step: Step, quantity: str) -> float:
+    """Return one quantity of a step; 0 where it was not measured."""
+    goodput_per_s = 0.0 if step.latency_threshold_ms is None else step.goodput_per_s
+    rates = {"throughput 1/s": step.throughput_per_s, "goodput 1/s": goodput_per_s}
+    return rates.get(quantity, step.latency_ms.get(quantity.removesuffix(" ms"), 0.0))
+
+
+def ratio(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the geometric mean of the repeats' ratios, and the bounds of its 95 % confidence interval.
+
+    The interval is Student's t over the logarithms: repeats are few, and ratios multiply. One repeat has none.
+    """
+    logs = [math.log(value) for value in values]
+    mean, half = fmean(logs), 0.0
+    if len(logs) > 1:
+        half = T_975[min(len(logs) - 1, len(T_975)) - 1] * stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def remarks(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what a reader must know of the steps, a line each."""
+    for run, step in _steps(runs):
+        if step.invalid_reason:
+            yield f"NOT VALID: {run.label}, {step.name}: {step.invalid_reason}"
+        wrong, swapped = step.answers.get("wrong", 0), step.answers.get("swapped", 0)
+        if wrong or swapped:
+            words = f"{wrong} wrong, {swapped} that belong to another request, of {sum(step.answers.values())} checked"
+            yield f"WRONG ANSWERS: {run.label}, {step.name}: {words}"
+
+
+def text(runs: Sequence[Run]) -> str:
+    """Return the table, the remarks, and every later run's ratios to the first."""
+    parts = [_aligned(table(runs)), *remarks(runs)]
+    for other in runs[1:]:
+        rows = ratios(runs[0], other)
+        parts.append(f"\nbefore: {runs[0].label}, after: {other.label}")
+        parts.append(_aligned(rows) if rows else "no valid load in common: nothing to compare")
+    return "\n".join(parts)
+
+
+def _aligned(rows: Rows) -> str:
+    lines = [dict(zip(rows[0], rows[0], strict=True)), *rows] if rows else []
+    widths = {name: max(len(line[name]) for line in lines) for name in (rows[0] if rows else ())}
+    sides = {name: "<" if name in ("run", "load", "quantity", "status") else ">" for name in widths}
+    return "\n".join("  ".join(f"{line[name]:{sides[name]}{widths[name]}}" for name in widths) for line in lines)
+
+
+def to_csv(runs: Sequence[Run]) -> str:
+    """Return CSV with perf_analyzer's columns, latencies in microseconds, and Avg latency, Label and Valid behind them.
+
+    What is not measured is empty; TorchServe's queue is part of the network's share.
+    """
+    used = {step.kind for run in runs for step in run.steps}
+    kinds = {kind: name for kind, name in (("concurrency", "Concurrency"), ("rate", "Request Rate")) if kind in used}
+    inside = {"Input": ("decode", "wait"), "Infer": ("forward",), "Output": ("encode",)}
+    rows: list[dict[str, Any]] = []
+    for run, step in _steps(runs):
+        us = {name: 1e3 * value for name, value in (step.latency_ms | step.server_ms).items()}
+        stages_us = {name: sum(us.get(part, 0.0) for part in parts) for name, parts in inside.items()}
+        cells = {
+            **{name: step.value if kind == step.kind else "" for kind, name in kinds.items()},
+            "Inferences/Second": step.throughput_per_s,
+            "Client Send": "",
+            "Network+Server Send/Recv": max(0.0, us.get("mean", 0.0) - sum(stages_us.values())),
+            "Server Queue": "",
+            **{f"Server Compute {name}": value for name, value in stages_us.items()},
+            "Client Recv": "",
+            **{f"{name} latency": us.get(name, "") for name in ("p50", "p90", "p95", "p99")},
+            "Avg latency": us.get("mean", ""),
+            "Label": run.label,
+            "Valid": "yes" if step.is_valid else "no",
+        }
+        rows.append({name: f"{cell:.10g}" if isinstance(cell, float) else cell for name, cell in cells.items()})
+    file = io.StringIO()
+    writer = csv.DictWriter(file, rows[0] if rows else (), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()

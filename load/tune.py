@@ -1,0 +1,144 @@
+"""Finds what to register a model with, for a latency that is wanted (classic batching).
+
+    batch sizes 1, 2, 4, ... -> saturated: time of a full batch -> Advice -> highest Poisson rate that holds
+
+A registered model's batch_size cannot be changed, so each candidate is registered beside it as MODEL-tune, measured and
+unregistered; the model itself stays as it is. The rules, for a server that forms a batch of what has queued while the
+last one ran:
+    batch_size         the largest whose batch takes half of the threshold: a request that just missed a batch waits for
+                       that one, and then for its own
+    max_batch_delay    1 ms: under load the queue fills batches by itself, and without load a delay is only a delay
+    job_queue_size     what can queue and still be answered in time; the rest had better be answered 503 at once
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from load.errors import LoadError
+from load.generate import Attack, ClosedLoop, Load, OpenLoop
+from load.measure import measure
+from load.results import Summary
+from load.run_file import Run, now
+from load.schedules import Poisson
+from load.search import highest, is_met
+from load.served import Served
+from torchserve_client.errors import ClientError
+
+SCHEMA = "load-tune/1"
+# max_batch_delay of every candidate: the least that TorchServe takes (the rule above).
+MAX_BATCH_DELAY_MS = 1
+# Seconds for a candidate's worker to become ready: more than twice TorchServe's default of startupTimeout, 120 s.
+READY_TIMEOUT_S = 300.0
+# Clients for each request of a batch: as many again queue while a batch runs, so that the next one is full.
+CLIENTS_PER_BATCH = 2
+# Steps of the search for the rate, which goes from a tenth of the saturated throughput to all of it.
+RATE_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One batch size, and the mean time in which so many requests are answered when batches are full."""
+
+    batch_size: int
+    batch_ms: float
+    forward_ms: float | None = None  # the part of it in the engine; None where the answers do not say
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The parameters to register a model with."""
+
+    batch_size: int
+    max_batch_delay_ms: int
+    job_queue_size: int
+
+
+def advise(points: Sequence[Point], threshold_ms: float) -> Advice:
+    """Apply the rules above to ascending batch sizes, the first of them 1; LoadError where that takes too long."""
+    single_ms = points[0].batch_ms
+    if single_ms > threshold_ms:
+        raise LoadError(f"a single request takes {single_ms:.1f} ms: no setting answers within {threshold_ms:g} ms")
+    best = [points[0], *(point for point in points if 2 * point.batch_ms <= threshold_ms)][-1]
+    queued_batches = threshold_ms / best.batch_ms - 1
+    return Advice(best.batch_size, MAX_BATCH_DELAY_MS, max(best.batch_size, int(queued_batches * best.batch_size)))
+
+
+@dataclass(frozen=True, slots=True)
+class Tuner:
+    """Measures variants of a registered model; `attack` is what all measurements have in common."""
+
+    served: Served
+    attack: Attack
+    threshold_ms: float
+    percentile: float  # share of all requests, in %, that must keep the threshold
+    archive: str  # file name in the model store that variants are registered from
+    ready_s: list[float] = field(default_factory=list)  # from registering to READY, of each variant so far
+
+    def tune(self, max_batch_size: int) -> dict[str, Any]:
+        """Measure, and return what TUNE.json holds (README.md beside this file).
+
+        Raises:
+            LoadError: a variant cannot be registered or measured, or a single request takes too long.
+        """
+        points: list[Point] = []
+        for power in range(max_batch_size.bit_length()):
+            with self._variant(2**power) as measured:
+                points.append(_saturated(measured, 2**power))
+            if points[-1].batch_ms > self.threshold_ms:
+                break
+        advice, held = advise(points, self.threshold_ms), None
+        with self._variant(advice.batch_size) as measured:
+            point = _saturated(measured, advice.batch_size)
+            most_per_s = 1e3 * point.batch_size / point.batch_ms
+            loads = [OpenLoop(Poisson(most_per_s * step / RATE_STEPS)) for step in range(2, RATE_STEPS + 1)]
+            if found := highest(loads, measured, lambda summary: is_met(summary, self.percentile)):
+                latency_ms = found[1].latencies.statistics_ms()
+                held = {"rate_per_s": found[0].value, "mean_ms": latency_ms["mean"], "p99_ms": latency_ms["p99"]}
+        return {
+            "schema": SCHEMA,
+            "model": self.served.model,
+            "created_at": now(),
+            "latency_threshold_ms": self.threshold_ms,
+            "percentile": self.percentile,
+            "points": points,
+            "advice": advice,
+            "workers": 1,
+            "held": held,
+            "ready_s": round(median(self.ready_s), 1),
+        }
+
+    @contextmanager
+    def _variant(self, batch_size: int) -> Iterator[Callable[[Load], Summary]]:
+        """Register the model under another name, and yield what measures it; unregister it at the end of the block."""
+        served = replace(self.served, model=f"{self.served.model}-tune")
+        run = Run(f"batch_size {batch_size}", now(), served.model, served.target.url, {}, {}, [])
+        registered_s = time.monotonic()
+        try:
+            served.management.register(
+                self.archive,
+                model_name=served.model,
+                batch_size=batch_size,
+                max_batch_delay_ms=MAX_BATCH_DELAY_MS,
+                initial_workers=1,
+            )
+            try:
+                served.management.wait_ready(served.model, READY_TIMEOUT_S)
+                self.ready_s.append(time.monotonic() - registered_s)
+                served.ask(self.attack.inputs.items[0])
+                yield lambda load: measure(replace(self.attack, target=served.target, load=load), run)
+            finally:
+                served.management.unregister(served.model)
+        except ClientError as error:
+            raise LoadError(f"cannot serve {self.archive} as {served.model}: {error}") from error
+
+
+def _saturated(measured: Callable[[Load], Summary], size: int) -> Point:
+    """Measure the time of full batches."""
+    summary = measured(ClosedLoop(CLIENTS_PER_BATCH * size))
+    if not summary.completed:
+        raise LoadError(f"batch_size {size}: no request was answered 200; statuses {summary.failures}")
+    return Point(size, 1e3 * size / summary.throughput_per_s, summary.server_ms.get("forward"))

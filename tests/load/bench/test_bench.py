@@ -1,0 +1,135 @@
+"""The pure parts of `make bench`: rounds, their order and their end, ratios, the table, and the command line."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import pytest
+
+from load.bench import __main__ as program
+from load.bench import machine, rounds
+from load.bench.__main__ import PARTS, Part, main
+from load.bench.contender import Contender, Figures
+from load.bench.rounds import Bench, Comparison, Results
+from load.bench.table import Row, markdown, ratios, spread
+from load.errors import LoadError
+from load.generate import ClosedLoop, Load
+
+
+class Fake(NamedTuple):
+    """A contender that has one rate after the other."""
+
+    name: str
+    rates: Iterator[float]
+    called: list[str]
+
+    def run(self, _load: Load, _duration_s: float, _warm_up_s: float) -> Figures:
+        self.called.append(self.name)
+        return Figures(next(self.rates), 0.0, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "is_idle", lambda _timeout_s: True)
+
+
+def fakes(called: list[str], **rates: list[float]) -> list[Contender]:
+    return [cast(Contender, Fake(name, iter(values), called)) for name, values in rates.items()]
+
+
+def test_rounds_turn_the_order_and_compare_within_each_round(tmp_path: Path) -> None:
+    called: list[str] = []
+    contenders = fakes(called, ours=[10.0, 30.0, 20.0], theirs=[2.0, 10.0, 10.0])
+    results = Bench(tmp_path).measure([Comparison(ClosedLoop(16), contenders)])
+    assert called == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    row = results.row("images/s", ClosedLoop(16), "ours", "theirs")
+    # The median of the ratios; the ratio of the medians is 2.
+    assert row.cells() == ("images/s", "20.0 (10.0..30.0)", "theirs", "10.0 (2.0..10.0)", "3.00 (2.00..5.00)")
+
+
+@pytest.mark.parametrize(
+    ("durations_s", "ends_s", "made"),
+    [
+        ([5, 5, 5], 15, 3),
+        ([5, 5, 5], 14.9, 2),
+        # The longest so far says how long the next one takes.
+        ([2, 8, 1], 15, 2),
+        # One round is always made: a table needs a value of each figure.
+        ([5, 5, 5], 0, 1),
+    ],
+)
+def test_no_round_begins_that_would_end_too_late(
+    tmp_path: Path, durations_s: list[float], ends_s: float, made: int
+) -> None:
+    passed_s: list[float] = []
+    bench = Bench(tmp_path, ends_s=ends_s, clock=lambda: sum(passed_s))
+    for number in bench:
+        passed_s.append(durations_s[number - 1])
+    assert (len(passed_s), bool(bench.remarks)) == (made, made < 3)
+
+
+def test_contender_settles_when_two_windows_agree(tmp_path: Path) -> None:
+    called: list[str] = []
+    Bench(tmp_path).settle(
+        fakes(called, cold=[1.0, 50.0, 100.0, 105.0], hasty=[2.0 * 4**n for n in range(9)]), ClosedLoop(1)
+    )
+    assert called == ["cold"] * 4 + ["hasty"] * rounds.WINDOWS
+
+
+def test_ratios_need_as_many_rounds_of_both() -> None:
+    assert ratios([6.0, 8.0], [2.0, 4.0]) == [3.0, 2.0]
+    with pytest.raises(ValueError, match="zip"):
+        ratios([1.0], [])
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([1.26], "1.26"),
+        ([3.0, 1.0, 12.34], "3.0 (1.0..12.3)"),
+        ([512.4], "512"),
+        ([9.0, float("inf")], "inf (9.00..inf)"),
+    ],
+)
+def test_spread_is_median_and_range_in_three_digits(values: list[float], text: str) -> None:
+    assert spread(values) == text
+
+
+def test_markdown_has_a_rule_and_as_many_cells_in_every_line() -> None:
+    lines = markdown([Row("p50 in ms", [30.0], "stock", [60.0])]).splitlines()
+    assert lines[1:] == ["| --- | --- | --- | --- | --- |", "| p50 in ms | 30.0 | stock | 60.0 | 0.50 |"]
+    assert lines[0].count("|") == 6
+
+
+def test_processor_names_instructions_and_what_caps_them() -> None:
+    cpuinfo = "model name\t: AMD EPYC\nflags\t\t: fpu avx2 avx512_bf16\n\nmodel name\t: other\n"
+    described = machine.processor(cpuinfo, 2, {"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    assert described == "AMD EPYC, 2 cores, avx2 avx512_bf16, ONEDNN_MAX_CPU_ISA=AVX2"
+
+
+def test_part_that_cannot_be_measured_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_bench: Bench) -> Iterator[Row]:
+        raise LoadError("no such peer")
+
+    def whole(bench: Bench) -> Iterator[Row]:
+        assert 0 < bench.ends_s - bench.clock() <= 60
+        yield Results({("1 client", name): [Figures(3.0, 1.0, 1.0)] for name in ("a", "b")}).row(
+            "/s", "1 client", "a", "b"
+        )
+
+    monkeypatch.setattr(program, "PARTS", PARTS | {"resnet": Part(broken), "texts": Part(whole)})
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert main(["resnet", "texts", "--minutes", "1", "--classifier", "mobilenet-v2", "--markdown"]) == 1
+    printed = capsys.readouterr().out
+    assert "| /s | 3.00 | b | 3.00 | 1.00 |" in printed
+    assert "resnet: not measured: no such peer" in printed
+
+
+@pytest.mark.parametrize("arguments", [["adaptive"], ["--rounds", "0"], ["--seconds", "0"], ["--minutes", "0"]])
+def test_bad_command_line_is_one_line_and_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("python -m load.bench: error: ")

@@ -1,0 +1,105 @@
+"""What a command line means, and that what makes no sense is one line and exit code 2."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from load.__main__ import main
+from load.arguments import numbers, parser
+from tests.load.fake_server import serving
+
+# Nothing listens there.
+NOWHERE = "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("16", (16,)),
+        ("1,2,4", (1, 2, 4)),
+        ("1:64:x2", (1, 2, 4, 8, 16, 32, 64)),
+        ("10:200:50", (10, 60, 110, 160)),
+        ("2:5", (2, 3, 4, 5)),
+        ("0.1:0.3:0.1", (0.1, 0.2, pytest.approx(0.3))),
+    ],
+)
+def test_numbers_of_a_range_are_listed(text: str, expected: tuple[float, ...]) -> None:
+    assert numbers(float)(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", "1,", "0", "-1", "1:", "1:2:3:4", "5:1", "1:8:x1", "1:8:0", "0:8:x2", "inf", "nan", "1:inf:1"],
+)
+def test_numbers_of_no_range_are_refused_with_an_example(text: str) -> None:
+    for kind in (float, int):
+        with pytest.raises(argparse.ArgumentTypeError, match="above 0 as 16, 1,2,4, 10:200:10 or 1:64:x2"):
+            numbers(kind)(text)
+    with pytest.raises(argparse.ArgumentTypeError, match="whole numbers"):
+        numbers(int)("1.5")
+
+
+def test_flags_of_perf_analyzer_mean_the_same() -> None:
+    words = "run -m m -u host:80 -x 2 -l 5 -s 10 -p 500 -r 7 -f a.csv --input-data a.json --concurrency-range 1:4"
+    options = parser().parse_args(words.split())
+    assert (options.model, options.url, options.model_version, options.latency_threshold) == (
+        ["m"],
+        "http://host:80",
+        "2",
+        5,
+    )
+    assert (options.stability_percentage, options.measurement_interval, options.max_trials) == (10, 500, 7)
+    assert (options.csv, options.input, options.concurrency) == (Path("a.csv"), [Path("a.json")], (1, 2, 3, 4))
+    rates = parser().parse_args(["run", "-m", "m", "-i", "a", "--request-rate-range", "10:30:10"]).rate
+    assert rates == (10, 20, 30)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ((), "one of the arguments --concurrency"),
+        (("--concurrency", "1", "--rate", "2"), "not allowed with"),
+        (("--concurrency", "many"), "'many': write whole numbers"),
+        (("--concurrency", "1", "--duration", "soon"), "'soon' is no duration: write 6s, 500ms or 2m"),
+        (("--concurrency", "1", "--percentile", "101"), "101 is not above 0, or is too much"),
+        (("--concurrency", "1", "--scenario", "Server"), "unrecognized arguments: --scenario"),
+        (("--rate", "1:9", "--binary-search"), "a search needs --latency-threshold"),
+        (("--concurrency", "1", "--input", "absent.jpg"), "cannot read absent.jpg"),
+        (("--concurrency", "1", "--expect", "absent.json"), "cannot read absent.json"),
+        (("--concurrency", "1", "--expect", __file__), "test_arguments.py is not JSON"),
+        (("--concurrency", "1", "--expect", "two.json"), "two.json has no answer for texts.txt:2: write {name of"),
+        (("--request-intervals", "absent.txt"), "cannot read absent.txt"),
+        (("--request-intervals", __file__), "must hold gaps in microseconds"),
+        (("--concurrency", "1", "--model", "n", "--out", "run.json"), "name a folder"),
+        (("--concurrency", "1", "--out", "/dev/null/run.json"), "cannot write /dev/null/run.json"),
+        (("--concurrency", "1", "--html", "."), "cannot write .: Is a directory"),
+        (("--concurrency", "1", "--url", NOWHERE), f"nothing answers at {NOWHERE}: start the server"),
+        (("--concurrency", "1", "--model-version", "bad"), "was answered 415: no image"),
+    ],
+)
+def test_call_that_makes_no_sense_is_one_line_and_exit_code_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: tuple[str, ...],
+    words: str,
+) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text="no image", status=415 if request.match_info["model"] == "m/bad" else 200)
+
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text("cat\ncup")
+    Path("two.json").write_text('{"texts.txt:1": {}}')
+    with serving(answer, path="/predictions/{model:.*}") as url:
+        call = ["run", "-u", url, "--management-url", NOWHERE, "-m", "m", "-i", "texts.txt", *more]
+        try:
+            exit_code = main(call)
+        except SystemExit as ended:
+            exit_code = int(ended.code or 0)
+    output = capsys.readouterr()
+    assert (exit_code, output.out) == (2, "")
+    (line,) = output.err.splitlines()
+    assert line.startswith("load: ")
+    assert words in line

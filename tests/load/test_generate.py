@@ -1,0 +1,330 @@
+"""The generator against a server on a socket; no assertion here is on a time that a slow machine would change."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from load import expect, generate, measure, results
+from load.__main__ import main
+from load.generate import Attack, ClosedLoop, Load, OpenLoop, Target
+from load.inputs import Inputs
+from load.results import Recording, Verdict
+from load.run_file import Run
+from load.schedules import Constant
+from load.windows import Stable, Window, unstable
+from tests.load.fake_server import serving
+
+TIMING = 'forward;dur=9.5, batch;desc="2"'
+
+
+class Gate:
+    """Answers nothing until so many requests are in flight, or `open` is called; then everything."""
+
+    def __init__(self, waits_for: float = float("inf")) -> None:
+        self.most = self._in_flight = 0
+        self.opened_s = 0.0
+        self._waits_for = waits_for
+
+    async def answer(self, _request: web.Request) -> web.Response:
+        """Answer one request."""
+        self._in_flight += 1
+        self.most = max(self.most, self._in_flight)
+        if self._in_flight >= self._waits_for:
+            self.open()
+        while not self.opened_s:
+            await asyncio.sleep(0.005)
+        self._in_flight -= 1
+        return web.Response(text="{}", headers={"Server-Timing": TIMING})
+
+    def open(self) -> None:
+        """Let everything be answered."""
+        self.opened_s = self.opened_s or time.perf_counter()
+
+
+async def soon(request: web.Request) -> web.Response:
+    """Answer the body as a label, in 5 ms: faster, the generator would use its whole core."""
+    await asyncio.sleep(0.005)
+    return web.json_response({(await request.read()).decode(): 0.9}, headers={"Server-Timing": TIMING})
+
+
+def attack(url: str, load: Load, *bodies: bytes, duration_s: float = 0.1) -> Attack:
+    target = Target(f"{url}/predictions/m", {"Authorization": "Bearer key"}, timeout_s=10)
+    return Attack(target, Inputs.of(bodies or [b"{}"], "text/x-test"), load, duration_s)
+
+
+def answered(count: int) -> generate.Until:
+    async def wait(recording: Recording) -> None:
+        while len(recording.exchanges) < count:
+            await asyncio.sleep(0.01)
+
+    return wait
+
+
+def test_open_loop_sends_by_its_schedule_while_nothing_is_answered_and_latency_counts_from_it() -> None:
+    """The server stalls until 12 requests have come: a closed loop of fewer clients would not send them."""
+    gate = Gate(waits_for=12)
+    with serving(gate.answer) as url:
+        made = replace(attack(url, OpenLoop(Constant(50))), until=answered(12))
+        recording = generate.run(made.generate(Recording()))
+    first = sorted(recording.exchanges, key=lambda exchange: exchange.due_s)[:12]
+    assert [exchange.due_s - recording.started_s for exchange in first] == pytest.approx([n / 50 for n in range(12)])
+    assert all(each.sent_s >= each.due_s and each.answered_s >= gate.opened_s for each in first)
+    # The first one that counts waited for ten gaps of 20 ms at least.
+    assert made.summarise(recording).latency_ms(100) >= 200
+
+
+def test_open_loop_beyond_its_limit_counts_everything_that_was_due_from_when_it_was_due() -> None:
+    gate = Gate()
+
+    async def until(recording: Recording) -> None:
+        await asyncio.sleep(0.2)
+        gate.open()
+        await answered(len(recording.exchanges) + 20)(recording)
+        gate.opened_s, opened_s = 0.0, gate.opened_s
+        while recording.in_flight != 3:
+            await asyncio.sleep(0.01)
+        asyncio.get_running_loop().call_later(0.05, setattr, gate, "opened_s", opened_s)
+
+    with serving(gate.answer) as url:
+        made = replace(attack(url, OpenLoop(Constant(1000), max_in_flight=3)), until=until)
+        recording = generate.run(made.generate(Recording()))
+    assert gate.most == 3
+    late = [each for each in recording.exchanges if each.due_s < gate.opened_s <= each.sent_s]
+    # Sent after the stall, due before: they have waited.
+    assert late
+    assert all(each.latency_s >= gate.opened_s - each.due_s for each in late)
+    summary = made.summarise(recording)
+    due_s = (recording.started_s + number / 1000 for number in range(10**5))
+    assert summary.requests == sum(recording.opens_s <= each < recording.closes_s for each in due_s)
+    reasons = " ".join(summary.invalid_reasons)
+    assert "waited because the limit of requests in flight was reached" in reasons
+    assert f"{summary.unsent} requests that were due were never sent" in reasons
+    assert "the generator fell behind" in reasons
+
+
+def test_closed_loop_keeps_as_many_requests_in_flight_and_connections_and_no_more() -> None:
+    gate, connections, bodies = Gate(waits_for=7), set(), Counter[bytes]()
+
+    async def answer(request: web.Request) -> web.Response:
+        connections.add(request.transport)
+        bodies[await request.read()] += 1
+        assert request.headers["Authorization"] == "Bearer key"
+        assert request.content_type == "text/x-test"
+        return await gate.answer(request)
+
+    with serving(answer) as url:
+        summary = attack(url, ClosedLoop(7), b"a", b"b", bytes(3_000_000)).run()
+    assert (gate.most, len(connections), set(bodies)) == (7, 7, {b"a", b"b", bytes(3_000_000)})
+    # Each client warms up with one request, which does not count, and sends another one that does.
+    assert 7 <= summary.completed <= bodies.total() - 7
+    assert summary.statuses == {200: summary.completed}
+    assert (summary.server_ms, summary.mean_batch_size) == ({"forward": 9.5}, 2)
+
+
+def test_failures_are_counted_by_status_and_by_reason() -> None:
+    asked = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked % 3 == 1 and request.transport is not None:
+            request.transport.close()
+        return web.Response(status=500 if asked % 3 == 0 else 200)
+
+    with serving(answer) as url:
+        summary = replace(attack(url, OpenLoop(Constant(100))), until=answered(30)).run()
+    assert summary.statuses.keys() == {0, 200, 500}
+    assert summary.errors == {"ServerDisconnectedError": summary.statuses[0]}
+    assert summary.completed == summary.statuses[200]
+
+
+def test_server_that_is_not_there_or_does_not_answer_in_time_is_a_reason_and_no_busy_loop() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        summary = attack(f"http://127.0.0.1:{unused.getsockname()[1]}", ClosedLoop(1), duration_s=0.25).run()
+    assert summary.errors == {"ClientConnectorError": summary.failures[0]}
+    # One every 0.1 s.
+    assert summary.failures[0] <= 4
+    with serving(Gate().answer) as url:
+        made = attack(url, ClosedLoop(1), duration_s=0.01)
+        summary = replace(made, target=replace(made.target, timeout_s=0.05)).run()
+    assert not summary.completed
+    assert summary.errors.keys() <= {"TimeoutError", "ConnectionTimeoutError", "SocketTimeoutError"}
+
+
+@pytest.mark.parametrize("load", [OpenLoop(Constant(200)), ClosedLoop(2)], ids=str)
+def test_fault_of_the_generator_fails_one_request_and_the_run_goes_on(load: Load) -> None:
+    def judge(source: int, body: bytes) -> Verdict:
+        if b"b" in body:
+            raise KeyError("a bug of ours")
+        return Verdict.RIGHT
+
+    with serving(soon) as url:
+        summary = replace(attack(url, load, b"a", b"b"), check=judge, until=answered(20)).run()
+    ((error, failed),) = summary.errors.items()
+    assert error.startswith("generator: KeyError at test_generate.py:")
+    assert summary.failures == {0: failed}
+    assert f"{failed} requests failed in the generator itself" in summary.invalid_reasons
+    assert summary.completed > 1 < failed
+
+
+@pytest.mark.parametrize("load", [OpenLoop(Constant(100)), ClosedLoop(2)], ids=str)
+def test_run_that_is_stopped_keeps_what_it_has_and_waits_for_no_answer(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "STOP_GRACE_S", 0.05)
+    asked = 0
+
+    async def answer(_request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(60 if asked > 40 else 0.002)
+        return web.Response()
+
+    async def until(recording: Recording) -> None:
+        await answered(40)(recording)
+        recording.stop()
+        await asyncio.sleep(60)
+
+    with serving(answer) as url:
+        summary = replace(attack(url, load), until=until).run()
+    assert summary.completed >= 5
+    assert "ended early" in summary.invalid_reasons
+
+
+def test_run_that_cannot_record_more_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "MAX_EXCHANGES", 20)
+    with serving(soon) as url:
+        summary = attack(url, ClosedLoop(2), duration_s=60).run()
+    assert 15 <= summary.completed <= 21
+    assert summary.invalid_reasons[0] == "cut short after 20 requests, the most that are recorded"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([(100, 5), (100, 5)], "2 of 3 windows"),
+        ([(1, 90), (91, 5), (100, 5), (109, 5)], None),
+        ([(80, 5), (100, 5), (120, 5)], "throughput of the last 3 windows is off its mean by 20 %"),
+        ([(100, 4), (100, 5), (100, 6)], "latency of the last 3 windows is off its mean by 20 %"),
+        ([(0, 0), (0, 0), (0, 0)], "throughput of the last 3 windows is off its mean by 100 %"),
+    ],
+)
+def test_windows_that_do_not_agree_within_10_percent_are_told(
+    values: list[tuple[float, float]], expected: str | None
+) -> None:
+    assert unstable([Window(0, *value) for value in values], 10) == expected
+
+
+def test_measurement_ends_with_three_windows_that_agree_or_is_not_valid() -> None:
+    with serving(soon) as url:
+        made = attack(url, ClosedLoop(1))
+        steady = replace(made, until=Stable(0.05, percentage=1e9)).run()
+        moving = replace(made, until=Stable(0.05, percentage=1e-9, max_trials=4, percentile=99)).run()
+    assert not any("not stable" in reason for reason in steady.invalid_reasons)
+    assert moving.invalid_reasons[0].startswith("not stable after 4 windows: ")
+    # The last three are the measurement.
+    assert steady.window_s >= 0.15 <= moving.window_s
+
+
+def test_answers_of_another_request_are_told_from_wrong_ones() -> None:
+    waiting: list[tuple[bytes, asyncio.Future[bytes]]] = []
+
+    async def swap(request: web.Request) -> web.Response:
+        body = await request.read()
+        if waiting:
+            first, future = waiting.pop()
+            future.set_result(body)
+            return web.Response(body=first)
+        waiting.append((body, asyncio.get_running_loop().create_future()))
+        try:
+            async with asyncio.timeout(1):
+                return web.Response(body=await waiting[0][1])
+        except TimeoutError:
+            # The last of all has no partner.
+            return web.Response(status=503)
+
+    with serving(swap) as url:
+        made = attack(url, ClosedLoop(2), b'{"cat": 0.9}', b'{"cup": 0.9}')
+        check = expect.judge([{"cat": 0.9}, {"cup": 0.9}])
+        summary = replace(made, check=check, until=answered(20)).run()
+    assert summary.verdicts[Verdict.SWAPPED] >= 10
+    assert not summary.completed
+
+
+def call(url: str, folder: Path, *more: str) -> list[str]:
+    (folder / "texts.txt").write_text("cat\ncup\n")
+    given = ["-u", url, "--management-url", "http://127.0.0.1:1", "-m", "m", "-i", str(folder / "texts.txt")]
+    return [*given, "--warm-up", "0", "--duration", "50ms", *more]
+
+
+def test_shortest_useful_call_prints_a_table_and_stores_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "REFRESH_S", 0.01)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    out, page = tmp_path / "folder" / "run.json", tmp_path / "page.html"
+    with serving(soon) as url:
+        more = ("--concurrency", "1,4", "-o", str(out), "--token", "secret", "--expect", "alone")
+        assert main(["run", *call(url, tmp_path, *more)]) == 0
+    output = capsys.readouterr()
+    assert [line.split()[1] for line in output.out.splitlines()] == ["load", "1", "4"]
+    assert "m, 4 clients: " in output.err
+    assert " in flight, " in output.err
+    assert b"secret" not in out.read_bytes()
+    run = Run.read(out)
+    assert run.inputs == ["texts.txt:1", "texts.txt:2"]
+    for step in run.steps:
+        assert {*step.status, *step.answers} == {"200", "right"}
+        assert step.mean_batch_size == 2
+    assert main(["report", str(out), str(out), "--html", str(page), "-f", str(tmp_path / "a.csv")]) == 0
+    assert "before: m, after: m" in capsys.readouterr().out
+    assert page.read_text().startswith("<!doctype html>")
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 5
+
+
+def test_search_finds_the_highest_load_that_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    in_flight = 0
+
+    async def answer(_request: web.Request) -> web.Response:
+        nonlocal in_flight
+        in_flight += 1
+        status = 503 if in_flight > 3 else 200
+        await asyncio.sleep(0.03)
+        in_flight -= 1
+        return web.Response(status=status)
+
+    with serving(answer) as url:
+        more = ("--concurrency", "1:8", "-l", "60000", "--percentile", "90")
+        assert main(["search", *call(url, tmp_path, *more)]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "m: highest load with 90 % of requests within 60000 ms: 3 clients"
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = 0
+
+    async def answer(_request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked == 30:
+            os.kill(os.getpid(), signal.SIGINT)
+        return await soon(_request)
+
+    out = tmp_path / "run.json"
+    with serving(answer) as url:
+        call_ = call(url, tmp_path, "--concurrency", "2,4", "--duration", "60s", "-o", str(out))
+        assert main(["run", *call_]) == 130
+    (step,) = Run.read(out).steps
+    assert "ended early" in str(step.invalid_reason)
+    assert step.status["200"] >= 10
+    assert "2 clients" in capsys.readouterr().out

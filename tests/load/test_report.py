@@ -1,0 +1,150 @@
+"""run.json, table, ratios, CSV and page of runs whose numbers are known."""
+
+import csv
+import io
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from load import page, report
+from load.errors import LoadError
+from load.generate import Attack, ClosedLoop, Load, OpenLoop, Target
+from load.inputs import Inputs
+from load.results import Exchange, Recording
+from load.run_file import Run, Step, step_of
+from load.schedules import Poisson
+
+TIMING = 'decode;dur=2.00, wait;dur=1.00, forward;dur=40.00, encode;dur=0.50, batch;desc="4"'
+
+
+def step(load: Load, throughput_per_s: float, repeat: int = 1) -> Step:
+    """Ten seconds with latencies of 1 .. 100 ms in turn, a refusal and a lost connection among them."""
+    count = round(throughput_per_s * 10)
+    good = [
+        Exchange(n / count * 9.8, n / count * 9.8, n / count * 9.8 + (1 + n % 100) / 1e3, 200, server_timing=TIMING)
+        for n in range(count)
+    ]
+    bad = [Exchange(5, 5, 5.001, 503), Exchange(6, 6, 7, 0, error="ServerDisconnectedError")]
+    recording = Recording([*good, *bad], opens_s=0, closes_s=10)
+    # Half of the latencies are within the threshold.
+    attack = Attack(Target("http://x/predictions/m"), Inputs.of([b""]), load, latency_threshold_ms=50.5)
+    summary = replace(attack.summarise(recording), throughput_per_s=throughput_per_s)
+    return step_of(attack, summary, recording, repeat, "2026-01-01T00:00:00.000+00:00")
+
+
+def run(label: str = "ours", *throughputs_per_s: float) -> Run:
+    """A step of a closed loop and one of an open loop, or repeats of the first."""
+    repeats = [step(ClosedLoop(8), each, number) for number, each in enumerate(throughputs_per_s, 1)]
+    steps = repeats or [step(ClosedLoop(8), 50), step(OpenLoop(Poisson(60)), 60)]
+    return Run(label, "2026-01-01T00:00:00+00:00", "m", "http://x/predictions/m", {"batchSize": 4}, {}, ["a"], steps)
+
+
+def invalid(original: Run) -> Run:
+    steps = [replace(each, is_valid=False, invalid_reason="the generator <fell> behind") for each in original.steps]
+    return replace(original, steps=steps)
+
+
+def test_run_json_has_the_documented_fields_and_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    run().save(path)
+    assert Run.read(path) == run()
+    stored = json.loads(path.read_text())
+    first = stored["steps"][0]
+    assert stored["schema"] == "load-run/1"
+    assert (first["name"], first["kind"], first["value"]) == ("8 clients", "concurrency", 8)
+    assert (first["is_valid"], first["invalid_reason"]) == (True, None)
+    assert list(first["latency_ms"]) == ["min", "mean", "p50", "p90", "p95", "p99", "p99.9", "max"]
+    assert first["latency_ms"]["p50"] == pytest.approx(50)
+    assert (first["status"], first["connection_errors"]) == ({"200": 500, "503": 1}, {"ServerDisconnectedError": 1})
+    assert (first["requests"], first["in_time_percent"]) == (502, pytest.approx(100 * 250 / 502))
+    assert (first["requests_by_batch_size"], first["mean_batch_size"]) == ({"4": 500}, 4)
+    assert first["server_ms"] == {"decode": 2, "wait": 1, "forward": 40, "encode": 0.5}
+    assert {len(column) for column in first["exchanges"].values()} == {502}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read"),
+        (b"", "holds no run"),
+        (b"[]", "holds no run"),
+        (b'{"steps": []}', "holds no run"),
+        (b"load-run/0", "load-run/0, this program reads load-run/1"),
+    ],
+)
+def test_file_that_is_no_run_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "run.json"
+    if content == b"load-run/0":
+        run().save(path)
+        path.write_text(path.read_text().replace("load-run/1", "load-run/0"))
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(LoadError, match=message):
+        Run.read(path)
+
+
+def test_table_has_a_row_for_each_step_and_says_what_is_not_valid() -> None:
+    header, clients, rate = report.text([run()]).splitlines()
+    assert header.split()[:4] == ["run", "load", "1/s", "goodput"]
+    assert clients.split()[:4] == ["ours", "8", "clients", "50.0"]
+    assert "200: 500, 503: 1, ServerDisconnectedError: 1" in clients
+    assert clients.split()[-6:] == ["4.0", "2.00", "1.00", "40.0", "0.50", "yes"]
+    assert rate.startswith("ours  60/s poisson")
+    mixed = replace(run().steps[0], answers={"right": 5, "wrong": 1, "swapped": 2})
+    words = "WRONG ANSWERS: ours, 8 clients: 1 wrong, 2 that belong to another request, of 8 checked"
+    assert list(report.remarks([replace(run(), steps=[mixed])])) == [words]
+    text = report.text([invalid(run())])
+    assert text.count(" NO\n") == 2
+    assert "NOT VALID: ours, 8 clients: the generator <fell> behind" in text
+
+
+def test_ratio_of_repeats_is_their_geometric_mean_with_students_interval() -> None:
+    mean, low, high = report.ratio([2, 4, 8])
+    assert mean == pytest.approx(4)
+    # Logarithms to base 2 are 1, 2, 3: mean 2, deviation 1; t of 2 degrees of freedom is 4.303.
+    assert math.log2(high) == pytest.approx(2 + 4.303 / math.sqrt(3))
+    assert math.log2(low) == pytest.approx(2 - 4.303 / math.sqrt(3))
+    assert report.ratio([2]) == (2, 2, 2)
+
+
+def test_runs_are_compared_by_the_repeats_of_each_load_that_are_valid_in_both() -> None:
+    first, *_ = report.ratios(run("a", 50, 60), run("b", 100, 90))
+    assert (first["load"], first["quantity"]) == ("8 clients", "throughput 1/s")
+    assert (first["before"], first["after"], first["ratio"]) == ("55.0", "95.0", f"{math.sqrt(2 * 1.5):.3f}")
+    other = run("b", 100, 90)
+    other.steps[1] = invalid(other).steps[1]
+    assert report.ratios(run("a", 50, 60), other)[0]["ratio"] == "2.000"
+    assert "nothing to compare" in report.text([run("a", 50), replace(run("b"), steps=run("b").steps[1:])])
+
+
+def test_csv_has_perf_analyzers_columns_in_microseconds() -> None:
+    rows = list(csv.DictReader(io.StringIO(report.to_csv([run("ours", 50)]))))
+    names = "Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Server Queue,Server Compute Input,"
+    names += "Server Compute Infer,Server Compute Output,Client Recv,p50 latency,p90 latency,p95 latency,p99 latency"
+    assert list(rows[0])[:13] == names.split(",")
+    row = rows[0]
+    assert (row["Concurrency"], row["Inferences/Second"], row["Valid"]) == ("8", "50", "yes")
+    assert [row[f"Server Compute {stage}"] for stage in ("Input", "Infer", "Output")] == ["3000", "40000", "500"]
+    # 50.5 ms in the mean, less 43.5 of them in the handler.
+    assert float(row["Network+Server Send/Recv"]) == pytest.approx(7000)
+    assert float(row["p99 latency"]) == pytest.approx(99_000)
+    assert "Request Rate" in report.to_csv([run()]).splitlines()[0]
+
+
+def test_page_of_two_runs_is_whole_needs_no_network_and_compares_them() -> None:
+    empty = replace(run("ours", 50), label="without answers", steps=[])
+    assert "without answers" in page.render([empty])
+    text = page.render([run("ours", 50, 60, 55), run("<stock>", 25, 30, 27.5)])
+    assert not re.search(r"<(script|link|img)[^>]*(src|href)=", text)
+    without_scripts = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    assert "<stock>" not in without_scripts
+    assert "<h2>Before: ours, after: &lt;stock&gt;</h2>" in without_scripts
+    # Half the throughput, in every repeat.
+    assert "<td>0.500</td><td>0.500 .. 0.500</td>" in without_scripts
+    assert "<b>× 0.50</b><span>throughput at 8 clients, after over before</span>" in without_scripts
+    titles = ("Throughput against latency", "Latency distribution", "Batch sizes", "Time of a request")
+    assert all(title in text for title in titles)

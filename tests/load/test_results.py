@@ -1,0 +1,143 @@
+"""What a run's raw results amount to, against numbers worked out by hand."""
+
+import pytest
+
+from load.results import NO_ANSWER, Exchange, Latencies, Recording, Summary, Verdict, parse_timing, summarise
+from load.search import is_met
+
+
+def exchange(due_s: float, answered_s: float, status: int = 200, client: int = 0, sent_s: float = -1) -> Exchange:
+    return Exchange(due_s, due_s if sent_s < 0 else sent_s, answered_s, status, client)
+
+
+def closed(*exchanges: Exchange) -> Summary:
+    return summarise(Recording(list(exchanges), opens_s=0, closes_s=10), is_closed_loop=True)
+
+
+def opened(*exchanges: Exchange, threshold_ms: float | None = None) -> Summary:
+    return summarise(Recording(list(exchanges), opens_s=0, closes_s=10), False, threshold_ms)
+
+
+@pytest.mark.parametrize(
+    ("values_ms", "percent", "expected_ms"),
+    [
+        ([7], 50, 7),
+        ([1, 2], 50, 1),
+        # The example of nearest rank in Wikipedia, "Percentile".
+        ([15, 20, 35, 40, 50], 40, 20),
+        ([15, 20, 35, 40, 50], 50, 35),
+        (range(1, 101), 99, 99),
+        (range(1, 1001), 99.9, 999),
+    ],
+)
+def test_percentile_of_known_values_is_nearest_rank(values_ms: list[float], percent: float, expected_ms: float) -> None:
+    assert Latencies(value / 1e3 for value in values_ms).percentile_ms(percent) == pytest.approx(expected_ms)
+
+
+@pytest.mark.parametrize(("values", "percent"), [([], 50), ([1.0], 0), ([1.0], 100.1)])
+def test_percentile_without_meaning_raises(values: list[float], percent: float) -> None:
+    with pytest.raises(ValueError, match="no percentile"):
+        Latencies(values).percentile_ms(percent)
+
+
+def test_throughput_of_a_closed_loop_is_the_sum_of_its_clients_own_rates() -> None:
+    # 2 in 2 s, and 1 in 0.25 s.
+    summary = closed(exchange(1.0, 1.5), exchange(1.5, 3.0), exchange(2.0, 2.25, client=1))
+    assert (summary.completed, summary.throughput_per_s) == (3, 5.0)
+    assert summary.latencies.statistics_ms()["mean"] == pytest.approx(750)
+    # Four clients are answered together every second: 4 a second, wherever in a cycle the window opened and closed.
+    bursts = [exchange(0.3 + cycle, 1.3 + cycle, client=client) for cycle in range(3) for client in range(4)]
+    assert closed(*bursts).throughput_per_s == pytest.approx(4)
+
+
+def test_throughput_of_an_open_loop_is_what_came_within_the_window_whenever_it_was_due() -> None:
+    summary = opened(exchange(-1, 0.5), exchange(1, 2), exchange(9, 9.9), exchange(9.5, 10.5), exchange(-2, -1))
+    assert summary.throughput_per_s == 0.3
+    # Latencies are of those that were due in it, all of them.
+    assert summary.completed == 3
+
+
+def test_failures_are_in_no_latency_and_take_their_time() -> None:
+    summary = closed(exchange(0, 1), exchange(1, 1.001, 503), exchange(1.001, 3, NO_ANSWER), exchange(3, 4))
+    assert summary.throughput_per_s == 0.5
+    assert summary.latency_ms(100) == pytest.approx(1000)
+    assert (summary.statuses, summary.failures) == ({0: 1, 200: 2, 503: 1}, {0: 1, 503: 1})
+    assert closed(exchange(0, 1, 500)).invalid_reasons == ("no good answer",)
+
+
+def test_wrong_and_swapped_answers_are_counted_and_not_good() -> None:
+    summary = opened(*(Exchange(1, 1, 2, 200, verdict=verdict) for verdict in Verdict))
+    assert (summary.completed, summary.throughput_per_s) == (1, 0.1)
+    assert summary.verdicts == {Verdict.RIGHT: 1, Verdict.WRONG: 1, Verdict.SWAPPED: 1}
+
+
+def test_goodput_counts_good_answers_within_the_threshold() -> None:
+    exchanges = [exchange(1, 1.1), exchange(2, 2.3), exchange(3, 3.1), exchange(4, 4.01, 503)]
+    summary = opened(*exchanges, threshold_ms=200)
+    assert (summary.throughput_per_s, summary.goodput_per_s, summary.in_time) == (0.3, 0.2, 2)
+
+
+@pytest.mark.parametrize(("percent", "expected"), [(50, True), (66.6, True), (66.7, False), (99, False)])
+def test_target_is_met_by_a_share_of_all_requests_failures_included(percent: float, expected: bool) -> None:
+    summary = opened(exchange(1, 1.1), exchange(2, 2.1), exchange(4, 4.01, 503), threshold_ms=200)
+    assert is_met(summary, percent) is expected
+    assert not is_met(opened(), percent)
+
+
+def test_latency_counts_from_the_scheduled_time_and_lag_is_part_of_it() -> None:
+    summary = opened(exchange(1, 2, sent_s=1.8))
+    assert summary.latency_ms(50) == pytest.approx(1000)
+    assert summary.lag.percentile_ms(50) == pytest.approx(800)
+
+
+@pytest.mark.parametrize(
+    ("lag_ms", "latency_ms", "is_valid"), [(9, 20, True), (11, 20, False), (11, 200, True), (21, 200, False)]
+)
+def test_run_of_a_late_generator_is_not_valid_and_says_by_how_much(
+    lag_ms: float, latency_ms: float, is_valid: bool
+) -> None:
+    late = (exchange(n / 100, n / 100 + latency_ms / 1e3, sent_s=n / 100 + lag_ms / 1e3) for n in range(100))
+    reasons = opened(*late).invalid_reasons
+    assert ("".join(reasons) == "") is is_valid
+    assert is_valid or f"{lag_ms:.1f} ms late" in reasons[0]
+
+
+def test_every_reason_not_to_believe_a_run_is_named() -> None:
+    faulty = Exchange(1, 1, 2, error="generator: KeyError at expect.py:7")
+    recording = Recording([exchange(1, 2), faulty], opens_s=0, closes_s=10, throttled=3, unsent=4, cpu_s=9.5)
+    recording.doubts.append("not stable")
+    recording.stopped.set()
+    summary = summarise(recording, False)
+    assert [reason.split(" ")[0] for reason in summary.invalid_reasons] == ["1", "not", "ended", "3", "4", "the"]
+    # What was due and never sent is a request too.
+    assert summary.requests == 6
+
+
+@pytest.mark.parametrize(
+    ("header", "durations_ms", "batch"),
+    [
+        (
+            'decode;dur=1.61, wait;dur=2.40, forward;dur=178.20, encode;dur=0.04, batch;desc="8"',
+            {"decode": 1.61, "wait": 2.4, "forward": 178.2, "encode": 0.04},
+            8,
+        ),
+        ("cache;desc=hit;dur=1", {}, None),
+        ("batch;desc=12", {}, 12),
+        ('forward;dur=1.2.3, decode;dur=., batch;desc="0"', {}, None),
+        (";;;,,=", {}, None),
+    ],
+)
+def test_server_timing_is_parsed_as_far_as_it_is_understood(
+    header: str, durations_ms: dict[str, float], batch: int | None
+) -> None:
+    assert parse_timing(header) == (durations_ms, batch)
+
+
+def test_batch_sizes_are_counted_by_requests_and_averaged_over_batches() -> None:
+    headers = ['forward;dur=10, batch;desc="1"', *['forward;dur=40, batch;desc="4"'] * 4, None, "forward;dur=90"]
+    summary = opened(*(Exchange(1, 1, 2, 200, server_timing=header) for header in headers))
+    assert summary.server_ms == {"forward": pytest.approx((10 + 4 * 40 + 90) / 6)}
+    assert summary.requests_by_batch_size == {1: 1, 4: 4}
+    # A batch of 1 and a batch of 4.
+    assert summary.mean_batch_size == 2.5
+    assert opened(exchange(1, 2)).mean_batch_size is None

@@ -1,0 +1,58 @@
+"""The search and the rules of tuning, on loads and batches that are known."""
+
+import pytest
+
+from load.errors import LoadError
+from load.search import highest
+from load.tune import Advice, Point, advise
+
+
+@pytest.mark.parametrize(
+    ("loads", "limit", "expected"),
+    [
+        (range(10, 101, 10), 57, 50),
+        (range(10, 101, 10), 1000, 100),
+        (range(10, 101, 10), 10, 10),
+        (range(10, 101, 10), 9, None),
+        ([1, 2], 1, 1),
+        ([1, 2, 4, 8, 16], 15, 8),
+    ],
+)
+def test_highest_of_a_known_limit_is_found(loads: list[int], limit: int, expected: int | None) -> None:
+    found = highest(loads, lambda load: load, lambda measured: measured <= limit)
+    assert found == (None if expected is None else (expected, expected))
+
+
+def test_highest_that_held_by_luck_is_given_up_for_the_next_that_holds_again() -> None:
+    seen: list[int] = []
+
+    def holds(load: int) -> bool:
+        seen.append(load)
+        # 7 holds the first time only; 6 was never measured before, and never holds; 5 does.
+        return load <= 5 or (load == 7 and seen.count(7) == 1)
+
+    assert highest(range(1, 9), lambda load: load, holds) == (5, 5)
+
+
+# 10 ms an item and 20 ms a batch.
+POINTS = [Point(size, 10 * size + 20) for size in (1, 2, 4, 8, 16)]
+
+
+@pytest.mark.parametrize(
+    ("threshold_ms", "expected"),
+    [
+        # 8 items take 100 ms, half of 200: one batch runs, one more can wait.
+        (200, Advice(8, 1, 8)),
+        (199, Advice(4, 1, 9)),
+        (1000, Advice(16, 1, 72)),
+        # A batch of 1 takes 30 ms: what just missed one cannot be in time, what did not can.
+        (40, Advice(1, 1, 1)),
+    ],
+)
+def test_advice_fits_two_batches_into_the_threshold(threshold_ms: float, expected: Advice) -> None:
+    assert advise(POINTS, threshold_ms) == expected
+
+
+def test_advice_for_less_than_a_single_request_takes_is_refused() -> None:
+    with pytest.raises(LoadError, match=r"takes 30\.0 ms: no setting answers within 29 ms"):
+        advise(POINTS, 29)
