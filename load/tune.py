@@ -12,14 +12,14 @@ last one ran:
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 from load.errors import LoadError
-from load.generate import Attack, ClosedLoop, Load, OpenLoop
+from load.generate import Attack, ClosedLoop, OpenLoop
 from load.measure import measure
 from load.results import Summary
 from load.run_file import Run, now
@@ -35,6 +35,8 @@ MAX_BATCH_DELAY_MS = 1
 READY_TIMEOUT_S = 300.0
 # Clients for each request of a batch: as many again queue while a batch runs, so that the next one is full.
 CLIENTS_PER_BATCH = 2
+# Requests that a measured rate has on average: fewer say nothing of a percentile.
+LEAST_REQUESTS = 10
 # Steps of the search for the rate, which goes from a tenth of the saturated throughput to all of it.
 RATE_STEPS = 20
 
@@ -86,15 +88,20 @@ class Tuner:
         """
         points: list[Point] = []
         for power in range(max_batch_size.bit_length()):
-            with self._variant(2**power) as measured:
-                points.append(_saturated(measured, 2**power))
+            with self._variant(2**power) as (attack, run):
+                points.append(_saturated(attack, run, 2**power))
             if points[-1].batch_ms > self.threshold_ms:
                 break
         advice, held = advise(points, self.threshold_ms), None
-        with self._variant(advice.batch_size) as measured:
-            point = _saturated(measured, advice.batch_size)
+        with self._variant(advice.batch_size) as (attack, run):
+            point = _saturated(attack, run, advice.batch_size)
             most_per_s = 1e3 * point.batch_size / point.batch_ms
             loads = [OpenLoop(Poisson(most_per_s * step / RATE_STEPS)) for step in range(2, RATE_STEPS + 1)]
+
+            def measured(load: OpenLoop) -> Summary:
+                duration_s = max(attack.duration_s, LEAST_REQUESTS / load.value)
+                return measure(replace(attack, load=load, duration_s=duration_s), run)
+
             if found := highest(loads, measured, lambda summary: is_met(summary, self.percentile)):
                 latency_ms = found[1].latencies.statistics_ms()
                 held = {"rate_per_s": found[0].value, "mean_ms": latency_ms["mean"], "p99_ms": latency_ms["p99"]}
@@ -112,8 +119,8 @@ class Tuner:
         }
 
     @contextmanager
-    def _variant(self, batch_size: int) -> Iterator[Callable[[Load], Summary]]:
-        """Register the model under another name, and yield what measures it; unregister it at the end of the block."""
+    def _variant(self, batch_size: int) -> Iterator[tuple[Attack, Run]]:
+        """Register the model under another name, and yield the attack on it and its run; unregister it in the end."""
         served = replace(self.served, model=f"{self.served.model}-tune")
         run = Run(f"batch_size {batch_size}", now(), served.model, served.target.url, {}, {}, [])
         registered_s = time.monotonic()
@@ -129,16 +136,16 @@ class Tuner:
                 served.management.wait_ready(served.model, READY_TIMEOUT_S)
                 self.ready_s.append(time.monotonic() - registered_s)
                 served.ask(self.attack.inputs.items[0])
-                yield lambda load: measure(replace(self.attack, target=served.target, load=load), run)
+                yield replace(self.attack, target=served.target), run
             finally:
                 served.management.unregister(served.model)
         except ClientError as error:
             raise LoadError(f"cannot serve {self.archive} as {served.model}: {error}") from error
 
 
-def _saturated(measured: Callable[[Load], Summary], size: int) -> Point:
+def _saturated(attack: Attack, run: Run, size: int) -> Point:
     """Measure the time of full batches."""
-    summary = measured(ClosedLoop(CLIENTS_PER_BATCH * size))
+    summary = measure(replace(attack, load=ClosedLoop(CLIENTS_PER_BATCH * size)), run)
     if not summary.completed:
         raise LoadError(f"batch_size {size}: no request was answered 200; statuses {summary.failures}")
     return Point(size, 1e3 * size / summary.throughput_per_s, summary.server_ms.get("forward"))
