@@ -1,4 +1,8 @@
-"""One real TorchServe for the session, on free ports, with archives built as a user builds them."""
+"""One real TorchServe for the session, on free ports, with archives built as a user builds them.
+
+Starting a worker costs seconds of a core: tests of a module share their models, and `serve` registers one anew only
+where a test has changed something about it.
+"""
 
 import fcntl
 import json
@@ -26,19 +30,26 @@ from torchserve_client.management import ManagementError
 
 MOBILENET = "mobilenet-v2"
 STARTUP_TIMEOUT_S = 90
+# Settings that make an archive adaptive, as archive.sh writes them.
+ADAPTIVE = {"continuousBatching": True, "maxBatchDelay": 1, "minWorkers": 1, "maxWorkers": 1}
 
 
 class Answer(NamedTuple):
-    """What a client got."""
+    """A client's answer."""
 
     status: int
     body: Any
     headers: dict[str, str]
 
+    @property
+    def batch_size(self) -> int:
+        """Items of its micro-batch, as Server-Timing has it."""
+        return int(self.headers["Server-Timing"].rpartition("batch;desc=")[2].strip('"'))
+
 
 @contextmanager
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One worker of xdist at a time: two that need one export are to make it once."""
+    """Let one process of xdist at a time build archives, so that each export is made once."""
     base = tmp_path_factory.getbasetemp()
     with (base.parent if base.name.startswith("popen-") else base).joinpath("exports.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -47,11 +58,17 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def archive(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Have an archive in the session's model store, built where there is none like it; returns its file's name."""
+    """Build an archive in the session's model store, unless it is there; returns its file's name."""
 
-    def build(name: str | Model, *, engine: Engine = "openvino", archive_format: str = "zip-store") -> str:
+    def build(
+        name: str | Model,
+        weights: str | None = None,
+        *,
+        engine: Engine = "openvino",
+        archive_format: str = "zip-store",
+    ) -> str:
         entry = model(name) if isinstance(name, str) else name
-        recipe = Recipe(entry, engine=engine, archive_format=archive_format, export_path=model_store)
+        recipe = Recipe(entry, weights, engine=engine, archive_format=archive_format, export_path=model_store)
         with alone(tmp_path_factory):
             return (recipe.find() or recipe.build()).path.name
 
@@ -60,14 +77,13 @@ def archive(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 @pytest.fixture(scope="session")
 def model_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """mobilenet-v2, trained, and resnet-152, untrained, as archives; mobilenet-v2 as a folder to vary."""
+    """mobilenet-v2 as an archive, and as a folder to vary."""
     store = tmp_path_factory.mktemp("model_store")
     # Where a recipe of this store looks for what it would have to export.
     (store / ".exports").symlink_to(shared())
     with alone(tmp_path_factory):
-        Recipe(model(MOBILENET), export_path=store).build()
-        Recipe(model("resnet-152"), "random", engine="openvino", export_path=store).build()
-        Recipe(model(MOBILENET), archive_format="no-archive", export_path=store).build()
+        for archive_format in ("zip-store", "no-archive"):
+            Recipe(model(MOBILENET), archive_format=archive_format, export_path=store).build()
     return store
 
 
@@ -85,7 +101,7 @@ def gateway(server: Server) -> Iterator[Sandbox]:
 
 
 class Registrations:
-    """Models that tests of one module share: registered anew only where a test changed something about them."""
+    """Models that tests of one module share."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -151,12 +167,12 @@ def serve(registrations: Registrations) -> Callable[..., str]:
 
 @pytest.fixture
 def variant(model_store: Path, server: Server) -> Iterator[Callable[..., str]]:
-    """Make a folder of the model store from mobilenet-v2's with another configuration; returns its name."""
+    """Copy a folder of the model store under another name, with other settings; returns the name."""
     made: list[Path] = []
 
-    def make(name: str, *, handler: dict[str, Any] | None = None, **settings: Any) -> str:
+    def make(name: str, *, of: str = MOBILENET, handler: dict[str, Any] | None = None, **settings: Any) -> str:
         folder = model_store / name
-        shutil.copytree(model_store / MOBILENET, folder)
+        shutil.copytree(model_store / of, folder)
         made.append(folder)
         path = folder / "model-config.yaml"
         config = {**yaml.safe_load(path.read_text()), **settings}
@@ -175,6 +191,13 @@ def variant(model_store: Path, server: Server) -> Iterator[Callable[..., str]]:
         except ManagementError:
             pass
         shutil.rmtree(folder)
+
+
+@pytest.fixture
+def adaptive_mobilenet(variant: Callable[..., str], serve: Callable[..., str]) -> str:
+    """mobilenet-v2 in adaptive mode, without a latency target: it refuses nobody, however slow the processor."""
+    name = variant("mobilenet-adaptive", handler={"scheduling": {"mode": "adaptive"}}, **ADAPTIVE)
+    return serve(archive=name, name=name, batch_size=16, max_batch_delay_ms=1)
 
 
 def worker_pid(server: Server, name: str) -> int:
@@ -209,6 +232,11 @@ def send_together(server: Server, name: str, bodies: list[bytes]) -> list[Answer
     """Requests at once, one thread each; every one is answered or the test fails."""
     with ThreadPoolExecutor(len(bodies)) as pool:
         return list(pool.map(lambda body: send(server, name, body), bodies))
+
+
+def logged(server: Server) -> str:
+    """Everything that the server and its workers have written."""
+    return "".join(file.read_text(errors="replace") for file in server.logs.rglob("*") if file.is_file())
 
 
 def curl(*arguments: str) -> str:

@@ -1,20 +1,22 @@
-"""A live model's next version, under load."""
+"""A live model's next version, under load: no request fails, and what does not come up changes nothing."""
 
 import json
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from deploy.server import Server
-from tests.e2e.conftest import MOBILENET, Registrations, send
+from tests.e2e.clients import Clients
+from tests.e2e.conftest import ADAPTIVE, MOBILENET, Registrations, send, url
 from tests.photographs import photograph
 from torchserve_client import RolloutFailed, archives
 from torchserve_client.cli import main
 from torchserve_client.rollout import Rollout, Wanted
 
+PHOTOGRAPHS = [photograph("chelsea")]
+# Seconds between the requests of a client: the new version's worker has something of the cores that it starts on.
+INTERVAL_S = 0.2
 # As a batch that takes long, put behind the handler's own methods.
 SLOW = """
     def inference(self, batch):
@@ -24,41 +26,9 @@ SLOW = """
 """
 
 
-# Seconds between a client's answer and its next request: several are always in flight, and the new version's worker has
-# something of the cores that it starts on.
-PAUSE_S = 0.1
-
-
-class Load:
-    """Clients that send one request after the other and never try twice; leaving the block stops and counts them."""
-
-    def __init__(self, server: Server, name: str, clients: int, pause_s: float = PAUSE_S) -> None:
-        self.statuses: Counter[int] = Counter()
-        self._server, self._name, self._pause_s = server, name, pause_s
-        self._is_over = threading.Event()
-        self._threads = [threading.Thread(target=self._client) for _ in range(clients)]
-
-    def _client(self) -> None:
-        while not self._is_over.is_set():
-            # An exception here (no answer, a cut connection) fails the thread, and with it the test.
-            self.statuses[send(self._server, self._name, photograph("chelsea")).status] += 1
-            self._is_over.wait(self._pause_s)
-
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join(120)
-            assert not thread.is_alive()
-
-
 @pytest.fixture
 def rollout(server: Server, model_store: Path, registrations: Registrations) -> Iterator[Callable[..., list[str]]]:
-    """Roll out and return what it said; copies that it left in the model store are removed."""
+    """Roll out and return the lines that it says; copies that it left in the model store are removed."""
 
     def run(name: str, **wanted: int | str) -> list[str]:
         said: list[str] = []
@@ -86,35 +56,7 @@ def release(model_store: Path, variant: Callable[..., str]) -> Callable[..., str
     return make
 
 
-def test_new_batch_parameters_take_over_under_load_and_no_request_fails(
-    server: Server, model_store: Path, serve: Callable[..., str], rollout: Callable[..., list[str]]
-) -> None:
-    name = serve()
-    with Load(server, name, 16) as load:
-        said = rollout(name, batch_size=16, max_batch_delay_ms=5)
-        answered = sum(load.statuses.values())
-        rollout(name, batch_size=4)
-    assert set(load.statuses) == {200}
-    assert sum(load.statuses.values()) > answered > 16
-    assert said == [
-        "mobilenet-v2: version 1.0-r2 is registered, batch_size 16, max_batch_delay 5 ms, 1 worker",
-        "mobilenet-v2: version 1.0-r2 is ready",
-        "mobilenet-v2: version 1.0-r2 is the default",
-        "mobilenet-v2: version 1.0 has answered everything",
-        "mobilenet-v2: version 1.0 is unregistered",
-    ]
-    assert server.management.versions(name) == ["1.0-r3"]
-    described = server.management.describe(name)
-    # What was not asked for stays as it was.
-    assert (described["batchSize"], described["maxBatchDelay"], described["minWorkers"]) == (4, 5, 1)
-    # The copy that served in between is gone, the archive itself is not.
-    assert {path.name for path in model_store.glob("mobilenet-v2*.mar")} == {
-        "mobilenet-v2.mar",
-        "mobilenet-v2@1.0-r3.mar",
-    }
-
-
-def test_requests_that_wait_for_the_old_version_and_its_running_batch_are_answered(
+def test_new_batch_parameters_take_over_while_requests_wait_for_the_old_version(
     server: Server,
     model_store: Path,
     serve: Callable[..., str],
@@ -124,80 +66,82 @@ def test_requests_that_wait_for_the_old_version_and_its_running_batch_are_answer
     name = variant("mobilenet-slow")
     module = model_store / name / "image_classification.py"
     module.write_text(module.read_text() + SLOW)
-    serve(archive=name, name=name, batch_size=2, max_batch_delay_ms=1)
+    serve(archive=name, name=name, batch_size=2, max_batch_delay_ms=5)
     # Two a batch of 0.4 s: a backlog of some five seconds, which killing the old worker would have lost.
-    with Load(server, name, 24, pause_s=0) as load:
-        rollout(name, batch_size=8)
-    assert set(load.statuses) == {200}
-    assert server.management.versions(name) == ["1.0-r2"]
+    with Clients(url(server, name), 24, PHOTOGRAPHS) as clients:
+        clients.wait_for(4)
+        said = rollout(name, batch_size=16)
+        clients.wait_for(24)
+    assert (set(clients.statuses), clients.lost) == ({200}, [])
+    assert said == [
+        f"{name}: version 1.0-r2 is registered, batch_size 16, max_batch_delay 5 ms, 1 worker",
+        f"{name}: version 1.0-r2 is ready",
+        f"{name}: version 1.0-r2 is the default",
+        f"{name}: version 1.0 has answered everything",
+        f"{name}: version 1.0 is unregistered",
+    ]
+    rollout(name, max_batch_delay_ms=7)
+    assert server.management.versions(name) == ["1.0-r3"]
+    described = server.management.describe(name)
+    # What was not asked for stays as it was.
+    assert (described["batchSize"], described["maxBatchDelay"], described["minWorkers"]) == (16, 7, 1)
+    # The copy that served in between is gone, the archive itself is not.
+    assert {path.name for path in model_store.glob(f"{name}*")} == {name, f"{name}@1.0-r3"}
 
 
-def test_old_version_of_several_workers_is_given_its_response_timeout(
+def test_adaptive_version_is_given_its_response_timeout(
     server: Server, serve: Callable[..., str], variant: Callable[..., str], rollout: Callable[..., list[str]]
 ) -> None:
-    name = variant("mobilenet-two", responseTimeout=4)
-    serve(archive=name, name=name, workers=2)
-    with Load(server, name, 8) as load:
-        said = rollout(name, initial_workers=1)
-    assert set(load.statuses) == {200}
-    assert said[3] == "mobilenet-two: version 1.0 has an empty queue; its last batches have 4 s"
+    """Nothing tells from outside that its worker has answered everything."""
+    handler = {"scheduling": {"mode": "adaptive"}}
+    name = variant("mobilenet-two", handler=handler, **{**ADAPTIVE, "responseTimeout": 8})
+    serve(archive=name, name=name)
+    with Clients(url(server, name), 4, PHOTOGRAPHS, interval_s=INTERVAL_S) as clients:
+        clients.wait_for(8)
+        said = rollout(name, batch_size=4)
+        clients.wait_for(8)
+    assert (set(clients.statuses), clients.lost) == ({200}, [])
+    assert said[3] == f"{name}: version 1.0 has an empty queue; its last batches have 8 s"
 
 
-def test_new_archive_takes_over_under_load(
-    server: Server, serve: Callable[..., str], release: Callable[..., str], rollout: Callable[..., list[str]]
+def test_new_archive_takes_over_and_one_of_another_model_or_version_is_refused(
+    server: Server,
+    serve: Callable[..., str],
+    archive: Callable[..., str],
+    release: Callable[..., str],
+    rollout: Callable[..., list[str]],
 ) -> None:
     name = serve()
-    with Load(server, name, 8) as load:
-        rollout(name, archive=release("mobilenet-next", "2.0", top_k=1))
-    assert set(load.statuses) == {200}
+    other = archive("language-id")
+    with pytest.raises(RolloutFailed, match=r"language-id\.mar holds language-id, not mobilenet-v2"):
+        rollout(name, archive=other)
+    with pytest.raises(RolloutFailed, match=r"version 1\.0 is registered already; give mobilenet-same another"):
+        rollout(name, archive=release("mobilenet-same", "1.0"))
+    assert server.management.versions(name) == ["1.0"]
+    rollout(name, archive=release("mobilenet-next", "2.0", top_k=1))
     assert server.management.versions(name) == ["2.0"]
     assert len(send(server, name, photograph("chelsea")).body) == 1
 
 
-def test_new_version_that_does_not_come_up_is_taken_back_and_the_old_one_never_stops(
-    server: Server,
-    model_store: Path,
-    serve: Callable[..., str],
-    release: Callable[..., str],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    name = serve()
-    archive = release("mobilenet-broken", "2.0", resize_sise=256)
-    arguments = ["rollout", name, "--url", archive, "--model-store", str(model_store), "--logs", str(server.logs)]
-    with Load(server, name, 8) as load:
-        code = main(["--management", server.settings.management_url, *arguments])
-    assert code == 1
-    error = capsys.readouterr().err
-    assert error.startswith("client: mobilenet-v2: Cannot load mobilenet-v2: InvalidConfig: handler: resize_sise:")
-    assert error.endswith("; version 1.0 serves on\n")
-    assert set(load.statuses) == {200}
-    assert server.management.versions(name) == ["1.0"]
-    assert server.management.is_ready(name)
-
-
-def test_copy_that_does_not_come_up_is_removed_from_the_model_store(
+def test_version_that_does_not_come_up_is_taken_back_and_the_old_one_never_stops(
     server: Server,
     model_store: Path,
     serve: Callable[..., str],
     variant: Callable[..., str],
-    rollout: Callable[..., list[str]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    name = variant("mobilenet-edited")
-    serve(archive=name, name=name)
+    name = serve(archive=variant("mobilenet-edited"), name="mobilenet-edited")
+    # The copy that is made for the new version has it; the worker that serves has read its own.
     config = model_store / name / "model-config.yaml"
     config.write_text(config.read_text().replace("crop_size", "crop_sise"))
-    with pytest.raises(RolloutFailed, match=r"version 1\.0 serves on"):
-        rollout(name, batch_size=2)
-    assert list(model_store.glob("*@*")) == []
-    assert send(server, name, photograph("chelsea")).status == 200
-
-
-def test_archive_of_another_model_or_of_a_version_that_serves_is_refused(
-    server: Server, serve: Callable[..., str], release: Callable[..., str], rollout: Callable[..., list[str]]
-) -> None:
-    name = serve()
-    with pytest.raises(RolloutFailed, match=r"resnet-152\.mar holds resnet-152, not mobilenet-v2"):
-        rollout(name, archive="resnet-152.mar")
-    with pytest.raises(RolloutFailed, match=r"version 1\.0 is registered already; give mobilenet-same another"):
-        rollout(name, archive=release("mobilenet-same", "1.0"))
+    arguments = ["rollout", name, "--batch-size", "2", "--model-store", str(model_store), "--logs", str(server.logs)]
+    with Clients(url(server, name), 4, PHOTOGRAPHS, interval_s=INTERVAL_S) as clients:
+        assert main(["--management", server.settings.management_url, *arguments]) == 1
+        clients.wait_for(4)
+    assert (set(clients.statuses), clients.lost) == ({200}, [])
+    error = capsys.readouterr().err
+    assert error.startswith(f"client: {name}: Cannot load {name}: InvalidConfig: handler: crop_sise:")
+    assert error.endswith("; version 1.0 serves on\n")
     assert server.management.versions(name) == ["1.0"]
+    assert server.management.is_ready(name)
+    assert list(model_store.glob("*@*")) == []

@@ -1,0 +1,111 @@
+"""Clients that send while something happens to what they call, and count what became of each request.
+
+Clients(url, count, body) -> a thread each, one request after the other, never a second try -> statuses, lost
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import requests
+
+# Seconds for an answer, and for a thread to end: far above what any of it takes on a machine that stalls.
+TIMEOUT_S = 120.0
+# Seconds after an error.
+PAUSE_S = 0.25
+
+
+class Clients:
+    """Clients between the start and the end of a `with` block.
+
+    Attributes:
+        statuses: number of answers by HTTP status.
+        lost: what became of the requests that have no answer.
+    """
+
+    def __init__(self, url: str, count: int, bodies: Sequence[bytes], *, interval_s: float = 0.0) -> None:
+        """Describe them; each begins when the block does.
+
+        Args:
+            url: what they POST to.
+            count: how many.
+            bodies: sent in turn.
+            interval_s: seconds between two requests of one client; it sends at once where its last answer came later.
+        """
+        self.statuses: Counter[int] = Counter()
+        self.lost: list[str] = []
+        self._url, self._bodies, self._interval_s = url, bodies, interval_s
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._client, args=(number,)) for number in range(count)]
+
+    def _client(self, number: int) -> None:
+        with requests.Session() as session:
+            session.trust_env = False
+            while not self._is_over.is_set():
+                due_s = time.monotonic() + self._interval_s
+                try:
+                    answer = session.post(self._url, data=self._bodies[number % len(self._bodies)], timeout=TIMEOUT_S)
+                    self.statuses[answer.status_code] += 1
+                    if answer.status_code >= 400:
+                        # TorchServe closes the connection of an error; what starts a worker needs the cores.
+                        session.close()
+                        self._is_over.wait(PAUSE_S)
+                except requests.RequestException as error:
+                    if "NewConnectionError" in str(error):
+                        # Nobody listens any more: nothing was sent.
+                        return
+                    self.lost.append(str(error))
+                number += 1
+                self._is_over.wait(max(0.0, due_s - time.monotonic()))
+
+    def wait_for(self, count: int, status: int = 200) -> None:
+        """Wait until so many more answers have this status."""
+        wanted, deadline = self.statuses[status] + count, time.monotonic() + TIMEOUT_S
+        while self.statuses[status] < wanted:
+            assert time.monotonic() < deadline, self.statuses
+            time.sleep(0.02)
+
+    def __enter__(self) -> "Clients":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def end(self) -> None:
+        """Send nothing more, and wait for the answers that are due."""
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end()
+
+
+def capacity_per_s(url: str, bodies: Sequence[bytes], clients: int = 16, duration_s: float = 3.0) -> float:
+    """Measure what is answered when clients always wait."""
+    with Clients(url, clients, bodies) as asking:
+        asking.wait_for(2 * clients)
+        before, began_s = asking.statuses[200], time.monotonic()
+        time.sleep(duration_s)
+        rate = (asking.statuses[200] - before) / (time.monotonic() - began_s)
+    assert set(asking.statuses) == {200}
+    assert not asking.lost
+    return rate
+
+
+def under_load(
+    url: str, bodies: Sequence[bytes], rate_per_s: float, meanwhile: Callable[[], None], clients: int = 16
+) -> Clients:
+    """Send at a rate, a second before and after included, for as long as something takes; returns what was answered."""
+    with Clients(url, clients, bodies, interval_s=clients / rate_per_s) as asking:
+        time.sleep(1)
+        meanwhile()
+        time.sleep(1)
+    return asking
+
+
+def assert_all_answered(clients: Clients) -> None:
+    """Fail unless every request was answered, with 200."""
+    assert (set(clients.statuses), clients.lost) == ({200}, [])

@@ -1,0 +1,120 @@
+"""What TorchServe makes of a request before the handler sees it, and which requests share a batch."""
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deploy.models import ROOT
+from deploy.server import Server
+from tests.e2e.conftest import MOBILENET, curl, logged, metrics, send, send_together, url
+from tests.photographs import path, photograph
+from tests.waiting import until
+
+
+def test_curl_every_way_to_send_an_image_gives_the_same_answer(
+    server: Server, serve: Callable[..., str], tmp_path: Path
+) -> None:
+    address = url(server, serve())
+    cat = path("chelsea")
+    document = tmp_path / "cat.json"
+    document.write_text(json.dumps({"b64": base64.b64encode(cat.read_bytes()).decode()}))
+    answers = [
+        curl("-T", str(cat), address),
+        curl("-X", "POST", "--data-binary", f"@{cat}", "-H", "Content-Type: image/png", address),
+        curl("-F", f"data=@{cat}", address),
+        curl("-F", f"photo=@{cat}", address),
+        curl("-X", "POST", "-H", "Content-Type: application/json", "--data-binary", f"@{document}", address),
+        curl("-T", str(document), address),
+    ]
+    assert len(set(answers)) == 1
+    assert next(iter(json.loads(answers[0]))) == "Egyptian cat"
+    three = json.loads(curl("-F", f"data=@{cat}", "-F", "top_k=3", address))
+    assert list(three) == list(json.loads(answers[0]))[:3]
+
+
+def test_instances_are_answered_in_order_with_errors_in_place(server: Server, serve: Callable[..., str]) -> None:
+    images = [base64.b64encode(photograph(name)).decode() for name in ("coffee", "chelsea")]
+    body = json.dumps({"instances": [{"b64": images[0]}, {"b64": "AAAA"}, {"b64": images[1]}], "top_k": 1})
+    answer = send(server, serve(), body.encode(), "application/json; charset=utf-8")
+    espresso, error, cat = answer.body["predictions"]
+    assert (list(espresso), list(cat)) == (["espresso"], ["Egyptian cat"])
+    assert error["error"] == {"code": 415, "type": "UnsupportedMedia", "message": error["error"]["message"]}
+
+
+def test_example_has_the_answer_that_lies_beside_it(server: Server, serve: Callable[..., str]) -> None:
+    folder = ROOT / "examples" / MOBILENET
+    answer = send(server, serve(), (folder / "espresso.jpg").read_bytes()).body
+    expected = json.loads((folder / "espresso.expected.json").read_text())
+    assert {label: answer[label] for label in expected} == pytest.approx(expected, abs=0.01)
+
+
+def test_requests_at_once_share_full_batches_and_the_metrics_count_them(
+    server: Server, serve: Callable[..., str]
+) -> None:
+    # A batch goes as soon as its eight requests are there; a machine that stalls has this long for them.
+    name = serve(max_batch_delay_ms=5000)
+    before = handler_metrics(server, name)
+    answers = send_together(server, name, [photograph("chelsea")] * 16)
+    assert [(answer.status, answer.batch_size) for answer in answers] == [(200, 8)] * 16
+
+    def grown() -> dict[str, float]:
+        return {series: value - before.get(series, 0.0) for series, value in handler_metrics(server, name).items()}
+
+    until(lambda: grown()["handler_items_total"] >= 16)
+    values = grown()
+    assert values["handler_requests_total success"] == 16
+    assert values["handler_executions_total 8"] == 2
+    assert values["handler_execution_seconds_total 8 infer"] > values["handler_execution_seconds_total 8 output"] > 0
+    assert [values[f"handler_batch_size_{series}"] for series in ("bucket 7", "bucket 8", "sum")] == [0, 2, 16]
+    for stage, count in {"decode": 16, "wait": 16, "forward": 2, "encode": 16}.items():
+        assert values[f"handler_{stage}_seconds_count"] == count
+        assert values[f"handler_{stage}_seconds_sum"] > 0
+
+
+def handler_metrics(server: Server, model: str) -> dict[str, float]:
+    """The handlers' series of one model's version 1.0, as "name" or "name bound"."""
+    found = {"handler_items_total": 0.0}
+    for series, value in metrics(server).items():
+        name, _, rest = series.partition("{")
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', rest))
+        if not name.startswith("handler_") or labels.pop("ModelName", None) != model:
+            continue
+        # Counters outlive a registration: other tests of the same server may have left other versions'.
+        if labels.pop("ModelVersion") == "1.0":
+            del labels["Hostname"]
+            found[" ".join([name, *labels.values()])] = value
+    return found
+
+
+# Where TorchServe itself reads the body, or leaves it: as bytes, as JSON, as a form.
+BAD_BODIES = [
+    (b"", None, 400, "EmptyInput"),
+    (b'{"canary": ', "application/json", 400, "MalformedJson"),
+    (b'{"canary": ', "text/plain", 415, "UnsupportedMedia"),
+    (b'{"canary": ', "application/x-www-form-urlencoded", 400, "EmptyInput"),
+    (b'{"b64": "AA=="}', "application/x-www-form-urlencoded", 400, "UnknownShape"),
+    (b'{"b64": "AAAA", "topk": 3}', "application/json", 400, "UnknownOption"),
+    (json.dumps({"instances": [{"b64": ""}] * 65}).encode(), "application/json", 413, "TooManyInstances"),
+    (b"x" * (6 * 2**20 + 1), None, 413, "BodyTooLarge"),
+]
+
+
+def test_bad_body_has_its_own_error_and_nothing_of_it_is_logged_or_left_for_the_next(
+    server: Server, serve: Callable[..., str]
+) -> None:
+    name = serve()
+    for body, content_type, status, type_ in BAD_BODIES:
+        # TorchServe pools its buffers: a short body must not end in a longer one's remains.
+        assert next(iter(send(server, name, photograph("coffee")).body)) == "espresso"
+        answer = send(server, name, body, content_type)
+        assert (answer.status, answer.body.get("type")) == (status, type_), answer
+        assert answer.body["code"] == status
+        assert answer.headers["content-type"] == "application/json"
+    assert send(server, name, b"x" * (33_554_432 + 1)).status == 413
+    written = logged(server)
+    assert "Loaded mobilenet-v2" in written
+    assert "canary" not in written

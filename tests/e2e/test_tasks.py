@@ -1,0 +1,217 @@
+"""Each task in each mode on the real server: every request gets its own answer, whoever it shares a batch with."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+
+from deploy.models import ROOT, model
+from deploy.server import Server
+from tests import own_models, tiny_models, tiny_seq2seq
+from tests.e2e.conftest import ADAPTIVE, MOBILENET, logged, send, send_together, url
+from tests.photographs import MOBILENET_TOP_1, photograph
+
+# What differs between an answer alone and in a batch, in fp32: the order of the sums. Answers of two items differ by far
+# more, which the tests check.
+ALIKE = 2e-3
+TEXTS = tuple(text.encode() for text in (*tiny_models.TEXTS[:1], *tiny_models.TEXTS[3:8], "Who wrote the letter?"))
+BAD_TEXTS = {b"canary \xff\xfe": (400, "InvalidText"), b" \n": (400, "EmptyInput")}
+
+
+def documents(**fields: Sequence[str]) -> tuple[bytes, ...]:
+    """JSON bodies, one for each value of the fields."""
+    return tuple(
+        json.dumps(dict(zip(fields, values, strict=True))).encode() for values in zip(*fields.values(), strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task's model, and what it is sent.
+
+    Attributes:
+        model: of examples/models.yaml.
+        good: bodies with answers that differ from each other.
+        bad: bodies -> the status and type of their error.
+        checkpoint: writes weights into a folder, where no package carries trained ones.
+        settings: of the handler.
+        known: answers, where the model is trained, as `read` has them.
+        read: what is compared of an answer.
+    """
+
+    model: str
+    good: Sequence[bytes]
+    bad: Mapping[bytes, tuple[int, str]]
+    checkpoint: Callable[[Path], Path] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    known: Sequence[Any] = ()
+    read: Callable[[Any], Any] = lambda body: body
+
+
+def tiny(task: str) -> Callable[[Path], Path]:
+    return lambda folder: tiny_models.checkpoint(folder, "distilbert", task)
+
+
+CONTEXT = "Anna Berg kept the inn at Lindau. On the tenth day Tomas Okafor crossed the bridge with two mules. "
+QUESTIONS = (
+    "Who kept the inn?",
+    "Where did the mules go?",
+    "When was the wall built?",
+    "How long did the ferry not run?",
+)
+LANGUAGES = {
+    "en": "Good morning, how are you?",
+    "fr": "Il fait beau aujourd'hui et nous allons à la plage.",
+    "ko": "기준금리를 동결했다.",
+    "de": "Die letzte Fähre fährt um neunzehn Uhr.",
+}
+CASES = {
+    "image_classification": Case(
+        MOBILENET,
+        [photograph(name) for name in MOBILENET_TOP_1],
+        {
+            b"canary": (415, "UnsupportedMedia"),
+            photograph("chelsea")[:30_000]: (422, "CorruptInput"),
+            b"": (400, "EmptyInput"),
+            b'{"canary": "AAAA"}': (400, "UnknownShape"),
+        },
+        known=[*MOBILENET_TOP_1.values()],
+    ),
+    "sentence_embedding": Case("sentence-embedding", TEXTS, BAD_TEXTS),
+    "text_classification": Case(
+        "text-classification", TEXTS, BAD_TEXTS, tiny("text_classification"), {"top_k": None}
+    ),
+    "token_classification": Case(
+        "token-classification", TEXTS, BAD_TEXTS, tiny("token_classification"), {"aggregation": "none"}
+    ),
+    "question_answering": Case(
+        "question-answering",
+        documents(question=QUESTIONS, context=[CONTEXT * count for count in (1, 3, 2, 4)]),
+        {b'{"question": "canary"}': (400, "UnknownShape"), b"canary": (400, "UnknownShape")},
+        tiny("question_answering"),
+    ),
+    # Random weights end no sentence, and their texts differ by rounding: only the languages are compared.
+    "translation": Case(
+        "translate-any",
+        [text.encode() for language, text in LANGUAGES.items() if language != "en"],
+        {**BAD_TEXTS, "La vetero estas tre bela hodiaŭ, ĉu ne?".encode(): (400, "UnknownLanguage")},
+        tiny_seq2seq.m2m100,
+        {"max_new_tokens": 8, "precision": "auto"},
+        known=[language for language in LANGUAGES if language != "en"],
+        read=lambda body: body["src_lang"],
+    ),
+    "language_id": Case(
+        "language-id",
+        [text.encode() for text in LANGUAGES.values()],
+        BAD_TEXTS,
+        known=[*LANGUAGES],
+        read=lambda body: body[0]["label"],
+    ),
+    "tokenization": Case("tokenizer", TEXTS, BAD_TEXTS),
+    "tensors": Case(
+        "batch2",
+        [json.dumps({"inputs": {"INPUT_1": [[number], [-number]]}}).encode() for number in range(6)],
+        {b'{"inputs": {"INPUT_1": [[1], [2], [3]]}}': (400, "BatchTooLarge"), b'{"canary": 1}': (400, "UnknownShape")},
+        known=[[[2 * number], [-2 * number]] for number in range(6)],
+        read=lambda body: body["outputs"]["OUTPUT_1"],
+    ),
+}  # fmt: skip
+
+
+def alike(first: Any, second: Any) -> bool:
+    """Whether two answers are the same but for their last digits."""
+    if isinstance(first, float) and isinstance(second, float):
+        return abs(first - second) < ALIKE
+    if isinstance(first, dict) and isinstance(second, dict):
+        # Probabilities that are nearly equal may change places.
+        return first.keys() == second.keys() and all(alike(first[key], second[key]) for key in first)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(alike, first, second))
+    return bool(first == second)
+
+
+@pytest.mark.parametrize("task", CASES)
+def test_task_in_both_modes_gives_each_its_own_answer_and_bad_items_fail_alone(
+    server: Server,
+    archive: Callable[..., str],
+    variant: Callable[..., str],
+    tmp_path: Path,
+    task: str,
+) -> None:
+    case = CASES[task]
+    weights = None if case.checkpoint is None else str(case.checkpoint(tmp_path))
+    folder = archive(case.model, weights, engine="auto", archive_format="no-archive")
+    bodies = [*case.good, *case.bad]
+    settings = {"precision": "fp32", **case.settings}
+    modes = {"classic": {"continuousBatching": False}, "adaptive": ADAPTIVE}
+    names = {
+        mode: variant(f"{task}-{mode}", of=folder, handler={**settings, "scheduling": {"mode": mode}}, **more)
+        for mode, more in modes.items()
+    }
+
+    def register(mode: str) -> None:
+        # A classic batch goes as soon as all are there; a machine that stalls has this long for them.
+        delay_ms = 3000 if mode == "classic" else 1
+        server.register(names[mode], names[mode], batch_size=len(bodies), max_batch_delay_ms=delay_ms, workers=1)
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(register, names))
+    # Every other one of both kinds, as far as there are.
+    order = sorted(range(len(bodies)), key=lambda index: index % len(case.good))
+    alone = [case.read(send(server, names["adaptive"], body).body) for body in case.good]
+    for answer, other in zip(alone, alone[1:], strict=False):
+        assert not alike(answer, other)
+    if case.known:
+        assert [next(iter(answer)) if isinstance(answer, dict) else answer for answer in alone] == case.known
+    for mode, name in names.items():
+        described = requests.get(url(server, name), headers={"X-Model-Metadata": "1"}, timeout=60).json()
+        assert (described["task"], described["mode"]) == (task, mode)
+        together = dict(zip(order, send_together(server, name, [bodies[index] for index in order]), strict=True))
+        for index, expected in enumerate(alone):
+            assert together[index].status == 200, together[index]
+            assert alike(case.read(together[index].body), expected), (mode, index)
+        if mode == "classic" and task != "translation":  # a micro-batch is of one language
+            assert max(together[index].batch_size for index in range(len(alone))) > 1
+        for index, (status, kind) in enumerate(case.bad.values(), len(alone)):
+            assert (together[index].status, together[index].body["type"]) == (status, kind), (mode, bodies[index])
+            assert together[index].body["code"] == status
+    if task == "translation":
+        check_documents(server, names["adaptive"])
+    assert "canary" not in logged(server)
+
+
+def check_documents(server: Server, name: str) -> None:
+    """Documents keep their lines, and each says its language, or not where the request does."""
+    body = (ROOT / "examples" / CASES["translation"].model / "texts.json").read_bytes()
+    french, korean, german, named = send(server, name, body, "application/json").body["predictions"]
+    assert [each["src_lang"] for each in (french, korean, german)] == ["fr", "ko", "de"]
+    assert named.keys() == {"translation_text"}
+    title, blank, sentences, other, item = german["translation_text"].split("\n")
+    assert (title[:2], blank, other, item[:2], bool(sentences)) == ("# ", "", "", "- ", True)
+
+
+def test_archive_of_each_format_serves_a_model_of_each_runtime(
+    server: Server, archive: Callable[..., str], serve: Callable[..., str], tmp_path: Path
+) -> None:
+    """Folders are in every other test, .onnx is in the README's."""
+    program = own_models.mnist(tmp_path, ".pt2")
+    serve(archive(program, engine="torch", archive_format="tgz"), program.name, batch_size=8, max_batch_delay_ms=100)
+    serve(archive(model("tabular"), archive_format="default"), "tabular", batch_size=8, max_batch_delay_ms=100)
+    images, columns = own_models.digits(8), own_models.people(8)
+    people = [
+        {name: each.decode() if name == "sex" else each.item() for name, each in zip(columns, row, strict=True)}
+        for row in zip(*columns.values(), strict=True)
+    ]
+    drawn = send_together(server, program.name, [json.dumps({"image": image.tolist()}).encode() for image in images])
+    found = np.array([answer.body["probabilities"] for answer in drawn])
+    np.testing.assert_allclose(found, own_models.probabilities(program, images), 0, 1e-5)
+    predicted = send_together(server, "tabular", [json.dumps(each).encode() for each in people])
+    expected = own_models.progression(8)
+    np.testing.assert_allclose([answer.body["progression"] for answer in predicted], expected, 1e-5)
+    assert [answer.body["band"] for answer in predicted] == own_models.bands(expected)
