@@ -1,20 +1,24 @@
-"""gateway.yaml and nodes.json, read and read anew."""
+"""gateway.yaml, nodes.json and a name with addresses: read, and read anew."""
 
 import json
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from deploy.gateway.configuration import Configuration, only_node
-from deploy.gateway.settings import CONFIG, Discover, Settings, read
+from deploy.gateway.names import Names, lookup, node_at
+from deploy.gateway.settings import CONFIG, Settings, read
 from deploy.nodes import node as node_files
 from deploy.nodes.node import Node
 from handlers.errors import InvalidConfig
+from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
 
-
-def node(name: str) -> Node:
-    url = "http://127.0.0.1:1"
-    return Node(name=name, inference=url, management=url, metrics=url)
+URLS = dict.fromkeys(("inference", "management", "metrics"), "http://127.0.0.1:1")
+DISCOVER = json.dumps({"discover": {"host": "torchserve-nodes"}})
+LOOK_S = 0.05
 
 
 @pytest.fixture
@@ -24,82 +28,85 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_shipped_settings_are_the_defaults_and_each_line_of_them_is_right(tmp_path: Path) -> None:
+@pytest.fixture
+def configuration(config: Path, tmp_path: Path) -> Configuration:
+    return Configuration(config, tmp_path / "nodes.json")
+
+
+def changed(configuration: Configuration) -> tuple[Settings, list[str]]:
+    """Return the new settings and the names of the nodes."""
+    found = configuration.changed()
+    assert found is not None
+    return found[0], [node.name for node in found[1]]
+
+
+def test_shipped_settings_are_the_defaults() -> None:
     assert read(CONFIG) == Settings()
-    lines = CONFIG.read_text(encoding="utf-8").splitlines()
-    # What is commented out, and is YAML and not prose: a setting or a part of one begins or is indented.
-    shown: dict[str, list[str]] = {}
-    for line in lines:
-        if _is_part(line) or (shown and line.startswith(("#   ", "# -"))):
-            shown.setdefault(line if _is_part(line) else list(shown)[-1], []).append(line.removeprefix("# "))
-    name = shown.pop("# discover:")
-    everything = tmp_path / "all.yaml"
-    everything.write_text("\n".join(line for part in shown.values() for line in part))
-    settings = read(everything)
-    assert (len(settings.nodes), len(settings.keys), settings.tls is None) == (1, 1, False)
-    assert settings.canaries["resnet-152"].header == ("X-Try", "yes")
-    # The limits and ports that are shown are the defaults.
-    assert (settings.ports, settings.limits) == (Settings().ports, Settings().limits)
-    everything.write_text("\n".join(name))
-    assert read(everything).discover == Discover(host="torchserve-nodes", port=8085)
 
 
-def _is_part(line: str) -> bool:
-    parts = ("nodes", "discover", "ports", "tls", "keys", "limits", "canaries")
-    return line.rstrip() in {f"# {part}:" for part in parts}
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        ({"limits": {"body_bytes": -1}}, "limits.body_bytes"),
+        ({"limits": {"body_s": 0}, "ports": {"http": 0}}, "ports.http.*limits.body_s"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"keys": [{"client": "a", "key": "too-short"}]}, "keys.0.key"),
+        ({"keys": [{"client": name, "key": "k" * 16} for name in "ab"]}, "two have one client or one key"),
+        ({"nodes": [{"name": "n", **URLS}] * 2}, "two have one name"),
+        ({"discover": {"host": "a b"}}, "discover.host"),
+        ({"discover": {"host": "a"}, "nodes": [{"name": "n", **URLS}]}, "nodes and discover exclude each other"),
+        ({"canaries": {"m": {"version": "2.0", "percent": 101}}}, "canaries.m.percent"),
+    ],
+)
+def test_settings_that_are_not_as_they_should_be_are_named(
+    configuration: Configuration, config: Path, document: dict[str, object], named: str
+) -> None:
+    config.write_text(json.dumps(document))
+    with pytest.raises(InvalidConfig, match=named) as raised:
+        configuration.read()
+    assert "too-short" not in str(raised.value)
 
 
-def test_nodes_are_those_of_the_settings_or_of_the_file_or_the_only_one(config: Path, tmp_path: Path) -> None:
-    nodes = tmp_path / "nodes.json"
-    configuration = Configuration(config, nodes)
-    _, found = configuration.read()
-    assert [each.inference for each in found] == ["http://127.0.0.1:8080"]
-    node_files.write([node("of-file")], nodes)
-    changed = configuration.changed()
-    assert changed is not None
-    assert [each.name for each in changed[1]] == ["of-file"]
-    urls = dict.fromkeys(("inference", "management", "metrics"), "http://127.0.0.1:2")
-    config.write_text(json.dumps({"nodes": [{"name": "of-settings", **urls}]}))
-    changed = configuration.changed()
-    assert changed is not None
-    assert [each.name for each in changed[1]] == ["of-settings"]
+def test_nodes_are_those_of_the_settings_or_of_the_file_or_the_only_one(
+    configuration: Configuration, config: Path, tmp_path: Path
+) -> None:
+    assert [each.inference for each in configuration.read()[1]] == ["http://127.0.0.1:8080"]
+    node_files.write([Node(name="of-file", **URLS)], tmp_path / "nodes.json")
+    assert changed(configuration)[1] == ["of-file"]
+    config.write_text(json.dumps({"nodes": [{"name": "of-settings", **URLS}]}))
+    assert changed(configuration)[1] == ["of-settings"]
     assert configuration.changed() is None
 
 
-@pytest.mark.parametrize("text", ["limits: {body_bytes: -1}", "{", "nonsense: 1", "- 1"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gateway.yaml", "limits: {body_bytes: -1}"),
+        ("gateway.yaml", "{"),
+        ("gateway.yaml", "- 1"),
+        ("nodes.json", '[{"name": "A B"}]'),
+    ],
+)
 def test_file_that_is_not_as_it_should_be_changes_nothing(
-    config: Path, tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+    configuration: Configuration, config: Path, name: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    configuration = Configuration(config, tmp_path / "nodes.json")
     configuration.read()
-    config.write_text(text)
+    broken = config.with_name(name)
+    broken.write_text(text)
+    assert configuration.changed() is None
+    # It is logged once, and a file that is right again is read.
     assert configuration.changed() is None
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    # It is said once, and a file that is right again is read.
-    assert configuration.changed() is None
-    assert len(caplog.records) == 1
+    broken.unlink()
     config.write_text("management: true")
-    changed = configuration.changed()
-    assert changed is not None
-    assert changed[0].management
+    assert changed(configuration)[0].management
 
 
-def test_nodes_file_that_is_no_list_of_nodes_changes_nothing(config: Path, tmp_path: Path) -> None:
-    nodes = tmp_path / "nodes.json"
-    node_files.write([node("a")], nodes)
-    configuration = Configuration(config, nodes)
-    configuration.read()
-    nodes.write_text('[{"name": "A B"}]')
-    assert configuration.changed() is None
-
-
-def test_ports_stay_until_the_next_start(config: Path, tmp_path: Path) -> None:
-    configuration = Configuration(config, tmp_path / "nodes.json")
+def test_ports_stay_until_the_next_start(configuration: Configuration, config: Path) -> None:
     configuration.read()
     config.write_text("ports: {http: 9000}\nmanagement: true")
-    changed = configuration.changed()
-    assert changed is not None
-    assert (changed[0].ports.http, changed[0].management) == (8000, True)
+    settings, _ = changed(configuration)
+    assert (settings.ports.http, settings.management) == (8000, True)
 
 
 def test_only_node_is_that_of_the_properties(tmp_path: Path) -> None:
@@ -111,3 +118,93 @@ def test_only_node_is_that_of_the_properties(tmp_path: Path) -> None:
     path.write_text("inference_address=https://127.0.0.1:9080\n")
     with pytest.raises(InvalidConfig, match="http://HOST:PORT"):
         only_node(path)
+
+
+# -- nodes found by a name ----------------------------------------------------------------------------------------
+
+
+class NameServer:
+    """Knows one name; is slow while `answers` is not set."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def lookup(self, host: str) -> list[str]:
+        self.answers.wait(TIMEOUT_S)
+        if host != "torchserve-nodes" or not self.addresses:
+            raise OSError(-2, "Name or service not known")
+        return self.addresses
+
+
+@pytest.fixture
+def server() -> NameServer:
+    return NameServer()
+
+
+@pytest.fixture
+def named(config: Path, tmp_path: Path, server: NameServer) -> Iterator[Configuration]:
+    names = Names(server.lookup, LOOK_S)
+    yield Configuration(config, tmp_path / "nodes.json", names)
+    server.answers.set()
+    names.close()
+
+
+def test_every_address_of_the_name_is_a_node_at_one_port(
+    named: Configuration, server: NameServer, config: Path
+) -> None:
+    config.write_text(DISCOVER)
+    server.addresses = ["10.0.0.7", "127.0.0.2", "10.0.0.7"]
+    _, nodes = named.read(TIMEOUT_S)
+    assert [each.name for each in nodes] == ["10-0-0-7", "127-0-0-2"]
+    assert {nodes[0].inference, nodes[0].management, nodes[0].metrics} == {"http://10.0.0.7:8085"}
+    of_ipv6 = node_at("fd00::7", 8085)
+    assert (of_ipv6.name[-4:], of_ipv6.inference) == ("0007", "http://[fd00::7]:8085")
+
+
+def test_nodes_come_and_go_with_the_addresses_and_stay_where_the_name_does_not_resolve(
+    named: Configuration, server: NameServer, config: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config.write_text(DISCOVER)
+    server.addresses = ["127.0.0.2"]
+    named.read(TIMEOUT_S)
+    assert named.changed() is None
+    seen: list[list[str]] = []
+
+    def is_changed() -> bool:
+        if (found := named.changed()) is not None:
+            seen.append([each.name for each in found[1]])
+        return found is not None
+
+    server.addresses = ["127.0.0.2", "127.0.0.3"]
+    wait(is_changed)
+    server.addresses = []
+    wait(lambda: "does not resolve" in caplog.text)
+    assert named.changed() is None
+    server.addresses = ["127.0.0.3"]
+    wait(is_changed)
+    assert seen == [["127-0-0-2", "127-0-0-3"], ["127-0-0-3"]]
+    # It is logged once, however often it is looked up.
+    assert caplog.text.count("does not resolve") == 1
+
+
+def test_slow_name_server_keeps_nobody_waiting_and_the_nodes_there_are(
+    named: Configuration, server: NameServer, config: Path
+) -> None:
+    config.write_text(json.dumps({"nodes": [{"name": "named", **URLS}]}))
+    named.read()
+    server.answers.clear()
+    server.addresses = ["127.0.0.2"]
+    config.write_text(DISCOVER)
+    began_s = time.monotonic()
+    assert changed(named)[1] == ["named"]
+    assert time.monotonic() - began_s < TIMEOUT_S / 2
+    server.answers.set()
+    wait(lambda: (found := named.changed()) is not None and found[1][0].name == "127-0-0-2")
+
+
+def test_system_resolves_a_name_and_an_address() -> None:
+    assert [lookup("localhost"), lookup("127.0.0.3")] == [["127.0.0.1"], ["127.0.0.3"]]
+    with pytest.raises(OSError, match=r"[Nn]ame|[Tt]emporary"):
+        lookup("no-such-name.invalid")

@@ -6,192 +6,173 @@ from typing import Any
 
 import pytest
 
-from deploy.gateway.state import Fleet, Model, Version
+from deploy.gateway.increments import quantile
+from deploy.gateway.scrape import Series
+from deploy.gateway.state import Canary, Fleet, Model, Replica, Version
 from deploy.gateway.summary import COLUMNS, Summary
-from tests.deploy.gateway.canned import Series, fleet, node, replica, series
+from deploy.nodes.node import Node
 
-ONE = Fleet(
-    nodes={"a": node("a"), "b": node("b")},
-    models={"m": Model("m", {"1.0": Version("1.0", {"a": replica(), "b": replica()})}, "1.0")},
-)
-
-
-def points(summary: Summary, model: str = "m") -> list[dict[str, Any]]:
-    (found,) = [each for each in summary.document(ONE)["models"] if each["name"] == model]
-    return [dict(zip(COLUMNS, row, strict=True)) for row in found["points"]]
+URL = "http://127.0.0.1:1"
+READY = Replica(1, 1, 8, 20, is_default=True)
+NODES = {name: Node(name=name, inference=URL, management=URL, metrics=URL) for name in ("a", "b")}
+ONE = Fleet(NODES, models={"m": Model("m", {"1.0": Version("1.0", {"a": READY, "b": READY})}, "1.0")})
+Values = Mapping[Series, float]
 
 
-def seen(*scrapes: Mapping[str, Mapping[Series, float]], step_s: float = 2.0) -> Summary:
-    """A summary that saw these scrapes, one every `step_s`."""
+def series(name: str, model: str = "m", **labels: str) -> Series:
+    """Name a series as the handlers do, or as TorchServe does."""
+    label = "model_name" if name.startswith("ts_") else "ModelName"
+    return Series(name, frozenset({label: model, **labels}.items()))
+
+
+def buckets(name: str, counts: Mapping[str, float]) -> dict[Series, float]:
+    return {series(f"{name}_bucket", le=bound): count for bound, count in counts.items()}
+
+
+ITEMS = series("handler_items_total")
+# Half of 0.01..0.1 s in the model, half of 0..0.01 s waiting, and 3 ms in TorchServe's queue on average.
+PARTS = {
+    **buckets("handler_wait_seconds", {"0.01": 10, "0.1": 10, "+Inf": 10}),
+    **buckets("handler_forward_seconds", {"0.01": 0, "0.1": 10, "+Inf": 10}),
+    series("ts_queue_latency_microseconds"): 30_000.0,
+    series("ts_inference_requests_total"): 10.0,
+}
+WHOLE = {
+    **PARTS,
+    **buckets("handler_request_seconds", {"0.01": 0, "0.1": 100, "+Inf": 100}),
+    **buckets("handler_batch_size", {"1": 2.0, "4": 5.0, "8": 5.0, "+Inf": 6.0}),
+    # TorchServe counts questions about the model too.
+    **{series("handler_requests_total", Outcome=outcome): count for outcome, count in (("success", 5), ("fail", 3))},
+    **{series(ITEMS.name, ModelVersion=version): 2.0 for version in ("1.0", "2.0")},
+    series("handler_item_errors_total", Type="CorruptInput"): 6.0,
+    # A refused request's items are no errors.
+    series("handler_item_errors_total", Type="Overloaded"): 8.0,
+    series("handler_refusals_total", Reason="Overloaded"): 4.0,
+    series("handler_queue_depth_sum"): 30.0,
+    series("handler_queue_depth_count"): 10.0,
+    series("handler_queue_age_seconds_sum"): 0.5,
+    series("handler_queue_age_seconds_count"): 10.0,
+}
+
+
+def seen(*scrapes: Mapping[str, Values], step_s: float = 2.0) -> Summary:
+    """Return a summary that saw these scrapes, one every `step_s`."""
     summary = Summary()
     for number, scraped in enumerate(scrapes):
         summary.observe(100.0 + number * step_s, ONE, scraped)
     return summary
 
 
-def buckets(name: str, counts: Mapping[str, float], model: str = "m") -> dict[Series, float]:
-    return {series(f"{name}_bucket", model, le=bound): count for bound, count in counts.items()}
+def document(summary: Summary, **words: float) -> dict[str, Any]:
+    (found,) = summary.document(ONE, **words)["models"]
+    return dict(found)
 
 
-ITEMS = series("handler_items_total", "m")
-NOTHING = {"0.01": 0.0, "0.1": 0.0, "+Inf": 0.0}
+def points(summary: Summary, **words: float) -> list[dict[str, Any]]:
+    return [dict(zip(COLUMNS, row, strict=True)) for row in document(summary, **words)["points"]]
 
 
-def test_rate_is_the_sum_of_all_nodes() -> None:
-    summary = seen({"a": {ITEMS: 1000.0}, "b": {ITEMS: 50.0}}, {"a": {ITEMS: 1010.0}, "b": {ITEMS: 56.0}})
+@pytest.mark.parametrize(
+    ("values", "latency_of", "expected"),
+    [
+        (
+            PARTS,
+            "parts",
+            {"requests_per_s": 5.0, "p50_ms": 55 + 5 + 3, "wait_ms": 3.0, "queue_items": None, "queue_age_ms": None},
+        ),
+        (
+            WHOLE,
+            "requests",
+            {"requests_per_s": 4.0, "p50_ms": 58.0, "p99_ms": 102.1, "items_per_s": 9.0, "errors_per_s": 3.0}
+            | {"refusals_per_s": 2.0, "wait_ms": 3.0, "queue_items": 3.0, "queue_age_ms": 50.0},
+        ),
+        ({}, "parts", {"requests_per_s": 0.0, "p50_ms": None, "p99_ms": None, "wait_ms": None}),
+    ],
+    ids=["classic", "adaptive", "nothing"],
+)
+def test_point_is_what_counters_grew_by(values: Values, latency_of: str, expected: dict[str, float | None]) -> None:
+    summary = seen({"a": {}}, {"a": values})
     (point,) = points(summary)
-    assert point["items_per_s"] == 8.0
+    assert {name: point[name] for name in expected} == pytest.approx(expected)
+    assert document(summary)["latency_of"] == latency_of
 
 
-def test_first_scrape_shows_no_rate() -> None:
-    assert points(seen({"a": {ITEMS: 1000.0}})) == []
+@pytest.mark.parametrize(
+    ("scrapes", "expected"),
+    [
+        # Counting begins with the first scrape of a node.
+        ([{"a": {ITEMS: 1000.0}}], []),
+        ([{"a": {ITEMS: 1000.0}, "b": {ITEMS: 50.0}}, {"a": {ITEMS: 1010.0}, "b": {ITEMS: 56.0}}], [8.0]),
+        # Started anew.
+        ([{"a": {ITEMS: 1000.0}}, {"a": {ITEMS: 4.0}}, {"a": {ITEMS: 10.0}}], [2.0, 3.0]),
+        # A scrape missed.
+        ([{"a": {ITEMS: 0.0}}, {}, {"a": {ITEMS: 40.0}}], [10.0]),
+        ([{"a": {ITEMS: math.nan}}, {"a": {ITEMS: math.nan}}], [0.0]),
+    ],
+)
+def test_rate_is_the_growth_of_all_nodes(scrapes: list[Mapping[str, Values]], expected: list[float]) -> None:
+    assert [point["items_per_s"] for point in points(seen(*scrapes))] == expected
 
 
-def test_restart_of_a_node_is_no_negative_rate() -> None:
-    summary = seen({"a": {ITEMS: 1000.0}}, {"a": {ITEMS: 4.0}}, {"a": {ITEMS: 10.0}})
-    assert [point["items_per_s"] for point in points(summary)] == [2.0, 3.0]
-
-
-def test_node_that_misses_a_scrape_makes_no_peak() -> None:
-    summary = seen({"a": {ITEMS: 0.0}}, {}, {"a": {ITEMS: 40.0}})
-    assert [point["items_per_s"] for point in points(summary)] == [10.0]
-
-
-def test_requests_are_those_of_workers_where_workers_count_them() -> None:
-    """Those of TorchServe have questions about the model among them."""
-    frontend = series("ts_inference_requests_total", "m")
-    good, bad = (series("handler_requests_total", "m", Outcome=outcome) for outcome in ("success", "fail"))
-    without = seen({"a": {frontend: 0.0}}, {"a": {frontend: 20.0}})
-    assert points(without)[0]["requests_per_s"] == 10.0
-    both = seen({"a": {frontend: 0.0, good: 0.0}}, {"a": {frontend: 20.0, good: 12.0, bad: 2.0}})
-    assert points(both)[0]["requests_per_s"] == 7.0
-
-
-def test_versions_of_a_model_count_together() -> None:
-    old, new = (series("handler_items_total", "m", ModelVersion=version) for version in ("1.0", "2.0"))
-    summary = seen({"a": {old: 0.0, new: 0.0}}, {"a": {old: 6.0, new: 2.0}})
-    assert points(summary)[0]["items_per_s"] == 4.0
-
-
-def test_refused_items_are_refusals_and_no_errors() -> None:
-    refusals = series("handler_refusals_total", "m", Reason="Overloaded")
-    overloaded, corrupt = (
-        series("handler_item_errors_total", "m", Type=kind) for kind in ("Overloaded", "CorruptInput")
-    )
-    summary = seen({"a": {ITEMS: 0.0}}, {"a": {ITEMS: 2.0, refusals: 4.0, overloaded: 8.0, corrupt: 6.0}})
-    (point,) = points(summary)
-    assert (point["refusals_per_s"], point["errors_per_s"], point["items_per_s"]) == (2.0, 3.0, 8.0)
-
-
-def test_latency_is_that_of_requests_where_there_is_a_histogram_of_them() -> None:
-    """And 3 ms in TorchServe's queue on average."""
-    forward = "handler_forward_seconds"
-    grown = {
-        series("ts_queue_latency_microseconds", "m"): 300_000.0,
-        series("ts_inference_requests_total", "m"): 100.0,
-        **buckets("handler_request_seconds", {"0.01": 0, "0.1": 100, "+Inf": 100}),
-        **buckets(forward, {"+Inf": 9}),
-    }
-    summary = seen({"a": buckets("handler_request_seconds", NOTHING)}, {"a": grown})
-    (point,) = points(summary)
-    assert (point["p50_ms"], point["p99_ms"]) == (58.0, 102.1)
-    assert summary.document(ONE)["models"][0]["latency_of"] == "requests"
-
-
-def test_latency_is_the_sum_of_its_parts_where_there_is_none() -> None:
-    """Half of 0.01..0.1 s in the model, half of 0..0.01 s waiting, and 3 ms in TorchServe's queue on average."""
-    before = {**buckets("handler_forward_seconds", NOTHING), **buckets("handler_wait_seconds", NOTHING)}
-    after = {
-        **buckets("handler_forward_seconds", {"0.01": 0, "0.1": 10, "+Inf": 10}),
-        **buckets("handler_wait_seconds", {"0.01": 10, "0.1": 10, "+Inf": 10}),
-        series("ts_queue_latency_microseconds", "m"): 30_000.0,
-        series("ts_inference_requests_total", "m"): 10.0,
-    }
-    summary = seen({"a": before}, {"a": after})
-    assert points(summary)[0]["p50_ms"] == pytest.approx(55 + 5 + 3)
-    assert summary.document(ONE)["models"][0]["latency_of"] == "parts"
-
-
-def test_latency_without_requests_is_nothing() -> None:
-    summary = seen(*[{"a": buckets("handler_forward_seconds", NOTHING)}] * 2)
-    assert points(summary)[0]["p99_ms"] is None
+def test_node_or_model_that_was_away_begins_anew() -> None:
+    """Labels of a node are no reason to remember a model."""
+    summary = seen({"a": {}}, {"a": {ITEMS: 4.0, series(ITEMS.name, "other"): 9.0}})
+    assert len(points(summary)) == 1
+    summary.observe(110.0, Fleet(), {"a": {ITEMS: 8.0}})
+    assert points(summary) == []
+    summary.observe(450.0, ONE, {})
+    summary.observe(452.0, ONE, {"a": {ITEMS: 900.0}})
+    assert points(summary) == []
 
 
 def test_quantiles_are_of_the_last_ten_seconds() -> None:
-    slow = buckets("handler_request_seconds", {"0.01": 0, "0.1": 100, "+Inf": 100})
-    scrapes = [{"a": buckets("handler_request_seconds", NOTHING)}, *[{"a": slow}] * 7]
-    assert [point["p50_ms"] for point in points(seen(*scrapes))] == [55.0] * 5 + [None] * 2
+    after = {"a": buckets("handler_request_seconds", {"0.01": 0, "0.1": 100, "+Inf": 100})}
+    found = [point["p50_ms"] for point in points(seen({"a": {}}, *[after] * 7))]
+    assert found == [55.0] * 5 + [None] * 2
 
 
-def test_queue_is_told_in_both_modes() -> None:
-    classic = {series("ts_queue_latency_microseconds", "m"): 8_000.0, series("ts_inference_requests_total", "m"): 4.0}
-    adaptive = {
-        series("handler_queue_depth_sum", "m"): 30.0,
-        series("handler_queue_depth_count", "m"): 10.0,
-        series("handler_queue_age_seconds_sum", "m"): 0.5,
-        series("handler_queue_age_seconds_count", "m"): 10.0,
-    }
-    (point,) = points(seen({"a": {}}, {"a": {**classic, **adaptive}}))
-    assert (point["wait_ms"], point["queue_items"], point["queue_age_ms"]) == (2.0, 3.0, 50.0)
-    (point,) = points(seen({"a": {}}, {"a": classic}))
-    assert (point["queue_items"], point["queue_age_ms"]) == (None, None)
+@pytest.mark.parametrize(
+    ("share", "counts", "expected"),
+    [
+        # Values of Prometheus 2.42's histogram_quantile for the same buckets.
+        (0.5, {0.1: 0, 0.2: 10, math.inf: 10}, 0.15),
+        (0.5, {0.1: 10, 0.2: 20, math.inf: 20}, 0.1),
+        (0.99, {0.1: 50, 0.2: 100, math.inf: 100}, 0.198),
+        (0.99, {0.1: 50, 0.2: 60, math.inf: 100}, 0.2),
+        (0.5, {0.1: 0, math.inf: 0}, None),
+    ],
+)
+def test_quantile_is_linear_within_its_bucket(share: float, counts: dict[float, float], expected: float | None) -> None:
+    assert quantile(share, counts) == (None if expected is None else pytest.approx(expected))
 
 
 def test_batch_sizes_are_counted_apart_for_five_minutes() -> None:
-    sizes = {"1": 2.0, "4": 5.0, "8": 5.0, "+Inf": 6.0}
-    empty = buckets("handler_batch_size", dict.fromkeys(sizes, 0.0))
-    full = buckets("handler_batch_size", sizes)
-    summary = seen({"a": empty}, {"a": full})
-    assert summary.document(ONE)["models"][0]["batch_sizes"] == [[1, 2], [4, 3], [None, 1]]
+    summary = seen({"a": {}}, {"a": WHOLE})
+    assert document(summary)["batch_sizes"] == [[1, 2], [4, 3], [None, 1]]
     for second in range(102, 406, 2):
-        summary.observe(second, ONE, {"a": full})
-    assert summary.document(ONE)["models"][0]["batch_sizes"] == []
+        summary.observe(second, ONE, {"a": WHOLE})
+    assert document(summary)["batch_sizes"] == []
 
 
-@pytest.mark.parametrize("step_s", [0.1, 2.0])
-def test_history_is_five_minutes_and_bounded(step_s: float) -> None:
-    summary = seen(*({"a": {ITEMS: float(number)}} for number in range(4000)), step_s=step_s)
+@pytest.mark.parametrize(("step_s", "count", "span_s"), [(0.5, 300, 149.5), (2.0, 151, 300.0)])
+def test_history_is_five_minutes_and_bounded(step_s: float, count: int, span_s: float) -> None:
+    summary = seen(*({"a": {ITEMS: float(number)}} for number in range(700)), step_s=step_s)
     times = [point["time_s"] for point in points(summary)]
-    assert len(times) <= 300
-    assert times[-1] - times[0] <= 300
-    assert step_s < 1 or len(times) == 151
+    assert (len(times), times[-1] - times[0]) == (count, span_s)
+    assert len(points(summary, since_s=times[-3])) == 2
 
 
-def test_models_that_are_not_served_leave_nothing_behind() -> None:
-    """Labels of a node are no reason to remember a model, and one that vanished begins anew when it is back."""
-    summary = seen({"a": {ITEMS: 0.0}}, {"a": {ITEMS: 4.0, series("handler_items_total", "other"): 9.0}})
-    assert [model["name"] for model in summary.document(ONE)["models"]] == ["m"]
-    summary.observe(110.0, Fleet(), {"a": {ITEMS: 8.0}})
-    assert summary.document(ONE)["models"][0]["points"] == []
-
-
-def test_since_leaves_out_what_the_client_has() -> None:
-    summary = seen(*({"a": {ITEMS: float(number)}} for number in range(6)))
-    (model,) = summary.document(ONE, since_s=106.0)["models"]
-    assert [row[0] for row in model["points"]] == [108.0, 110.0]
-
-
-def test_document_tells_the_state_of_every_replica() -> None:
-    document = Summary().document(fleet())
-    assert [model["name"] for model in document["models"] if not model["is_ready"]] == [
-        "colours",
-        "text-classification",
+def test_document_has_the_state_of_every_replica() -> None:
+    partly = {"a": READY, "b": Replica(2, 1, 8, 20, is_default=True)}
+    versions = {"1.0": Version("1.0", partly, {"task": "any"}), "2.0": Version("2.0", {"b": READY})}
+    fleet = Fleet(NODES, frozenset("b"), {"m": Model("m", versions, "1.0")}, {"m": Canary("2.0", 5.0)})
+    found = Summary().document(fleet)
+    assert found["nodes"] == [{"name": "a", "is_draining": False}, {"name": "b", "is_draining": True}]
+    (model,) = found["models"]
+    canary = {"version": "2.0", "percent": 5.0}
+    assert (model["is_ready"], model["default"], model["canary"]) == (False, "1.0", canary)
+    assert [(each["is_ready"], each["metadata"]) for each in model["versions"]] == [
+        (False, {"task": "any"}),
+        (True, None),
     ]
-    (resnet,) = [model for model in document["models"] if model["name"] == "resnet-152"]
-    assert (resnet["default"], resnet["canary"]) == ("1.0", {"version": "2.0", "percent": 5.0})
-    assert [(version["version"], [each["node"] for each in version["replicas"]]) for version in resnet["versions"]] == [
-        ("1.0", ["node-0", "node-1"]),
-        ("2.0", ["node-1"]),
-    ]
-    assert resnet["versions"][0]["metadata"]["task"] == "image_classification"
-    assert document["nodes"][0] == {"name": "node-0", "is_draining": False}
-
-
-def test_scrapes_with_nonsense_are_survived() -> None:
-    odd: dict[Series, float] = {
-        series("handler_batch_size_bucket", "m", le="many"): 3.0,
-        Series("handler_items_total", frozenset()): 3.0,
-        ITEMS: math.nan,
-    }
-    (point,) = points(seen({"a": odd}, {"a": {key: value + 1 for key, value in odd.items()}}))
-    assert point["items_per_s"] == 0.0
+    assert [(each["node"], each["ready_workers"]) for each in model["versions"][0]["replicas"]] == [("a", 1), ("b", 1)]

@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ import requests
 from deploy.gateway.envoy import admin, files
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.settings import Ports, Settings
-from deploy.gateway.state import Canary, Fleet, Model, Replica, Version
-from tests.deploy.gateway.envoy.stand_ins import Server, StandIn, control
+from deploy.gateway.state import Fleet, Model, Replica, Version
+from tests.deploy.gateway.envoy.stand_ins import StandIn, control, models_of
 
 REPLICA = Replica(workers=1, ready_workers=1, batch_size=8, max_batch_delay_ms=1, is_default=True)
+SERVED = ("m/1.0", "m/2.0")
 # The whole request, whatever the machine does meanwhile.
 TIMEOUT_S = 30.0
 
@@ -28,55 +29,66 @@ def free_port() -> int:
         return port
 
 
-def fleet(
-    nodes: list[StandIn],
-    models: Mapping[str, list[str]],
-    *,
-    canaries: Mapping[str, Canary] | None = None,
-    draining: frozenset[str] = frozenset(),
-) -> Fleet:
-    """All nodes have all of the models; a model's first version is its default."""
-    replicas = {node.name: REPLICA for node in nodes}
-    return Fleet(
-        nodes={node.name: node.node for node in nodes},
-        draining=draining,
-        models={
-            name: Model(name, {version: Version(version, replicas) for version in versions}, versions[0])
-            for name, versions in models.items()
-        },
-        canaries=canaries or {},
-    )
-
-
 class Gateway:
-    """Envoy on free ports, its stand-ins, and the means to ask it."""
+    """Envoy on free ports in front of nodes that serve `m`, versions 1.0 (the default) and 2.0.
 
-    def __init__(
-        self, run: Path, settings: Settings, nodes: int = 2, versions: tuple[str, ...] = ("1.0", "2.0")
-    ) -> None:
-        served = {"m", *(f"m/{version}" for version in versions)}
+    with Gateway(tmp_path, Settings()) as gateway:
+        assert gateway.received("POST", "/predictions/m", data=b"x")["bytes"] == 1
+    """
+
+    def __init__(self, run: Path, settings: Settings, nodes: int = 2) -> None:
         self.run = run
-        self.nodes = [StandIn(f"node-{number}", served) for number in range(nodes)]
-        self.control: Server = control()
-        self.models = {"m": list(versions)}
-        self.settings = replace(settings, ports=Ports(http=free_port(), grpc=free_port(), control=self.control.port))
+        self.nodes = [StandIn(f"node-{number}", SERVED) for number in range(nodes)]
+        self.control = control()
+        self.models = {"m": ["1.0", "2.0"]}
+        ports = Ports(http=free_port(), grpc=free_port(), control=self.control.port)
+        self.settings = replace(settings, ports=ports)
         self.envoy = Envoy(run)
-        self.write(fleet(self.nodes, self.models))
+        self.serve()
         self.envoy.start(self.settings)
+        self.url = f"http://127.0.0.1:{ports.http}"
         self.session = requests.Session()
         self.session.trust_env = False
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.settings.ports.grpc}")
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{ports.grpc}")
         wait(self.is_serving)
 
-    def write(self, state: Fleet) -> list[str]:
-        return files.write(self.settings, state, self.run)
+    def fleet(
+        self, nodes: Sequence[StandIn] | None = None, models: Mapping[str, list[str]] | None = None, **parts: Any
+    ) -> Fleet:
+        """Return a fleet whose nodes all have all of the models; a model's first version is its default."""
+        chosen = {node.name: node.node for node in (self.nodes if nodes is None else nodes)}
+        named = {
+            name: Model(name, {each: Version(each, dict.fromkeys(chosen, REPLICA)) for each in versions}, versions[0])
+            for name, versions in (self.models if models is None else models).items()
+        }
+        return Fleet(nodes=chosen, models=named, **parts)
+
+    def serve(self, fleet: Fleet | None = None, **parts: Any) -> list[str]:
+        """Configure Envoy with a fleet, or with the parts of one; return the files that changed."""
+        return files.write(self.settings, self.fleet(**parts) if fleet is None else fleet, self.run)
+
+    def restore(self) -> None:
+        """Serve everything from all nodes again, and wait until they all get requests."""
+        for node in self.nodes:
+            node.models = models_of(SERVED)
+            node.release.set()
+        self.serve()
+        wait(self.is_serving)
+        wait(lambda: self.served_by("/predictions/m") == {node.name for node in self.nodes})
 
     def is_serving(self) -> bool:
-        text = json.dumps(self.clusters())
-        return text.count('"eds_health_status": "HEALTHY"') > 0 and "failed_active_health_check" not in text
+        text = self.clusters()
+        return '"eds_health_status": "HEALTHY"' in text and "failed_active_health_check" not in text
 
-    def clusters(self) -> Any:
-        return admin.document(self.run, "/clusters?format=json")
+    def clusters(self) -> str:
+        return admin.ask(self.run, "/clusters?format=json")
+
+    def in_flight(self) -> int:
+        return sum(sum(nodes.values()) for nodes in self.envoy.requests().values())
+
+    def attempts(self) -> int:
+        """Count the predictions that have reached nodes."""
+        return sum(node.seen.total() for node in self.nodes)
 
     def close(self) -> None:
         self.channel.close()
@@ -92,42 +104,63 @@ class Gateway:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.settings.ports.http}"
-
     def ask(self, method: str, path: str, **arguments: Any) -> requests.Response:
         return self.session.request(method, self.url + path, timeout=TIMEOUT_S, **arguments)
 
-    def told(self, method: str, path: str, **arguments: Any) -> Any:
-        """Ask, and give what a stand-in got of it."""
+    def status(self, path: str, **headers: str) -> int:
+        """Return the status of a POST; names of headers have _ for -."""
+        return self.ask("POST", path, headers=_named(headers)).status_code
+
+    def received(self, method: str, path: str, **arguments: Any) -> Any:
+        """Return the request as a stand-in received it."""
         answer = self.ask(method, path, **arguments)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def call(self, method: str, message: bytes = b"", **headers: str) -> tuple[bytes, Any]:
-        """Call by gRPC: the answer, and what a stand-in got.
+    def served_by(self, path: str, times: int = 8, **headers: str) -> set[str]:
+        """Return the names of the stand-ins that answer."""
+        return {self.received("POST", path, headers=_named(headers))["by"] for _ in range(times)}
+
+    def call(self, method: str, message: bytes = b"", **metadata: str) -> tuple[bytes, Any]:
+        """Call by gRPC: return the answer, and the request as a stand-in received it.
 
         Raises:
             grpc.RpcError: as grpc does.
         """
         path = method if "/" in method else f"/inference.GRPCInferenceService/{method}"
-        metadata = tuple((name.replace("_", "-"), value) for name, value in headers.items())
-        answer, call = self.channel.unary_unary(path).with_call(message, timeout=TIMEOUT_S, metadata=metadata)
-        return answer, json.loads(dict(call.initial_metadata())["x-told"])
+        calls = self.channel.unary_unary(path)
+        answer, call = calls.with_call(message, timeout=TIMEOUT_S, metadata=tuple(_named(metadata).items()))
+        return answer, json.loads(dict(call.initial_metadata())["x-received"])
 
-    def refused(self, method: str, message: bytes = b"", **headers: str) -> tuple[int, str]:
-        """Call by gRPC what is refused: status and message."""
+    def refused(self, method: str, message: bytes = b"", **metadata: str) -> tuple[int, str]:
+        """Call by gRPC what is refused: return status and message."""
         try:
-            self.call(method, message, **headers)
+            self.call(method, message, **metadata)
         except grpc.RpcError as error:
             return error.code().value[0], error.details()
         raise AssertionError("it was answered")
 
-    def log(self) -> list[dict[str, Any]]:
-        # Envoy writes in blocks: the last line may not be whole yet.
-        whole, _, _ = (self.run / "access.log").read_text().rpartition("\n")
-        return [json.loads(line) for line in whole.splitlines()]
+    def raw(self, request: bytes) -> str:
+        """Send bytes as they are, and return what comes back at first."""
+        with socket.create_connection(("127.0.0.1", self.settings.ports.http), timeout=TIMEOUT_S) as connection:
+            connection.sendall(request)
+            return connection.recv(65536).decode("latin-1")
+
+    def logged(self, **fields: object) -> dict[str, Any]:
+        """Return the line of the access log that has these fields, once it is there."""
+
+        def found() -> list[dict[str, Any]]:
+            # Envoy writes in blocks: the last line may not be whole yet.
+            whole, _, _ = (self.run / "access.log").read_text().rpartition("\n")
+            lines = [json.loads(line) for line in whole.splitlines()]
+            return [line for line in lines if fields.items() <= line.items()]
+
+        wait(lambda: bool(found()))
+        return found()[-1]
+
+
+def _named(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower().replace("_", "-"): value for name, value in headers.items()}
 
 
 def wait(holds: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:

@@ -1,89 +1,164 @@
-"""What stands in for nodes and for the control process where the test is of Envoy's configuration itself."""
+"""Stand-ins of TorchServe and of the control process, for tests of the gateway alone.
+
+run(coroutine)  in the event loop that all stand-ins share, in a thread of its own
+StandIn(name)   a node: describes `models` as TorchServe does, and returns each prediction's request as it came
+control()       the control process: returns each request as it came
+"""
 
 import asyncio
+import functools
 import hashlib
 import json
 import queue
 import socket
 import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 from deploy.nodes.node import Node
 
-READY = {"workers": [{"id": "9000", "status": "READY"}]}
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+METADATA: dict[str, Any] = {
+    "name": "classifier",
+    "version": "1.0",
+    "platform": "torchserve_openvino",
+    "task": "image_classification",
+    "mode": "classic",
+    "inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1, 1]}],
+    "outputs": [{"name": "scores", "datatype": "FP32", "shape": [-1, 1000]}],
+    "max_batch_size": 16,
+    "max_instances": 16,
+    "options": {},
+    "accepts": ["image/*"],
+}
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in the stand-ins' event loop and return its result."""
+    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result(60)
 
 
 class Server:
-    """An aiohttp application on a free port of loopback, in a thread of its own."""
+    """A port of loopback whose requests `handler` answers."""
 
-    def __init__(self, application: web.Application) -> None:
-        self._application = application
-        self._loop = asyncio.new_event_loop()
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._socket.getsockname()[1]
-        started = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
-        self._thread.start()
-        assert started.wait(10)
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self.port = 0
+        self.open()
 
-    def _run(self, started: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._runner = web.AppRunner(self._application, access_log=None, shutdown_timeout=0)
-        self._loop.run_until_complete(self._runner.setup())
-        self._loop.run_until_complete(web.SockSite(self._runner, self._socket).start())
-        started.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._runner.cleanup())
-        self._loop.close()
+    def open(self) -> None:
+        """Listen; after `close`, on the same port."""
+        self._socket = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._socket.getsockname()[1]
+        application = web.Application(client_max_size=1 << 30)
+        application.router.add_route("*", "/{path:.*}", self._handler)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.01)
+
+        async def listen() -> None:
+            await self._runner.setup()
+            await web.SockSite(self._runner, self._socket).start()
+
+        run(listen())
 
     def close(self) -> None:
-        """Close its port and reset its connections, as a process that is killed does."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
+        """Close the port and reset its connections, as a process that is killed does."""
+
+        async def end() -> None:
+            # A connection that is accepted while its server closes would be nobody's.
+            asyncio.get_running_loop().remove_reader(self._socket)
+            await asyncio.sleep(0.01)
+            await self._runner.cleanup()
+
+        if self._runner.server is not None:
+            run(end())
+
+
+def described(
+    name: str, version: str = "1.0", *, workers: int = 1, ready: int = 1, start: str = "T0"
+) -> dict[str, Any]:
+    """Return what TorchServe says of a version, as far as the gateway reads it."""
+    return {
+        "modelName": name,
+        "modelVersion": version,
+        "modelUrl": f"{name}.mar",
+        "minWorkers": workers,
+        "maxWorkers": workers,
+        "batchSize": 8,
+        "maxBatchDelay": 20,
+        "workers": [
+            {"id": str(9000 + number), "startTime": start, "status": "READY" if number < ready else "UNLOADING"}
+            for number in range(workers)
+        ],
+        "jobQueueStatus": {"remainingCapacity": 64, "pendingRequests": 0},
+    }
+
+
+def models_of(names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """Describe models by their names, each "NAME/VERSION", the default version of a model first."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for each in names:
+        name, _, version = each.partition("/")
+        found.setdefault(name, []).append(described(name, version or "1.0"))
+    return found
 
 
 class StandIn:
-    """A node: its inference port tells what it got, its management port says READY of `models`.
+    """A TorchServe with an inference port and a management port, which has the metrics too.
 
-    A request with the header X-Do is treated as that says: `wait` until `release` is set, `die` resets the connection,
-    `stream` answers with what `say` is told, or NAME of `answers`, which is (status, headers, body).
+    A prediction is answered with its own request in JSON, or as its header X-Do says (without one, as `do` says):
+
+        die, wait       resets the connection, waits until `release` is set; die-NAME, wait-NAME: on that node alone
+        stream, break   sends `chunks` until b"", resets the connection at None; resets it after one chunk
+        any other word  (status, headers, body) of `answers`, by that word or by the path
+
+    Attributes:
+        models: name -> what is described of each version, the default one first.
+        metadata: by the model's name, what its handler says of itself; METADATA where missing, no answer where None.
+        metrics: the text of /metrics.
+        broken: answers in place of the management API; delay_s: seconds before it answers.
+        asked: method, path and query of everything that came; checks: the headers of questions to the management API.
+        seen: predictions by path; bodies: content type and body of each.
+        arrived: set by a prediction; left: set when the client of a stream is gone.
     """
 
-    def __init__(self, name: str, models: set[str]) -> None:
-        self.name, self.models = name, models
+    def __init__(self, name: str, models: Iterable[str] = ()) -> None:
+        self.name = name
+        self.models = models_of(models)
+        self.metadata: dict[str, dict[str, Any] | None] = {}
+        self.metrics = ""
+        self.broken: Callable[[], web.Response] | None = None
+        self.delay_s = 0.0
+        self.do = ""
         self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}
-        self.release = threading.Event()
-        self.arrived = threading.Event()
-        self.seen: Counter[str] = Counter()
+        self.chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.asked: list[str] = []
         self.checks: list[dict[str, str]] = []
-        self.said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.left = threading.Event()
-        inference = web.Application(client_max_size=1 << 30)
-        inference.router.add_route("*", "/{path:.*}", self._infer)
-        management = web.Application()
-        management.router.add_get("/models/{path:.*}", self._describe)
-        self.inference, self.management = Server(inference), Server(management)
+        self.seen: Counter[str] = Counter()
+        self.bodies: list[tuple[str, bytes]] = []
+        self.release, self.arrived, self.left = threading.Event(), threading.Event(), threading.Event()
+        self.inference, self.management = Server(self._infer), Server(self._manage)
 
     @property
     def node(self) -> Node:
-        def url(port: int) -> str:
-            return f"http://127.0.0.1:{port}"
+        inference, management = (f"http://127.0.0.1:{each.port}" for each in (self.inference, self.management))
+        return Node(name=self.name, inference=inference, management=management, metrics=management)
 
-        return Node(
-            name=self.name,
-            inference=url(self.inference.port),
-            management=url(self.management.port),
-            metrics=url(self.management.port),
-        )
-
-    def say(self, chunk: bytes | None) -> None:
-        """Send a chunk of the answer that streams; nothing at all ends it, None resets its connection."""
-        self.said.put(chunk)
+    def start(self) -> None:
+        """Listen again, after `close`."""
+        self.inference.open()
+        self.management.open()
 
     def close(self) -> None:
         self.release.set()
@@ -91,24 +166,28 @@ class StandIn:
         self.management.close()
 
     async def _infer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(f"{request.method} {request.path_qs}")
+        if request.headers.get("X-Model-Metadata") == "1":
+            found = self.metadata.get(request.path.split("/")[2], METADATA)
+            return web.json_response(found or {"error": {"type": "EmptyRequest"}}, status=200 if found else 400)
         body = await request.read()
         self.seen[request.path] += 1
+        self.bodies.append((request.content_type, body))
         self.arrived.set()
-        what = request.headers.get("X-Do", "")
+        assert request.transport is not None
+        what = request.headers.get("X-Do", self.do)
         if what in ("die", f"die-{self.name}"):
-            assert request.transport is not None
             request.transport.abort()
-        if what == "wait":
-            while not self.release.is_set():
-                await asyncio.sleep(0.01)
-        if what == "stream":
-            return await self._stream(request)
-        if what in self.answers:
-            status, headers, text = self.answers[what]
+        while what in ("wait", f"wait-{self.name}") and not self.release.is_set():
+            await asyncio.sleep(0.01)
+        if what in ("stream", "break"):
+            return await self._stream(request, is_broken=what == "break")
+        if (answer := self.answers.get(what or request.path)) is not None:
+            status, headers, text = answer
             return web.Response(status=status, headers=headers, body=text)
-        return told(request, body, self.name)
+        return received(request, body, self.name)
 
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, *, is_broken: bool) -> web.StreamResponse:
         """Answer in chunks, as TorchServe does where a worker says ts_stream_next."""
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "ts_stream_next": "true"})
         answer.enable_chunked_encoding()
@@ -116,42 +195,77 @@ class StandIn:
         assert transport is not None
         try:
             await answer.prepare(request)
-            while True:
-                if transport.is_closing():
-                    raise ConnectionResetError
+            if is_broken:
+                await answer.write(b"data: 1\n\n")
+                await asyncio.sleep(0.05)
+                transport.abort()
+            while not transport.is_closing():
                 with suppress(queue.Empty):
-                    chunk = self.said.get_nowait()
+                    chunk = self.chunks.get_nowait()
                     if chunk is None:
                         transport.abort()
                     if not chunk:
                         return answer
                     await answer.write(chunk)
                 await asyncio.sleep(0.005)
+            raise ConnectionResetError
         except (ConnectionResetError, asyncio.CancelledError):
             self.left.set()
             raise
 
-    async def _describe(self, request: web.Request) -> web.Response:
+    async def _manage(self, request: web.Request) -> web.Response:
+        self.asked.append(f"{request.method} {request.path_qs}")
         self.checks.append({name.lower(): value for name, value in request.headers.items()})
-        if request.match_info["path"] not in self.models:
-            return web.Response(status=404)
-        return web.Response(text=json.dumps([READY], indent=2), content_type="application/json")
+        await asyncio.sleep(self.delay_s)
+        if request.path == "/metrics":
+            return web.Response(text=self.metrics)
+        return self.broken() if self.broken is not None else self._answer(request)
+
+    def _answer(self, request: web.Request) -> web.Response:
+        _, _, name, version, *_ = (*request.path.split("/"), "", "")
+        if request.method == "POST":
+            return self._register(request.query["url"].removesuffix(".mar"))
+        if not name:
+            return _json({"models": [{"modelName": name} for name in self.models]})
+        versions = self.models.get(name, [])
+        found = [each for each in versions if version in ("all", each["modelVersion"])] if version else versions[:1]
+        if not found:
+            return _json({"code": 404, "message": f"Model not found: {name}"}, 404)
+        return self._unregister(name, found) if request.method == "DELETE" else _json(found)
+
+    def _unregister(self, name: str, gone: list[dict[str, Any]]) -> web.Response:
+        versions = self.models[name]
+        if len(versions) > 1 and versions[0] in gone:
+            return _json({"code": 403, "message": "Cannot remove default version"}, 403)
+        self.models[name] = [each for each in versions if each not in gone]
+        if not self.models[name]:
+            del self.models[name]
+        return _json({"status": "unregistered"})
+
+    def _register(self, name: str) -> web.Response:
+        if name == "x":
+            return _json({"code": 404, "message": f"not in the model store: {name}.mar"}, 404)
+        self.models[name] = [described(name)]
+        return _json({"status": "Processing"}, 202)
+
+
+def _json(document: object, status: int = 200) -> web.Response:
+    # Indented as TorchServe has it: Envoy's health check looks for this text.
+    return web.Response(status=status, text=json.dumps(document, indent=2), content_type="application/json")
 
 
 def control() -> Server:
-    """Tell what the control process would have got."""
-    application = web.Application(client_max_size=1 << 30)
+    """Return a stand-in of the control process."""
 
     async def answer(request: web.Request) -> web.Response:
-        return told(request, await request.read(), "control")
+        return received(request, await request.read(), "control")
 
-    application.router.add_route("*", "/{path:.*}", answer)
-    return Server(application)
+    return Server(answer)
 
 
-def told(request: web.Request, body: bytes, name: str) -> web.Response:
-    """Tell a request: in JSON, or for the gRPC bridge in a header, with the body sent back as it is."""
-    told: dict[str, Any] = {
+def received(request: web.Request, body: bytes, name: str) -> web.Response:
+    """Describe a request in JSON; to the gRPC bridge in a header, with the body as it came."""
+    document: dict[str, Any] = {
         "by": name,
         "method": request.method,
         "path": request.path_qs,
@@ -159,8 +273,8 @@ def told(request: web.Request, body: bytes, name: str) -> web.Response:
         "bytes": len(body),
         "sha256": hashlib.sha256(body).hexdigest(),
     }
-    headers = {"X-Model-Version": "1.0", "X-Told": json.dumps(told)}
+    headers = {"X-Model-Version": "1.0", "X-Received": json.dumps(document)}
     if request.content_type == "application/x-protobuf":
         return web.Response(body=body, headers=headers, content_type="application/x-protobuf")
     headers["Server-Timing"] = 'decode;dur=1.61, wait;dur=2.40, forward;dur=178.20, encode;dur=0.04, batch;desc="8"'
-    return web.json_response(told, headers=headers)
+    return web.json_response(document, headers=headers)

@@ -4,61 +4,65 @@ import stat
 
 import pytest
 
-from tests.deploy.gateway.envoy.conftest import ALICE, BOB, CAROL
+from tests.deploy.gateway.envoy.conftest import ALICE, BOB, CAROL, KEY
 from tests.deploy.gateway.envoy.harness import Gateway
 
-PATHS = ("/predictions/m", "/v2/models/m/infer", "/v2/models/m", "/summary", "/nothing")
+INFER = b"\x0a\x01m"
 
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "value", [None, "", "Bearer", "Bearer ", "Bearer wrong", f"Bearer {ALICE}x", ALICE, "Basic YQ=="]
+    ("path", "value"),
+    [
+        *(("/predictions/m", value) for value in (None, "", "Bearer", "Bearer wrong", f"Bearer {ALICE}x", ALICE)),
+        ("/predictions/m", f"Basic {ALICE}"),
+        ("/predictions/m/2.0", None),
+        ("/v2/models/m/infer", None),
+        ("/v2/models/m", None),
+        ("/v2/models/stats", None),
+        ("/v2/repository/index", None),
+        ("/summary", None),
+        ("/openapi.json", None),
+        ("/nothing", None),
+    ],
 )
 def test_requests_without_a_valid_key_are_refused(strict: Gateway, path: str, value: str | None) -> None:
     answer = strict.ask("POST", path, headers={} if value is None else {"Authorization": value})
     assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, 'Bearer realm="gateway"')
     message = "A valid key is needed: Authorization: Bearer KEY."
-    expected = (
-        {"error": message} if path.startswith("/v2") else {"code": 401, "type": "Unauthorized", "message": message}
-    )
-    assert answer.json() == expected
+    plain = {"code": 401, "type": "Unauthorized", "message": message}
+    assert answer.json() == ({"error": message} if path.startswith("/v2") else plain)
 
 
-@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_a_key_lets_through_and_goes_no_further(strict: Gateway, scheme: str) -> None:
-    told = strict.told("POST", "/predictions/m", headers={"Authorization": f"{scheme} {ALICE}", "X-Client": "carol"})
-    assert {"authorization", "x-client"} & told["headers"].keys() == set()
-
-
-def test_a_key_tells_the_control_process_its_client(strict: Gateway) -> None:
-    told = strict.told("GET", "/v2/models/m", headers={**bearer(ALICE), "X-Client": "carol"})
-    assert (told["headers"]["x-client"], "authorization" in told["headers"]) == ("alice", False)
+def test_a_key_lets_through_and_only_the_control_process_learns_the_client(strict: Gateway) -> None:
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        headers = {"Authorization": f"{scheme} {ALICE}", "X-Client": "carol"}
+        of_node = strict.received("POST", "/predictions/m", headers=headers)
+        assert not {"authorization", "x-client"} & of_node["headers"].keys()
+    found = strict.received("GET", "/v2/models/m", headers={**KEY, "X-Client": "carol"})
+    assert (found["headers"]["x-client"], "authorization" in found["headers"]) == ("alice", False)
+    assert strict.received("POST", "/v2/repository/index", headers=KEY)["by"] == "control"
 
 
 @pytest.mark.parametrize("path", ["/", "/page/app.js", "/v2/health/live", "/v2/health/ready"])
 def test_open_paths_need_no_key_and_have_no_client(strict: Gateway, path: str) -> None:
-    told = strict.told("GET", path, headers={"X-Client": "alice", "Authorization": "Bearer wrong"})
-    assert {"authorization", "x-client"} & told["headers"].keys() == set()
+    found = strict.received("GET", path, headers={"X-Client": "alice", "Authorization": "Bearer wrong"})
+    assert not {"authorization", "x-client"} & found["headers"].keys()
 
 
-def test_management_is_let_through_where_it_is_allowed(strict: Gateway) -> None:
-    assert strict.ask("POST", "/v2/repository/index").status_code == 401
-    assert strict.told("POST", "/v2/repository/index", headers=bearer(ALICE))["by"] == "control"
+def test_grpc_needs_a_key_but_for_the_servers_health(strict: Gateway) -> None:
+    assert strict.refused("ModelInfer", INFER)[0] == 16
+    assert strict.refused("ModelInfer", INFER, authorization="Bearer wrong")[0] == 16
+    assert strict.refused("ModelMetadata", INFER)[0] == 16
+    _, found = strict.call("ModelInfer", INFER, authorization=KEY["Authorization"])
+    assert not {"authorization", "x-client"} & found["headers"].keys()
+    assert [strict.call(method)[1]["by"] for method in ("ServerLive", "ServerReady")] == ["control"] * 2
 
 
-def test_grpc_needs_a_key_too(strict: Gateway) -> None:
-    assert strict.refused("ModelInfer", b"\x0a\x01m")[0] == 16
-    assert strict.refused("ModelInfer", b"\x0a\x01m", authorization="Bearer wrong")[0] == 16
-    _, told = strict.call("ModelInfer", b"\x0a\x01m", authorization=f"Bearer {ALICE}")
-    assert {"authorization", "x-client"} & told["headers"].keys() == set()
-    assert strict.call("ServerReady")[1]["by"] == "control"
-
-
-def test_a_rate_holds_its_own_client_alone(strict: Gateway) -> None:
+def test_a_rate_holds_its_own_client_alone_over_http_and_grpc(strict: Gateway) -> None:
     statuses = [strict.ask("POST", "/predictions/m", headers=bearer(BOB)).status_code for _ in range(3)]
     assert statuses == [200, 200, 429]
     for path in ("/predictions/m", "/v2/models/m"):
@@ -66,21 +70,17 @@ def test_a_rate_holds_its_own_client_alone(strict: Gateway) -> None:
         assert (answer.status_code, answer.headers["Retry-After"]) == (429, "50")
     for key in (ALICE, CAROL):
         assert all(strict.ask("POST", "/predictions/m", headers=bearer(key)).status_code == 200 for _ in range(20))
-
-
-def test_grpc_beyond_a_rate_is_resource_exhausted(strict: Gateway) -> None:
+    authorization = f"Bearer {BOB}"
     for _ in range(2):
-        strict.call("ModelInfer", b"\x0a\x01m", authorization=f"Bearer {BOB}")
-    assert strict.refused("ModelInfer", b"\x0a\x01m", authorization=f"Bearer {BOB}")[0] == 8
+        strict.call("ModelInfer", INFER, authorization=authorization)
+    assert strict.refused("ModelInfer", INFER, authorization=authorization)[0] == 8
 
 
 def test_keys_stand_in_no_log_and_files_are_their_owners(strict: Gateway) -> None:
-    strict.ask("POST", "/predictions/m", headers=bearer(ALICE))
-    strict.ask("POST", f"/predictions/m?key={ALICE}", headers=bearer("wrong-0123456789"))
-    for path in strict.run.rglob("*"):
-        mode = stat.S_IMODE(path.lstat().st_mode)
-        assert mode & 0o077 == 0, (path.name, oct(mode))
-    assert stat.S_IMODE(strict.run.stat().st_mode) == 0o700
+    strict.ask("POST", f"/predictions/m?key={ALICE}", headers={**bearer("wrong-0123456789"), "X-Request-Id": "secret"})
+    strict.logged(request_id="secret")
+    for path in (strict.run, *strict.run.rglob("*")):
+        assert stat.S_IMODE(path.lstat().st_mode) & 0o077 == 0, path.name
     for name in ("access.log", "envoy.log"):
         text = (strict.run / name).read_text()
         assert not [key for key in (ALICE, BOB, CAROL, "wrong-0123456789") if key in text]

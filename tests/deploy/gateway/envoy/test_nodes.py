@@ -1,5 +1,6 @@
 """Nodes that die, drain, come and go, and models that are not ready: nobody's request is lost."""
 
+import hashlib
 import json
 import threading
 from collections import Counter
@@ -11,169 +12,88 @@ from pathlib import Path
 import pytest
 import requests
 
-from deploy.gateway.settings import Limits, Settings
 from deploy.gateway.state import Canary, Fleet, without
-from deploy.nodes.node import Node
-from tests.deploy.gateway.envoy.harness import Gateway, fleet, wait
-from tests.deploy.gateway.envoy.stand_ins import StandIn
+from tests.deploy.gateway.envoy.harness import SERVED, Gateway, wait
+from tests.deploy.gateway.envoy.stand_ins import StandIn, described, models_of
 
-SERVED = {"m", "m/1.0", "m/2.0"}
-
-
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with Gateway(Path(tmp_path_factory.mktemp("nodes")), Settings(limits=Limits(unresponsive_s=2.0))) as gateway:
-        yield gateway
+INFER = b"\x0a\x01m"
 
 
 @pytest.fixture(autouse=True)
 def whole(gateway: Gateway) -> Iterator[None]:
-    """After each test both nodes serve everything again."""
+    """After each test both nodes get requests for everything again."""
     yield
-    for node in gateway.nodes:
-        node.models = set(SERVED)
-        node.release.set()
-        node.arrived.clear()
-    gateway.write(fleet(gateway.nodes, gateway.models))
-    wait(gateway.is_serving)
-    wait(lambda: {told(gateway) for _ in range(4)} == {node.name for node in gateway.nodes})
+    gateway.restore()
 
 
-def told(gateway: Gateway, path: str = "/predictions/m", **headers: str) -> str:
-    answer = gateway.told("POST", path, headers=headers)
-    name: str = answer["by"]
-    return name
-
-
-def wait_for(gateway: Gateway, node: StandIn, threads: ThreadPoolExecutor) -> list[Future[requests.Response]]:
-    """Send requests that wait, until one of them has come to this node."""
-    for each in gateway.nodes:
-        each.release.clear()
-        each.arrived.clear()
-    sent = []
-    while not node.arrived.is_set():
-        sent.append(threads.submit(requests.post, f"{gateway.url}/predictions/m", headers={"X-Do": "wait"}, timeout=60))
-        node.arrived.wait(0.2)
+def send_one_that_waits(gateway: Gateway, node: StandIn, threads: ThreadPoolExecutor) -> Future[requests.Response]:
+    """Send requests until this node has one, which it answers when it is told to."""
+    node.release.clear()
+    node.arrived.clear()
+    sent: Future[requests.Response] | None = None
+    while sent is None or sent.done():
+        sent = threads.submit(gateway.ask, "POST", "/predictions/m", headers={"X-Do": f"wait-{node.name}"})
+        wait(lambda sent=sent: sent.done() or node.arrived.is_set())  # type: ignore[misc]
     return sent
 
 
-def test_requests_are_spread_over_the_nodes(gateway: Gateway) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        counted = Counter(threads.map(lambda _: told(gateway), range(100)))
-    assert set(counted) == {"node-0", "node-1"}
+# -- nodes that die, refuse or lack a model -----------------------------------------------------------------------
 
 
 def test_what_a_node_that_dies_had_is_answered_by_another(gateway: Gateway) -> None:
-    body = b"x" * (20 << 20)
+    body = b"0123456789" * (2 << 20)
     for node in gateway.nodes:
-        answer = gateway.told("POST", "/predictions/m", data=body, headers={"X-Do": f"die-{node.name}"})
-        assert (answer["by"] != node.name, answer["bytes"]) == (True, len(body))
+        found = gateway.received("POST", "/predictions/m", data=body, headers={"X-Do": f"die-{node.name}"})
+        assert found["by"] != node.name
+        assert (found["bytes"], found["sha256"]) == (len(body), hashlib.sha256(body).hexdigest())
+        answer, found = gateway.call("ModelInfer", INFER, x_do=f"die-{node.name}")
+        assert (found["by"] != node.name, answer) == (True, INFER)
 
 
-def test_grpc_of_a_node_that_dies_is_answered_by_another(gateway: Gateway) -> None:
-    for node in gateway.nodes:
-        _, answer = gateway.call("ModelInfer", b"\x0a\x01m", x_do=f"die-{node.name}")
-        assert answer["by"] != node.name
-
-
-def test_what_ends_every_node_is_tried_no_more_than_told(gateway: Gateway) -> None:
-    before = sum(sum(node.seen.values()) for node in gateway.nodes)
-    for path, form in (("/predictions/m", "type"), ("/v2/models/m/infer", "error")):
-        answer = gateway.ask("POST", path, headers={"X-Do": "die"})
-        assert (answer.status_code, form in answer.json()) == (503, True)
-    attempts = sum(sum(node.seen.values()) for node in gateway.nodes) - before
-    assert attempts == 2 * gateway.settings.limits.attempts
+def test_what_ends_every_node_is_tried_as_often_as_is_set(gateway: Gateway) -> None:
+    before = gateway.attempts()
+    assert gateway.status("/predictions/m", x_do="die") == 503
+    assert gateway.attempts() - before == gateway.settings.limits.attempts
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 507])
 def test_refusals_and_deaths_of_workers_are_answers(gateway: Gateway, status: int) -> None:
     for node in gateway.nodes:
         node.answers["refuse"] = (status, {"Content-Type": "application/json", "Retry-After": "7"}, b"{}")
-    before = sum(sum(node.seen.values()) for node in gateway.nodes)
+    before = gateway.attempts()
     answer = gateway.ask("POST", "/predictions/m", headers={"X-Do": "refuse"})
-    assert (answer.status_code, answer.headers["Retry-After"]) == (status, "7")
-    assert sum(sum(node.seen.values()) for node in gateway.nodes) - before == 1
+    assert (answer.status_code, answer.headers["Retry-After"], gateway.attempts() - before) == (status, "7", 1)
 
 
-def test_what_one_node_no_longer_has_is_asked_of_the_other(gateway: Gateway) -> None:
+@pytest.mark.parametrize("status", [404, 502])
+def test_what_one_node_no_longer_has_is_asked_of_the_other(gateway: Gateway, status: int) -> None:
     first, second = gateway.nodes
-    lacking = (404, {"Content-Type": "application/json"}, b"{}")
+    lacking = (status, {"Content-Type": "application/json"}, b"{}")
     first.answers["lack"] = lacking
     second.answers.pop("lack", None)
-    assert {told(gateway, **{"X-Do": "lack"}) for _ in range(8)} == {second.name}
+    assert gateway.served_by("/predictions/m", x_do="lack") == {second.name}
     second.answers["lack"] = lacking
-    before = sum(sum(node.seen.values()) for node in gateway.nodes)
-    assert gateway.ask("POST", "/predictions/m", headers={"X-Do": "lack"}).status_code == 404
-    assert sum(sum(node.seen.values()) for node in gateway.nodes) - before <= gateway.settings.limits.attempts
+    before = gateway.attempts()
+    assert gateway.status("/predictions/m", x_do="lack") == status
+    assert gateway.attempts() - before <= gateway.settings.limits.attempts
 
 
-def withdrawn(gateway: Gateway, *versions: str, default_on: str = "") -> Fleet:
-    """The fleet, with these versions of the model off the routes; they are the default on one node at most."""
-    state = fleet(gateway.nodes, gateway.models)
-    model = state.models["m"]
-    for version in versions:
-        each = model.versions[version]
-        replicas = {node: replace(replica, is_default=node == default_on) for node, replica in each.replicas.items()}
-        model = replace(model, versions={**model.versions, version: replace(each, replicas=replicas)})
-    served, taken = without({"m": model}, {("m", version) for version in versions})
-    return replace(state, models=served, withdrawn=taken)
-
-
-def in_flight(gateway: Gateway) -> int:
-    return sum(sum(nodes.values()) for nodes in gateway.envoy.requests().values())
-
-
-def test_a_withdrawn_model_gets_nothing_new_and_answers_what_it_has(gateway: Gateway) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        sent = wait_for(gateway, gateway.nodes[0], threads)
-        wait(lambda: in_flight(gateway) == len(sent))
-        changed = gateway.write(withdrawn(gateway, *gateway.models["m"]))
-        # Its clusters stay as they were, with what they have in flight.
-        assert changed == ["routes-http.json", "routes-grpc.json"]
-        wait(lambda: gateway.ask("POST", "/predictions/m").status_code == 404)
-        assert gateway.ask("POST", "/predictions/m/1.0").status_code == 404
-        assert gateway.told("POST", "/v2/models/m/infer")["by"] == "control"
-        assert in_flight(gateway) == len(sent)
-        for node in gateway.nodes:
-            node.release.set()
-        assert {each.result().status_code for each in sent} == {200}
-    wait(lambda: in_flight(gateway) == 0)
-
-
-def test_a_withdrawn_version_leaves_the_others_and_takes_the_nodes_whose_default_it_is(gateway: Gateway) -> None:
-    gateway.write(withdrawn(gateway, "2.0"))
-    wait(lambda: gateway.ask("POST", "/predictions/m/2.0").status_code == 404)
-    assert told(gateway, "/predictions/m/1.0")
-    assert told(gateway)
+def test_node_that_refuses_connections_is_left_out_until_it_is_ready_again(gateway: Gateway) -> None:
+    """It refuses at once, so it has the fewest requests: it would be sent everything."""
     first, second = gateway.nodes
-    gateway.write(withdrawn(gateway, "2.0", default_on=second.name))
-    wait(lambda: {told(gateway) for _ in range(8)} == {first.name})
-    # And by its own name the version that is served is still asked for there.
-    wait(lambda: {told(gateway, "/predictions/m/1.0") for _ in range(8)} == {first.name, second.name})
+    first.inference.close()
+    assert gateway.served_by("/predictions/m", 20) == {second.name}
+    wait(lambda: "failed_outlier_check" in gateway.clusters())
+    assert not gateway.envoy.traffic()[first.name].is_routed
+    first.inference.open()
+    wait(lambda: first.name in gateway.served_by("/predictions/m"))
 
 
-def test_a_node_that_drains_gets_nothing_new_and_answers_what_it_has(gateway: Gateway) -> None:
-    first, second = gateway.nodes
-    with ThreadPoolExecutor(8) as threads:
-        sent = wait_for(gateway, first, threads)
-        assert gateway.envoy.traffic()[first.name].in_flight >= 1
-        gateway.write(fleet(gateway.nodes, gateway.models, draining=frozenset({first.name})))
-        wait(lambda: {told(gateway) for _ in range(8)} == {second.name})
-        assert {name: each.is_routed for name, each in gateway.envoy.traffic().items()} == {
-            first.name: False,
-            second.name: True,
-        }
-        assert gateway.envoy.traffic()[first.name].in_flight >= 1
-        for node in gateway.nodes:
-            node.release.set()
-        answers = [each.result(60) for each in sent]
-    assert {answer.status_code for answer in answers} == {200}
-    assert first.name in {answer.json()["by"] for answer in answers}
-    wait(lambda: gateway.envoy.traffic()[first.name].in_flight == 0)
+# -- nodes and models that come and go ----------------------------------------------------------------------------
 
 
 def test_nodes_come_and_go_under_load_without_a_lost_request(gateway: Gateway) -> None:
-    third = StandIn("node-2", set(SERVED))
+    third = StandIn("node-2", SERVED)
     stop = threading.Event()
 
     def load(_: int) -> Counter[tuple[int, str]]:
@@ -184,15 +104,15 @@ def test_nodes_come_and_go_under_load_without_a_lost_request(gateway: Gateway) -
                 counted[answer.status_code, answer.json().get("by", "")] += 1
         return counted
 
-    with ThreadPoolExecutor(4) as threads:
-        running = [threads.submit(load, number) for number in range(4)]
+    with ThreadPoolExecutor(2) as threads:
+        running = [threads.submit(load, number) for number in range(2)]
         try:
-            gateway.write(fleet([*gateway.nodes, third], gateway.models))
-            wait(lambda: third.seen.total() > 0)
             everybody = [*gateway.nodes, third]
-            gateway.write(fleet(everybody, gateway.models, draining=frozenset({third.name})))
-            wait(lambda: gateway.envoy.traffic()[third.name].in_flight == 0)
-            gateway.write(fleet(gateway.nodes, gateway.models))
+            gateway.serve(nodes=everybody)
+            wait(lambda: third.seen.total() > 0)
+            gateway.serve(nodes=everybody, draining=frozenset({third.name}))
+            wait(lambda: gateway.envoy.traffic()[third.name] == (0, False))
+            gateway.serve()
             third.close()
             wait(lambda: third.name not in gateway.envoy.traffic())
         finally:
@@ -202,13 +122,26 @@ def test_nodes_come_and_go_under_load_without_a_lost_request(gateway: Gateway) -
     assert counted[200, third.name] > 0
 
 
+def test_node_that_drains_gets_nothing_new_and_answers_what_it_has(gateway: Gateway) -> None:
+    first, second = gateway.nodes
+    with ThreadPoolExecutor(1) as threads:
+        sent = send_one_that_waits(gateway, first, threads)
+        gateway.serve(draining=frozenset({first.name}))
+        wait(lambda: gateway.served_by("/predictions/m") == {second.name})
+        assert gateway.envoy.traffic() == {first.name: (1, False), second.name: (0, True)}
+        first.release.set()
+        assert sent.result(60).json()["by"] == first.name
+    wait(lambda: gateway.envoy.traffic()[first.name].in_flight == 0)
+
+
 def test_readiness_is_each_models_and_each_versions_own(gateway: Gateway) -> None:
     first, second = gateway.nodes
-    first.models = {"m", "m/1.0"}
-    wait(lambda: {told(gateway, "/predictions/m/2.0") for _ in range(8)} == {second.name})
-    assert {told(gateway, "/predictions/m/1.0") for _ in range(20)} == {first.name, second.name}
-    second.models = {"m", "m/1.0"}
-    wait(lambda: gateway.ask("POST", "/predictions/m/2.0").status_code == 503)
+    not_ready = {"m": [described("m", "1.0"), described("m", "2.0", ready=0)]}
+    first.models = not_ready
+    wait(lambda: gateway.served_by("/predictions/m/2.0") == {second.name})
+    wait(lambda: gateway.served_by("/predictions/m/1.0") == {first.name, second.name})
+    second.models = not_ready
+    wait(lambda: gateway.status("/predictions/m/2.0") == 503)
     assert gateway.ask("POST", "/v2/models/m/versions/2/infer").json().keys() == {"error"}
     assert gateway.refused("ModelInfer", b"\x0a\x01m\x12\x012")[0] == 14
 
@@ -216,61 +149,110 @@ def test_readiness_is_each_models_and_each_versions_own(gateway: Gateway) -> Non
 def test_models_appear_and_vanish_without_a_restart(gateway: Gateway) -> None:
     pid = gateway.envoy.pid()
     for node in gateway.nodes:
-        node.models = {*SERVED, "new", "new/1.0"}
-    assert gateway.ask("POST", "/predictions/new").status_code == 404
-    gateway.write(fleet(gateway.nodes, {**gateway.models, "new": ["1.0"]}))
-    wait(lambda: gateway.ask("POST", "/predictions/new").status_code == 200)
+        node.models = models_of([*SERVED, "new/1.0", "new/1"])
+    assert gateway.status("/predictions/new") == 404
+    changed = gateway.serve(models={**gateway.models, "new": ["1.0"]})
+    assert {"endpoints/new.json", "endpoints/new%2F1.0.json", "clusters.json", "routes-http.json"} < {*changed}
+    wait(lambda: gateway.status("/predictions/new") == 200)
     assert gateway.call("ModelInfer", b"\x0a\x03new")[1]["path"] == "/predictions/new"
-    gateway.write(fleet(gateway.nodes, gateway.models))
-    wait(lambda: gateway.ask("POST", "/predictions/new").status_code == 404)
+    # A version that another could be taken for has its own name alone.
+    gateway.serve(models={**gateway.models, "new": ["1.0", "1"]})
+    for version in ("1", "1.0"):
+        path = f"/v2/models/new/versions/{version}/infer"
+        wait(lambda: bool(gateway.ask("POST", path).json().get("path") == f"/predictions/new/{version}"))  # noqa: B023
+    assert gateway.status("/predictions/new/1.0.0") == 404
+    gateway.serve()
+    wait(lambda: gateway.status("/predictions/new") == 404)
     assert gateway.envoy.pid() == pid
+    # Nothing is written where nothing changed.
+    assert gateway.serve() == []
 
 
-def test_a_canary_gets_its_share_and_those_with_its_header(gateway: Gateway) -> None:
-    def paths(count: int, **headers: str) -> Counter[str]:
-        return Counter(gateway.told("POST", "/predictions/m", headers=headers)["path"] for _ in range(count))
+# -- versions: withdrawn, and canaries ----------------------------------------------------------------------------
 
-    canary = Canary("2.0", 25, ("X-Try", "new"))
-    gateway.write(fleet(gateway.nodes, gateway.models, canaries={"m": canary}))
-    wait(lambda: set(paths(1, **{"X-Try": "new"})) == {"/predictions/m/2.0"})
-    assert paths(20, **{"X-Try": "new"}) == {"/predictions/m/2.0": 20}
-    # Of 400 at 25 percent, 100 with a standard deviation of 9.
-    assert 50 < paths(400)["/predictions/m/2.0"] < 150
-    assert gateway.told("POST", "/predictions/m/1.0", headers={"X-Try": "new"})["path"] == "/predictions/m/1.0"
-    assert gateway.told("POST", "/v2/models/m/infer", headers={"X-Try": "new"})["path"] == "/predictions/m/2.0"
-    assert gateway.call("ModelInfer", b"\x0a\x01m", x_try="new")[1]["path"] == "/predictions/m/2.0"
-    gateway.write(fleet(gateway.nodes, gateway.models, canaries={"m": Canary("2.0", 100)}))
-    wait(lambda: set(paths(1)) == {"/predictions/m/2.0"})
-    gateway.write(fleet(gateway.nodes, gateway.models))
+
+def withdrawn(gateway: Gateway, *versions: str, default_on: str = "") -> Fleet:
+    """Return the fleet with these versions of the model off the routes; they are the default on one node at most."""
+    state = gateway.fleet()
+    model = state.models["m"]
+    for version in versions:
+        each = model.versions[version]
+        replicas = {node: replace(replica, is_default=node == default_on) for node, replica in each.replicas.items()}
+        model = replace(model, versions={**model.versions, version: replace(each, replicas=replicas)})
+    served, taken = without({"m": model}, {("m", version) for version in versions})
+    return replace(state, models=served, withdrawn=taken)
+
+
+def test_withdrawn_model_gets_nothing_new_and_answers_what_it_has(gateway: Gateway) -> None:
+    first, _ = gateway.nodes
+    with ThreadPoolExecutor(1) as threads:
+        sent = send_one_that_waits(gateway, first, threads)
+        # Its clusters stay as they were, with what they have in flight.
+        assert gateway.serve(withdrawn(gateway, *gateway.models["m"])) == ["routes-http.json", "routes-grpc.json"]
+        wait(lambda: gateway.status("/predictions/m") == 404)
+        assert gateway.status("/predictions/m/1.0") == 404
+        assert gateway.received("POST", "/v2/models/m/infer")["by"] == "control"
+        assert gateway.in_flight() == 1
+        first.release.set()
+        assert sent.result(60).json()["by"] == first.name
+    wait(lambda: gateway.in_flight() == 0)
+
+
+def test_withdrawn_version_leaves_the_others_and_takes_the_nodes_whose_default_it_is(gateway: Gateway) -> None:
+    first, second = gateway.nodes
+    gateway.serve(withdrawn(gateway, "2.0"))
+    wait(lambda: gateway.status("/predictions/m/2.0") == 404)
+    assert [gateway.status(path) for path in ("/predictions/m/1.0", "/predictions/m")] == [200, 200]
+    gateway.serve(withdrawn(gateway, "2.0", default_on=second.name))
+    wait(lambda: gateway.served_by("/predictions/m") == {first.name})
+    # And by its own name the version that is served is still asked for there.
+    wait(lambda: gateway.served_by("/predictions/m/1.0") == {first.name, second.name})
+
+
+def test_canary_gets_its_share_and_those_with_its_header(gateway: Gateway) -> None:
+    def paths(count: int, path: str = "/predictions/m", **headers: str) -> Counter[str]:
+        return Counter(gateway.received("POST", path, headers=headers)["path"] for _ in range(count))
+
+    new = {"X-Try": "new"}
+    gateway.serve(canaries={"m": Canary("2.0", 25, ("X-Try", "new"))})
+    wait(lambda: set(paths(1, **new)) == {"/predictions/m/2.0"})
+    # Of 120 at 25 percent 30, with a standard deviation of 4.7.
+    assert 6 < paths(120)["/predictions/m/2.0"] < 54
+    assert paths(1, "/predictions/m/1.0", **new) == {"/predictions/m/1.0": 1}
+    assert paths(1, "/v2/models/m/infer", **new) == {"/predictions/m/2.0": 1}
+    assert gateway.call("ModelInfer", INFER, x_try="new")[1]["path"] == "/predictions/m/2.0"
+    gateway.serve(canaries={"m": Canary("2.0", 100)})
+    wait(lambda: set(paths(5)) == {"/predictions/m/2.0"})
+    gateway.serve(canaries={"m": Canary("gone", 100)})
     wait(lambda: set(paths(5)) == {"/predictions/m"})
+
+
+# -- tokens -------------------------------------------------------------------------------------------------------
 
 
 def test_nodes_get_their_own_tokens_and_nobody_elses(gateway: Gateway, tmp_path: Path) -> None:
     """The second node has none: it gets none either."""
-    state = fleet(gateway.nodes, gateway.models)
     file = tmp_path / "key_file.json"
-    file.write_text(json.dumps({"inference": {"key": "inference-0"}, "management": {"key": "management-0"}}))
-    first, second = (state.nodes[node.name] for node in gateway.nodes)
-    with_token: Node = replace(first, token_file=str(file))
-    gateway.write(replace(state, nodes={first.name: with_token, second.name: second}))
-    for node in gateway.nodes:
-        node.checks.clear()
+    one, other = gateway.nodes
+    state = gateway.fleet()
+    state = replace(state, nodes={**state.nodes, one.name: replace(one.node, token_file=str(file))})
+
+    def serve(number: int) -> None:
+        # TorchServe writes another key when it starts anew.
+        keys = {api: {"key": f"{api}-{number}"} for api in ("inference", "management")}
+        file.write_text(json.dumps(keys))
+        gateway.serve(state)
 
     def seen() -> dict[str, str | None]:
-        answers = [
-            gateway.told("POST", "/predictions/m", headers={"Authorization": "Bearer my-own"}) for _ in range(10)
-        ]
-        return {answer["by"]: answer["headers"].get("authorization") for answer in answers}
+        headers = {"Authorization": "Bearer my-own"}
+        found = [gateway.received("POST", "/predictions/m", headers=headers) for _ in range(10)]
+        return {each["by"]: each["headers"].get("authorization") for each in found}
 
-    wait(lambda: seen() == {first.name: "Bearer inference-0", second.name: None})
-    one, other = gateway.nodes
+    serve(0)
+    wait(lambda: seen() == {one.name: "Bearer inference-0", other.name: None})
+    for node in gateway.nodes:
+        node.checks.clear()
     wait(lambda: bool(one.checks) and one.checks[-1].get("authorization") == "Bearer management-0")
     wait(lambda: bool(other.checks) and "authorization" not in other.checks[-1])
-    # TorchServe writes another key when it starts anew.
-    file.write_text(json.dumps({"inference": {"key": "inference-1"}, "management": {"key": "management-1"}}))
-    gateway.write(replace(state, nodes={first.name: with_token, second.name: second}))
-    wait(lambda: seen() == {first.name: "Bearer inference-1", second.name: None})
-
-
-def test_nothing_is_written_where_nothing_changed(gateway: Gateway) -> None:
-    assert gateway.write(fleet(gateway.nodes, gateway.models)) == []
+    serve(1)
+    wait(lambda: seen() == {one.name: "Bearer inference-1", other.name: None})

@@ -1,0 +1,20 @@
+"""A control process for each test: as it comes, or one that lets management through."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.gateway.scene import Scene
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with Scene(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def managed(tmp_path: Path) -> Iterator[Scene]:
+    with Scene(tmp_path, management=True) as made:
+        yield made

@@ -1,0 +1,134 @@
+"""The control process in this process, over stand-ins of two nodes and of Envoy."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import requests
+
+from deploy.gateway.control.app import control_app, metrics_app, serve
+from deploy.gateway.control.gateway import Gateway
+from deploy.gateway.envoy.process import Traffic
+from deploy.gateway.settings import Settings
+from deploy.gateway.state import Fleet, Version
+from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
+from tests.deploy.gateway.envoy.stand_ins import StandIn, run
+
+
+class RecordedEdge:
+    """Envoy: keeps what it was configured with."""
+
+    def __init__(self) -> None:
+        self.fleets: list[Fleet] = []
+        self.is_running = True
+        self.in_flight: dict[str, dict[str, int]] = {}
+
+    def write(self, settings: Settings, fleet: Fleet) -> None:
+        self.fleets.append(fleet)
+
+    def traffic(self) -> Mapping[str, Traffic]:
+        self._check()
+        return {"node-1": Traffic(3, True)}
+
+    def requests(self) -> Mapping[str, Mapping[str, int]]:
+        self._check()
+        return self.in_flight
+
+    def prometheus(self) -> str:
+        self._check()
+        return "# TYPE envoy_server_live gauge\nenvoy_server_live{} 1\n"
+
+    def _check(self) -> None:
+        if not self.is_running:
+            raise ConnectionError
+
+
+class Scene:
+    """A control process, whose two nodes both serve `classifier` 1.0, and a client of it.
+
+    Attributes:
+        first, second: the nodes.
+        edge: what stands in for Envoy; `fleet` is what it was configured with last.
+        url, metrics_url: of the control port and of the metrics port.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder, self.settings = folder, Settings(**settings)
+        self.edge = RecordedEdge()
+        self.first, self.second = (StandIn(f"node-{number}", ["classifier/1.0"]) for number in (1, 2))
+        self.open()
+
+    def open(self) -> None:
+        """Start the control process."""
+
+        async def start() -> None:
+            self.gateway = Gateway(self.settings, [self.first.node, self.second.node], self.edge, self.folder)
+            await self.gateway.start()
+            apps = (control_app(self.gateway), metrics_app(self.gateway))
+            self._runners = [await serve(app, "127.0.0.1", 0) for app in apps]
+
+        run(start())
+        self.url, self.metrics_url = (f"http://127.0.0.1:{runner.addresses[0][1]}" for runner in self._runners)
+        wait(lambda: self.version.metadata is not None)
+
+    def shut(self) -> None:
+        """Stop the control process."""
+
+        async def stop() -> None:
+            for runner in self._runners:
+                await runner.cleanup()
+            await self.gateway.close()
+
+        run(stop())
+
+    def restart(self) -> None:
+        self.shut()
+        self.open()
+
+    def __enter__(self) -> "Scene":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shut()
+        self.first.close()
+        self.second.close()
+
+    @property
+    def version(self) -> Version:
+        return self.gateway.fleet.registered["classifier"].versions["1.0"]
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.edge.fleets[-1]
+
+    def look(self) -> None:
+        """Look at the nodes now."""
+        run(self.gateway.discovery.look())
+
+    def register(self, *versions: dict[str, Any], on_both: bool = True) -> None:
+        """Describe other versions of `classifier` from now on, on both nodes or on the first alone."""
+        for node in (self.first, self.second) if on_both else (self.first,):
+            node.models = {"classifier": [*versions]} if versions else {}
+        self.look()
+
+    def ask(self, method: str, path: str, document: object = None, **words: Any) -> tuple[int, Any]:
+        """Return status and JSON; None without a body."""
+        answer = requests.request(method, self.url + path, json=document, timeout=TIMEOUT_S, **words)
+        return answer.status_code, answer.json() if answer.content else None
+
+    def status(self, path: str) -> int:
+        return self.ask("GET", path)[0]
+
+    def call(self, method: str, body: bytes = b"") -> tuple[int, str, bytes]:
+        """Call by gRPC as Envoy's bridge does: return the status, its message, and the body."""
+        url = f"{self.url}/inference.GRPCInferenceService/{method}"
+        answer = requests.post(url, data=body, timeout=TIMEOUT_S)
+        assert answer.headers["Content-Type"] == "application/x-protobuf"
+        message = unquote(answer.headers.get("X-Grpc-Message", ""))
+        return int(answer.headers.get("X-Grpc-Status", 0)), message, answer.content
+
+    def metrics(self, path: str = "/metrics") -> list[str]:
+        answer = requests.get(self.metrics_url + path, timeout=TIMEOUT_S)
+        assert answer.status_code == 200
+        return answer.text.splitlines()

@@ -1,0 +1,226 @@
+"""What whoever runs the servers decides on the control port: draining, canaries, withdrawals; and the metrics port."""
+
+from pathlib import Path
+
+import requests
+from aiohttp import web
+
+from deploy.gateway.settings import CanaryRequest
+from deploy.gateway.state import Canary
+from tests.deploy.gateway.envoy.harness import wait
+from tests.deploy.gateway.envoy.stand_ins import described, run
+from tests.deploy.gateway.scene import Scene
+
+OLD, NEW = described("classifier", "1.0"), described("classifier", "2.0")
+MODEL, CANARY = "/control/models/classifier", "/control/canaries/classifier"
+
+
+# -- draining -----------------------------------------------------------------------------------------------------
+
+
+def test_draining_configures_envoy_and_outlives_a_restart(scene: Scene) -> None:
+    status, document = scene.ask("PUT", "/control/nodes/node-1", {"draining": True})
+    first, second = (
+        {"name": each.name, "management": each.node.management, "state": "up"} for each in (scene.first, scene.second)
+    )
+    expected = {**first, "is_draining": True, "is_routed": True, "in_flight": 3}
+    assert (status, document) == (200, expected)
+    assert scene.fleet.draining == {"node-1"}
+    scene.restart()
+    assert scene.fleet.draining == {"node-1"}
+    other = {**second, "is_draining": False, "is_routed": False, "in_flight": 0}
+    assert scene.ask("GET", "/control/nodes")[1] == [expected, other]
+    scene.ask("PUT", "/control/nodes/node-1", {"draining": False})
+    assert scene.fleet.draining == set()
+    scene.edge.is_running = False
+    assert [node["in_flight"] for node in scene.ask("GET", "/control/nodes")[1]] == [0, 0]
+
+
+def test_node_that_leaves_the_settings_is_not_draining_when_it_comes_back(scene: Scene) -> None:
+    both = [scene.first.node, scene.second.node]
+
+    async def configure(count: int) -> None:
+        scene.gateway.configure(scene.settings, both[-count:])
+
+    scene.ask("PUT", "/control/nodes/node-1", {"draining": True})
+    for count in (1, 2):
+        run(configure(count))
+        wait(lambda count=count: len(scene.fleet.nodes) == count)  # type: ignore[misc]
+    assert scene.fleet.draining == set()
+
+
+def test_node_that_says_it_drains_leaves_the_server_ready(scene: Scene) -> None:
+    drains = {"code": 503, "type": "Draining", "message": "."}
+    scene.first.broken = lambda: web.json_response(drains, status=503)
+    scene.look()
+    nodes = scene.ask("GET", "/control/nodes")[1]
+    assert [(node["state"], node["is_draining"]) for node in nodes] == [("up", True), ("up", False)]
+    assert scene.gateway.fleet.draining == {"node-1"}
+    assert scene.status("/v2/health/ready") == 200
+
+
+# -- canaries -----------------------------------------------------------------------------------------------------
+
+
+def test_canary_configures_envoy_and_outlives_a_restart(scene: Scene) -> None:
+    scene.register(OLD, NEW, on_both=False)
+    asked = {"version": "2", "percent": 5.0, "header": ["X-Canary", "yes"]}
+    expected = {**asked, "version": "2.0"}
+    assert scene.ask("PUT", CANARY, asked) == (200, expected)
+    canary = Canary("2.0", 5.0, ("X-Canary", "yes"))
+    assert scene.fleet.canaries == {"classifier": canary}
+    scene.restart()
+    assert scene.ask("GET", CANARY) == (200, expected)
+    assert scene.fleet.canaries == {"classifier": canary}
+    # A version that has gone gets nobody.
+    scene.register(OLD, on_both=False)
+    assert scene.gateway.fleet.canaries == {}
+    assert scene.ask("DELETE", CANARY) == (204, None)
+    assert scene.ask("GET", CANARY) == (404, {"error": "no canary of classifier"})
+
+
+def test_canary_of_the_settings_gives_way_to_the_control_ports_own(tmp_path: Path) -> None:
+    with Scene(tmp_path, canaries={"classifier": CanaryRequest(version="2", percent=5.0)}) as scene:
+        assert scene.gateway.fleet.canaries == {}
+        scene.register(OLD, NEW, on_both=False)
+        # "2" is the version "2.0", as it is for the control port.
+        assert scene.gateway.fleet.canaries == {"classifier": Canary("2.0", 5.0)}
+        asked = {"version": "2.0", "percent": 50.0, "header": None}
+        assert scene.ask("PUT", CANARY, asked) == (200, asked)
+        assert scene.gateway.fleet.canaries == {"classifier": Canary("2.0", 50.0)}
+        scene.ask("DELETE", CANARY)
+        assert scene.gateway.fleet.canaries == {"classifier": Canary("2.0", 5.0)}
+
+
+# -- withdrawals --------------------------------------------------------------------------------------------------
+
+
+def test_withdrawn_model_is_not_there_and_what_is_in_flight_for_it_is_counted(managed: Scene) -> None:
+    of = {"node-1": 2, "node-2": 1}
+    managed.edge.in_flight = {"classifier": of, "classifier/1.0": {"node-2": 4}, "x": {"node-1": 9}}
+    said = {"model": "classifier", "version": None, "is_withdrawn": True, "in_flight": 7}
+    assert managed.ask("PUT", MODEL, {"withdrawn": True}) == (200, said)
+    fleet = managed.fleet
+    assert (fleet.models, list(fleet.withdrawn), list(fleet.registered)) == ({}, ["classifier"], ["classifier"])
+    assert managed.status("/v2/models/classifier") == 404
+    assert managed.ask("POST", "/v2/repository/index") == (200, [])
+    # With its workers gone it makes nothing unready.
+    managed.register(described("classifier", ready=0), on_both=False)
+    assert managed.status("/v2/health/ready") == 200
+    # It outlives the control process, whose nodes have not answered at first.
+    managed.restart()
+    assert managed.ask("GET", MODEL) == (200, said)
+    assert managed.ask("GET", "/control/models") == (200, [{**said, "version": "1.0"}])
+    managed.edge.is_running = False
+    assert managed.ask("GET", MODEL)[1]["in_flight"] is None
+    managed.edge.is_running, managed.edge.in_flight = True, {}
+    served = {**said, "is_withdrawn": False, "in_flight": 0}
+    assert managed.ask("PUT", MODEL, {"withdrawn": False}) == (200, served)
+    assert managed.status("/v2/models/classifier") == 200
+
+
+def test_withdrawn_version_leaves_the_others(scene: Scene) -> None:
+    scene.register(NEW, OLD)
+    scene.ask("PUT", CANARY, {"version": "1.0", "percent": 5.0})
+    assert scene.fleet.canaries
+    # Requests without a version are the default's.
+    scene.edge.in_flight = {
+        "classifier": {"node-1": 2},
+        "classifier/1.0": {"node-1": 3},
+        "classifier/2.0": {"node-2": 4},
+    }
+    said = {"model": "classifier", "version": "1.0", "is_withdrawn": True, "in_flight": 3}
+    assert scene.ask("PUT", MODEL, {"version": "1", "withdrawn": True}) == (200, said)
+    assert scene.ask("GET", f"{MODEL}?version=2.0")[1]["in_flight"] == 6
+    assert (list(scene.fleet.models["classifier"].versions), scene.fleet.canaries) == (["2.0"], {})
+    assert scene.ask("GET", "/v2/models/classifier")[1]["versions"] == ["2.0"]
+    assert scene.status("/v2/models/classifier/versions/1") == 404
+    # The last that is served may go, though it is the default.
+    assert scene.ask("PUT", MODEL, {"version": "2", "withdrawn": True})[0] == 200
+    assert scene.fleet.models == {}
+
+
+def test_default_version_alone_is_not_withdrawn(scene: Scene) -> None:
+    # The gateway has not seen the new one yet, and looks.
+    for node in (scene.first, scene.second):
+        node.models["classifier"] = [OLD, NEW]
+    status, document = scene.ask("PUT", MODEL, {"version": "1.0", "withdrawn": True})
+    assert (status, "1.0 of classifier is its default version" in document["error"]) == (400, True)
+    assert scene.gateway.fleet.withdrawn == {}
+
+
+def test_withdrawn_model_that_is_registered_anew_is_served(scene: Scene) -> None:
+    scene.ask("PUT", MODEL, {"withdrawn": True})
+    scene.register(on_both=False)
+    # One node has it still; and one that is away keeps what it had.
+    assert scene.gateway.fleet.models == {}
+    scene.second.close()
+    scene.look()
+    assert list(scene.gateway.fleet.withdrawn) == ["classifier"]
+    scene.second.start()
+    scene.register()
+    assert scene.gateway.decisions.withdrawn == set()
+    scene.register(OLD)
+    assert list(scene.gateway.fleet.models) == ["classifier"]
+    # What is gone and back before the gateway looks is put back by hand.
+    scene.ask("PUT", MODEL, {"withdrawn": True})
+    scene.first.models, scene.second.models = {}, {}
+    assert scene.ask("PUT", MODEL, {"withdrawn": False})[0] == 404
+    assert scene.gateway.decisions.withdrawn == set()
+
+
+def test_decision_that_cannot_be_is_refused(scene: Scene) -> None:
+    for path, body, status, words in (
+        ("/control/nodes/x", b'{"draining": true}', 404, "no node x; known are node-1, node-2"),
+        ("/control/nodes/node-1", b"", 400, "draining: Field required"),
+        ("/control/nodes/node-1", b'{"draining": 1}', 400, "draining: Input should be a valid boolean"),
+        ("/control/nodes/node-1", b"{", 400, "the body: Invalid JSON"),
+        ("/control/models/x", b'{"withdrawn": true}', 404, "unknown model: 'x'"),
+        (MODEL, b'{"withdrawn": true, "version": "7"}', 404, "version 7 is not found"),
+        ("/control/canaries/x", b'{"version": "1", "percent": 5}', 404, "unknown model: 'x'"),
+        (CANARY, b'{"version": "2", "percent": 5}', 404, "version 2 is not found"),
+        (CANARY, b'{"version": "1", "percent": 5}', 400, "is its default version"),
+        (CANARY, b'{"version": "1", "percent": 101}', 400, "percent: "),
+        (CANARY, b'{"version": "1", "percent": 5, "header": ["a b", "c"]}', 400, "header.0: "),
+        (CANARY, b'{"version": "1", "percent": 5, "extra": 1}', 400, "extra: "),
+    ):
+        found, document = scene.ask("PUT", path, data=body)
+        assert (found, words in document["error"]) == (status, True), (path, body, document)
+
+
+# -- metrics ------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_those_of_envoy_of_every_node_and_of_what_the_gateway_saw(scene: Scene) -> None:
+    scene.first.metrics = 'handler_items_total{ModelName="classifier",} 5\n'
+    worker = scene.first.models["classifier"][0]["workers"][0]
+    scene.first.models["classifier"][0]["jobQueueStatus"]["pendingRequests"] = 7
+    # It dies: for a while it has no process, then it has another.
+    for pid, status in ((100, "READY"), (-1, "UNLOADING"), (101, "READY")):
+        worker.update(pid=pid, status=status)
+        scene.look()
+    scene.second.close()
+    scene.look()
+    run(scene.gateway.scrape())
+    assert scene.ask("PUT", "/control/nodes/node-2", {"draining": True})[0] == 200
+    of = '{{node="{}",model="classifier",version="1.0"}} {}'
+    own = scene.metrics("/metrics/gateway")
+    assert [line for line in own if not line.startswith("#")] == [
+        "envoy_server_live{} 1",
+        'gateway_node_up{node="node-1"} 1',
+        'gateway_node_up{node="node-2"} 0',
+        'gateway_node_draining{node="node-1"} 0',
+        'gateway_node_draining{node="node-2"} 1',
+        "gateway_workers" + of.format("node-1", 1),
+        "gateway_workers" + of.format("node-2", 1),
+        "gateway_workers_ready" + of.format("node-1", 1),
+        "gateway_workers_ready" + of.format("node-2", 0),
+        "gateway_worker_restarts_total" + of.format("node-1", 1),
+        "gateway_worker_restarts_total" + of.format("node-2", 0),
+        "gateway_queued_requests" + of.format("node-1", 7),
+    ]
+    everything = scene.metrics()
+    assert {*own, 'handler_items_total{node="node-1",ModelName="classifier",} 5'} <= {*everything}
+    # The metrics port answers nothing else, and the control port no metrics.
+    assert requests.get(f"{scene.metrics_url}/control/nodes", timeout=30).status_code == 404
+    assert scene.status("/metrics") == 404

@@ -1,0 +1,253 @@
+"""What the control process answers about models, over HTTP and gRPC."""
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from deploy.gateway.control.description import configuration
+from deploy.gateway.state import Fleet, Model, Replica, Version
+from handlers.protocol.grpc_messages import CLASSES
+from tests.deploy.gateway.envoy.stand_ins import METADATA, described, run
+from tests.deploy.gateway.scene import Scene
+from torchserve_client.version import VERSION
+
+REQUESTS = 'handler_requests_total{{ModelName="classifier",ModelVersion="1.0",Outcome="success",}} {}\n'
+UNKNOWN = {"error": "Request for unknown model: 'x' is not found"}
+EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "statistics"]
+CASES: list[tuple[str, str, int, Any]] = [
+    ("GET", "/v2", 200, {"name": "torchserve-batching", "version": VERSION, "extensions": EXTENSIONS}),
+    ("GET", "/v2/health/live", 200, None),
+    ("GET", "/v2/health/ready", 200, None),
+    (
+        "GET",
+        "/v2/models/classifier",
+        200,
+        {
+            "name": "classifier",
+            "versions": ["1.0"],
+            "platform": "torchserve_openvino",
+            "inputs": METADATA["inputs"],
+            "outputs": METADATA["outputs"],
+        },
+    ),
+    ("GET", "/v2/models/classifier/versions/1/ready", 200, None),
+    ("GET", "/v2/models/x", 404, UNKNOWN),
+    ("GET", "/v2/models/x/ready", 404, UNKNOWN),
+    ("GET", "/v2/models/x/stats", 404, UNKNOWN),
+    ("POST", "/v2/models/x/infer", 404, UNKNOWN),
+    (
+        "GET",
+        "/v2/models/classifier/versions/7",
+        404,
+        {"error": "Request for unknown model: 'classifier' version 7 is not found; versions: 1.0"},
+    ),
+    # Envoy knows a route for it as soon as it is found: only a newcomer comes here.
+    ("POST", "/v2/models/classifier/infer", 503, {"error": "'classifier' version 1.0 is not at ready state"}),
+    ("DELETE", "/v2/models/classifier", 404, {"error": "DELETE /v2/models/classifier: no such route"}),
+    ("POST", "/v2/models/classifier/trace/setting", 400, {"error": "tracing is not supported"}),
+    ("GET", "/v2/systemsharedmemory/status", 400, {"error": "shared memory is not supported"}),
+    (
+        "POST",
+        "/v2/repository/models/classifier/unload",
+        400,
+        {"error": "the repository is not let through; the gateway's setting is management: true"},
+    ),
+    ("GET", "/nowhere", 404, {"error": "Not Found"}),
+]
+
+
+def test_routes_answer_the_protocol(scene: Scene) -> None:
+    for method, path, status, document in CASES:
+        assert (path, *scene.ask(method, path)) == (path, status, document)
+
+
+def test_configuration_is_what_tritons_tools_read(scene: Scene) -> None:
+    assert scene.ask("GET", "/v2/models/classifier/versions/1.0/config")[1] == {
+        "name": "classifier",
+        "platform": "torchserve_openvino",
+        "backend": "torchserve",
+        "version_policy": {"all": {}},
+        "max_batch_size": 16,
+        "input": [{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}],
+        "output": [{"name": "scores", "data_type": "TYPE_FP32", "dims": [1000]}],
+        "dynamic_batching": {"preferred_batch_size": [8], "max_queue_delay_microseconds": 20000},
+        "instance_group": [{"name": "classifier", "kind": "KIND_AUTO", "count": 2}],
+    }
+
+
+def configured(**said: Any) -> dict[str, Any]:
+    """Return the configuration of a model whose handler says this of itself."""
+    replica = Replica(1, 1, 8, 20, is_default=True)
+    version = Version("1.0", {"a": replica}, {**METADATA, **said})
+    return configuration(Fleet(models={"m": Model("m", {"1.0": version}, "1.0")}), "m")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "rows", "expected", "parameters"),
+    [
+        ({"datatype": "BF16", "shape": [-1, -1, 28]}, 16, {"data_type": "TYPE_BF16", "dims": [-1, 28]}, {}),
+        # A function that declares nothing: neither the datatype nor the dimensions are known.
+        ({"datatype": "ANY", "shape": [-1]}, 16, {"data_type": "TYPE_INVALID", "dims": []}, {}),
+        # Triton's clients would put rows first; so it has no batches in their sense.
+        (
+            {"datatype": "FP32", "shape": [4, -1], "batch_dim": 1},
+            0,
+            {"data_type": "TYPE_FP32", "dims": [4, -1]},
+            {"max_batch_size": {"string_value": "16"}, "batch_dim.x": {"string_value": "1"}},
+        ),
+    ],
+)
+def test_configuration_of_any_tensors(
+    tensor: dict[str, Any], rows: int, expected: dict[str, Any], parameters: dict[str, Any]
+) -> None:
+    found = configured(inputs=[{"name": "x", **tensor}])
+    assert (found["max_batch_size"], found["input"]) == (rows, [{"name": "x", **expected}])
+    assert found.get("parameters", {}) == parameters
+
+
+def test_configuration_has_the_precision_and_every_proof_as_parameters() -> None:
+    proof = {"measure": "top-1", "agreement": 0.99, "largest_change": 0.08, "samples": 100, "least": 0.98}
+    parameters = configured(precision="bf16", proofs={"bf16": proof, "int8": proof})["parameters"]
+    assert parameters.pop("precision") == {"string_value": "bf16"}
+    found = {name: json.loads(each["string_value"]) for name, each in parameters.items()}
+    assert found == {"proof.bf16": proof, "proof.int8": proof}
+
+
+# -- readiness ----------------------------------------------------------------------------------------------------
+
+
+def test_readiness_is_that_of_all_workers(scene: Scene) -> None:
+    def ready() -> tuple[int, int]:
+        scene.look()
+        return scene.status("/v2/health/ready"), scene.status("/v2/models/classifier/ready")
+
+    assert ready() == (200, 200)
+    scene.first.models["classifier"] = [described("classifier", workers=2, ready=1)]
+    assert ready() == (503, 200)
+    # Registered without workers, as the management API does unasked.
+    scene.first.models = {"classifier": [described("classifier")], "other": [described("other", workers=0, ready=0)]}
+    assert ready() == (503, 200)
+    scene.register(described("classifier", ready=0))
+    assert ready() == (503, 503)
+
+
+def test_dead_node_makes_the_server_unready_and_its_models_not(scene: Scene) -> None:
+    scene.first.close()
+    scene.look()
+    assert (scene.status("/v2/health/ready"), scene.status("/v2/models/classifier/ready")) == (503, 200)
+    scene.ask("PUT", "/control/nodes/node-1", {"draining": True})
+    assert scene.status("/v2/health/ready") == 200
+
+
+def test_statistics_are_summed_over_nodes_and_outlive_a_restart(scene: Scene) -> None:
+    def count(path: str = "/v2/models/classifier/stats") -> int:
+        (found,) = scene.ask("GET", path)[1]["model_stats"]
+        # A whole number, as perf_analyzer reads it.
+        assert (found["name"], found["version"]) == ("classifier", "1")
+        return int(found["inference_stats"]["success"]["count"])
+
+    scene.first.metrics, scene.second.metrics = REQUESTS.format(5), REQUESTS.format(6)
+    run(scene.gateway.scrape())
+    assert [count(path) for path in ("/v2/models/stats", "/v2/models/classifier/versions/1/stats")] == [11, 11]
+    scene.shut()
+    scene.first.metrics = REQUESTS.format(1)
+    scene.open()
+    run(scene.gateway.scrape())
+    assert count() == 12
+
+
+# -- the repository -----------------------------------------------------------------------------------------------
+
+
+def test_repository_loads_and_unloads_on_all_nodes(managed: Scene) -> None:
+    models = "/v2/repository/models"
+    document = [{"name": "classifier", "version": "1.0", "state": "READY", "reason": ""}]
+    assert managed.ask("POST", "/v2/repository/index", {"ready": True}) == (200, document)
+    # TorchServe removes the default version last.
+    managed.register(described("classifier", "1.0"), described("classifier", "2.0"), on_both=False)
+    assert managed.ask("POST", f"{models}/classifier/unload")[0] == 200
+    assert (managed.first.models, managed.second.models) == ({}, {})
+    # What is answered is so.
+    assert managed.status("/v2/models/classifier") == 404
+    assert managed.ask("POST", f"{models}/classifier/unload")[0] == 404
+    assert managed.ask("POST", f"{models}/classifier/load")[0] == 200
+    assert [list(node.models) for node in (managed.first, managed.second)] == [["classifier"]] * 2
+    assert managed.status("/v2/models/classifier/ready") == 200
+    assert managed.ask("POST", f"{models}/x/load") == (404, {"error": "no archive x.mar"})
+    assert managed.ask("POST", f"{models}/..%2Fx/load")[0] == 400
+    assert managed.ask("POST", f"{models}/x/load", {"parameters": {"config": "{}"}})[0] == 400
+
+
+def test_repository_names_the_nodes_that_did_not(managed: Scene) -> None:
+    managed.second.close()
+    status, document = managed.ask("POST", "/v2/repository/models/classifier/unload")
+    assert status == 502
+    assert document["error"].startswith("1 of 2 nodes did not do it: node-2: cannot be reached")
+    assert managed.first.models == {}
+
+
+def test_body_that_is_no_object_or_not_packed_as_it_says_is_refused(managed: Scene) -> None:
+    for body, headers in (
+        *((body, {}) for body in (b"{", b"[]", b"[" * 100_000, b"\xff")),
+        (b"{}", {"Content-Encoding": "gzip"}),
+    ):
+        status, document = managed.ask("POST", "/v2/repository/index", data=body, headers=headers)
+        assert (status, list(document)) == (400, ["error"]), body[:10]
+
+
+# -- over gRPC ----------------------------------------------------------------------------------------------------
+
+
+def message(kind: str, **fields: Any) -> bytes:
+    made: bytes = CLASSES[kind](**fields).SerializeToString()
+    return made
+
+
+def test_grpc_answers_what_http_does(managed: Scene) -> None:
+    def ask(method: str, **fields: Any) -> Any:
+        status, _, body = managed.call(method, message(f"{method}Request", **fields))
+        assert status == 0
+        return CLASSES[f"{method}Response"].FromString(body)
+
+    assert ask("ServerLive").live
+    assert ask("ServerReady").ready
+    assert ask("ModelReady", name="classifier", version="1").ready
+    assert list(ask("ServerMetadata").extensions)[-1] == "model_repository"
+    metadata = ask("ModelMetadata", name="classifier")
+    assert list(metadata.versions) == ["1.0"]
+    assert (metadata.inputs[0].name, list(metadata.inputs[0].shape)) == ("image", [-1, 1])
+    config = ask("ModelConfig", name="classifier").config
+    assert (config.max_batch_size, config.input[0].data_type, list(config.output[0].dims)) == (16, 13, [1000])
+    assert config.dynamic_batching.max_queue_delay_microseconds == 20_000
+    managed.first.metrics = REQUESTS.format(5)
+    run(managed.gateway.scrape())
+    (statistics,) = ask("ModelStatistics").model_stats
+    assert (statistics.version, statistics.inference_stats.success.count) == ("1", 5)
+    assert ask("RepositoryIndex").models[0].state == "READY"
+    ask("RepositoryModelUnload", model_name="classifier")
+    assert list(ask("RepositoryIndex").models) == []
+    ask("RepositoryModelLoad", model_name="classifier")
+    assert "classifier" in managed.first.models
+
+
+def test_grpc_errors_have_status_and_message(scene: Scene) -> None:
+    infer = "ModelInferRequest"
+    for method, body, status, words in (
+        ("ModelMetadata", message("ModelMetadataRequest", name="x"), 5, UNKNOWN["error"]),
+        ("ModelInfer", message(infer, model_name="x", raw_input_contents=[b"0" * 200_000]), 5, UNKNOWN["error"]),
+        ("ModelInfer", gzip.compress(message(infer, model_name="x"), mtime=0), 5, UNKNOWN["error"]),
+        ("ModelInfer", message(infer, model_name="n" * 200), 5, f"unknown model: '{'n' * 200}'"),
+        ("ModelInfer", message(infer, model_name="classifier", model_version="9"), 5, "version 9"),
+        ("ModelInfer", b"\x0a\xff\xff\xff\xff", 3, "model_name must be set"),
+        ("ModelMetadata", b"\xff\xff", 3, "the message is no ModelMetadataRequest"),
+        ("ModelMetadata", b"\x1f\x8b" + b"x" * 30, 3, "the message is no gzip"),
+        ("ModelMetadata", gzip.compress(b"\x0a" * 200_000, mtime=0), 3, "larger than 65536 bytes"),
+        ("ModelMetadata", b"0" * 70_000, 3, "65536 bytes"),
+        ("SystemSharedMemoryStatus", b"", 12, "SystemSharedMemoryStatus is not supported"),
+        ("RepositoryIndex", b"", 12, "management: true"),
+    ):
+        found, said, answered = scene.call(method, body)
+        assert (method, found, answered) == (method, status, b"")
+        assert words in said
