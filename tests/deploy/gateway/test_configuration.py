@@ -112,9 +112,9 @@ def test_ports_stay_until_the_next_start(configuration: Configuration, config: P
 def test_only_node_is_that_of_the_properties(tmp_path: Path) -> None:
     path = tmp_path / "config.properties"
     path.write_text("inference_address=http://0.0.0.0:9080\nmanagement_address=http://127.0.0.1:9081\n")
-    found = only_node(path)
-    assert (found.inference, found.management) == ("http://127.0.0.1:9080", "http://127.0.0.1:9081")
-    assert found.token_file == str(tmp_path / "key_file.json")
+    found, keys = only_node(path), str(tmp_path / "key_file.json")
+    expected = ("http://127.0.0.1:9080", "http://127.0.0.1:9081", keys)
+    assert (found.inference, found.management, found.token_file) == expected
     path.write_text("inference_address=https://127.0.0.1:9080\n")
     with pytest.raises(InvalidConfig, match="http://HOST:PORT"):
         only_node(path)

@@ -28,28 +28,20 @@ envoy_cluster_upstream_rq_time_count{} 1
 """
 
 
-def as_prometheus_reads(text: str) -> dict[Series, float]:
-    families = list(text_string_to_metric_families(text))
-    assert len(families) == len({family.name for family in families})
-    return {
-        Series(sample.name, frozenset(sample.labels.items())): sample.value
-        for family in families
-        for sample in family.samples
-    }
+def test_series_are_read_and_merged_as_prometheus_own_parser_reads_them() -> None:
+    def read(text: str) -> dict[Series, float]:
+        families = list(text_string_to_metric_families(text))
+        # One family stands together, whatever the nodes.
+        assert len(families) == len({family.name for family in families})
+        samples = [sample for family in families for sample in family.samples]
+        return {Series(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
 
-
-def test_series_are_read_as_prometheus_own_parser_reads_them() -> None:
-    expected = as_prometheus_reads(TORCHSERVE.replace("not a series\n", "") + ENVOY)
-    assert len(expected) == 7
-    assert parse(TORCHSERVE + ENVOY) == expected
-
-
-def test_merged_text_has_each_node_and_describes_each_family_once() -> None:
+    expected = read(TORCHSERVE.replace("not a series\n", "") + ENVOY)
+    assert (len(expected), parse(TORCHSERVE + ENVOY)) == (7, expected)
     text = merge({"n1": TORCHSERVE, "n2": TORCHSERVE}, ENVOY)
-    of_nodes = [
-        Series(series.name, series.labels | {("node", node)}) for node in ("n1", "n2") for series in parse(TORCHSERVE)
-    ]
-    assert as_prometheus_reads(text).keys() == {*of_nodes, *parse(ENVOY)}
+    series, nodes = parse(TORCHSERVE), ("n1", "n2")
+    of_nodes = {Series(each.name, each.labels | {("node", node)}): series[each] for each in series for node in nodes}
+    assert read(text) == {**of_nodes, **parse(ENVOY)}
     heads = [line for line in text.splitlines() if line.startswith("#")]
     assert len(heads) == len(set(heads))
 
@@ -80,26 +72,28 @@ def succeeded(totals: Totals) -> int:
     return int(totals.statistics("m", "1.0")["inference_stats"]["success"]["count"])
 
 
-def duration(count: int, ms: float = 0.0) -> dict[str, int]:
-    return {"count": count, "ns": round(ms * 1e6)}
-
-
-def compute(count: int, input_ms: float, infer_ms: float) -> dict[str, dict[str, int]]:
-    times = (("compute_input", input_ms), ("compute_infer", infer_ms), ("compute_output", 0.0))
-    return {phase: duration(count, ms) for phase, ms in times}
+def durations(count: int, **each_ms: float) -> dict[str, dict[str, int]]:
+    return {name: {"count": count, "ns": round(ms * 1e6)} for name, ms in each_ms.items()}
 
 
 def test_statistics_of_one_node_are_tritons(tmp_path: Path) -> None:
     totals = Totals(tmp_path / "statistics.json")
     totals.add({"n1": counters(10)}, 1234)
-    requests = {"success": duration(10, 250), "fail": duration(2), "queue": duration(20, 125)}
-    cache = {"cache_hit": duration(0), "cache_miss": duration(0)}
     assert totals.statistics("m", "1.0") == {
         "last_inference": 1234,
         "inference_count": 18,
         "execution_count": 3,
-        "inference_stats": {**requests, **compute(3, 62.5, 750), **cache},
-        "batch_stats": [{"batch_size": 2, **compute(1, 0, 250)}, {"batch_size": 8, **compute(2, 62.5, 500)}],
+        "inference_stats": {
+            **durations(10, success=250),
+            **durations(2, fail=0),
+            **durations(20, queue=125),
+            **durations(3, compute_input=62.5, compute_infer=750, compute_output=0),
+            **durations(0, cache_hit=0, cache_miss=0),
+        },
+        "batch_stats": [
+            {"batch_size": 2, **durations(1, compute_input=0, compute_infer=250, compute_output=0)},
+            {"batch_size": 8, **durations(2, compute_input=62.5, compute_infer=500, compute_output=0)},
+        ],
         "memory_usage": [],
         "response_stats": {},
     }

@@ -1,28 +1,28 @@
-"""A real browser for the page: Debian's Chromium, driven by playwright. What it asks of others, and says of errors.
+"""A real browser for the page: Debian's Chromium, driven by playwright; and what is copied from it, run.
 
-chromium() -> Browser -> visit(browser, site) -> Visit: a page, and everything that went wrong on it
+chromium() -> Browser -> visit(browser, url) -> Visit: a page, and everything that went wrong on it
 """
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from deploy.models import ROOT
 
 CHROMIUM = "/usr/bin/chromium"
 # For a machine that stalls: what is waited for comes at once otherwise.
 TIMEOUT_MS = 30_000
-
-# Every move of what was drawn already, but for those within half a second of a click or key, as the metric CLS has it.
-COUNT_SHIFTS = """
-window.shifts = [];
-new PerformanceObserver((list) => {
-  for (const shift of list.getEntries()) {
-    const moved = shift.sources.map((source) => String(source.node?.className));
-    if (!shift.hadRecentInput) window.shifts.push([shift.value, moved]);
-  }
-}).observe({type: "layout-shift", buffered: true});
+expect.set_options(timeout=TIMEOUT_MS)
+KEY = "a-key-of-sixteen-or-more"
+LISTEN = """
 window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective));
 """
@@ -34,32 +34,59 @@ class Visit:
 
     Attributes:
         page: playwright's.
+        url: where the gateway is.
         asked: URLs of all requests.
         errors: what the console had of warnings and errors, and exceptions that nobody caught.
     """
 
     page: Page
+    url: str
     asked: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
-    def open(self, url: str, model: str | None = None) -> None:
-        """Load the page, and wait until a model is shown."""
-        self.page.goto(url + (f"/#/{model}" if model else "/"))
-        self.page.wait_for_selector(f'main h2:text-is("{model}")' if model else "main h2")
+    def use_key(self, key: str = KEY) -> None:
+        self.page.get_by_role("textbox", name="Key").fill(key)
+        self.page.get_by_role("button", name="Use key").click()
+
+    def show(self, model: str) -> None:
+        """Show a model; what was typed for it before is kept."""
+        self.page.goto(f"{self.url}/#/{model}")
+        self.page.wait_for_selector(f'main h2:text-is("{model}")')
 
     def run(self) -> str:
-        """Press Run; the answer's text once it is there."""
+        """Press Run; return the answer's text once it is there."""
         self.page.get_by_role("button", name="Run").click()
         # Not by a script: the page's policy lets no text become one.
         self.page.locator(".answer:not([aria-busy]):not(:has(> .empty:only-child))").wait_for()
-        return self.answer()
-
-    def answer(self) -> str:
         return self.page.get_by_role("region", name="Answer").inner_text()
 
+    def set_option(self, name: str, value: str) -> None:
+        """Fill an option, under its heading that is opened where it is not."""
+        if not self.page.get_by_label(name).is_visible():
+            self.page.get_by_text("Options", exact=True).click()
+        self.page.get_by_label(name).fill(value)
+
+    def choose(self, *files: Path | str, label: str = "Photograph") -> None:
+        self.page.get_by_label(label).set_input_files([*files])
+
     def call(self, name: str) -> str:
-        """What stands under curl or Python."""
+        """Return what stands under curl or Python."""
         return self.page.get_by_label(name, exact=True).text_content() or ""
+
+    def curl(self, folder: Path = ROOT) -> Any:
+        """Run the line for a shell; return its answer."""
+        return json.loads(_run(["bash", "-c", self.call("curl")], folder))
+
+    def python(self, folder: Path = ROOT) -> str:
+        """Run the program; return what it prints."""
+        return _run([sys.executable, "-c", self.call("Python")], folder)
+
+
+def _run(command: list[str], folder: Path) -> str:
+    environment = {**os.environ, "no_proxy": "*", "PYTHONPATH": str(ROOT / "client"), "KEY": KEY}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 @contextmanager
@@ -71,14 +98,18 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def visit(browser: Browser, **options: Any) -> Iterator[Visit]:
-    """A browser's profile of its own, which knows nothing of others."""
-    context = browser.new_context(**options)
+def visit(browser: Browser, url: str) -> Iterator[Visit]:
+    """A profile of its own, which must see no error, ask nobody else and break no rule of the page's policy."""
+    context = browser.new_context()
     context.set_default_timeout(TIMEOUT_MS)
-    context.add_init_script(COUNT_SHIFTS)
-    made = Visit(context.new_page())
+    context.add_init_script(LISTEN)
+    made = Visit(context.new_page(), url)
     made.page.on("request", lambda request: made.asked.append(request.url))
     made.page.on("console", lambda said: made.errors.append(said.text) if said.type in ("error", "warning") else None)
     made.page.on("pageerror", lambda error: made.errors.append(str(error)))
+    made.page.goto(url)
     yield made
+    # The browser notes each answer that is an error: the first question, without a key, and those that a test wants.
+    assert [error for error in made.errors if "Failed to load resource" not in error] == []
+    assert [asked for asked in made.asked if not asked.startswith((url, f"blob:{url}"))] == []
     context.close()
