@@ -1,7 +1,7 @@
 """What the nodes serve, found: nodes that come, go, are slow, or are no TorchServe."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,123 +10,81 @@ import pytest
 from aiohttp import web
 
 from deploy.gateway import metadata as metadata_module
-from deploy.gateway.discovery import Discovery
+from deploy.gateway.control import gateway as gateway_module
 from deploy.gateway.state import Replica
 from deploy.nodes.node import Node
 from tests.deploy.gateway.envoy.harness import wait
-from tests.deploy.gateway.envoy.stand_ins import METADATA, StandIn, described, run
-
-LOOK_S = 0.02
-
-
-class Watched:
-    """A discovery that looks all the time, and the two nodes that it watches."""
-
-    def __init__(self) -> None:
-        async def made() -> Discovery:
-            return Discovery(lambda: None, LOOK_S)
-
-        self.first, self.second = StandIn("node-1"), StandIn("node-2")
-        self.discovery = run(made())
-        self.watch([self.first.node, self.second.node])
-        run(self.discovery.first_look(20))
-
-    def watch(self, nodes: Iterable[Node]) -> None:
-        async def watch() -> None:
-            self.discovery.watch(nodes)
-
-        run(watch())
-
-    def look(self, times: int) -> None:
-        """Wait until the first node has been asked so many times more."""
-        before = len(self.first.asked)
-        wait(lambda: len(self.first.asked) > before + times)
-
-    @property
-    def replicas(self) -> dict[str, Replica]:
-        models = self.discovery.models()
-        return dict(models["classifier"].versions["1.0"].replicas) if models else {}
-
-    @property
-    def ready(self) -> dict[str, int]:
-        return {node: replica.ready_workers for node, replica in self.replicas.items()}
-
-    @property
-    def metadata(self) -> Any:
-        models = self.discovery.models()
-        return models["classifier"].versions["1.0"].metadata if models else None
-
-    @property
-    def questions(self) -> list[str]:
-        return [path for node in (self.first, self.second) for path in node.asked if "/predictions/" in path]
+from tests.deploy.gateway.envoy.stand_ins import METADATA, described, run
+from tests.deploy.gateway.scene import Scene
 
 
-@pytest.fixture
-def watched() -> Iterator[Watched]:
-    made = Watched()
-    yield made
-    run(made.discovery.close())
-    made.first.close()
-    made.second.close()
+def ready(scene: Scene) -> dict[str, int]:
+    """Look; return how many workers of `classifier` are READY on each node."""
+    scene.look()
+    return {node: replica.ready_workers for node, replica in scene.version.replicas.items()}
 
 
-def test_models_of_two_nodes_are_one_fleet_with_metadata(watched: Watched) -> None:
-    assert watched.discovery.models() == {}
-    watched.first.models["classifier"] = [described("classifier", "2.0"), described("classifier", workers=2, ready=1)]
-    watched.second.models["classifier"] = [described("classifier")]
-    wait(lambda: len(watched.replicas) == 2 and watched.metadata)
-    model = watched.discovery.models()["classifier"]
+def watch(scene: Scene, nodes: Sequence[Node]) -> None:
+    async def configure() -> None:
+        scene.gateway.configure(scene.settings, nodes)
+
+    run(configure())
+
+
+def test_models_of_all_nodes_are_one_fleet(scene: Scene) -> None:
+    scene.first.models["classifier"] = [described("classifier", "2.0"), described("classifier", workers=2, ready=1)]
+    scene.look()
+    model = scene.gateway.fleet.models["classifier"]
     # Each node is asked for its own default version.
-    expected = {"node-1": Replica(2, 1, 8, 20, False), "node-2": Replica(1, 1, 8, 20, True)}
-    assert (list(model.versions), watched.replicas, watched.metadata) == (["1.0", "2.0"], expected, METADATA)
-    watched.second.models = {}
-    wait(lambda: list(watched.replicas) == ["node-1"])
-    assert watched.discovery.models()["classifier"].default == "2.0"
+    expected = {"node-1": Replica(2, 1, 8, 20, is_default=False), "node-2": Replica(1, 1, 8, 20, is_default=True)}
+    assert (list(model.versions), scene.version.replicas) == (["1.0", "2.0"], expected)
+    scene.second.models = {}
+    scene.look()
+    assert list(scene.version.replicas) == ["node-1"]
+    assert scene.gateway.fleet.models["classifier"].default == "2.0"
     # On an adaptive model this question would never be over.
-    assert not [path for path in watched.first.asked if "customized" in path]
-    # A node that is no longer watched is forgotten.
-    watched.watch([watched.second.node])
-    assert (watched.discovery.models(), list(watched.discovery.nodes)) == ({}, ["node-2"])
+    assert not [path for path in scene.first.asked if "customized" in path]
+    # A node that is no longer in the settings is forgotten.
+    watch(scene, [scene.second.node])
+    assert (scene.gateway.fleet.models, list(scene.gateway.fleet.nodes)) == ({}, ["node-2"])
 
 
-def test_dead_node_keeps_what_it_served_with_nothing_ready(watched: Watched) -> None:
-    for node in (watched.first, watched.second):
-        node.models["classifier"] = [described("classifier")]
-    wait(lambda: watched.ready == {"node-1": 1, "node-2": 1})
-    watched.first.close()
-    wait(lambda: watched.ready == {"node-1": 0, "node-2": 1})
-    assert not watched.discovery.is_up("node-1")
-    watched.first.start()
-    wait(lambda: watched.discovery.is_up("node-1") and watched.ready["node-1"] == 1)
+def test_dead_node_keeps_what_it_served_with_nothing_ready(scene: Scene) -> None:
+    assert ready(scene) == {"node-1": 1, "node-2": 1}
+    scene.first.close()
+    assert (ready(scene), scene.gateway.discovery.is_up("node-1")) == ({"node-1": 0, "node-2": 1}, False)
+    scene.first.start()
+    assert (ready(scene), scene.gateway.discovery.is_up("node-1")) == ({"node-1": 1, "node-2": 1}, True)
 
 
-def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_again(watched: Watched) -> None:
-    watched.first.models["classifier"] = [described("classifier")]
-    wait(lambda: bool(watched.replicas))
-    watched.first.broken = lambda: web.json_response({"code": 503, "type": "Draining", "message": "."}, status=503)
-    wait(lambda: watched.discovery.draining == {"node-1"})
-    # It answers what it has, and what still comes.
-    assert (watched.discovery.is_up("node-1"), watched.ready) == (True, {"node-1": 1})
+def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_again(scene: Scene) -> None:
+    scene.first.broken = lambda: web.json_response({"code": 503, "type": "Draining", "message": "."}, status=503)
+    # It answers what it has, and what still comes; and makes nothing unready.
+    assert ready(scene) == {"node-1": 1, "node-2": 1}
+    nodes = scene.ask("GET", "/control/nodes")[1]
+    assert [(node["state"], node["is_draining"]) for node in nodes] == [("up", True), ("up", False)]
+    assert scene.status("/v2/health/ready") == 200
     # It has drained and ended: a node that drained is not one that failed.
-    watched.first.close()
-    wait(lambda: not watched.discovery.is_up("node-1"))
-    assert watched.discovery.draining == {"node-1"}
-    watched.first.broken = None
-    watched.first.start()
-    wait(lambda: watched.discovery.is_up("node-1") and not watched.discovery.draining)
+    scene.first.close()
+    scene.look()
+    assert not scene.gateway.discovery.is_up("node-1")
+    assert scene.gateway.fleet.draining == {"node-1"}
+    scene.first.broken = None
+    scene.first.start()
+    scene.look()
+    assert scene.gateway.discovery.is_up("node-1")
+    assert not scene.gateway.fleet.draining
 
 
-def test_slow_node_delays_no_other(watched: Watched) -> None:
-    watched.first.delay_s = 3600
-    watched.second.models["classifier"] = [described("classifier")]
-    wait(lambda: bool(watched.discovery.models()))
-    del watched.second.models["classifier"]
-    wait(lambda: not watched.discovery.models())
+def test_slow_node_delays_no_other(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "LOOK_S", 0.2)
+    scene.first.delay_s = 3600
+    scene.second.models["other"] = [described("other")]
+    run(scene.gateway.look())
+    assert list(scene.gateway.fleet.models) == ["classifier", "other"]
 
 
-def test_node_that_answers_no_list_or_description_of_models_is_down_and_keeps_what_it_served(watched: Watched) -> None:
-    watched.first.models["classifier"] = [described("classifier")]
-    wait(lambda: bool(watched.replicas))
+def test_node_that_answers_no_list_or_description_of_models_is_down_and_keeps_what_it_served(scene: Scene) -> None:
     for status, text in (
         (200, "<html>"),
         (200, "[]"),
@@ -134,73 +92,73 @@ def test_node_that_answers_no_list_or_description_of_models_is_down_and_keeps_wh
         (200, '{"models": null}'),
         (400, '{"code": 400, "message": "Token Authentication failed"}'),
     ):
-        watched.first.broken = lambda status=status, text=text: web.Response(status=status, text=text)
-        wait(lambda: not watched.discovery.is_up("node-1"))
-        assert watched.ready == {"node-1": 0}
-        watched.first.broken = None
-        wait(lambda: watched.discovery.is_up("node-1"))
-    watched.first.models["classifier"] = [{"modelName": "classifier", "modelVersion": "1.0"}]
-    wait(lambda: not watched.discovery.is_up("node-1"))
-    assert watched.discovery.is_up("node-2")
+        scene.first.broken = lambda status=status, text=text: web.Response(status=status, text=text)
+        assert (text, ready(scene)) == (text, {"node-1": 0, "node-2": 1})
+    scene.first.broken = None
+    assert ready(scene) == {"node-1": 1, "node-2": 1}
+    scene.first.models["classifier"] = [{"modelName": "classifier", "modelVersion": "1.0"}]
+    assert ready(scene) == {"node-1": 0, "node-2": 1}
 
 
-def test_keys_of_a_node_are_read_anew_for_each_look(watched: Watched, tmp_path: Path) -> None:
+def test_keys_of_a_node_are_read_anew_for_each_look(scene: Scene, tmp_path: Path) -> None:
     keys = tmp_path / "key_file.json"
     keys.write_text("{")
-    watched.watch([replace(watched.first.node, token_file=str(keys))])
-    wait(lambda: watched.discovery.watches["node-1"].is_up is False)
+    watch(scene, [replace(scene.first.node, token_file=str(keys))])
+    scene.look()
+    assert not scene.gateway.discovery.is_up("node-1")
     keys.write_text(json.dumps({"management": {"key": "m"}, "inference": {"key": "i"}}))
-    wait(lambda: watched.discovery.is_up("node-1"))
-    assert watched.first.checks[-1]["authorization"] == "Bearer m"
+    scene.look()
+    assert scene.gateway.discovery.is_up("node-1")
+    assert scene.first.checks[-1]["authorization"] == "Bearer m"
 
 
 # -- metadata -----------------------------------------------------------------------------------------------------
 
 
-def test_metadata_is_asked_once_of_all_nodes_and_again_when_the_workers_are_others(watched: Watched) -> None:
-    watched.second.models["classifier"] = [described("classifier")]
-    wait(lambda: watched.metadata is not None)
+def questions(scene: Scene) -> list[str]:
+    """Look; return the questions for metadata so far, of both nodes."""
+    scene.look()
+    return [path for node in (scene.first, scene.second) for path in node.asked if "/predictions/" in path]
+
+
+def say(scene: Scene, said: dict[str, Any] | None, start: str) -> None:
+    """Have `classifier` on the first node alone, with other workers that say this of themselves."""
+    scene.first.metadata["classifier"] = said
+    scene.second.models = {}
+    scene.first.models["classifier"] = [described("classifier", start=start)]
+
+
+def test_metadata_is_asked_once_of_all_nodes_and_again_when_the_workers_are_others(scene: Scene) -> None:
+    assert scene.version.metadata == METADATA
     # Workers that were asked are not asked again for another node's sake.
-    watched.first.models["classifier"] = [described("classifier")]
-    wait(lambda: len(watched.replicas) == 2)
-    watched.look(10)
-    assert watched.questions == ["GET /predictions/classifier/1.0"]
-    watched.first.metadata["classifier"] = watched.second.metadata["classifier"] = {**METADATA, "platform": "other"}
-    watched.second.models["classifier"] = [described("classifier", start="T1")]
-    wait(lambda: bool(watched.metadata["platform"] == "other"))
-    assert len(watched.questions) == 2
-
-
-def test_metadata_of_a_version_without_ready_workers_is_not_asked(watched: Watched) -> None:
-    watched.first.models["classifier"] = [described("classifier", ready=0)]
-    wait(lambda: bool(watched.replicas))
-    watched.look(6)
-    assert watched.questions == []
+    assert [questions(scene) for _ in range(3)] == [["GET /predictions/classifier/1.0"]] * 3
+    say(scene, {**METADATA, "platform": "other"}, "T1")
+    wait(lambda: len(questions(scene)) == 2 and scene.version.metadata != METADATA)
+    # One without READY workers is not asked.
+    scene.first.models["classifier"] = [described("classifier", ready=0, start="T2")]
+    assert [len(questions(scene)) for _ in range(3)] == [2] * 3
 
 
 @pytest.mark.parametrize("said", [None, {"label": "cat"}, {"inputs": [{"name": 1}], "outputs": []}])
 def test_handler_that_does_not_know_the_question_is_asked_again_later(
-    watched: Watched, said: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, said: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata_module, "REFUSED_S", 0.1)
-    watched.first.metadata["classifier"] = said
-    watched.first.models["classifier"] = [described("classifier")]
-    wait(lambda: len(watched.questions) >= 2)
-    assert watched.metadata is None
-    watched.first.metadata["classifier"] = METADATA
-    wait(lambda: watched.metadata == METADATA)
+    say(scene, said, "T1")
+    wait(lambda: len(questions(scene)) >= 3)
+    assert scene.version.metadata is None
+    say(scene, METADATA, "T1")
+    wait(lambda: bool(questions(scene)) and scene.version.metadata == METADATA)
 
 
 def test_function_that_knows_its_outputs_once_it_has_run_is_asked_until_then(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata_module, "OUTPUTS_S", 0.1)
-    watched.first.metadata["classifier"] = {**METADATA, "outputs": []}
-    watched.first.models["classifier"] = [described("classifier")]
-    wait(lambda: len(watched.questions) >= 3)
-    assert watched.metadata == {**METADATA, "outputs": []}
-    watched.first.metadata["classifier"] = METADATA
-    wait(lambda: watched.metadata == METADATA)
-    asked = len(watched.questions)
-    watched.look(10)
-    assert len(watched.questions) == asked
+    say(scene, {**METADATA, "outputs": []}, "T1")
+    wait(lambda: len(questions(scene)) >= 4)
+    assert scene.version.metadata == {**METADATA, "outputs": []}
+    say(scene, METADATA, "T1")
+    wait(lambda: bool(questions(scene)) and scene.version.metadata == METADATA)
+    asked = len(questions(scene))
+    assert [len(questions(scene)) for _ in range(3)] == [asked] * 3

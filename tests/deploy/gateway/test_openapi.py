@@ -87,10 +87,10 @@ def test_schema_of_tensors_takes_what_the_model_takes() -> None:
         return bool(jsonschema.Draft202012Validator(schema).is_valid(value))
 
     tensor = {"name": "image", "shape": [0], "datatype": "FP32", "data": []}
-    for value in ({"instances": [IMAGE, {"image": IMAGE}]}, {"inputs": {"image": [IMAGE]}}, {"inputs": [tensor]}):
-        assert is_valid("mnist", value)
-    for value in ({"instances": [IMAGE] * 17}, {"image": IMAGE[0]}, {"picture": IMAGE}):
-        assert not is_valid("mnist", value)
+    for good in ({"instances": [IMAGE, {"image": IMAGE}]}, {"inputs": {"image": [IMAGE]}}, {"inputs": [tensor]}):
+        assert is_valid("mnist", good)
+    for bad in ({"instances": [IMAGE] * 17}, {"image": IMAGE[0]}, {"picture": IMAGE}):
+        assert not is_valid("mnist", bad)
     for sizes, expected in (([0, 255], True), ([0, 256], False), ([1, 2, 3], False)):
         assert is_valid("ragged", {"sizes": sizes}) is expected
     # Three forms of a row that is short enough to read.

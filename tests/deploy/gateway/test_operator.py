@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import requests
-from aiohttp import web
 
 from deploy.gateway.settings import CanaryRequest
 from deploy.gateway.state import Canary
@@ -47,16 +46,6 @@ def test_node_that_leaves_the_settings_is_not_draining_when_it_comes_back(scene:
         run(configure(count))
         wait(lambda count=count: len(scene.fleet.nodes) == count)  # type: ignore[misc]
     assert scene.fleet.draining == set()
-
-
-def test_node_that_says_it_drains_leaves_the_server_ready(scene: Scene) -> None:
-    drains = {"code": 503, "type": "Draining", "message": "."}
-    scene.first.broken = lambda: web.json_response(drains, status=503)
-    scene.look()
-    nodes = scene.ask("GET", "/control/nodes")[1]
-    assert [(node["state"], node["is_draining"]) for node in nodes] == [("up", True), ("up", False)]
-    assert scene.gateway.fleet.draining == {"node-1"}
-    assert scene.status("/v2/health/ready") == 200
 
 
 # -- canaries -----------------------------------------------------------------------------------------------------
