@@ -60,14 +60,8 @@ class Visit:
         self.page.locator(".answer:not([aria-busy]):not(:has(> .empty:only-child))").wait_for()
         return self.page.get_by_role("region", name="Answer").inner_text()
 
-    def set_option(self, name: str, value: str) -> None:
-        """Fill an option, under its heading that is opened where it is not."""
-        if not self.page.get_by_label(name).is_visible():
-            self.page.get_by_text("Options", exact=True).click()
-        self.page.get_by_label(name).fill(value)
-
-    def choose(self, *files: Path | str, label: str = "Photograph") -> None:
-        self.page.get_by_label(label).set_input_files([*files])
+    def choose(self, file: Path, label: str = "Photograph") -> None:
+        self.page.get_by_label(label).set_input_files(file)
 
     def call(self, name: str) -> str:
         """Return what stands under curl or Python."""

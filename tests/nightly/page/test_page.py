@@ -30,14 +30,17 @@ def say(node: StandIn, model: str, answer: Any) -> None:
 # -- what is shown ------------------------------------------------------------------------------------------------
 
 
-def test_models_their_state_and_their_facts_are_those_of_the_fleet(page: Visit) -> None:
+def test_models_their_state_and_their_facts_are_those_of_the_fleet(page: Visit, node: StandIn) -> None:
     expect(page.page.locator("#fleet")).to_have_text(f"{len(MODELS)} of {len(MODELS) + 2} models ready on 1 node")
-    listed = {
-        item.get_attribute("data-model"): item.locator(".unseen").inner_text()
-        for item in page.page.locator("#models li").all()
-    }
+    items = page.page.locator("#models li")
+    listed = {item.get_attribute("data-model"): item.locator(".unseen").inner_text() for item in items.all()}
     others = {"text-classification": "1 of 2 workers ready", "idle": "No workers"}
     assert listed == {**dict.fromkeys([*MODELS, "colours"], "Ready"), **others}
+    # They come and go without a reload.
+    gone = node.models.pop("ragged")
+    expect(items).to_have_count(len(MODELS) + 1)
+    node.models["ragged"] = gone
+    expect(items).to_have_count(len(MODELS) + 2)
     page.show("resnet-152")
     expect(page.page.locator(".what")).to_have_text("Image classification · classic · torchserve_openvino")
     rows = page.page.locator("section[aria-label=Facts] tbody tr").all_inner_texts()
@@ -64,19 +67,6 @@ def test_charts_move_with_the_traffic(page: Visit, node: StandIn) -> None:
     expect(chart).to_have_attribute("aria-label", "Batch sizes of five minutes. 1: 25 %, 4: 50 %, 8: 25 %.")
 
 
-def test_models_come_and_go_and_what_was_typed_is_kept(page: Visit, node: StandIn) -> None:
-    page.show("translation")
-    page.page.get_by_role("textbox", name="Text").fill("kept")
-    gone = node.models.pop("ragged")
-    expect(page.page.locator("#models li")).to_have_count(len(MODELS) + 1)
-    node.models["ragged"] = gone
-    expect(page.page.locator("#models li")).to_have_count(len(MODELS) + 2)
-    page.page.get_by_role("link", name="language-id").click()
-    expect(page.page.locator("main h2")).to_have_text("language-id")
-    page.page.get_by_role("link", name="translation").click()
-    expect(page.page.get_by_role("textbox", name="Text")).to_have_value("kept")
-
-
 def test_key_is_asked_for_kept_in_the_tab_and_forgotten(browser: Browser, node: StandIn, url: str) -> None:
     with visit(browser, url) as page:
         dialog = page.page.get_by_role("dialog")
@@ -90,9 +80,6 @@ def test_key_is_asked_for_kept_in_the_tab_and_forgotten(browser: Browser, node: 
         assert stored == [{"gateway-key": KEY}, {}, "", f"{url}/#/language-id"]
         # The calls name a variable: what is copied into a ticket has no key.
         assert KEY not in page.page.content()
-        with page.page.expect_download() as download:
-            page.page.get_by_role("link", name="OpenAPI").click()
-        assert json.loads(download.value.path().read_text())["openapi"] == "3.1.0"
         page.page.get_by_role("button", name="Forget key").click()
         expect(dialog).to_be_visible()
         assert page.page.evaluate("sessionStorage.length") == 0
@@ -102,22 +89,24 @@ def test_key_is_asked_for_kept_in_the_tab_and_forgotten(browser: Browser, node: 
 
 
 def test_photograph_is_sent_as_it_is_or_with_options_as_a_form(page: Visit, node: StandIn) -> None:
+    photograph = CAT.read_bytes()
     page.show("resnet-152")
     assert page.run() == "Choose a photograph first."
     page.choose(CAT)
     assert page.run().split("\n")[:4] == ["Egyptian cat", "61.2%", "tabby", "20.1%"]
     expect(page.page.locator(".timing")).to_contain_text("decode 1.6 · wait 2.4 · model 11.2 · batch of 8")
     assert (page.curl(CAT.parent), page.python(CAT.parent)) == (LABELS, str(LABELS))
-    assert node.bodies == [("image/jpeg", CAT.read_bytes())] + [(kind, CAT.read_bytes()) for kind, _ in node.bodies[1:]]
+    assert (node.bodies[0][0], [body for _, body in node.bodies]) == ("image/jpeg", [photograph] * 3)
     node.bodies.clear()
     page.page.get_by_label("Version", exact=True).select_option("2.0")
     page.choose(CAT)
-    page.set_option("top_k", "2")
+    page.page.get_by_text("Options", exact=True).click()
+    page.page.get_by_label("top_k").fill("2")
     page.run()
     assert (page.curl(CAT.parent), page.python(CAT.parent)) == (LABELS, str(LABELS))
-    assert node.seen["/predictions/resnet-152/2.0"] >= 3
+    assert node.seen["/predictions/resnet-152/2.0"] == 3
     assert [kind for kind, _ in node.bodies] == ["multipart/form-data"] * 3
-    assert all(CAT.read_bytes() in body and b'name="top_k"\r\n\r\n2\r\n' in body for _, body in node.bodies)
+    assert all(photograph in body and b'name="top_k"\r\n\r\n2\r\n' in body for _, body in node.bodies)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +149,9 @@ def test_question_and_entities_are_marked_in_their_text_by_characters(page: Visi
 
 def test_options_go_with_a_text_as_json_of_their_types(page: Visit, node: StandIn) -> None:
     page.show("translation")
-    page.set_option("num_beams", "4")
-    page.set_option("tgt_lang", "fra_Latn")
+    page.page.get_by_text("Options", exact=True).click()
+    page.page.get_by_label("num_beams").fill("4")
+    page.page.get_by_label("tgt_lang").fill("fra_Latn")
     page.page.get_by_label("early_stopping").select_option("true")
     page.run()
     assert (page.curl(), page.python()) == (MODELS["translation"][3], str(MODELS["translation"][3]))
@@ -195,9 +185,6 @@ def test_model_that_says_nothing_of_itself_is_sent_what_the_user_likes(page: Vis
     page.show("colours")
     assert page.run() == '{\n  "red": [1, 2.5, -3]\n}'
     page.page.get_by_label("Send").select_option("JSON")
-    page.page.get_by_role("textbox", name="JSON").fill("[")
-    page.page.get_by_role("button", name="Run").click()
-    expect(page.page.locator(".error")).to_have_text("This is no JSON object.")
     page.page.get_by_role("textbox", name="JSON").fill('{"a": null}')
     page.curl()
     assert node.bodies == [("text/plain", b"Hello, world."), ("application/json", b'{"a":null}')]
@@ -222,16 +209,14 @@ def test_translation_is_shown_as_it_comes(page: Visit, node: StandIn) -> None:
 def test_errors_are_shown_in_words(page: Visit, node: StandIn) -> None:
     node.do = "fail"
     page.show("language-id")
-    for status, retry_after, body, words in (
-        (413, "", '{"code": 413, "type": "TextTooLong", "message": "600 tokens."}', "600 tokens.\n413 TextTooLong"),
-        (429, "3", '{"type": "TooMany", "message": "Ten."}', "Ten. Try again in 3 s.\n429 TooMany"),
-        (503, "", "<h1>no", "No worker is free, or none is up.\n503"),
-        (418, "", "", "The server answered 418.\n418"),
+    for status, headers, body, words in (
+        (413, {}, b'{"type": "TextTooLong", "message": "600 tokens."}', "600 tokens.413 TextTooLong"),
+        (429, {"Retry-After": "3"}, b'{"message": "Ten."}', "Ten. Try again in 3 s.429"),
+        (503, {}, b"<h1>no", "No worker is free, or none is up.503"),
     ):
-        headers = {"Retry-After": retry_after} if retry_after else {}
-        node.answers["fail"] = (status, headers, body.encode())
+        node.answers["fail"] = (status, headers, body)
         page.page.get_by_role("button", name="Run").click()
-        expect(page.page.locator(".error")).to_have_text(words.replace("\n", ""))
+        expect(page.page.locator(".error")).to_have_text(words)
 
 
 def test_markup_of_models_and_clients_stays_text(page: Visit, node: StandIn) -> None:
@@ -246,8 +231,7 @@ def test_markup_of_models_and_clients_stays_text(page: Visit, node: StandIn) -> 
     node.do, node.answers["fail"] = "fail", (400, {}, json.dumps({"code": 400, "type": EVIL, "message": EVIL}).encode())
     assert EVIL in page.run()
     page.show("resnet-152")
-    file: Any = {"name": EVIL, "mimeType": "text/html", "buffer": EVIL.encode()}
-    page.page.get_by_label("Photograph").set_input_files(file)
+    page.page.get_by_label("Photograph").set_input_files({"name": EVIL, "mimeType": "a/b", "buffer": EVIL.encode()})
     expect(page.page.locator(".drop strong")).to_contain_text("onerror")
     assert page.page.evaluate("window.hit") is None
     assert page.page.locator("main :is(script, b, img[src=x])").count() == 0

@@ -97,16 +97,18 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 def test_heads_bodies_and_answers_that_do_not_come_end(impatient: Gateway) -> None:
+    cases = (
+        (b"", 408, "RequestTimeout", "request_header_timeout"),
+        (b"Content-Length: 10\r\n\r\nabc", 408, "RequestTimeout", "request_overall_timeout"),
+        (b"X-Do: wait\r\nContent-Length: 0\r\n\r\n", 504, "ResponseTimeout", "response_timeout"),
+    )
     head = b"POST /predictions/m HTTP/1.1\r\nHost: a\r\n"
-    with ThreadPoolExecutor(3) as threads:
-        no_head = threads.submit(impatient.raw, head)
-        no_body = threads.submit(impatient.raw, head + b"Content-Length: 10\r\n\r\nabc")
-        no_answer = threads.submit(impatient.raw, head + b"X-Do: wait\r\nContent-Length: 0\r\n\r\n")
-        for each in (no_head, no_body):
-            assert each.result().startswith("HTTP/1.1 408 ")
-            assert '"type": "RequestTimeout"' in each.result()
-        assert no_answer.result().startswith("HTTP/1.1 504 ")
-        assert '"type": "ResponseTimeout"' in no_answer.result()
+    with ThreadPoolExecutor(len(cases)) as threads:
+        answers = list(threads.map(lambda case: impatient.raw(head + case[0]), cases))
+    for (_, status, kind, details), answer in zip(cases, answers, strict=True):
+        assert answer.startswith(f"HTTP/1.1 {status} ")
+        assert f'"type": "{kind}"' in answer
+        impatient.logged(details=details)
 
 
 def test_connections_beyond_the_limit_are_closed(impatient: Gateway) -> None:
