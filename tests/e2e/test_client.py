@@ -1,5 +1,6 @@
 """client/ against a real TorchServe: predictions, and the commands of `torchserve-client`."""
 
+import io
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import requests
 
 from deploy.gateway.sandbox import Sandbox
 from deploy.models import ROOT, model
@@ -258,6 +260,13 @@ def test_arrays_are_predicted_by_programs_of_pytritons_client_and_from_files(
         with pytriton.FuturesModelClient(address.removeprefix("http://"), name, init_timeout_s=60) as futures:
             error = futures.infer_batch(five[:4]).exception()
         assert (error.status, "batch-size must be <= 2" in str(error)) == (400, True)
+    packed, kind = io.BytesIO(), "application/x-npz"
+    np.savez_compressed(packed, INPUT_1=five[:2])
+    for address in (f"{server.settings.inference_url}/predictions/{name}", f"{gateway.http}/v2/models/{name}/infer"):
+        headers = {"Content-Type": kind, "Accept": kind}
+        answer = requests.post(address, packed.getvalue(), headers=headers, timeout=60)
+        assert (answer.status_code, answer.headers["Content-Type"]) == (200, kind)
+        assert np.load(io.BytesIO(answer.content))["OUTPUT_1"].tolist() == [[0], [2]]
     folder, out = tmp_path / "rows", tmp_path / "out.jsonl"
     folder.mkdir()
     np.save(folder / "one.npy", five[1:3])

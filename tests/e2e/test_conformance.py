@@ -1,64 +1,64 @@
-"""The Open Inference Protocol through the gateway: each row of docs/conformance.md is one test of this module.
+"""The Open Inference Protocol through the gateway, as docs/conformance.md has it row by row.
 
-tritonclient http, http.aio, grpc, grpc.aio; curl where a client would not send it -> Envoy -> a real TorchServe
-
-What a row says of all models is shown on one; tests/test_conformance.py holds rows and tests together.
+tritonclient http, http.aio, grpc, grpc.aio; bodies by hand where a client would not send them
+    -> Envoy -> a real TorchServe with a model in classic mode, one in adaptive mode, and one of every datatype
 """
 
 import asyncio
 import gzip
 import inspect
 import json
-import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 import requests
 import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_grpc_aio
 import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_http_aio
+from google.protobuf.wrappers_pb2 import BytesValue
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from deploy.gateway import sandbox
+from deploy.gateway.sandbox import Sandbox
 from deploy.server import Server
+from tests.e2e import echo
+from tests.e2e.conftest import Registrations, send, worker_pid
+from tests.waiting import until
 
 TEXTS = ("Good morning, how are you?", "기준금리를 동결했다.")
 TIMEOUT_S = 60
-EMBEDDING, MINILM, TOKENIZER = "sentence-embedding", "embedding", "tokenizer"
-LANGUAGES, ADAPTIVE = "language-id", "sentence-embedding-adaptive"
-# With the start of five models in the first test's.
-pytestmark = pytest.mark.timeout(300)
-
-MODELS = (EMBEDDING, MINILM, TOKENIZER, LANGUAGES, ADAPTIVE)
-CLIENTS = ("http", "http.aio", "grpc", "grpc.aio")
+# Adaptive, under names that its owner has given its tensors, version 1; and classic, version 1.0.
+EMBEDDING, LANGUAGES = "embedding", "language-id"
+MODELS = (EMBEDDING, LANGUAGES, echo.NAME)
 SIZE = 384
-JSON_REQUEST = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["Good morning."]}]}
-# gRPC's numbers of statuses, as its specification has them.
-INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED, UNAVAILABLE = 3, 5, 12, 14
+KEY = "a-key-of-the-tests"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+NO = (False, {}, {"ready": False})
 
 
 class Clients:
-    """Triton's four clients as one: a call of any of them, waited for where it is a coroutine."""
+    """Triton's four clients as one: a call of any of them, waited for where it is a coroutine.
+
+    Attributes:
+        http: http://HOST:PORT.
+        grpc: HOST:PORT.
+        headers: sent with every request.
+    """
 
     def __init__(self, http: str, grpc_address: str, headers: Mapping[str, str] | None = None) -> None:
-        """Describe where they connect to.
-
-        Args:
-            http: HOST:PORT.
-            grpc_address: HOST:PORT.
-            headers: sent with every request.
-        """
-        self._headers = dict(headers or {})
+        self.http, self.grpc, self.headers = http, grpc_address, dict(headers or {})
+        address = http.removeprefix("http://")
         self._made = {
-            "http": lambda: triton_http.InferenceServerClient(http),
-            "http.aio": lambda: triton_http_aio.InferenceServerClient(http),
+            "http": lambda: triton_http.InferenceServerClient(address),
+            "http.aio": lambda: triton_http_aio.InferenceServerClient(address),
             "grpc": lambda: triton_grpc.InferenceServerClient(grpc_address),
             "grpc.aio": lambda: triton_grpc_aio.InferenceServerClient(grpc_address),
         }
@@ -70,10 +70,10 @@ class Clients:
             client = self._made[which]()
             try:
                 bound = getattr(client, method)
-                if self._headers:
+                if self.headers:
                     # gRPC's metadata has its names in lower case.
-                    named["headers"] = {name.lower(): value for name, value in self._headers.items()}
-                if which.startswith("grpc") and "as_json" in inspect.signature(bound).parameters:
+                    named["headers"] = {name.lower(): value for name, value in self.headers.items()}
+                if is_grpc(which) and "as_json" in inspect.signature(bound).parameters:
                     named["as_json"] = True
                 found = bound(*arguments, **named)
                 return await found if inspect.isawaitable(found) else found
@@ -84,9 +84,9 @@ class Clients:
 
         return asyncio.run(ask())
 
-    def infer(self, which: str, model: str, tensors: dict[str, NDArray[Any]], **named: Any) -> Any:
+    def infer(self, which: str, model: str, tensors: Mapping[str, NDArray[Any]], **named: Any) -> Any:
         """Infer; `outputs` are names, all binary."""
-        module: Any = triton_grpc if which.startswith("grpc") else triton_http
+        module: Any = triton_grpc if is_grpc(which) else triton_http
         inputs = [
             module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)).set_data_from_numpy(array)
             for name, array in tensors.items()
@@ -95,579 +95,442 @@ class Clients:
             named["outputs"] = [module.InferRequestedOutput(name) for name in named["outputs"]]
         return self.call(which, "infer", model, inputs, **named)
 
+    def post(self, path: str, body: bytes | dict[str, Any], **headers: str) -> requests.Response:
+        """Send a body as curl would; names of headers have _ for -."""
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        named = {"Content-Type": "application/json"} | {key.replace("_", "-"): value for key, value in headers.items()}
+        return requests.post(f"{self.http}{path}", data=data, headers={**self.headers, **named}, timeout=TIMEOUT_S)
+
+    def get(self, path: str) -> int:
+        """Ask as curl would; the status."""
+        return requests.get(f"{self.http}{path}", headers=self.headers, timeout=TIMEOUT_S).status_code
+
+    def rpc(self, method: str, request: bytes) -> bytes:
+        """Call a method by its path with a message as it is; returns its answer's."""
+        with grpc.insecure_channel(self.grpc) as channel:
+            return bytes(channel.unary_unary(method)(request, timeout=TIMEOUT_S))
+
+
+def is_grpc(which: str) -> bool:
+    return which.startswith("grpc")
+
 
 def texts(*sent: str) -> NDArray[np.object_]:
     """A BYTES tensor of shape [B, 1]."""
     return np.array([[text.encode()] for text in sent or TEXTS], object)
 
 
-class Lab(NamedTuple):
-    """What the tests of this module share.
-
-    Attributes:
-        http: http://HOST:PORT of the gateway.
-        grpc: HOST:PORT.
-        clients: Triton's, connected to it.
-        headers: sent with every request.
-    """
-
-    http: str
-    grpc: str
-    clients: Clients
-    headers: Mapping[str, str] = {}
-
-    def post(self, path: str, body: bytes | str | dict[str, Any], **headers: str) -> requests.Response:
-        """Send a body as curl would; names of headers have _ for -."""
-        data = json.dumps(body) if isinstance(body, dict) else body
-        named = {
-            **self.headers,
-            "Content-Type": "application/json",
-            **{k.replace("_", "-"): v for k, v in headers.items()},
-        }
-        return requests.post(f"{self.http}{path}", data=data, headers=named, timeout=TIMEOUT_S)
-
-    def get(self, path: str) -> requests.Response:
-        """Ask as curl would."""
-        return requests.get(f"{self.http}{path}", headers=self.headers, timeout=TIMEOUT_S)
-
-    def rpc(self, method: str, request: Any, **named: Any) -> Any:
-        """Call a method of the service with any message; returns its answer."""
-        with triton_grpc.InferenceServerClient(self.grpc) as client:
-            return getattr(client._client_stub, method)(request, timeout=TIMEOUT_S, **named)
+@pytest.fixture(scope="module")
+def models(
+    archive: Callable[..., str], registrations: Registrations, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, ...]:
+    files = (archive(EMBEDDING), archive(LANGUAGES), archive(echo.entry(tmp_path_factory.mktemp("echo")), engine="auto"))
+    for name, file in zip(MODELS, files, strict=True):
+        registrations.serve(name, file, {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1})
+    return MODELS
 
 
 @pytest.fixture(scope="module")
-def models(archive: Callable[..., str], server: Server) -> Iterator[None]:
-    """The models of this module, registered, and removed at the end."""
-    for name in server.management.models():
-        server.management.unregister(name)
-    for name in MODELS:
-        server.register(name, archive(name), batch_size=8, max_batch_delay_ms=1, workers=1)
-    yield
-    for name in server.management.models():
-        server.management.unregister(name)
+def edge(server: Server, models: tuple[str, ...]) -> Iterator[Sandbox]:
+    """A gateway that lets nobody manage and asks for no key, which knows every model."""
+    with sandbox.started([sandbox.node_of(server)]) as started:
+        clients = Clients(started.http, started.grpc)
+        until(lambda: clients.get("/v2/health/ready") == 200)
+        for name in models:
+            until(lambda name=name: clients.call("http", "get_model_metadata", name)["inputs"])  # type: ignore[misc]
+        yield started
 
 
 @pytest.fixture(scope="module")
-def lab(server: Server, models: None) -> Iterator[Lab]:
-    with sandbox.started([sandbox.node_of(server)]) as gateway:
-        made = Lab(gateway.http, gateway.grpc, Clients(gateway.http.removeprefix("http://"), gateway.grpc))
-        wait_for(lambda: made.get("/v2/health/ready").status_code, lambda status: status == 200)
-        yield made
+def lab(edge: Sandbox) -> Clients:
+    return Clients(edge.http, edge.grpc)
 
 
 @pytest.fixture(scope="module")
-def managed(server: Server, models: None) -> Iterator[Lab]:
+def managed(server: Server, models: tuple[str, ...]) -> Iterator[Clients]:
     """A gateway that lets through who loads and unloads models: those who have a key."""
-    key = "a-key-of-the-tests"
-    keys = [{"client": "tests", "key": key}]
+    keys = [{"client": "tests", "key": KEY}]
     with sandbox.started([sandbox.node_of(server)], keys=keys, management=True) as gateway:
-        bearer = {"Authorization": f"Bearer {key}"}
-        yield Lab(
-            gateway.http, gateway.grpc, Clients(gateway.http.removeprefix("http://"), gateway.grpc, bearer), bearer
-        )
+        yield Clients(gateway.http, gateway.grpc, {"Authorization": f"Bearer {KEY}"})
 
 
-@pytest.fixture
-def unready(lab: Lab, server: Server) -> Iterator[str]:
-    """A model whose workers are gone, until the test is over."""
-    server.management.scale(LANGUAGES, 0)
-    yield LANGUAGES
-    server.management.scale(LANGUAGES, 1)
-    wait_for(lambda: lab.get("/v2/health/ready").status_code, lambda status: status == 200)
+@pytest.fixture(params=["http", "http.aio", "grpc", "grpc.aio"])
+def which(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-def message(answer: requests.Response) -> str:
-    """What an error in the protocol's form says."""
-    assert answer.headers["Content-Type"].startswith("application/json")
-    document = answer.json()
-    assert list(document) == ["error"]
-    return str(document["error"])
+@pytest.fixture(scope="module")
+def workers(server: Server, models: tuple[str, ...]) -> dict[str, int]:
+    """The processes before the first test: each is there at the end, or something that was sent has ended it."""
+    return {name: worker_pid(server, name) for name in models}
 
 
-def refused(which: str, error: InferenceServerException, http: int, rpc: str) -> str:
+def assert_refused(which: str, call: Callable[[], Any], http: int, rpc: str) -> str:
     """Hold an exception of a client against the status that it should have; returns its message."""
-    assert error.status() == (f"StatusCode.{rpc}" if which.startswith("grpc") else str(http)), error
-    assert error.message()
-    return str(error.message())
+    with pytest.raises(InferenceServerException) as caught:
+        call()
+    assert caught.value.status() == (f"StatusCode.{rpc}" if is_grpc(which) else str(http)), caught.value
+    assert caught.value.message()
+    return str(caught.value.message())
 
 
-# -- health --------------------------------------------------------------------------------------------------------
+# -- health and metadata -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", CLIENTS)
-def test_server_is_live(lab: Lab, which: str) -> None:
-    assert lab.clients.call(which, "is_server_live") in (True, {"live": True})
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-def test_server_is_ready_while_all_models_are(lab: Lab, which: str) -> None:
-    assert lab.clients.call(which, "is_server_ready") in (True, {"ready": True})
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-@pytest.mark.parametrize("version", ["", "1", "1.0"])
-def test_model_is_ready_by_either_name_of_its_version(lab: Lab, which: str, version: str) -> None:
-    assert lab.clients.call(which, "is_model_ready", EMBEDDING, version) in (True, {"ready": True})
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-def test_model_that_there_is_not_is_not_ready(lab: Lab, which: str) -> None:
-    for name, version in (("nobody", ""), (EMBEDDING, "7")):
+def test_health_is_that_of_server_model_and_version(lab: Clients, which: str) -> None:
+    assert lab.call(which, "is_server_live") in (True, {"live": True})
+    assert lab.call(which, "is_server_ready") in (True, {"ready": True})
+    for version in ("", "1", "1.0"):
+        assert lab.call(which, "is_model_ready", LANGUAGES, version) in (True, {"ready": True})
+    for name, version in (("nobody", ""), (LANGUAGES, "7")):
         try:
-            assert lab.clients.call(which, "is_model_ready", name, version) in (False, {}, {"ready": False})
+            assert lab.call(which, "is_model_ready", name, version) in NO
         except InferenceServerException as error:
-            refused(which, error, 404, "NOT_FOUND")
+            assert error.status() in ("404", "StatusCode.NOT_FOUND")
 
 
-# -- metadata ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-def test_server_metadata_names_its_extensions(lab: Lab, which: str) -> None:
-    metadata = lab.clients.call(which, "get_server_metadata")
-    assert metadata["name"]
-    assert metadata["version"]
+def test_metadata_and_configuration_are_those_of_the_loaded_model(lab: Clients, which: str) -> None:
+    metadata = lab.call(which, "get_server_metadata")
+    assert (metadata["name"], bool(metadata["version"])) == ("torchserve-batching", True)
     assert {"binary_tensor_data", "parameters", "model_configuration", "statistics"} <= {*metadata["extensions"]}
     assert not {"trace", "logging", "system_shared_memory", "cuda_shared_memory"} & {*metadata["extensions"]}
 
+    def described(each: dict[str, Any], shape: str) -> list[Any]:
+        # protobuf's JSON has its 64 bits as text, and leaves an empty name of a type out.
+        kind = each.get("datatype") or each["data_type"].removeprefix("TYPE_").replace("STRING", "BYTES")
+        return [each["name"], kind, [int(size) for size in each[shape]]]
 
-@pytest.mark.parametrize("which", CLIENTS)
-@pytest.mark.parametrize("version", ["", "1", "1.0"])
-def test_model_metadata_is_that_of_the_loaded_model(lab: Lab, which: str, version: str) -> None:
-    metadata = lab.clients.call(which, "get_model_metadata", MINILM, version)
-    assert metadata["name"] == MINILM
-    assert metadata["versions"] == ["1"]
-    assert metadata["platform"]
-    assert [tensor(each) for each in metadata["inputs"]] == [("input_text", "BYTES", [-1, 1])]
-    assert [tensor(each) for each in metadata["outputs"]] == [("output__0", "FP32", [-1, SIZE])]
-
-
-def tensor(described: dict[str, Any]) -> tuple[str, str, list[int]]:
-    """Name, datatype and shape; protobuf's JSON has its 64 bits as text."""
-    return described["name"], described["datatype"], [int(size) for size in described["shape"]]
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-def test_model_configuration_says_what_a_request_may_carry(lab: Lab, which: str) -> None:
-    config = lab.clients.call(which, "get_model_config", MINILM)
+    for version in ("", "1", "1.0"):
+        metadata = lab.call(which, "get_model_metadata", LANGUAGES, version)
+        assert (metadata["name"], metadata["versions"]) == (LANGUAGES, ["1.0"])
+    metadata = lab.call(which, "get_model_metadata", EMBEDDING)
+    assert (metadata["name"], metadata["versions"], metadata["platform"]) == (EMBEDDING, ["1"], "torchserve_openvino")
+    assert [described(each, "shape") for each in metadata["inputs"]] == [["input_text", "BYTES", [-1, 1]]]
+    assert [described(each, "shape") for each in metadata["outputs"]] == [["output__0", "FP32", [-1, SIZE]]]
+    config = lab.call(which, "get_model_config", EMBEDDING)
     config = config.get("config", config)
-    assert config["name"] == MINILM
-    assert int(config["max_batch_size"]) > 1
-    assert "dynamic_batching" in config
-    (given,), (returned,) = config["input"], config["output"]
-    assert (given["name"], given["data_type"], [int(size) for size in given["dims"]]) == (
-        "input_text", "TYPE_STRING", [1],
-    )  # fmt: skip
-    assert (returned["name"], returned["data_type"], [int(size) for size in returned["dims"]]) == (
-        "output__0", "TYPE_FP32", [SIZE],
-    )  # fmt: skip
-    rows = int(config["max_batch_size"])
-    found = lab.clients.infer(which, MINILM, {"input_text": texts(*(["A text."] * rows))})
+    assert (config["name"], "dynamic_batching" in config) == (EMBEDDING, True)
+    assert [described(each, "dims") for each in config["input"]] == [["input_text", "BYTES", [1]]]
+    assert [described(each, "dims") for each in config["output"]] == [["output__0", "FP32", [SIZE]]]
+    # Inputs keep their order.
+    metadata = lab.call(which, "get_model_metadata", echo.NAME)
+    declared = [[name, name, echo.SHAPE] for name in echo.DATATYPES]
+    assert [described(each, "shape") for each in metadata["inputs"]] == declared
+    assert [described(each, "shape") for each in metadata["outputs"]] == declared
+    # As many rows as the configuration says, and no more.
+    config = lab.call(which, "get_model_config", EMBEDDING)
+    rows = int(config.get("config", config)["max_batch_size"])
+    found = lab.infer(which, EMBEDDING, {"input_text": texts(*["A text."] * rows)})
     assert found.as_numpy("output__0").shape == (rows, SIZE)
+    too_many = {"input_text": texts(*["A text."] * (rows + 1))}
+    said = assert_refused(which, lambda: lab.infer(which, EMBEDDING, too_many), 413, "RESOURCE_EXHAUSTED")
+    assert str(rows) in said
 
 
-@pytest.mark.parametrize("which", CLIENTS)
-def test_statistics_count_what_was_inferred_and_never_fall(lab: Lab, which: str) -> None:
-    def counted() -> tuple[int, int, int]:
-        (found,) = lab.clients.call(which, "get_inference_statistics", LANGUAGES)["model_stats"]
+def test_statistics_count_what_was_inferred_and_name_every_model(lab: Clients, which: str) -> None:
+    def counted() -> list[int]:
+        (found,) = lab.call(which, "get_inference_statistics", LANGUAGES)["model_stats"]
         assert found["name"] == LANGUAGES
-        success = found["inference_stats"]["success"]
-        return int(found.get("inference_count", 0)), int(found.get("execution_count", 0)), int(success.get("count", 0))
+        success = int(found["inference_stats"]["success"].get("count", 0))
+        return [int(found.get("inference_count", 0)), int(found.get("execution_count", 0)), success]
 
     before = counted()
-    lab.clients.infer(which, LANGUAGES, {"text": texts("One.", "Two.", "Three.")})
-    lab.clients.infer(which, LANGUAGES, {"text": texts("One.")})
-    # A handler reports once a second, and the gateway reads it every other.
-    after = wait_for(counted, lambda counts: counts[0] >= before[0] + 4)
-    assert after[0] == before[0] + 4
-    assert before[1] + 1 <= after[1] <= before[1] + 4
-    assert after[2] == before[2] + 2
-
-
-def wait_for(ask: Callable[[], Any], is_good: Callable[[Any], bool], most_s: float = 30.0) -> Any:
-    """Ask until the answer is good, or it is too late; returns the last answer."""
-    deadline = time.monotonic() + most_s
-    while True:
-        found = ask()
-        if is_good(found) or time.monotonic() > deadline:
-            return found
-        time.sleep(0.25)
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-def test_statistics_of_all_models_name_each(lab: Lab, which: str) -> None:
-    found = lab.clients.call(which, "get_inference_statistics")["model_stats"]
+    lab.infer(which, LANGUAGES, {"text": texts("One.", "Two.", "Three.")})
+    lab.infer(which, LANGUAGES, {"text": texts("One.")})
+    # A handler reports once a second, and the gateway reads it every other: of tests before some may be counted now.
+    until(lambda: counted()[0] >= before[0] + 4 and counted()[2] >= before[2] + 2)
+    assert counted()[1] >= before[1] + 1
+    found = lab.call(which, "get_inference_statistics")["model_stats"]
     assert {each["name"] for each in found} == {*MODELS}
 
 
 # -- inference -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", CLIENTS)
-@pytest.mark.parametrize("name", [EMBEDDING, ADAPTIVE])
-def test_texts_are_embedded_alike_by_every_client_and_mode(lab: Lab, which: str, name: str) -> None:
-    found = lab.clients.infer(which, name, {"text": texts()}).as_numpy("embedding")
-    plain = [lab.post(f"/predictions/{name}", {"text": text}).json() for text in TEXTS]
-    assert found.dtype == np.float32
-    assert found.shape == (2, SIZE)
-    np.testing.assert_allclose(found, np.array(plain, np.float32), atol=1e-2)
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-@pytest.mark.parametrize("version", ["1", "1.0"])
-def test_version_is_asked_by_either_name(lab: Lab, which: str, version: str) -> None:
-    found = lab.clients.infer(which, EMBEDDING, {"text": texts()}, model_version=version)
-    assert found.as_numpy("embedding").shape == (2, SIZE)
-    assert response(found)["model_version"] in ("1", "1.0")
-
-
-def response(found: Any) -> dict[str, Any]:
-    """The answer without its tensors."""
-    if isinstance(found, triton_grpc.InferResult):
-        return dict(found.get_response(as_json=True))
-    return dict(found.get_response())
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-def test_request_id_is_echoed(lab: Lab, which: str) -> None:
-    found = lab.clients.infer(which, EMBEDDING, {"text": texts()}, request_id="뉴스-7")
-    assert (response(found)["id"], response(found)["model_name"]) == ("뉴스-7", EMBEDDING)
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-def test_tensors_have_the_owners_names(lab: Lab, which: str) -> None:
-    found = lab.clients.infer(which, MINILM, {"input_text": texts()}, model_version="1", outputs=["output__0"])
-    assert found.as_numpy("output__0").shape == (2, SIZE)
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-def test_only_input_and_output_may_have_any_name(lab: Lab, which: str) -> None:
-    found = lab.clients.infer(which, EMBEDDING, {"INPUT0": texts()}, outputs=["whatever"])
-    assert found.as_numpy("whatever").shape == (2, SIZE)
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-def test_tokenizer_answers_integers(lab: Lab, which: str) -> None:
-    found = lab.clients.infer(which, TOKENIZER, {"text": texts("Good morning.", "Good morning, how are you?")})
-    ids, mask = found.as_numpy("input_ids"), found.as_numpy("attention_mask")
-    assert ids.dtype == mask.dtype == np.int64
-    assert ids.shape == mask.shape
-    # [CLS] and [SEP] of BERT's vocabulary, around each.
-    assert ids[:, 0].tolist() == [101, 101]
-    assert [row[count - 1] for row, count in zip(ids.tolist(), mask.sum(axis=1).tolist(), strict=True)] == [102, 102]
-
-
-# Datatype of the protocol -> an option of language identification that takes it, and a value.
-OPTIONS = {
-    **{name: ("top_k", np.dtype(name.lower()).type(2)) for name in
-       ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64")},
-    **{name: ("threshold", np.dtype(f"float{name[2:]}").type(0.25)) for name in ("FP16", "FP32", "FP64")},
-    "BOOL": ("label_prefix", np.bool_(True)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-@pytest.mark.parametrize("datatype", OPTIONS)
-def test_datatype_is_read_from_raw_bytes(lab: Lab, which: str, datatype: str) -> None:
-    name, value = OPTIONS[datatype]
-    found = lab.clients.infer(which, LANGUAGES, {"text": texts(), name: np.array([[value], [value]])})
-    expected = lab.clients.infer(which, LANGUAGES, {"text": texts()}, parameters={name: value.item()})
-    assert found.as_numpy("label").tolist() == expected.as_numpy("label").tolist()
-    default = lab.clients.infer(which, LANGUAGES, {"text": texts()}).as_numpy("label").tolist()
-    assert (found.as_numpy("label").tolist() != default) == (name != "threshold")
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_bf16_is_read_from_raw_bytes(lab: Lab, protocol: str) -> None:
-    """As bytes made by hand: Triton's client wants a package for it that has nothing else to do here."""
-    labels = []
-    for threshold in (0.25, 1.0):
-        # BF16 is the upper half of FP32.
-        halves = (np.array([threshold] * 2, "<f4").view("<u4") >> 16).astype("<u2").tobytes()
-        data = b"".join(len(text.encode()).to_bytes(4, "little") + text.encode() for text in TEXTS)
-        inputs = [("text", "BYTES", data), ("threshold", "BF16", halves)]
-        if protocol == "grpc":
-            request = service_pb2.ModelInferRequest(model_name=LANGUAGES)
-            for name, datatype, raw in inputs:
-                request.inputs.add(name=name, datatype=datatype, shape=[2, 1])
-                request.raw_input_contents.append(raw)
-            found = triton_grpc.InferResult(lab.rpc("ModelInfer", request)).as_numpy("label").tolist()
-            labels.append([[label.decode() for label in row] for row in found])
-        else:
-            described = [
-                {"name": name, "datatype": datatype, "shape": [2, 1], "parameters": {"binary_data_size": len(raw)}}
-                for name, datatype, raw in inputs
-            ]
-            head = json.dumps({"inputs": described}).encode()
-            body = head + b"".join(raw for _, _, raw in inputs)
-            answer = lab.post(f"/v2/models/{LANGUAGES}/infer", body, Inference_Header_Content_Length=str(len(head)))
-            assert answer.status_code == 200, answer.text
-            (label, *_) = answer.json()["outputs"]
-            labels.append(np.array(label["data"]).reshape(label["shape"]).tolist())
-    # Both are surely of their language, and neither is beyond any doubt.
-    assert [row[0] for row in labels[0]] == ["en", "ko"]
-    assert labels[1] != labels[0]
-
-
-@pytest.mark.parametrize("datatype", [name for name in OPTIONS if name != "FP16"])
-def test_datatype_is_read_from_json(lab: Lab, datatype: str) -> None:
-    name, value = OPTIONS[datatype]
-    inputs = [
-        {"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": list(TEXTS)},
-        {"name": name, "shape": [2, 1], "datatype": datatype, "data": [value.item()] * 2},
+def test_inference_is_that_of_predictions_by_every_client_in_either_mode(
+    lab: Clients, which: str, server: Server
+) -> None:
+    plain = np.array([send(server, EMBEDDING, text.encode()).body for text in TEXTS], np.float32)
+    ways: list[dict[str, Any]] = [
+        {"outputs": ["output__0"], "model_version": "1"},
+        {"request_id": "뉴스-7"},
+        {"compression_algorithm" if is_grpc(which) else "request_compression_algorithm": "gzip"},
+        {"compression_algorithm" if is_grpc(which) else "request_compression_algorithm": "deflate"},
     ]
-    answer = lab.post(f"/v2/models/{LANGUAGES}/infer", {"inputs": inputs})
-    assert answer.status_code == 200, answer.text
-    assert [each["name"] for each in answer.json()["outputs"]] == ["label", "score"]
+    for named in ways:
+        found = lab.infer(which, EMBEDDING, {"input_text": texts()}, **named)
+        vectors = found.as_numpy("output__0")
+        assert (vectors.dtype, vectors.shape) == (np.float32, (2, SIZE))
+        # Elements of unit vectors; bf16 of another batch moves them by some thousandths.
+        np.testing.assert_allclose(vectors, plain, atol=0.02)
+        response = found.get_response(as_json=True) if is_grpc(which) else found.get_response()
+        assert (response["model_name"], response["model_version"]) == (EMBEDDING, "1")
+        assert response.get("id", "") == named.get("request_id", "")
+    # A model's only input and only output by any name.
+    assert lab.infer(which, EMBEDDING, {"INPUT0": texts()}, outputs=["whatever"]).as_numpy("whatever").shape == (2, SIZE)
+    for version in ("1", "1.0"):
+        found = lab.infer(which, LANGUAGES, {"text": texts()}, model_version=version)
+        assert found.as_numpy("label")[:, 0].tolist() == [b"en", b"ko"]
+    # Options, as parameters or as a tensor with a value for each row.
+    for named in ({"parameters": {"top_k": 2}}, {}):
+        rows = {} if named else {"top_k": np.array([[2], [1]])}
+        found = lab.infer(which, LANGUAGES, {"text": texts(), **rows}, **named).as_numpy("label")
+        assert (found.shape, found[:, 0].tolist(), found[1, 1] == b"") == ((2, 2), [b"en", b"ko"], not named)
 
 
-# Datatype -> the field of typed contents that holds it; the protocol has none for the 16-bit floats.
-CONTENTS = {
-    "BOOL": "bool_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
-    "UINT64": "uint64_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
-    "INT64": "int64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("datatype", CONTENTS)
-def test_datatype_is_read_from_typed_contents(lab: Lab, datatype: str) -> None:
-    name, value = OPTIONS[datatype]
-    request = service_pb2.ModelInferRequest(model_name=LANGUAGES, id="typed")
-    request.inputs.add(name="text", datatype="BYTES", shape=[2, 1]).contents.bytes_contents.extend(
-        text.encode() for text in TEXTS
-    )
-    option = request.inputs.add(name=name, datatype=datatype, shape=[2, 1])
-    getattr(option.contents, CONTENTS[datatype]).extend([value.item()] * 2)
-    found = triton_grpc.InferResult(lab.rpc("ModelInfer", request))
-    assert found.get_response().id == "typed"
-    expected = lab.clients.infer("grpc", LANGUAGES, {"text": texts()}, parameters={name: value.item()})
-    assert found.as_numpy("label").tolist() == expected.as_numpy("label").tolist()
-
-
-@pytest.mark.parametrize("is_binary", [True, False])
-def test_outputs_are_binary_or_json_as_asked(lab: Lab, is_binary: bool) -> None:
-    body = {
-        "inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": list(TEXTS)}],
-        "parameters": {"binary_data_output": is_binary},
-    }
-    answer = lab.post(f"/v2/models/{EMBEDDING}/infer", body)
-    assert answer.status_code == 200
-    length = answer.headers.get("Inference-Header-Content-Length")
-    assert (length is not None) == is_binary
-    head = json.loads(answer.content[: int(length)] if length else answer.content)
-    (output,) = head["outputs"]
-    assert (output["datatype"], output["shape"], "data" in output) == ("FP32", [2, SIZE], not is_binary)
-    if length:
-        assert len(answer.content) - int(length) == output["parameters"]["binary_data_size"] == 2 * SIZE * 4
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_compressed_request_is_answered_like_a_plain_one(lab: Lab, which: str, algorithm: str) -> None:
-    name = "compression_algorithm" if which.startswith("grpc") else "request_compression_algorithm"
-    found = lab.clients.infer(which, LANGUAGES, {"text": texts()}, **{name: algorithm})
-    plain = lab.clients.infer(which, LANGUAGES, {"text": texts()})
-    assert found.as_numpy("label").tolist() == plain.as_numpy("label").tolist()
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-def test_row_that_fails_leaves_the_others_their_answers(lab: Lab, which: str) -> None:
-    found = lab.clients.infer(which, LANGUAGES, {"text": texts("Good morning, how are you?", " ")})
+def test_row_that_fails_leaves_the_others_their_answers(lab: Clients, which: str) -> None:
+    found = lab.infer(which, LANGUAGES, {"text": texts("Good morning, how are you?", " ")})
     assert found.as_numpy("label")[:, 0].tolist() == [b"en", b""]
     good, bad = found.as_numpy("error").reshape(-1).tolist()
-    assert good == b""
-    assert json.loads(bad)["type"] == "EmptyInput"
+    assert (good, json.loads(bad)["type"]) == (b"", "EmptyInput")
 
 
-@pytest.mark.parametrize("which", CLIENTS)
-def test_priority_and_timeout_are_taken_from_the_request(lab: Lab, which: str) -> None:
-    found = lab.clients.infer(which, ADAPTIVE, {"text": texts()}, priority=1, timeout=30_000_000)
-    assert found.as_numpy("embedding").shape == (2, SIZE)
+def test_tensors_of_every_datatype_come_back_as_they_were_sent(lab: Clients, which: str) -> None:
+    for sent in (echo.everything(), echo.everything(echo.MOST_ROWS, 0)):
+        found = lab.infer(which, echo.NAME, sent)
+        for name, array in sent.items():
+            echo.assert_same(found.as_numpy(name), array)
+    # Those that are asked for, in that order.
+    found = lab.infer(which, echo.NAME, sent, outputs=["FP64", "BYTES", "BOOL"])
+    response = found.get_response(as_json=True) if is_grpc(which) else found.get_response()
+    assert [each["name"] for each in response["outputs"]] == ["FP64", "BYTES", "BOOL"]
+
+
+# What JSON cannot hold, or tritonclient does not write as JSON.
+JSON_LACKS = ("BF16",)
+
+
+def test_tensors_in_json_come_back_as_they_were_sent(lab: Clients) -> None:
+    sent = echo.everything(is_json=True)
+    inputs = [
+        triton_http.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)).set_data_from_numpy(
+            array, binary_data=name in JSON_LACKS
+        )
+        for name, array in sent.items()
+    ]
+    for is_binary in (False, True):
+        asked = [triton_http.InferRequestedOutput(name, binary_data=is_binary) for name in sent]
+        found = lab.call("http", "infer", echo.NAME, inputs, outputs=asked)
+        for each in found.get_response()["outputs"]:
+            assert ("data" in each) != is_binary
+            echo.assert_same(found.as_numpy(each["name"]), sent[each["name"]])
+
+
+def test_typed_contents_are_read(lab: Clients) -> None:
+    request = service_pb2.ModelInferRequest(model_name=LANGUAGES, id="typed")
+    text = request.inputs.add(name="text", datatype="BYTES", shape=[2, 1])
+    text.contents.bytes_contents.extend(text.encode() for text in TEXTS)
+    request.inputs.add(name="top_k", datatype="INT64", shape=[2, 1]).contents.int64_contents.extend([2, 1])
+    answer = service_pb2.ModelInferResponse.FromString(lab.rpc(INFER, request.SerializeToString()))
+    labels = triton_grpc.InferResult(answer).as_numpy("label")
+    assert (answer.id, labels[:, 0].tolist()) == ("typed", [b"en", b"ko"])
+
+
+@pytest.mark.parametrize("path", ["/predictions/{}", "/v2/models/{}/versions/1/infer"])
+def test_rows_and_columns_in_json_are_answered_in_kind(lab: Clients, path: str) -> None:
+    place = path.format(echo.NAME)
+    instance = {name: [[0, 1]] for name in echo.DATATYPES} | {"BOOL": [[False, True]], "BYTES": [["", "räv"]]}
+    answer = lab.post(place, {"instances": [instance, {**instance, "FP32": [["a", "b"]]}]})
+    assert answer.status_code == 200, answer.text
+    good, bad = answer.json()["predictions"]
+    assert good == instance
+    assert (bad["error"]["type"], bad["error"]["message"][:6]) == ("TensorMismatch", "FP32: ")
+    columns = {name: [value, value] for name, value in instance.items()}
+    answer = lab.post(place, {"inputs": columns})
+    assert (answer.status_code, answer.json()["outputs"]) == (200, columns), answer.text
+
+
+def test_priority_and_timeout_are_taken_from_the_request(lab: Clients, which: str) -> None:
+    found = lab.infer(which, EMBEDDING, {"input_text": texts()}, priority=1, timeout=60_000_000)
+    assert found.as_numpy("output__0").shape == (2, SIZE)
     with pytest.raises(InferenceServerException) as caught:
-        lab.clients.infer(which, ADAPTIVE, {"text": texts()}, timeout=1)
+        lab.infer(which, EMBEDDING, {"input_text": texts()}, timeout=1)
     # A worker that knows that it would come too late refuses it at once.
     assert str(caught.value.status()) in ("503", "504", "StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED")
+
+
+def test_torchserve_without_the_gateway_takes_tritons_http_client(server: Server, models: tuple[str, ...]) -> None:
+    clients = Clients(server.settings.inference_url, "")
+    for name, sent in ((echo.NAME, echo.everything()), (EMBEDDING, {"input_text": texts()})):
+        found = clients.infer("http", name, sent)
+        if name == echo.NAME:
+            for key, array in sent.items():
+                echo.assert_same(found.as_numpy(key), array)
+        else:
+            assert found.as_numpy("output__0").shape == (2, SIZE)
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", CLIENTS)
-@pytest.mark.parametrize(("name", "version"), [("nobody", ""), ("nobody", "1"), (EMBEDDING, "7")])
-def test_unknown_model_and_version_are_not_found(lab: Lab, which: str, name: str, version: str) -> None:
-    said = []
-    with pytest.raises(InferenceServerException) as caught:
-        lab.clients.infer(which, name, {"text": texts()}, model_version=version)
-    said.append(refused(which, caught.value, 404, "NOT_FOUND"))
-    for method in ("get_model_metadata", "get_model_config", "get_inference_statistics"):
-        with pytest.raises(InferenceServerException) as caught:
-            lab.clients.call(which, method, name, version)
-        said.append(refused(which, caught.value, 404, "NOT_FOUND"))
-    assert all((version if name == EMBEDDING else name) in each for each in said), said
+def changed(**tensors: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
+    """Everything, with these in place of what stands there; None leaves one out."""
+    return {name: array for name, array in {**echo.everything(), **tensors}.items() if array is not None}
 
 
-@pytest.mark.parametrize("which", CLIENTS)
-def test_bad_tensor_is_an_invalid_argument(lab: Lab, which: str) -> None:
-    for tensors in ({"text": np.zeros((1, 1), np.float32)}, {"text": texts(), "top_k": np.zeros((3, 1), np.int64)}):
-        with pytest.raises(InferenceServerException) as caught:
-            lab.clients.infer(which, LANGUAGES, tensors)
-        refused(which, caught.value, 400, "INVALID_ARGUMENT")
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-def test_output_that_there_is_not_is_an_invalid_argument(lab: Lab, which: str) -> None:
-    with pytest.raises(InferenceServerException) as caught:
-        lab.clients.infer(which, LANGUAGES, {"text": texts()}, outputs=["logits"])
-    assert "label" in refused(which, caught.value, 400, "INVALID_ARGUMENT")
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-def test_too_many_rows_are_too_large(lab: Lab, which: str) -> None:
-    config = lab.clients.call("http", "get_model_config", EMBEDDING)
-    with pytest.raises(InferenceServerException) as caught:
-        lab.clients.infer(which, EMBEDDING, {"text": texts(*["A text."] * (config["max_batch_size"] + 1))})
-    assert str(config["max_batch_size"]) in refused(which, caught.value, 413, "RESOURCE_EXHAUSTED")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"[]", b'{"inputs": 7}', b'{"inputs": [{"name": "text"}]}', b'{"inputs": []}'],
-    ids=lambda body: repr(body.decode()),
-)
-def test_malformed_request_is_a_bad_request(lab: Lab, body: bytes) -> None:
-    answer = lab.post(f"/v2/models/{EMBEDDING}/infer", body)
-    assert answer.status_code == 400
-    assert message(answer)
-
-
-def test_malformed_message_is_an_invalid_argument(lab: Lab) -> None:
-    with grpc.insecure_channel(lab.grpc) as channel:
-        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        # A name, and then a field of 100 bytes that are not there.
-        name = EMBEDDING.encode()
-        with pytest.raises(grpc.RpcError) as caught:
-            infer(b"\x0a" + bytes([len(name)]) + name + b"\x2a\x64", timeout=TIMEOUT_S)
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_body_that_unpacks_beyond_the_limit_is_too_large(lab: Lab) -> None:
-    for encoding, packed in (("gzip", gzip.compress(bytes(64 << 20))), ("deflate", zlib.compress(bytes(64 << 20)))):
-        answer = lab.post(f"/v2/models/{EMBEDDING}/infer", packed, Content_Encoding=encoding)
-        assert answer.status_code == 413, answer.text
-
-
-@pytest.mark.parametrize(
-    "path", ["/v2/nothing", "/v2/models", "/v2/models/a/b/c", f"/v2/models/{EMBEDDING}/versions/1/nothing", "/v3"]
-)
-def test_route_that_there_is_not_is_not_found(lab: Lab, path: str) -> None:
-    assert lab.get(path).status_code == 404
-
-
-def test_model_without_workers_is_unavailable_and_makes_the_server_unready(lab: Lab, unready: str) -> None:
-    def states(which: str) -> tuple[Any, Any]:
-        client = lab.clients
-        return client.call(which, "is_server_ready"), client.call(which, "is_model_ready", unready)
-
-    for which in CLIENTS:
-        found = wait_for(lambda which=which: states(which), lambda found: found[0] in (False, {}, {"ready": False}))  # type: ignore[misc]
-        assert all(each in (False, {}, {"ready": False}) for each in found), (which, found)
-        with pytest.raises(InferenceServerException) as caught:
-            lab.clients.infer(which, unready, {"text": texts()})
-        refused(which, caught.value, 503, "UNAVAILABLE")
-    assert lab.get("/v2/health/ready").status_code == 503
-    assert lab.get(f"/v2/models/{unready}/ready").status_code in (400, 503)
-    assert lab.get("/v2/health/live").status_code == 200
-
-
-# -- management ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-def test_management_lists_loads_and_unloads_where_it_is_let_through(managed: Lab, server: Server, which: str) -> None:
-    clients = managed.clients
-
-    def listed() -> dict[str, str]:
-        found = clients.call(which, "get_model_repository_index")
-        return {each["name"]: each.get("state", "") for each in (found.get("models", []) if "grpc" in which else found)}
-
-    assert wait_for(listed, lambda states: states.get(LANGUAGES) == "READY")[LANGUAGES] == "READY"
-    clients.call(which, "unload_model", LANGUAGES)
-    assert LANGUAGES not in server.management.models()
-    assert wait_for(listed, lambda states: states.get(LANGUAGES) != "READY").get(LANGUAGES) != "READY"
-    clients.call(which, "load_model", LANGUAGES)
-    assert wait_for(listed, lambda states: states.get(LANGUAGES) == "READY")[LANGUAGES] == "READY"
-    found = wait_for(
-        lambda: managed.post(f"/v2/models/{LANGUAGES}/infer", JSON_REQUEST).status_code, lambda status: status == 200
-    )
-    assert found == 200
-
-
-# -- refused -------------------------------------------------------------------------------------------------------
-
-REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "trace settings": ("get_trace_settings", ()),
-    "change of trace settings": ("update_trace_settings", (None, {"trace_rate": "1"})),
-    "log settings": ("get_log_settings", ()),
-    "change of log settings": ("update_log_settings", ({"log_info": False},)),
-    "system shared memory": ("get_system_shared_memory_status", ()),
-    "a region of system shared memory": ("register_system_shared_memory", ("region", "/region", 64)),
-    "CUDA shared memory": ("get_cuda_shared_memory_status", ()),
+WRONG: dict[str, tuple[dict[str, NDArray[Any]], dict[str, Any], str]] = {
+    "datatype": (changed(FP32=np.zeros((2, 4, 2))), {}, "FP32: FP32 [-1, -1, 2] is expected; FP64 [2, 4, 2] was sent."),
+    "shape": (changed(INT8=np.zeros((2, 4, 3), np.int8)), {}, "INT8: INT8 [-1, -1, 2] is expected; INT8 [2, 4, 3] was"),
+    "missing": (changed(BOOL=None), {}, "BOOL: BOOL [-1, -1, 2] is expected; nothing was sent."),
+    "unknown input": (changed(image=np.zeros((2, 4, 2))), {}, "image: the model has no such input; it has BYTES, BOOL"),
+    "unequal rows": (changed(UINT8=np.zeros((3, 4, 2), np.uint8)), {}, "All inputs must have the same number of rows"),
+    "too many rows": (echo.everything(echo.MOST_ROWS + 1), {}, f"batch-size must be <= {echo.MOST_ROWS}"),
+    "unknown output": (echo.everything(), {"outputs": ["logits"]}, "logits"),
 }
 
 
-@pytest.mark.parametrize("which", CLIENTS)
-@pytest.mark.parametrize("what", REFUSED)
-def test_extension_that_is_not_supported_is_unimplemented(lab: Lab, which: str, what: str) -> None:
-    method, arguments = REFUSED[what]
-    with pytest.raises(InferenceServerException) as caught:
-        lab.clients.call(which, method, *arguments)
-    refused(which, caught.value, 400, "UNIMPLEMENTED")
-
-
-def test_streamed_inference_is_unimplemented(lab: Lab) -> None:
-    def requests_() -> Iterator[Any]:
-        yield service_pb2.ModelInferRequest(model_name=EMBEDDING)
-
-    with triton_grpc.InferenceServerClient(lab.grpc) as client, pytest.raises(grpc.RpcError) as caught:
-        list(client._client_stub.ModelStreamInfer(requests_(), timeout=TIMEOUT_S))
-    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-    assert caught.value.details()
-
-
-def test_method_that_there_is_not_is_unimplemented(lab: Lab) -> None:
-    with grpc.insecure_channel(lab.grpc) as channel:
-        for method in ("/inference.GRPCInferenceService/Nothing", "/nobody.Service/Nothing"):
-            with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary(method)(b"", timeout=TIMEOUT_S)
-            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-
-
-@pytest.mark.parametrize("which", CLIENTS)
-def test_management_is_refused_where_it_is_not_let_through(lab: Lab, which: str) -> None:
-    for method, arguments in (
-        ("get_model_repository_index", ()),
-        ("load_model", (LANGUAGES,)),
-        ("unload_model", (LANGUAGES,)),
-    ):
-        with pytest.raises(InferenceServerException) as caught:
-            lab.clients.call(which, method, *arguments)
-        assert refused(which, caught.value, 404, "UNIMPLEMENTED")
-    ready = wait_for(lambda: lab.get(f"/v2/models/{LANGUAGES}/ready").status_code, lambda status: status == 200)
-    assert ready == 200
-
-
-def test_shared_memory_of_a_tensor_is_a_bad_request(lab: Lab) -> None:
-    body = {
-        "inputs": [
-            {
-                "name": "text",
-                "shape": [1],
-                "datatype": "BYTES",
-                "parameters": {"shared_memory_region": "region", "shared_memory_byte_size": 8},
-            }
+def test_wrong_request_is_an_error_that_names_what_is_wrong(lab: Clients, which: str) -> None:
+    for sent, named, said in WRONG.values():
+        told = assert_refused(
+            which, lambda sent=sent, named=named: lab.infer(which, echo.NAME, sent, **named), 400, "INVALID_ARGUMENT"  # type: ignore[misc]
+        )  # fmt: skip
+        assert said in told
+    for name, version in (("nobody", ""), ("nobody", "1"), (LANGUAGES, "7")):
+        calls = [lambda: lab.infer(which, name, {"text": texts()}, model_version=version)]  # noqa: B023
+        calls += [
+            lambda method=method: lab.call(which, method, name, version)  # type: ignore[misc]  # noqa: B023
+            for method in ("get_model_metadata", "get_model_config", "get_inference_statistics")
         ]
-    }
-    answer = lab.post(f"/v2/models/{EMBEDDING}/infer", body)
-    assert answer.status_code == 400
-    assert "shared" in message(answer).lower()
+        for call in calls:
+            assert (version if name == LANGUAGES else name) in assert_refused(which, call, 404, "NOT_FOUND")
+
+
+def test_malformed_request_is_an_error_in_the_protocols_form(lab: Clients) -> None:
+    place = f"/v2/models/{LANGUAGES}/infer"
+    region = {"shared_memory_region": "region", "shared_memory_byte_size": 8}
+    shared = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "parameters": region}]}
+    bodies = [b"", b"{", b"[]", b'{"inputs": 7}', b'{"inputs": [{"name": "text"}]}', b'{"inputs": []}']
+    for body in [*bodies, json.dumps(shared).encode()]:
+        answer = lab.post(place, body)
+        assert (answer.status_code, [*answer.json()]) == (400, ["error"]), body
+    assert "shared" in answer.json()["error"].lower()
+    for encoding, bomb in (("gzip", gzip.compress(bytes(64 << 20))), ("deflate", zlib.compress(bytes(64 << 20)))):
+        assert lab.post(place, bomb, Content_Encoding=encoding).status_code == 413
+    for path in ("/v2/nothing", "/v2/models", "/v2/models/a/b/c", f"{place}/nothing", "/v3"):
+        assert lab.get(path) == 404
+    # A name, and then a field of 100 bytes that are not there.
+    cut = b"\x0a" + bytes([len(LANGUAGES)]) + LANGUAGES.encode() + b"\x2a\x64"
+    stream = "/inference.GRPCInferenceService/ModelStreamInfer"
+    for method, message, code in (
+        (INFER, cut, grpc.StatusCode.INVALID_ARGUMENT),
+        (stream, b"", grpc.StatusCode.UNIMPLEMENTED),
+        ("/inference.GRPCInferenceService/Nothing", b"", grpc.StatusCode.UNIMPLEMENTED),
+        ("/nobody.Service/Nothing", b"", grpc.StatusCode.UNIMPLEMENTED),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            lab.rpc(method, message)
+        assert caught.value.code() == code, method
+
+
+# -- refused, and let through --------------------------------------------------------------------------------------
+
+UNSUPPORTED: list[tuple[str, tuple[Any, ...]]] = [
+    ("get_trace_settings", ()),
+    ("update_trace_settings", (None, {"trace_rate": "1"})),
+    ("get_log_settings", ()),
+    ("update_log_settings", ({"log_info": False},)),
+    ("get_system_shared_memory_status", ()),
+    ("register_system_shared_memory", ("region", "/region", 64)),
+    ("get_cuda_shared_memory_status", ()),
+]
+MANAGEMENT: list[tuple[str, tuple[Any, ...]]] = [
+    ("get_model_repository_index", ()),
+    ("load_model", (LANGUAGES,)),
+    ("unload_model", (LANGUAGES,)),
+]
+
+
+def test_what_is_not_supported_or_not_let_through_is_refused(lab: Clients, which: str) -> None:
+    for calls, status in ((UNSUPPORTED, 400), (MANAGEMENT, 404)):
+        for method, arguments in calls:
+            call = lambda method=method, arguments=arguments: lab.call(which, method, *arguments)  # type: ignore[misc]  # noqa: E731
+            assert assert_refused(which, call, status, "UNIMPLEMENTED")
+    assert lab.infer(which, LANGUAGES, {"text": texts()}).as_numpy("label").shape[0] == 2
+
+
+def test_key_is_asked_for_everywhere_but_on_open_routes(managed: Clients, which: str) -> None:
+    nobody = Clients(managed.http, managed.grpc)
+    until(lambda: managed.get("/v2/health/ready") == 200)
+    assert nobody.call(which, "is_server_live") in (True, {"live": True})
+    for call in (
+        lambda: nobody.infer(which, LANGUAGES, {"text": texts()}),
+        lambda: nobody.call(which, "get_model_metadata", LANGUAGES),
+        lambda: nobody.call(which, "unload_model", LANGUAGES),
+        lambda: Clients(managed.http, managed.grpc, {"Authorization": "Bearer another-key-of-the-tests"}).infer(
+            which, LANGUAGES, {"text": texts()}
+        ),
+    ):
+        assert_refused(which, call, 401, "UNAUTHENTICATED")
+    assert managed.infer(which, LANGUAGES, {"text": texts()}).as_numpy("label").shape[0] == 2
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of a protobuf message that holds less than 128 bytes."""
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def test_calls_of_torchserves_own_grpc_are_answered_like_http(
+    server: Server, models: tuple[str, ...], workers: dict[str, int]
+) -> None:
+    """A streamed call whose answer is no stream would end the worker."""
+    lines = dict(line.split("=", 1) for line in server.config.read_text().splitlines() if "=" in line)
+    service = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"
+    with grpc.insecure_channel(f"127.0.0.1:{lines['grpc_inference_port']}") as channel:
+        predict = channel.unary_unary(f"{service}/Predictions")
+        stream = channel.unary_stream(f"{service}/StreamPredictions")
+        for name in (EMBEDDING, LANGUAGES):
+            for text in (TEXTS[0].encode(), b"\xff\xfe"):
+                # PredictionsRequest: model_name = 1, input = 3, a map of names to bytes.
+                asked = field(1, name.encode()) + field(3, field(1, b"data") + field(2, text))
+                answers = [predict(asked, timeout=TIMEOUT_S)]
+                for _ in range(2):
+                    answers += stream(asked, timeout=TIMEOUT_S)
+                # PredictionResponse has one field, like this message: prediction = 1.
+                documents = [json.loads(BytesValue.FromString(answer).value) for answer in answers]
+                body = send(server, name, text).body
+                expected = pytest.approx(body, abs=0.02) if len(body) == SIZE else body
+                assert len(documents) == 3
+                assert all(document == expected for document in documents)
+            # A form may name its field like a header, and HTTP's answers are still no streams.
+            form = b'--b\r\nContent-Disposition: form-data; name="explain"\r\n\r\nGood morning.\r\n--b--\r\n'
+            assert send(server, name, form, "multipart/form-data; boundary=b").status == 200
+        assert {name: worker_pid(server, name) for name in models} == workers
+
+
+@pytest.mark.parametrize("which", ["http", "grpc"])
+def test_management_lists_loads_and_unloads_where_it_is_let_through(
+    managed: Clients, server: Server, which: str
+) -> None:
+    def listed() -> dict[str, str]:
+        found = managed.call(which, "get_model_repository_index")
+        return {each["name"]: each.get("state", "") for each in (found.get("models", []) if is_grpc(which) else found)}
+
+    until(lambda: listed().get(LANGUAGES) == "READY")
+    managed.call(which, "unload_model", LANGUAGES)
+    assert LANGUAGES not in server.management.models()
+    until(lambda: listed().get(LANGUAGES) != "READY")
+    managed.call(which, "load_model", LANGUAGES)
+    until(lambda: listed().get(LANGUAGES) == "READY")
+    place, body = f"/v2/models/{LANGUAGES}/infer", [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["Hi."]}]
+    until(lambda: managed.post(place, {"inputs": body}).status_code == 200)
+
+
+def test_model_without_workers_is_unavailable_and_makes_the_server_unready(lab: Clients, server: Server) -> None:
+    server.management.scale(LANGUAGES, 0)
+    try:
+        for which in ("http", "http.aio", "grpc", "grpc.aio"):
+            until(lambda which=which: lab.call(which, "is_server_ready") in NO)  # type: ignore[misc]
+            until(lambda which=which: lab.call(which, "is_model_ready", LANGUAGES) in NO)  # type: ignore[misc]
+            infer = lambda which=which: lab.infer(which, LANGUAGES, {"text": texts()})  # type: ignore[misc]  # noqa: E731
+            assert_refused(which, infer, 503, "UNAVAILABLE")
+        assert [lab.get(f"/v2/health/{health}") for health in ("ready", "live")] == [503, 200]
+    finally:
+        server.management.scale(LANGUAGES, 1)
+
+
+def test_nothing_that_was_sent_has_ended_a_worker_or_envoy(
+    server: Server, edge: Sandbox, workers: dict[str, int]
+) -> None:
+    kept = {name: pid for name, pid in workers.items() if name != LANGUAGES}
+    assert {name: worker_pid(server, name) for name in kept} == kept
+    assert psutil.pid_exists(int((edge.run / "envoy.pid").read_text()))

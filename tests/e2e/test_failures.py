@@ -92,8 +92,10 @@ def test_registering_anything_but_an_archive_of_the_store_is_refused(server: Ser
 
 
 def test_server_that_cannot_start_or_is_not_there_says_so(server: Server, model_store: Path, tmp_path: Path) -> None:
-    with pytest.raises(StartFailed, match="taken by another server"):
+    with pytest.raises(StartFailed) as taken:
         Server(server.config, directory=tmp_path, temporary=tmp_path).start()
+    for name, (host, port) in server.settings.ports.items():
+        assert f"{host}:{port} is taken by another server ({name})" in str(taken.value)
     with pytest.raises(Unreachable, match=r"no TorchServe answers at http://127\.0\.0\.1:9"):
         Management("http://127.0.0.1:9").models()
     config = tmp_path / "config.properties"

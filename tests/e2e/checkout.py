@@ -1,0 +1,117 @@
+"""A checkout of one's own: the files that git has or would take, with ports, logs and temporary files of its own.
+
+Checkout(folder) -> its `make serve` and the shell blocks of its pages run beside any other server
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from deploy.models import ROOT
+from deploy.sandbox import Ports, config_for, free_ports
+from deploy.server import Server
+from tests.exports import shared
+
+# What make makes an environment of; in a checkout that borrows one they are older than it.
+MADE_OF = ("requirements.lock", "deploy/environment.sh")
+# A reader's shell has nothing of this process's Python, and its make is no part of another.
+DROPPED = {"PYTHONPATH", "VIRTUAL_ENV", "JAVA_HOME", "LOG_LOCATION", "METRICS_LOCATION"}
+DROPPED |= {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "OMP_NUM_THREADS"}
+GATEWAY = {"http": 8000, "grpc": 8001, "metrics": 8002, "control": 8003}
+
+
+class Checkout:
+    """A copy of the repository.
+
+    Attributes:
+        folder: where it lies.
+        ports: of its servers: those that its pages name -> its own.
+    """
+
+    def __init__(self, folder: Path, *, has_environment: bool) -> None:
+        """Copy the repository.
+
+        Args:
+            folder: an empty one, with a short path: sockets lie in it.
+            has_environment: whether it borrows this one's .venv; otherwise `make serve` builds its own.
+        """
+        self.folder, self._temporary = folder / "repository", folder / "tmp"
+        self._temporary.mkdir()
+        listed = subprocess.run(
+            ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        for name in listed.stdout.splitlines():
+            if (ROOT / name).is_file():
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.folder / name)
+        # By fingerprint: the same code, of the same locked packages.
+        (self.folder / "model_store" / ".exports").symlink_to(shared())
+        if has_environment:
+            (self.folder / ".venv").symlink_to(ROOT / ".venv")
+            for name in MADE_OF:
+                os.utime(self.folder / name, (0, 0))
+        servers, gateway = Ports.free(), dict(zip(GATEWAY, free_ports(len(GATEWAY)), strict=True))
+        for name in ("config.properties", "config.production.properties"):
+            path = self.folder / name
+            path.write_text(config_for(path.read_text(), servers, self.folder, self.store))
+        path = self.folder / "deploy" / "gateway.yaml"
+        path.write_text(f"{path.read_text()}\nports: {gateway}\n")
+        self.ports = {8080: servers.inference, 8081: servers.management, 8082: servers.metrics}
+        self.ports |= {port: gateway[name] for name, port in GATEWAY.items()}
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "model_store"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name not in DROPPED}
+        path = [part for part in kept["PATH"].split(os.pathsep) if not part.startswith(str(ROOT))]
+        temporary = {"TMPDIR": str(self._temporary), "TEMP": str(self._temporary), "PYTHONUNBUFFERED": "1"}
+        torch_home = {"TORCH_HOME": str(self._temporary / "torch")}
+        return {**kept, **temporary, **torch_home, "PATH": os.pathsep.join(path)}
+
+    def server(self, config: str) -> Server:
+        """The server that this configuration of it describes."""
+        return Server(self.folder / config, directory=self.folder, temporary=self._temporary)
+
+    def run(self, script: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+        """Run a script in bash, as a reader types it but for the ports."""
+        text = re.sub(r"\b80[08]\d\b", lambda match: str(self.ports.get(int(match[0]), match[0])), script)
+        # Into files: a server that runs on keeps a pipe open, and its reader waiting.
+        with (self._temporary / "out").open("w+") as out, (self._temporary / "err").open("w+") as err:
+            finished = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", text],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                check=False,
+                timeout=timeout_s,
+            )
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(text, finished.returncode, out.read(), err.read())
+
+    def processes(self) -> list[int]:
+        """Everything of it that runs."""
+        found = psutil.process_iter(["cmdline"])
+        return [each.pid for each in found if any(str(self.folder) in word for word in each.info["cmdline"] or [])]
+
+
+@contextmanager
+def checkout(folder: Path, *, has_environment: bool = True) -> Iterator[Checkout]:
+    """A copy of the repository, whose servers end with the block."""
+    made = Checkout(folder, has_environment=has_environment)
+    try:
+        yield made
+    finally:
+        if made.processes():
+            made.run("make stop")
