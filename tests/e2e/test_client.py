@@ -23,8 +23,7 @@ from deploy.server import Server
 from tests.e2e.conftest import MOBILENET, send_together
 from tests.photographs import crops, path, photograph
 from tests.waiting import until
-from torchserve_client import ByCount, ChunkingClient, Client, FuturesClient, ItemFailed, Rejected
-from torchserve_client import pytriton
+from torchserve_client import ByCount, ChunkingClient, Client, FuturesClient, ItemFailed, Rejected, pytriton
 from torchserve_client.cli import main
 
 # Seconds of work, so that a run can be ended in its middle.
@@ -243,7 +242,7 @@ def test_server_killed_in_mid_run_ends_predict_that_has_no_other_and_costs_one_t
     assert answers[0] == answers[1]
 
 
-def test_arrays_are_predicted_by_programs_of_pytritons_client_and_from_files(
+def test_arrays_are_predicted_by_programs_of_pytritons_client_and_from_files(  # noqa: PLR0917
     server: Server,
     gateway: Sandbox,
     archive: Callable[..., str],
@@ -258,7 +257,7 @@ def test_arrays_are_predicted_by_programs_of_pytritons_client_and_from_files(
             found = [future.result()["OUTPUT_1"].tolist() for future in chunking.infer_batch(INPUT_1=five)]
         assert found == [[[0], [2]], [[4], [6]], [[8]]]
         with pytriton.FuturesModelClient(address.removeprefix("http://"), name, init_timeout_s=60) as futures:
-            error = futures.infer_batch(five[:4]).exception()
+            error: Any = futures.infer_batch(five[:4]).exception()
         assert (error.status, "batch-size must be <= 2" in str(error)) == (400, True)
     packed, kind = io.BytesIO(), "application/x-npz"
     np.savez_compressed(packed, INPUT_1=five[:2])

@@ -10,7 +10,7 @@ import inspect
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import numpy as np
@@ -41,7 +41,7 @@ MODELS = (EMBEDDING, LANGUAGES, echo.NAME)
 SIZE = 384
 KEY = "a-key-of-the-tests"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-NO = (False, {}, {"ready": False})
+NO: tuple[object, ...] = (False, {}, {"ready": False})
 
 
 class Clients:
@@ -124,7 +124,11 @@ def texts(*sent: str) -> NDArray[np.object_]:
 def models(
     archive: Callable[..., str], registrations: Registrations, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, ...]:
-    files = (archive(EMBEDDING), archive(LANGUAGES), archive(echo.entry(tmp_path_factory.mktemp("echo")), engine="auto"))
+    files = (
+        archive(EMBEDDING),
+        archive(LANGUAGES),
+        archive(echo.entry(tmp_path_factory.mktemp("echo")), engine="auto"),
+    )
     for name, file in zip(MODELS, files, strict=True):
         registrations.serve(name, file, {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1})
     return MODELS
@@ -267,7 +271,10 @@ def test_inference_is_that_of_predictions_by_every_client_in_either_mode(
         assert (response["model_name"], response["model_version"]) == (EMBEDDING, "1")
         assert response.get("id", "") == named.get("request_id", "")
     # A model's only input and only output by any name.
-    assert lab.infer(which, EMBEDDING, {"INPUT0": texts()}, outputs=["whatever"]).as_numpy("whatever").shape == (2, SIZE)
+    assert lab.infer(which, EMBEDDING, {"INPUT0": texts()}, outputs=["whatever"]).as_numpy("whatever").shape == (
+        2,
+        SIZE,
+    )
     for version in ("1", "1.0"):
         found = lab.infer(which, LANGUAGES, {"text": texts()}, model_version=version)
         assert found.as_numpy("label")[:, 0].tolist() == [b"en", b"ko"]
@@ -443,7 +450,7 @@ MANAGEMENT: list[tuple[str, tuple[Any, ...]]] = [
 def test_what_is_not_supported_or_not_let_through_is_refused(lab: Clients, which: str) -> None:
     for calls, status in ((UNSUPPORTED, 400), (MANAGEMENT, 404)):
         for method, arguments in calls:
-            call = lambda method=method, arguments=arguments: lab.call(which, method, *arguments)  # type: ignore[misc]  # noqa: E731
+            call = lambda method=method, arguments=arguments: lab.call(which, method, *arguments)  # noqa: E731
             assert assert_refused(which, call, status, "UNIMPLEMENTED")
     assert lab.infer(which, LANGUAGES, {"text": texts()}).as_numpy("label").shape[0] == 2
 
@@ -511,7 +518,10 @@ def test_management_lists_loads_and_unloads_where_it_is_let_through(
     until(lambda: listed().get(LANGUAGES) != "READY")
     managed.call(which, "load_model", LANGUAGES)
     until(lambda: listed().get(LANGUAGES) == "READY")
-    place, body = f"/v2/models/{LANGUAGES}/infer", [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["Hi."]}]
+    place, body = (
+        f"/v2/models/{LANGUAGES}/infer",
+        [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["Hi."]}],
+    )
     until(lambda: managed.post(place, {"inputs": body}).status_code == 200)
 
 
@@ -521,7 +531,7 @@ def test_model_without_workers_is_unavailable_and_makes_the_server_unready(lab: 
         for which in ("http", "http.aio", "grpc", "grpc.aio"):
             until(lambda which=which: lab.call(which, "is_server_ready") in NO)  # type: ignore[misc]
             until(lambda which=which: lab.call(which, "is_model_ready", LANGUAGES) in NO)  # type: ignore[misc]
-            infer = lambda which=which: lab.infer(which, LANGUAGES, {"text": texts()})  # type: ignore[misc]  # noqa: E731
+            infer = lambda which=which: lab.infer(which, LANGUAGES, {"text": texts()})  # noqa: E731
             assert_refused(which, infer, 503, "UNAVAILABLE")
         assert [lab.get(f"/v2/health/{health}") for health in ("ready", "live")] == [503, 200]
     finally:

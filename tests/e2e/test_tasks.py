@@ -1,5 +1,6 @@
 """Each task in each mode on the real server: every request gets its own answer, whoever it shares a batch with."""
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,8 @@ from tests import own_models, tiny_models, tiny_seq2seq
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, logged, send, send_together, url
 from tests.photographs import MOBILENET_TOP_1, photograph
 
-# What differs between an answer alone and in a batch, in fp32: the order of the sums. Answers of two items differ by far
-# more, which the tests check.
+# What differs between an answer alone and in a batch, in fp32: the order of the sums. Answers of two items differ by
+# far more, which the tests check.
 ALIKE = 2e-3
 TEXTS = tuple(text.encode() for text in (*tiny_models.TEXTS[:1], *tiny_models.TEXTS[3:8], "Who wrote the letter?"))
 BAD_TEXTS = {b"canary \xff\xfe": (400, "InvalidText"), b" \n": (400, "EmptyInput")}
@@ -149,7 +150,7 @@ def test_task_in_both_modes_gives_each_its_own_answer_and_bad_items_fail_alone(
     folder = archive(case.model, weights, engine="auto", archive_format="no-archive")
     bodies = [*case.good, *case.bad]
     settings = {"precision": "fp32", **case.settings}
-    modes = {"classic": {"continuousBatching": False}, "adaptive": ADAPTIVE}
+    modes: dict[str, dict[str, Any]] = {"classic": {"continuousBatching": False}, "adaptive": ADAPTIVE}
     names = {
         mode: variant(f"{task}-{mode}", of=folder, handler={**settings, "scheduling": {"mode": mode}}, **more)
         for mode, more in modes.items()
@@ -165,7 +166,7 @@ def test_task_in_both_modes_gives_each_its_own_answer_and_bad_items_fail_alone(
     # Every other one of both kinds, as far as there are.
     order = sorted(range(len(bodies)), key=lambda index: index % len(case.good))
     alone = [case.read(send(server, names["adaptive"], body).body) for body in case.good]
-    for answer, other in zip(alone, alone[1:], strict=False):
+    for answer, other in itertools.pairwise(alone):
         assert not alike(answer, other)
     if case.known:
         assert [next(iter(answer)) if isinstance(answer, dict) else answer for answer in alone] == case.known

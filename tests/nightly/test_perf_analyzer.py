@@ -12,10 +12,10 @@ import pytest
 import requests
 
 from deploy.gateway import sandbox
-from deploy.models import ROOT, model
+from deploy.models import ROOT
 from deploy.server import Server
+from tests.e2e import echo
 from tests.e2e.conftest import Registrations
-from tests.e2e.test_tensors_by_triton import DATATYPES, DECLARED, MOST_ROWS, write
 
 PROGRAM = ROOT / ".perf_analyzer" / "bin" / "perf_analyzer"
 LIBRARIES = ROOT / ".perf_analyzer" / "nvidia" / "cuda_runtime" / "lib"
@@ -54,11 +54,11 @@ def tensors(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> str:
     """A model with an input and an output of every datatype."""
-    path = write(tmp_path_factory.mktemp("tensors"))
-    entry = archive(model(DECLARED, path), engine="auto")
-    registrations.serve(DECLARED, entry, {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1})
-    wait_served(gateway, DECLARED)
-    return DECLARED
+    entry = echo.entry(tmp_path_factory.mktemp("tensors"))
+    file = archive(entry, engine="auto")
+    registrations.serve(entry.name, file, {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1})
+    wait_served(gateway, entry.name)
+    return entry.name
 
 
 def wait_served(gateway: sandbox.Sandbox, name: str) -> None:
@@ -125,7 +125,7 @@ def test_perf_analyzer_makes_tensors_of_every_datatype(
 ) -> None:
     report = tmp_path / "report.csv"
     # What is free of a shape, the caller says; the rows are those of the batch.
-    shapes = [word for name in DATATYPES for word in ("--shape", f"{name}:3,2")]
+    shapes = [word for name in echo.DATATYPES for word in ("--shape", f"{name}:3,2")]
     arguments = ("-b", "2", "--concurrency-range", "2", "-f", str(report), *shapes)
     finished = perf_analyzer(gateway, protocol, *arguments, name=tensors)
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -137,7 +137,7 @@ def test_perf_analyzer_makes_tensors_of_every_datatype(
 
 
 def test_perf_analyzer_is_told_how_many_rows_a_request_may_have(gateway: sandbox.Sandbox, tensors: str) -> None:
-    shapes = [word for name in DATATYPES for word in ("--shape", f"{name}:3,2")]
-    finished = perf_analyzer(gateway, "grpc", "-b", str(MOST_ROWS + 1), *shapes, name=tensors)
+    shapes = [word for name in echo.DATATYPES for word in ("--shape", f"{name}:3,2")]
+    finished = perf_analyzer(gateway, "grpc", "-b", str(echo.MOST_ROWS + 1), *shapes, name=tensors)
     assert finished.returncode != 0
     assert "batch" in finished.stderr, finished.stderr

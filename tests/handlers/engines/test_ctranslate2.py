@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_engine_in_any_order_and_on_any_streams_gives_each_its_own(
     assert other.whole is not engine
     for part in (*divided.streams, other.whole, *other.streams):
         assert isinstance(part, Progressive)
-        assert rows(part.run(inputs, FEW)) == expected
+        assert rows(cast("Any", part).run(inputs, FEW)) == expected
     assert make(streams=4, threads=3).stream_counts == [3, 1, 2]
 
 
@@ -140,7 +140,7 @@ def test_int8_is_what_a_cpu_takes_and_its_scores_follow_those_of_fp32(
     ]
     # Random weights: 0.999 with VNNI, and 0.77 where a processor with AVX2 alone adds products up in 16 bits. Scores of
     # another model have 0.0.
-    assert np.corrcoef(*scores)[0, 1] > 0.5
+    assert np.corrcoef(np.stack(scores))[0, 1] > 0.5
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,11 @@ def test_decoding_of_a_request_comes_before_the_models_own() -> None:
     own = transformers.GenerationConfig(no_repeat_ngram_size=3, decoder_start_token_id=2, forced_bos_token_id=1)
     decoding = Decoding.read(own, ["a", "b", "c"], has_start=True)
     assert decoding.options({"no_repeat_ngram_size": 0}, 9)["no_repeat_ngram_size"] == 0
-    asked = ({}, {"num_beams": 4, "early_stopping": True}, {"num_beams": 4, "early_stopping": False})
+    asked: tuple[dict[str, Any], ...] = (
+        {},
+        {"num_beams": 4, "early_stopping": True},
+        {"num_beams": 4, "early_stopping": False},
+    )
     assert [decoding.options(each, 9)["patience"] for each in asked] == [1.0, 1.0, 2.0]
     # It begins with the start that the converted model lacks, and with the language.
     assert Decoding.read(own, ["a", "b", "c"], has_start=False).prefix({}) == ["c", 1]

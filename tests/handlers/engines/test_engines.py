@@ -1,6 +1,7 @@
 """Engines compute what torch does in fp32, for any batch size, on any processor; their outputs are the caller's."""
 
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,7 +107,8 @@ def test_engine_any_batch_size_stays_within_tolerance_of_torch_fp32(
         expected = Network().eval()(torch.from_numpy(images)).numpy()
     for size in BATCH_SIZES:
         logits = engine.run({"input": images[:size]})["logits"]
-        assert (logits.shape, logits.dtype) == ((size, 10), np.float32)
+        assert logits.shape == (size, 10)
+        assert logits.dtype == np.float32
         error = np.linalg.norm(logits - expected[:size]) / np.linalg.norm(expected[:size])
         assert error < tolerance
 
@@ -192,13 +194,14 @@ def test_failed_allocation_is_told_apart_so_that_the_micro_batch_is_halved(
         module: Any = torch.nn.Linear(1, 1)
         module.forward = module.generate = failing(raised)
         module.dtype, module.generation_config = torch.float32, SimpleNamespace(bad_words_ids=None, eos_token_id=0)
-        engine: Any = {
+        engines: dict[str, Callable[[], Any]] = {
             "openvino": lambda: OpenVinoEngine(graph, precision="fp32"),
             "torch": lambda: TorchEngine(module, CPU, ["input"], ["y"]),
             "program": lambda: ProgramEngine(module, CPU, {"input": None}, ["y"]),
             "function": lambda: FunctionEngine(failing(raised), ["input"]),
             "generate": lambda: Generator(module, CPU),
-        }[name]()
+        }
+        engine = engines[name]()
         if name == "openvino":
             engine._whole._request = SimpleNamespace(infer=failing(raised))
         engine.run({"input": np.zeros((1, 1), np.float32)})
