@@ -287,7 +287,6 @@ def test_metrics_of_a_batch_are_lines_for_torchserve_and_name_the_version(
     handler.initialize(handler.worker_context)
     handler.reporter.stop()
     slow = {"decode": 0.01, "collate": 0.02, "forward": 0.04, "split": 0.03}
-
     for name, seconds in slow.items():
         slow_down(handler, name, seconds, monkeypatch)
     with caplog.at_level(logging.INFO, "ts.metrics"):

@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 import numpy as np
 
-from handlers.adaptive.shared_state import State
 from handlers.base import BatchHandler
 from handlers.config import HandlerConfig
 from handlers.engines import Arrays, Engine, Listener, Outputs, Progress
@@ -142,9 +141,9 @@ class SpellingHandler(BatchHandler[HandlerConfig, str]):
     def split(self, outputs: Outputs, items: Sequence[str]) -> list[Any]:
         return [{"spelled": "".join(map(chr, row[row > 0]))} for row in outputs["codes"]]
 
-    def forgets(self) -> bool:
-        """Whether the worker keeps nothing of any request."""
-        return bool(self.worker.state == State(0, 0, 0, 0))
+    def wait_until_idle(self) -> None:
+        """Wait until the worker has nothing to do; the last answer may leave before its micro-batch has ended."""
+        wait_for(lambda: self.worker.state[:3] == (0, 0, 0))
 
     def wait(self, *, waiting: int = 0) -> None:
         """Wait until a micro-batch runs, and so many items wait at least."""

