@@ -19,8 +19,7 @@ import requests
 
 from deploy.lock import blocks
 from deploy.models import ROOT
-from load.generate.inputs import Inputs
-from tests.e2e.loads import all_answered, under_load
+from tests.e2e.clients import assert_all_answered, under_load
 from tests.nightly.container import built
 from tests.nightly.container.built import TAG, Image, Store
 from tests.nightly.container.services import Container, Engine, engine, services
@@ -37,7 +36,7 @@ RATE_PER_S = 4.0
 READY_S = 240.0
 # Requests that a node has in hand when it is told to end: more than one batch.
 IN_HAND = 24
-INPUTS = Inputs.of([photograph("chelsea"), photograph("coffee")], "image/jpeg")
+BODIES = [photograph("chelsea"), photograph("coffee")]
 
 
 @pytest.fixture(scope="module")
@@ -229,9 +228,9 @@ def test_sigterm_under_load_loses_no_answer(up: Up) -> None:
             took.append(time.monotonic() - began_s)
             statuses.extend(each.result() for each in asked)
 
-    summary = under_load(f"{up.url}/predictions/mobilenet-v2", INPUTS, RATE_PER_S, stop)
+    summary = under_load(f"{up.url}/predictions/mobilenet-v2", BODIES, RATE_PER_S, stop)
     print(f"\nSIGTERM to its end: {took[0]:.1f} s; {summary.statuses}")
-    assert all_answered(summary), (summary.statuses, summary.errors)
+    assert_all_answered(summary)
     assert sum(summary.statuses.values()) > 2 * RATE_PER_S
     assert statuses == [200] * IN_HAND
     assert "the last answer is out" in node.said()
