@@ -1,6 +1,7 @@
 """A checkout of one's own: the files that git has or would take, with ports, logs and temporary files of its own.
 
-Checkout(folder) -> its `make serve` and the shell blocks of its pages run beside any other server
+Checkout(folder) -> its `make serve` runs beside any other server
+    Reader       -> the shell blocks of its pages, in their order, in one shell
 """
 
 import os
@@ -73,9 +74,11 @@ class Checkout:
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if name not in DROPPED}
         path = [part for part in kept["PATH"].split(os.pathsep) if not part.startswith(str(ROOT))]
+        # Nothing is fetched where everything is there but the published weights: `make serve` does without.
+        offline = {"https_proxy": "http://127.0.0.1:9"} if (self.folder / ".venv").is_symlink() else {}
         temporary = {"TMPDIR": str(self._temporary), "TEMP": str(self._temporary), "PYTHONUNBUFFERED": "1"}
         torch_home = {"TORCH_HOME": str(self._temporary / "torch")}
-        return {**kept, **temporary, **torch_home, "PATH": os.pathsep.join(path)}
+        return {**kept, **offline, **temporary, **torch_home, "PATH": os.pathsep.join(path)}
 
     def server(self, config: str) -> Server:
         """The server that this configuration of it describes."""
@@ -115,3 +118,58 @@ def checkout(folder: Path, *, has_environment: bool = True) -> Iterator[Checkout
     finally:
         if made.processes():
             made.run("make stop")
+
+
+# A command of a block -> what the block prints.
+PRINTED = {
+    "make serve\n": r'"Egyptian cat": 0\.',
+    "make stop\n": "TorchServe: stopped",
+    "torchserve --start ": r'(?s)registered with 1 initial workers.*"batchSize": 32',
+    "curl -F data=@": r'(?s)(\{"[^{]*\}\s*){3}\{"predictions":\[\{"',
+    "./archive.sh sentence-embedding ": r'(?s)\[\{"label":"ko","score":.*\{"predictions":\[\[-?0\.',
+    "torchserve-client predict ": r"(?s)2 answered, 0 failed.*version 1\.0(-untrained)? is unregistered",
+    "make gateway\n": r'(?s)\{"name": "sentence-embedding".*"datatype":"FP32","shape":\[2,384\],"data":\[.*\{"',
+    "./archive.sh mobilenet-v2\n": r'\{"espresso":0\.9',
+    "examples/mnist/train.py\n": r'(?s)image FP32 \[-1, 1, 28, 28\] -> probabilities.*\{"predictions":\[\[1\.0,',
+    "./archive.sh colours ": r'(?s)\["navy"\].*\{"predictions":\[\["chocolate","brown"\],\["navy","indigo"\]\]\}',
+    "make help\n": "serve",
+    "./archive.sh sentence-embedding-adaptive\n": r"\[-?0\.\d+,-?0\.\d+,",
+    "grep handler_batch_size\n": r'handler_batch_size_count\{ModelName="resnet-152"',
+    "python -m load run ": "8 clients",
+    "torchserve --stop\n": "TorchServe has stopped",
+}
+# What TorchServe, a handler or the gateway answers where something went wrong; curl would say nothing of it.
+WENT_WRONG = re.compile(r'"code": ?[45]\d\d|\{"error"')
+
+
+class Reader:
+    """Types the blocks of README.md and of the pages that follow it, one after the other."""
+
+    def __init__(self, checkout: Checkout, *, has_weights: bool) -> None:
+        """Begin with none.
+
+        Args:
+            checkout: where they are typed.
+            has_weights: whether the published weights of ResNet-152 can be had; otherwise random ones are built.
+        """
+        self._checkout, self._has_weights = checkout, has_weights
+        # Lines that later blocks need: an activated environment, variables.
+        self._shell = ""
+
+    def read(self, block: str) -> str:
+        """Run a block; returns what it printed.
+
+        Raises:
+            AssertionError: it failed, or printed something else than it should.
+        """
+        ((_, printed),) = [(command, printed) for command, printed in PRINTED.items() if command in block]
+        typed = block if self._has_weights else block.replace("./archive.sh resnet-152\n", UNTRAINED)
+        done = self._checkout.run(f"{self._shell}{typed}", 600)
+        is_right = re.search(printed, done.stdout) and not WENT_WRONG.search(done.stdout)
+        assert done.returncode == 0 and is_right, f"{block}\n{done.stdout}\n{done.stderr}"  # noqa: PT018
+        self._shell += "".join(f"{line}\n" for line in block.splitlines() if re.match(r"(source |export |\w+=)", line))
+        return done.stdout
+
+
+# Under the name of the published weights it would be taken for them by every later build.
+UNTRAINED = "./archive.sh resnet-152 --weights random\n"

@@ -6,7 +6,6 @@ clients -> the gateway, which finds nodes by a name -> a node's Envoy -> its Tor
 import os
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +18,15 @@ import requests
 
 from deploy.gateway import sandbox
 from deploy.sandbox import free_ports
+<<<<<<< HEAD
 from load.inputs import Inputs
+=======
+from tests.e2e.clients import Clients, assert_all_answered, capacity_per_s, under_load
+>>>>>>> e2e
 from tests.e2e.conftest import MOBILENET
-from tests.e2e.loads import all_answered, capacity_per_s, under_load
 from tests.nightly.containers import HOST, Hosts, Pod
 from tests.photographs import photograph
-
-pytestmark = pytest.mark.timeout(600)
+from tests.waiting import until
 
 MODELS: dict[str, object] = {
     MOBILENET: {
@@ -41,10 +42,8 @@ MODELS: dict[str, object] = {
 }
 # What one node cannot do while the other is away waits, in the memory that fewer and larger bodies would have had.
 QUEUE = {"job_queue_size=64": "job_queue_size=512", "max_request_size=8388608": "max_request_size=1048576"}
-INPUTS = Inputs.of([photograph("chelsea"), photograph("coffee")], "image/jpeg")
+BODIES = [photograph("chelsea"), photograph("coffee")]
 SHARE = 0.6
-# Seconds that the edge may take to find a node, or to lose it.
-FOUND_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -65,47 +64,25 @@ def pod(store: Path) -> Iterator[Pod]:
 def test_node_is_ready_lives_drains_and_ends_in_order(pod: Pod) -> None:
     """One start, since a start is the dearest of it: what kubelet and edges see of a node's life."""
     pod.start()
-    while not pod.probe():
-        time.sleep(0.1)
+    until(pod.probe)
     # TorchServe starts: alive, and not ready.
     assert pod.probe("/live") == 200
     pod.wait_ready()
-    url = f"{pod.url}/predictions/{MOBILENET}"
-    statuses: list[int] = []
-    is_over = threading.Event()
-
-    def client() -> None:
-        with requests.Session() as session:
-            session.trust_env = False
-            while not is_over.is_set():
-                statuses.append(session.post(url, data=photograph("chelsea"), timeout=60).status_code)
-
-    threads = [threading.Thread(target=client) for _ in range(24)]
-    for thread in threads:
-        thread.start()
-    try:
+    with Clients(f"{pod.url}/predictions/{MOBILENET}", 24, BODIES) as clients, ThreadPoolExecutor(1) as pool:
+        clients.wait_for(24)
         # Three batches wait all the time, and every worker is busy.
         assert [pod.probe(path) for path in ("/ready", "/live") * 20] == [200] * 40
-        with ThreadPoolExecutor(1) as pool:
-            hook = pool.submit(pod.drain)
-            while pod.probe() == 200:
-                time.sleep(0.05)
-            assert pod.probe(f"/models/{MOBILENET}") == 503
-            assert pod.probe("/live") == 200
-            # These clients look at no health: they are answered until they go.
-            before = len(statuses)
-            while len(statuses) < before + 50:
-                time.sleep(0.1)
-            assert not hook.done()
-            is_over.set()
-            done = hook.result(120)
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join(60)
+        hook = pool.submit(pod.drain)
+        until(lambda: pod.probe() != 200)
+        assert [pod.probe(f"/models/{MOBILENET}"), pod.probe("/live")] == [503, 200]
+        # These clients look at no health: they are answered until they go.
+        clients.wait_for(50)
+        assert not hook.done()
+        clients.end()
+        done = hook.result(120)
+    assert_all_answered(clients)
     assert done.returncode == 0, done.stderr
     assert "the last answer is out" in done.stdout
-    assert set(statuses) == {200}
     # It has drained, and waits for its SIGTERM; a second hook has nothing to wait for.
     assert pod.process.poll() is None
     assert pod.drain().returncode == 0
@@ -126,8 +103,7 @@ def test_node_ends_with_one_line_where_java_dies_and_comes_back_in_the_same_fold
     assert pod.probe("/live") == 0
     # A kubelet starts it again with what the last one left. A SIGTERM while it starts ends it, too.
     pod.start()
-    while pod.probe() != 503:
-        time.sleep(0.05)
+    until(lambda: pod.probe() == 503)
     assert pod.terminate() == 0
     assert pod.server.pid() is None
 
@@ -162,14 +138,13 @@ class Site:
         return pod
 
     def wait_routed(self, nodes: int) -> None:
-        """Wait until so many nodes get requests, and the edge knows no other."""
-        deadline = time.monotonic() + FOUND_S
-        while True:
-            found = requests.get(f"{self.gateway.control}/control/nodes", timeout=10).json()
-            if [each["is_routed"] for each in found] == [True] * nodes:
-                return
-            assert time.monotonic() < deadline, found
-            time.sleep(0.2)
+        """Wait until requests reach so many nodes, and the edge knows no other."""
+
+        def found() -> list[bool]:
+            known = requests.get(f"{self.gateway.control}/control/nodes", timeout=10).json()
+            return [each["is_routed"] for each in known]
+
+        until(lambda: found() == [True] * nodes)
 
 
 @pytest.fixture(scope="module")
@@ -194,22 +169,7 @@ def site(store: Path) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def rate_per_s(site: Site) -> float:
-    return SHARE * capacity_per_s(site.url, INPUTS)
-
-
-def drilled(
-    site: Site, rate_per_s: float, capsys: pytest.CaptureFixture[str], drill: str, act: Callable[[], None]
-) -> None:
-    """Every request is answered while `act` goes on; a line of the drills' table, for whoever runs them by hand."""
-    began_s = time.monotonic()
-    summary = under_load(site.url, INPUTS, rate_per_s, act)
-    statuses = ", ".join(f"{status}: {count}" for status, count in summary.statuses.items())
-    with capsys.disabled():
-        print(
-            f"\n| {drill} | {rate_per_s:.0f} | {summary.requests} | {statuses} | {summary.latency_ms(50):.0f} | "
-            f"{summary.latency_ms(99):.0f} | {summary.latency_ms(100):.0f} | {time.monotonic() - began_s:.0f} |"
-        )
-    assert all_answered(summary), (summary.statuses, summary.errors)
+    return SHARE * capacity_per_s(site.url, BODIES)
 
 
 def come_back(site: Site, pod: Pod) -> None:
@@ -221,7 +181,8 @@ def come_back(site: Site, pod: Pod) -> None:
 
 def roll(site: Site) -> None:
     """maxSurge 1, maxUnavailable 0: a new node is ready, and known for a while; then an old one goes."""
-    for old in list(site.pods):
+    before = list(site.pods)
+    for old in before:
         site.start()
         site.wait_routed(3)
         # A pod that ends leaves its Service at once; then its preStop hook is run, then it gets a SIGTERM.
@@ -231,40 +192,24 @@ def roll(site: Site) -> None:
         assert old.terminate() == 0
         site.pods.remove(old)
         site.wait_routed(2)
-
-
-@pytest.mark.timeout(1200)
-def test_rolling_update_at_60_percent_load_loses_no_request(
-    site: Site, rate_per_s: float, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = list(site.pods)
-    drilled(site, rate_per_s, capsys, "rolling update of two nodes", lambda: roll(site))
-    assert len(site.pods) == 2
     assert not {*before} & {*site.pods}
 
 
-@pytest.mark.timeout(1200)
-def test_killed_node_at_60_percent_load_loses_no_request(
-    site: Site, rate_per_s: float, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pod = site.pods[0]
+def kill(site: Site) -> None:
+    site.pods[0].kill()
+    time.sleep(0.5)
+    come_back(site, site.pods[0])
 
-    def kill() -> None:
-        pod.kill()
-        time.sleep(0.5)
-        come_back(site, pod)
 
-    drilled(site, rate_per_s, capsys, "kill -9 of all of a node", kill)
+def terminate(site: Site) -> None:
+    assert site.pods[0].terminate() == 0
+    come_back(site, site.pods[0])
 
 
 @pytest.mark.timeout(1200)
-def test_node_that_gets_a_sigterm_at_60_percent_load_loses_no_request(
-    site: Site, rate_per_s: float, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("drill", [roll, kill, terminate])
+def test_node_that_is_replaced_killed_or_ended_under_load_loses_no_request(
+    site: Site, rate_per_s: float, drill: Callable[[Site], None]
 ) -> None:
-    pod = site.pods[0]
-
-    def terminate() -> None:
-        assert pod.terminate() == 0
-        come_back(site, pod)
-
-    drilled(site, rate_per_s, capsys, "SIGTERM to a node", terminate)
+    assert_all_answered(under_load(site.url, BODIES, rate_per_s, lambda: drill(site)))
+    assert len(site.pods) == 2
