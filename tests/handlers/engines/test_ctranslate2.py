@@ -101,13 +101,13 @@ def test_progress_tells_the_tokens_of_the_outputs_and_each_end_once(
 
 def test_limit_or_stop_of_one_item_is_nothing_to_the_others(make: Make, inputs: dict[str, Any]) -> None:
     engine = make()
-    whole = rows(engine.run(inputs, {"max_new_tokens": 40}))
+    whole = rows(engine.run(inputs, {"max_new_tokens": 16}))
     assert min(map(len, whole)) > 1 and max(map(len, whole)) > 2
-    limits = [2 if index % 2 else 40 for index in range(len(SENTENCES))]
+    limits = [2 if index % 2 else 16 for index in range(len(SENTENCES))]
     # A forced end counts as a token.
     expected = [row[: limit - 1] for row, limit in zip(whole, limits, strict=True)]
     assert rows(engine.run(inputs, {"max_new_tokens": limits})) == expected
-    stopped = engine.run_progressively(inputs, lambda progress: progress.index == 1, {"max_new_tokens": 40})
+    stopped = engine.run_progressively(inputs, lambda progress: progress.index == 1, {"max_new_tokens": 16})
     assert rows(stopped) == [row[:1] if index == 1 else row for index, row in enumerate(whole)]
 
 

@@ -75,65 +75,59 @@ def m2m100(start: Starter) -> TranslationHandler:
     return start("m2m100")
 
 
-# Family -> languages of requests, and what the oracle makes of each.
-LANGUAGES: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
-    "m2m100": [
-        ({"src_lang": "en", "tgt_lang": "fr"}, {"src_lang": "en", "target": "__fr__"}),
-        ({"src_lang": "en", "tgt_lang": "de"}, {"src_lang": "en", "target": "__de__"}),
-        ({"src_lang": "zu", "tgt_lang": "de"}, {"src_lang": "zu", "target": "__de__"}),
-    ],
-    "nllb": [
-        ({"src_lang": "eng_Latn", "tgt_lang": "fra_Latn"}, {"src_lang": "eng_Latn", "target": "fra_Latn"}),
-        ({"src_lang": "eng_Latn", "tgt_lang": "zho_Hans"}, {"src_lang": "eng_Latn", "target": "zho_Hans"}),
-        ({"src_lang": "zul_Latn", "tgt_lang": "fra_Latn"}, {"src_lang": "zul_Latn", "target": "fra_Latn"}),
-    ],
-    "seamless": [
-        ({"src_lang": "eng", "tgt_lang": "fra"}, {"src_lang": "eng", "tgt_lang": "fra"}),
-        ({"src_lang": "eng", "tgt_lang": "deu"}, {"src_lang": "eng", "tgt_lang": "deu"}),
-        ({"src_lang": "deu", "tgt_lang": "fra"}, {"src_lang": "deu", "tgt_lang": "fra"}),
-    ],
-    "marian-multilingual": [
-        ({"tgt_lang": "fra"}, {"prefix": ">>fra<< "}),
-        ({"tgt_lang": "deu"}, {"prefix": ">>deu<< "}),
-    ],
-}
-LANGUAGES["seamless-v2"] = LANGUAGES["seamless"]
-
-GREEDY: list[dict[str, Any]] = [{}, {"repetition_penalty": 1.5}]
 BEAMS: dict[str, Any] = {"num_beams": 3, "length_penalty": 2.0}
-# What each family is asked. CTranslate2 does some otherwise than transformers, which counts the token that the decoder
-# starts with as said before; and it forbids a token before it makes probabilities of scores.
-OPTIONS: dict[str, list[dict[str, Any]]] = {
-    **{family: [*GREEDY, BEAMS] for family in ("marian", "marian-multilingual", "nllb", "seamless", "seamless-v2")},
-    "m2m100": [{}, {"no_repeat_ngram_size": 3}, BEAMS],
-    "t5": [*GREEDY, {"no_repeat_ngram_size": 3}],
+PENALTY: dict[str, Any] = {"repetition_penalty": 1.5}
+
+
+def between(source: str | None, first: str, second: str, third: str | None) -> list[dict[str, Any]]:
+    """Requests that differ in languages alone, or in options."""
+    codes = [(source, first), (source, second), (third, first), (source, first)]
+    named = [{"tgt_lang": target, **({"src_lang": code} if code else {})} for code, target in codes]
+    return [{**languages, **options} for languages, options in zip(named, ({}, {}, PENALTY, BEAMS), strict=True)]
+
+
+# What each family is asked beside texts.
+REQUESTS: dict[str, list[dict[str, Any]]] = {
+    "marian": [{}, PENALTY, BEAMS],
+    "marian-multilingual": between(None, "fra", "deu", None),
+    # CTranslate2 does not count the token that the decoder starts with, M2M100's own end, as said before.
+    "m2m100": [{**each, "repetition_penalty": 1.0} for each in between("en", "fr", "de", "zu")],
+    "nllb": between("eng_Latn", "fra_Latn", "zho_Hans", "zul_Latn"),
+    "seamless": between("eng", "fra", "deu", "deu"),
+    "seamless-v2": between("eng", "fra", "deu", "deu"),
+    "t5": [{}, PENALTY, {"no_repeat_ngram_size": 3}],
     **{family: [{}] for family in ("bart", "mbart", "pegasus")},
 }
+# The token that makes a language the answer's.
+TARGETS = {"m2m100": "__{}__", "nllb": "{}"}
+
+
+def original(oracle: Oracle, family: str, text: str, tgt_lang: str | None = None, **arguments: Any) -> str:
+    """What generate() on the checkpoint answers to a request."""
+    if family in TARGETS:
+        token = TARGETS[family].format(tgt_lang)
+        arguments["forced_bos_token_id"] = oracle.tokenizer.convert_tokens_to_ids(token)
+    elif family == "marian-multilingual":
+        text = f">>{tgt_lang}<< {text}"
+    elif tgt_lang is not None:
+        return oracle(text, tgt_lang=tgt_lang, **arguments)
+    # CTranslate2 forbids a token before it makes probabilities of scores.
+    return oracle(text, renormalize_logits=True, **arguments)
 
 
 @pytest.mark.parametrize("family", CHECKPOINTS)
 def test_translation_of_a_mixed_batch_equals_generate_text_by_text(
     start: Starter, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handler = start(family)
-    is_converted = "seamless" not in family
-    assert handler.engine.description == ("ctranslate2 cpu fp32" if is_converted else "torch cpu float32")
+    handler, requests = start(family), REQUESTS[family]
+    assert handler.engine.description == ("torch cpu float32" if "seamless" in family else "ctranslate2 cpu fp32")
     monkeypatch.setattr(handler, "overhead", Overhead(items=1000))
-    oracle = Oracle(handler)
-    languages, options = LANGUAGES.get(family, [({}, {})]), OPTIONS[family]
-    # Some differ in language alone, some in options.
-    pairs = {(a % len(languages), b % len(options)) for a, b in ((0, 0), (1, 0), (2, 1), (0, 2))}
-    rows, expected = [], []
-    for (a, b), text in zip([*pairs, *pairs], random.Random(1).sample(TEXTS, len(TEXTS)), strict=False):
-        wanted, plan = languages[a]
-        rows.append({"text": text, **wanted, **options[b]})
-        arguments = {**plan, **options[b], **({"renormalize_logits": True} if is_converted else {})}
-        if target := arguments.pop("target", None):
-            arguments["forced_bos_token_id"] = oracle.tokenizer.convert_tokens_to_ids(target)
-        expected.append(oracle(arguments.pop("prefix", "") + text, **arguments))
+    texts = random.Random(1).sample(TEXTS, 2 * len(requests))
+    rows = [{"text": text, **asked} for text, asked in zip(texts, requests * 2, strict=True)]
+    expected = [original(Oracle(handler), family, **row) for row in rows]
     sizes = calls(handler, monkeypatch)
     assert translations(handler, rows) == expected
-    assert (len(sizes), sum(sizes)) == (len(pairs), len(rows))
+    assert sizes == [2] * len(requests)
     assert len(set(expected)) > len(rows) // 2
 
 
@@ -250,8 +244,7 @@ def test_translation_that_takes_too_long_is_ended_and_answered_503(
     start: Starter, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler = start(family)
-    languages, _ = LANGUAGES.get(family, [({}, {})])[0]
-    rows = encoded([{"text": text, **languages} for text in TEXTS[:2]])
+    rows = encoded([{"text": text, **REQUESTS[family][0]} for text in TEXTS[:2]])
     sizes = calls(handler, monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(handler.engine, "_longest_run_s", 0.0)
@@ -293,8 +286,7 @@ def test_translation_in_pieces_is_the_translation_that_a_plain_request_gets(
     archive = staged("tiny", start(family).model_dir.parent / ORIGINAL, tmp_path, SETTINGS, engine)
     handler = adaptive(archive, SETTINGS)
     assert ("torch" in handler.engine.description) == (engine == "torch")
-    languages, _ = LANGUAGES.get(family, [({}, {})])[0]
-    rows = [{"text": text, **languages} for text in TEXTS]
+    rows = [{"text": text, **REQUESTS[family][0]} for text in TEXTS]
     with Frontend(handler) as frontend:
         in_pieces = [frontend.stream(body)[1] for body in encoded([{**row, "stream": True} for row in rows])]
         plain = [frontend.stream(body)[1] for body in encoded(rows)]
