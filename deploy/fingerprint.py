@@ -8,6 +8,7 @@ is read from their imports; none is imported, since torch takes seconds.
 """
 
 import ast
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -48,12 +49,18 @@ def imported(root: Path, *modules: str) -> dict[str, Path]:
     while waiting:
         path = waiting.pop()
         files.add(path)
-        waiting |= {other for name in _imports(path) if (other := _module(root, name))} - files
+        waiting |= {other for name in _imports(path.read_bytes()) if (other := _module(root, name))} - files
     return _named(root, [*files])
 
 
-def _imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_bytes())):
+@functools.cache
+def _imports(source: bytes) -> frozenset[str]:
+    """Names of what a module imports, by its text: each archive asks for the same ones several times."""
+    return frozenset(_imported_names(source))
+
+
+def _imported_names(source: bytes) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
