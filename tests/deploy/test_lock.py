@@ -1,3 +1,6 @@
+"""The locks: what the program reads from them, and that those committed agree with each other and with pyproject."""
+
+import importlib.metadata
 import importlib.util
 import re
 import sys
@@ -6,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.lock import beyond, pins, without_torch
+from deploy.lock import beyond, blocks, pins, without_torch
 from deploy.models import ROOT
 
 LOCK = """\
@@ -23,20 +26,16 @@ torch-model-archiver==0.12.0 \\
 torchvision==0.28.0 \\
     --hash=sha256:ff
 """
+LOCKS = [ROOT / "requirements.lock", ROOT / "requirements-server.lock", *(ROOT / "deploy" / "extras").glob("*.lock")]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def test_lock_pins_give_versions_in_order() -> None:
+def test_parts_of_a_lock() -> None:
     assert pins(LOCK, ["torchvision", "torch"]) == ["torchvision==0.28.0", "torch==2.13.0"]
-
-
-def test_lock_without_torch_keeps_all_but_torch_and_cuda() -> None:
     assert without_torch(LOCK) == (
         "numpy==2.4.6 ; python_full_version < '3.12' \\\n    --hash=sha256:aa\n"
         "torch-model-archiver==0.12.0 \\\n    --hash=sha256:ee\n"
     )
-
-
-def test_lock_beyond_another_has_what_that_has_not_and_its_own_first_lines() -> None:
     more = "ray==2.60.0 \\\n    --hash=sha256:00\n"
     whole = LOCK.replace("make lock", "make lock-extras").replace("torch==", more + "torch==", 1)
     assert beyond(LOCK, whole) == "# This file was made by: make lock-extras\n" + more
@@ -44,47 +43,49 @@ def test_lock_beyond_another_has_what_that_has_not_and_its_own_first_lines() -> 
         beyond(LOCK, whole.replace("numpy==2.4.6", "numpy==2.5.0"))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "extras").glob("*.lock")), ids=lambda path: path.stem)
-def test_lock_of_an_extra_has_hashes_and_nothing_of_the_environment(path: Path) -> None:
-    text, base = path.read_text(), (ROOT / "requirements.lock").read_text()
-    first = [line for line in text.splitlines() if "==" in line and not line.startswith(("#", " "))]
-    assert first
-    assert all(line.endswith("\\") for line in first)
-    assert text.count("--hash=sha256:") >= len(first)
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+def test_lock_has_a_hash_of_everything_and_no_index(path: Path) -> None:
+    text = path.read_text()
+    assert blocks(text)
+    for pin, lines in blocks(text).items():
+        assert any("--hash=sha256:" in line for line in lines), pin
     assert "://" not in text
-    # Both together resolve to what each says alone.
-    assert beyond(base, text) == text
-    assert {name.partition("[")[0] for name in _extra(path.stem)} <= {line.partition("==")[0] for line in first}
-    assert not any(name.partition("==")[0] == path.stem for name in base.splitlines())
-
-
-def _extra(name: str) -> set[str]:
-    """The requirements of an extra, without their versions."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return {re.split("[<>=~!]", each)[0] for each in project["optional-dependencies"][name]}
-
-
-def test_lock_committed_has_hashes_and_no_index_address() -> None:
-    text = (ROOT / "requirements.lock").read_text()
-    requirements = [line for line in text.splitlines() if "==" in line and not line.startswith(("#", " "))]
-    assert len(requirements) > 50
-    assert all(line.endswith("\\") for line in requirements)
-    assert "://" not in text
-    assert {"torchserve==0.12.0", "torch-model-archiver==0.12.0", "torch==2.13.0", "torchvision==0.28.0"} <= {
-        line.split()[0] for line in requirements
-    }
-
-
-def test_lock_committed_has_nothing_that_reports_to_others() -> None:
     # OpenVINO would report each import and each export with it.
-    assert "telemetry" not in (ROOT / "requirements.lock").read_text()
+    assert "openvino-telemetry" not in text
+
+
+def test_lock_has_what_pyproject_asks_for_and_is_what_is_installed() -> None:
+    locked = {pin.partition("==")[0]: pin for pin in blocks((ROOT / "requirements.lock").read_text())}
+    asked = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+    for requirement in asked:
+        name = re.split(r"[<>=~!;\[]", requirement)[0].lower()
+        assert name in locked, requirement
+        if re.fullmatch(r"[\w.-]+==[\w.]+", requirement):
+            assert locked[name] == requirement
+    for name in ("torch", "torchvision", "torchserve", "openvino", "pillow"):
+        assert importlib.metadata.version(name).partition("+")[0] == locked[name].partition("==")[2]
+    assert Path(sys.executable).is_relative_to(ROOT / ".venv")
     assert importlib.util.find_spec("openvino_telemetry") is None
 
 
-@pytest.mark.parametrize("package", ["torch", "torchvision", "torchserve", "openvino", "pillow"])
-def test_environment_is_the_locked_one(package: str) -> None:
-    import importlib.metadata  # noqa: PLC0415
+def test_lock_of_the_image_is_a_part_of_the_environments() -> None:
+    """Nothing else is served than what was tested: name, version and every hash."""
+    server, everything = (
+        blocks((ROOT / name).read_text()) for name in ("requirements-server.lock", "requirements.lock")
+    )
 
-    (pin,) = pins((ROOT / "requirements.lock").read_text(), [package])
-    assert importlib.metadata.version(package).partition("+")[0] == pin.split("==")[1]
-    assert Path(sys.executable).is_relative_to(ROOT / ".venv")
+    def hashes(lines: list[str]) -> set[str]:
+        return set(re.findall(r"sha256:\w+", "\n".join(lines)))
+
+    assert 60 < len(server) < len(everything)
+    assert [pin for pin, lines in server.items() if hashes(lines) != hashes(everything.get(pin, []))] == []
+    assert {"pytest", "mypy", "ruff"}.isdisjoint(pin.partition("==")[0] for pin in server)
+
+
+@pytest.mark.parametrize("extra", [path.stem for path in LOCKS[2:]])
+def test_lock_of_an_extra_adds_to_the_environment_what_pyproject_asks_for(extra: str) -> None:
+    text, base = (ROOT / "deploy" / "extras" / f"{extra}.lock").read_text(), (ROOT / "requirements.lock").read_text()
+    # Both together resolve to what each says alone.
+    assert beyond(base, text) == text
+    asked = {re.split(r"[<>=~!\[]", each)[0] for each in PROJECT["optional-dependencies"][extra]}
+    assert asked <= {pin.partition("==")[0] for pin in blocks(text)}

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,10 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from deploy.models import Model
+from deploy.sources import source
 from handlers.errors import InvalidConfig
+from tests.deploy.conftest import ArchiveSh
 from tests.tensor_files import (
     SCRIPT_INPUTS,
     Negative,
@@ -24,6 +28,7 @@ from tests.tensor_files import (
     exported,
     files,
     garbage,
+    infer_py,
     ir,
     one_node,
     pt2_of_bessel,
@@ -37,6 +42,67 @@ from tests.tensor_files import (
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
+# -- from the list to the archive --------------------------------------------------------------------------------------
+
+
+def test_archive_of_a_file_beside_the_list_needs_nothing_else_and_prints_its_signature(archive_sh: ArchiveSh) -> None:
+    scaled_onnx(archive_sh.folder / "m.onnx")
+    folder = archive_sh.write_list("scaled", "tensors", "m.onnx")
+    for words in (": built, version 3, ", ": up to date"):
+        first, second = archive_sh("scaled")
+        assert words in first
+        assert second.endswith("scaled: x FP32 [-1, 4], scale FP32 [-1, 1] -> scaled FP32 [-1, 3], total FP32 [-1]")
+    # A configuration that comes later counts.
+    (folder / "model-config.yaml").write_text("handler: {inputs: {scale: {shape: [-1, 2]}}}\n")
+    assert archive_sh.refused("scaled") == "scaled: m.onnx: inputs.scale: the model has [-1, 1], and not [-1, 2]"
+
+
+def test_archive_of_onnx_with_external_data_is_made_of_that_too(archive_sh: ArchiveSh) -> None:
+    outside: dict[str, Any] = {"save_as_external_data": True, "all_tensors_to_one_file": True, "size_threshold": 0}
+    scaled_onnx(archive_sh.folder / "m.onnx", location="of-x.bin", **outside)
+    archive_sh.write_list("scaled", "tensors", "m.onnx")
+    archive_sh("scaled")
+    assert_scales(engine_of(archive_sh.store / "scaled")[0], 3)
+    assert ": up to date" in archive_sh("scaled")[0]
+    data = archive_sh.folder / "of-x.bin"
+    data.write_bytes(b"\0" * 48 + data.read_bytes()[48:])
+    assert ": built" in archive_sh("scaled")[0]
+    ones = {"x": np.ones((1, 4), np.float32), "scale": np.ones((1, 1), np.float32)}
+    assert engine_of(archive_sh.store / "scaled")[0].run(ones)["scaled"].tolist() == [[0, 0, 0]]
+    data.unlink()
+    assert archive_sh.refused("scaled") == "scaled: m.onnx needs of-x.bin, which is not beside it"
+
+
+def test_weights_of_the_command_line_replace_those_of_the_list_and_must_be_one_model(archive_sh: ArchiveSh) -> None:
+    folder = archive_sh.write_list("double", "tensors", "infer.py")
+    infer_py(folder, "def infer(*, x, y=None):\n    return {'y': x * 2}")
+    line = "double: x any datatype of any shape, y any datatype of any shape -> whatever infer gives"
+    assert archive_sh("double")[1].endswith(line)
+    archive_sh("double", "--weights", str(scaled_onnx(archive_sh.folder / "m.onnx")))
+    assert (archive_sh.store / "double" / "model.xml").is_file()
+    scaled_onnx(folder / "n.onnx")
+    garbage(folder / "m.pt2")
+    (folder / "infer.py").unlink()
+    kinds = "(.onnx, .xml, .pt2, .pt or infer.py)"
+    for choice, words in (
+        ("random", "no random weights for tensors; give --weights PATH"),
+        ("no.onnx", "no file no.onnx; give --weights PATH"),
+        (str(archive_sh.store), f"store/ must hold one model {kinds}; it has none"),
+        (str(folder), f"double/ must hold one model {kinds}; it has m.pt2, n.onnx"),
+    ):
+        assert archive_sh.refused("double", "--weights", choice) == f"double: {words}"
+
+
+def test_source_of_broken_onnx_is_still_the_file(tmp_path: Path) -> None:
+    """What is no protobuf has no external data; the converter reports that it is broken."""
+    for content in (b"", b"\xff" * 9, b"\x3a\xff\x01", b"\x0f"):
+        (tmp_path / "m.onnx").write_bytes(content)
+        model = Model("m", "tensors", "1", tmp_path / "m", {"path": "m.onnx"})
+        assert source(model, None).kind == "file"
+
+
+# -- formats, names, datatypes -----------------------------------------------------------------------------------------
+
 FORMATS: dict[str, tuple[Callable[[Path], Path], dict[str, Any] | None, set[str]]] = {
     "m.onnx": (scaled_onnx, None, set()),
     "m.xml": (ir, None, set()),
@@ -46,9 +112,10 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], dict[str, Any] | None, set[str]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_stage_of_each_format_serves_what_the_model_computes(name: str, tmp_path: Path) -> None:
+def test_each_format_serves_what_the_model_computes_on_each_engine_that_runs_it(name: str, tmp_path: Path) -> None:
     write, settings, programs = FORMATS[name]
-    folder = staged(write(tmp_path / name), settings)
+    path = write(tmp_path / name)
+    folder = staged(path, settings)
     assert files(folder) == {"model.xml", "model.bin", "signature.json"} | programs
     assert said(folder)["outputs"] == [("scaled", "FP32", [-1, 3]), ("total", "FP32", [-1])]
     for uses_torch in (False, bool(programs)):
@@ -60,13 +127,6 @@ def test_stage_of_each_format_serves_what_the_model_computes(name: str, tmp_path
         ]
         for rows in (1, 5):
             assert_scales(engine, rows)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_stage_for_one_engine_carries_only_its_model(name: str, tmp_path: Path) -> None:
-    write, settings, programs = FORMATS[name]
-    path = write(tmp_path / name)
-    assert files(staged(path, settings, "openvino")) == {"model.xml", "model.bin", "signature.json"}
     if programs:
         assert files(staged(path, settings, "torch")) == {"signature.json", *programs}
     else:
@@ -74,19 +134,17 @@ def test_stage_for_one_engine_carries_only_its_model(name: str, tmp_path: Path) 
             staged(path, settings, "torch")
 
 
-def test_stage_of_a_tuple_names_outputs_by_place_or_by_the_configuration(tmp_path: Path) -> None:
-    folder = staged(scaled_pt2(tmp_path / "m.pt2", Pair()))
-    assert [name for name, _, _ in said(folder)["outputs"]] == ["output_0", "output_1"]
+def test_outputs_of_a_tuple_are_named_by_place_or_by_the_configuration(tmp_path: Path) -> None:
+    folder = staged(scaled_pt2(tmp_path / "m.pt2", Pair()), engine="torch")
     assert_scales(engine_of(folder, uses_torch=True)[0], 3, ("output_0", "output_1"))
     named = {"inputs": SCRIPT_INPUTS, "outputs": {"a": {}, "b": {"datatype": "FP32", "shape": [-1]}}}
     (tmp_path / "script").mkdir()
     folder = staged(script(tmp_path / "script" / "m.pt", Pair()), named)
-    assert [name for name, _, _ in said(folder)["outputs"]] == ["a", "b"]
     for uses_torch in (False, True):
         assert_scales(engine_of(folder, named, uses_torch=uses_torch)[0], 3, ("a", "b"))
 
 
-def test_stage_of_an_input_that_is_an_output_keeps_every_name(tmp_path: Path) -> None:
+def test_input_that_is_an_output_or_is_read_by_nothing_keeps_its_name(tmp_path: Path) -> None:
     class Echo(torch.nn.Module):
         def forward(self, x: torch.Tensor, unread: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"first": x, "second": x, "more": x + 1}
@@ -108,79 +166,90 @@ def test_stage_of_an_input_that_is_an_output_keeps_every_name(tmp_path: Path) ->
     "kind",
     ["BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FLOAT16", "FLOAT", "DOUBLE"],
 )
-def test_stage_of_every_datatype_gives_it_back(kind: str, tmp_path: Path) -> None:
+def test_every_datatype_comes_back_as_it_went_in(kind: str, tmp_path: Path) -> None:
     element = getattr(TensorProto, kind)
     folder = staged(one_node(tmp_path / "m.onnx", "Identity", element))
-    dtype = helper.tensor_dtype_to_np_dtype(element)
-    x = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
-    engine, _ = engine_of(folder)
-    y = engine.run({"x": x})["y"]
-    assert y.dtype == dtype
-    assert y.tolist() == x.tolist()
+    x = np.array([[0, 1, 1], [1, 0, 1]]).astype(helper.tensor_dtype_to_np_dtype(element))
+    y = engine_of(folder)[0].run({"x": x})["y"]
+    assert (y.dtype, y.tolist()) == (x.dtype, x.tolist())
 
 
-def test_stage_of_bf16_takes_and_gives_float32_and_says_bf16(tmp_path: Path) -> None:
+def test_bf16_takes_and_returns_float32_and_is_called_bf16(tmp_path: Path) -> None:
     two = numpy_helper.to_array(helper.make_tensor("two", TensorProto.BFLOAT16, [1], [2.0]))
     folder = staged(one_node(tmp_path / "m.onnx", "Mul", TensorProto.BFLOAT16, constants={"two": two}))
-    assert said(folder)["inputs"] == [("x", "BF16", [-1, 3])]
-    assert said(folder)["outputs"] == [("y", "BF16", [-1, 3])]
-    engine, _ = engine_of(folder)
-    y = engine.run({"x": np.array([[0.5, 1.5, -2]], np.float32)})["y"]
-    assert y.dtype == np.dtype(np.float32)
-    assert y.tolist() == [[1, 3, -4]]
+    assert (said(folder)["inputs"], said(folder)["outputs"]) == ([("x", "BF16", [-1, 3])], [("y", "BF16", [-1, 3])])
+    y = engine_of(folder)[0].run({"x": np.array([[0.5, 1.5, -2]], np.float32)})["y"]
+    assert (y.dtype, y.tolist()) == (np.dtype(np.float32), [[1, 3, -4]])
 
 
-# -- a batch that is fixed -------------------------------------------------------------------------------------------
+def test_what_only_pytorch_runs_is_built_for_it_alone(tmp_path: Path) -> None:
+    folder = staged(pt2_of_bessel(tmp_path / "m.pt2"), engine="torch")
+    assert files(folder) == {"model.pt2", "signature.json"}
+    (y,) = engine_of(folder, uses_torch=True)[0].run({"x": np.zeros((1, 3), np.float32)}).values()
+    assert y.tolist() == [[1, 1, 1]]
 
 
-def test_stage_of_a_graph_exported_for_two_rows_takes_any_number(tmp_path: Path) -> None:
-    folder = staged(scaled_onnx(tmp_path / "m.onnx", batch=2))
-    engine, signature = engine_of(folder)
+# -- the proof that rows together are each alone -----------------------------------------------------------------------
+
+
+def test_graph_exported_for_two_rows_takes_any_number(tmp_path: Path) -> None:
+    engine, signature = engine_of(staged(scaled_onnx(tmp_path / "m.onnx", batch=2)))
     assert signature.inputs["x"].shape == (-1, 4)
     for rows in (1, 2, 7):
         assert_scales(engine, rows)
 
 
-def test_stage_of_a_program_exported_for_two_rows_leaves_it_to_openvino(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_program_exported_for_two_rows_is_left_to_openvino(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = exported(tmp_path / "m.pt2", Scaled(), torch.rand(2, 4), torch.rand(2, 1))
     folder = staged(path)
     assert files(folder) == {"model.xml", "model.bin", "signature.json"}
-    printed = capsys.readouterr().out
-    assert printed.startswith("own: m.pt2 is left out, so that OpenVINO runs its graph"), printed
-    for rows in (1, 5):
-        assert_scales(engine_of(folder)[0], rows)
+    assert capsys.readouterr().out.startswith("own: m.pt2 is left out, so that OpenVINO runs its graph")
+    assert_scales(engine_of(folder)[0], 5)
     with pytest.raises(InvalidConfig, match=r"^own: m.pt2: it does not run on one row, x \[1, 4\], scale \[1, 1\]: "):
         staged(path, engine="torch")
 
 
-def test_stage_of_a_program_that_openvino_computes_otherwise_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_that_openvino_computes_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No such program is known: the graph of another one stands in."""
     other = scaled_pt2(tmp_path / "other.pt2", Negative())
     convert = openvino.convert_model
     monkeypatch.setattr(openvino, "convert_model", lambda _: convert(torch.export.load(other)))
-    with pytest.raises(
-        InvalidConfig, match=r"^own: m.pt2: outputs.scaled: OpenVINO computes other values than PyTorch"
-    ):
+    words = r"^own: m.pt2: outputs.scaled: OpenVINO computes other values than PyTorch"
+    with pytest.raises(InvalidConfig, match=words):
         staged(scaled_pt2(tmp_path / "m.pt2"))
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------
+def test_program_that_mixes_its_rows_is_refused_for_torch_too(tmp_path: Path) -> None:
+    class OverRows(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / x.sum()
+
+    path = exported(tmp_path / "m.pt2", OverRows(), torch.rand(2, 3), dynamic={"x": {0: torch.export.Dim.DYNAMIC}})
+    with pytest.raises(InvalidConfig, match=r"^own: m.pt2: outputs.output: 3 rows together give other values"):
+        staged(path, engine="torch")
 
 
-def reshaped(path: Path) -> Path:
-    return one_node(path, "Reshape", shape=[2, 3], out=[2, 3], constants={"sizes": np.array([2, 3])})
+def test_another_batch_dimension_is_proven_along_it(tmp_path: Path) -> None:
+    """Softmax over dimension 0 mixes rows where that counts them, and not where dimension 1 does."""
+    folder = staged(
+        one_node(tmp_path / "m.onnx", "Softmax", shape=[4, "rows"], axis=0),
+        {"inputs": {"x": {"batch_dim": 1}}, "outputs": {"y": {"batch_dim": 1}}},
+    )
+    assert said(folder)["inputs"] == [("x", "FP32", [4, -1])]
 
 
-def summed(path: Path) -> Path:
-    return one_node(path, "ReduceSum", shape=["rows", 3], out=[], keepdims=0)
+def test_sizes_of_warm_up_are_what_is_tried(tmp_path: Path) -> None:
+    """A product that takes rows of 5 alone."""
+    path = one_node(
+        tmp_path / "m.onnx", "Mul", shape=["rows", "size"], constants={"c": np.arange(5, dtype=np.float32) + 1}
+    )
+    with pytest.raises(InvalidConfig, match=r"one row, x \[1, 32\]: .*; export it .* or name sizes .* under warm_up"):
+        staged(path)
+    shutil.rmtree(tmp_path / "staged-auto")
+    assert said(staged(path, {"warm_up": [{"x": [5]}]}))["inputs"] == [("x", "FP32", [-1, -1])]
 
 
-def over_rows(path: Path) -> Path:
-    return one_node(path, "Softmax", axis=0)
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 def pt2_of_dictionary(path: Path) -> Path:
@@ -200,33 +269,23 @@ def pt2_of_a_keyword(path: Path) -> Path:
     return path
 
 
-def pickled(path: Path) -> Path:
-    torch.save(Scaled().state_dict(), path)
-    return path
-
-
 def without_bin(path: Path) -> Path:
     os.truncate(ir(path).with_suffix(".bin"), 0)
     return path
 
 
+def fixed_inside(path: Path) -> Path:
+    return one_node(path, "Reshape", shape=[2, 3], out=[2, 3], constants={"sizes": np.array([2, 3])})
+
+
+def pair_script(path: Path) -> Path:
+    return script(path, Pair())
+
+
 REFUSED: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any] | None, str]] = {
     "broken onnx": ("m.onnx", garbage, None, "m.onnx: OpenVINO cannot read it: GeneralFailure: Model can't be parsed"),
-    "broken xml": (
-        "m.xml",
-        lambda path: garbage(ir(path)),
-        None,
-        "m.xml: OpenVINO cannot read it: RuntimeError: No doc",
-    ),
     "empty bin": ("m.xml", without_bin, None, "m.xml: OpenVINO cannot read it: RuntimeError: "),
     "broken pt2": ("m.pt2", garbage, None, "m.pt2: it is no program that torch.export.save wrote: "),
-    "script as pt2": ("m.pt2", lambda path: script(path, Pair()), None, "m.pt2: it is no program that torch.export.sa"),
-    "state dict": (
-        "m.pt",
-        pickled,
-        None,
-        "m.pt: it is no TorchScript, as torch.jit.save writes it; a pickled model or",
-    ),
     "strings": (
         "m.onnx",
         lambda path: one_node(path, "Identity", TensorProto.STRING),
@@ -239,31 +298,29 @@ REFUSED: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any] | None, str
         None,
         "No conversion rule found for operations: StringNormalizer",
     ),
-    "no rows": ("m.onnx", summed, None, "m.onnx: outputs.y: shape [] has no dimension 0 to count rows"),
+    "operation that OpenVINO lacks": (
+        "m.pt2",
+        pt2_of_bessel,
+        None,
+        "m.pt2: OpenVINO cannot convert it: OpConversionFailure: No conversion rule found for operations: aten.special",
+    ),
+    "no rows": (
+        "m.onnx",
+        lambda path: one_node(path, "ReduceSum", shape=["rows", 3], out=[], keepdims=0),
+        None,
+        "m.onnx: outputs.y: shape [] has no dimension 0 to count rows",
+    ),
     "two rows inside": (
         "m.onnx",
-        reshaped,
+        fixed_inside,
         None,
         "m.onnx: it does not run on one row, x [1, 3]: RuntimeError: [cpu]res",
     ),
-    "mixed rows": ("m.onnx", over_rows, None, "m.onnx: outputs.y: 3 rows together give other values than each alone"),
-    "script without inputs": (
-        "m.pt",
-        lambda path: script(path, Pair()),
+    "mixed rows": (
+        "m.onnx",
+        lambda path: one_node(path, "Softmax", axis=0),
         None,
-        "m.pt: inputs.x: TorchScript says neither datatype nor shape; model-config.yaml must, under handler: inputs:",
-    ),
-    "script with other inputs": (
-        "m.pt",
-        lambda path: script(path, Pair()),
-        {"inputs": {**SCRIPT_INPUTS, "y": {}}},
-        "m.pt: inputs: y: this model has scale, x",
-    ),
-    "script with fewer outputs": (
-        "m.pt",
-        lambda path: script(path, Pair()),
-        {"inputs": SCRIPT_INPUTS, "outputs": {"a": {}}},
-        "m.pt: it does not run on one row: ValueError: ",
+        "m.onnx: outputs.y: 3 rows together give other values than each alone",
     ),
     "few rows": (
         "m.pt2",
@@ -271,18 +328,25 @@ REFUSED: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any] | None, str
         None,
         "m.pt2: x was exported for at most 8 rows; max_batch_size is 64",
     ),
-    "dictionary as argument": (
-        "m.pt2",
-        pt2_of_dictionary,
+    "dictionary": ("m.pt2", pt2_of_dictionary, None, "m.pt2: its arguments must be positional, and each a tensor"),
+    "keyword": ("m.pt2", pt2_of_a_keyword, None, "m.pt2: its arguments must be positional, and each a tensor"),
+    "script without inputs": (
+        "m.pt",
+        pair_script,
         None,
-        "m.pt2: its arguments must be positional, and each a tensor",
+        "m.pt: inputs.x: TorchScript says neither datatype nor shape; model-config.yaml must, under handler: inputs:",
     ),
-    "named argument": ("m.pt2", pt2_of_a_keyword, None, "m.pt2: its arguments must be positional, and each a tensor"),
-    "operation that OpenVINO lacks": (
-        "m.pt2",
-        pt2_of_bessel,
-        None,
-        "m.pt2: OpenVINO cannot convert it: OpConversionFailure: No conversion rule found for operations: aten.special",
+    "script with other inputs": (
+        "m.pt",
+        pair_script,
+        {"inputs": {**SCRIPT_INPUTS, "y": {}}},
+        "m.pt: inputs: y: this model has scale, x",
+    ),
+    "script with fewer outputs": (
+        "m.pt",
+        pair_script,
+        {"inputs": SCRIPT_INPUTS, "outputs": {"a": {}}},
+        "m.pt: it does not run on one row: ValueError: ",
     ),
     "another datatype": (
         "m.onnx",
@@ -302,7 +366,7 @@ REFUSED: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any] | None, str
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_stage_of_what_cannot_be_served_says_why_in_one_line(case: str, tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_one_line(case: str, tmp_path: Path) -> None:
     name, write, settings, words = REFUSED[case]
     path = write(tmp_path / name)
     with pytest.raises(InvalidConfig) as raised:
@@ -312,38 +376,78 @@ def test_stage_of_what_cannot_be_served_says_why_in_one_line(case: str, tmp_path
     assert str(raised.value).startswith("own: ") or words.startswith("handler: ")
 
 
-def test_stage_of_rows_that_are_mixed_in_a_program_is_refused_for_torch_too(tmp_path: Path) -> None:
-    class OverRows(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x / x.sum()
+# -- functions ---------------------------------------------------------------------------------------------------------
 
-    path = exported(tmp_path / "m.pt2", OverRows(), torch.rand(2, 3), dynamic={"x": {0: torch.export.Dim.DYNAMIC}})
-    with pytest.raises(InvalidConfig, match=r"^own: m.pt2: outputs.output: 3 rows together give other values"):
-        staged(path, engine="torch")
+DECLARED = {"inputs": {"x": {"datatype": "FP32", "shape": [-1, 2]}}, "outputs": {"y": {"datatype": "FP32"}}}
 
 
-def test_stage_of_another_batch_dimension_is_proven_along_it(tmp_path: Path) -> None:
-    """Softmax over dimension 0 mixes rows where that counts them, and not where dimension 1 does."""
-    folder = staged(
-        one_node(tmp_path / "m.onnx", "Softmax", shape=[4, "rows"], axis=0),
-        {"inputs": {"x": {"batch_dim": 1}}, "outputs": {"y": {"batch_dim": 1}}},
-    )
-    assert said(folder)["inputs"] == [("x", "FP32", [4, -1])]
+def test_function_is_packed_with_its_folder_and_nothing_that_running_it_left(tmp_path: Path) -> None:
+    """Two of them in one process, as archive.sh --all builds them: each imports its own modules."""
+    text = "from factor import FACTOR\n\ndef load(folder, device):\n    (folder / 'cache').write_text(device)\n\n"
+    for name, factor in (("one", 2), ("two", 3)):
+        own = tmp_path / name / "own"
+        (own / "deep").mkdir(parents=True)
+        infer_py(own, text + f"def infer(x):\n    assert FACTOR == {factor}\n    return {{'y': x * FACTOR}}")
+        (own / "factor.py").write_text(f"FACTOR = {factor}\n")
+        (own / "deep" / "table.csv").write_text("1,2\n")
+        (own / ".hidden").write_text("")
+        (own / "__pycache__").mkdir()
+        (own / "__pycache__" / "factor.pyc").write_bytes(b"")
+        assert files(staged(own, DECLARED)) == {
+            *("function/infer.py", "function/factor.py", "function/deep/table.csv", "function/model-config.yaml")
+        }
+    assert not {"infer", "factor"} & sys.modules.keys()
+    assert not [place for place in sys.path if place.startswith(str(tmp_path))]
 
 
-def test_stage_runs_the_sizes_of_warm_up(tmp_path: Path) -> None:
-    """A product that takes rows of 5 alone."""
-    path = one_node(
-        tmp_path / "m.onnx", "Mul", shape=["rows", "size"], constants={"c": np.arange(5, dtype=np.float32) + 1}
-    )
-    with pytest.raises(InvalidConfig, match=r"one row, x \[1, 32\]: .*; export it .* or name sizes .* under warm_up"):
-        staged(path)
-    shutil.rmtree(tmp_path / "staged-auto")
-    assert said(staged(path, {"warm_up": [{"x": [5]}]}))["inputs"] == [("x", "FP32", [-1, -1])]
+def test_function_named_by_itself_is_packed_alone_and_without_declared_inputs_not_run(tmp_path: Path) -> None:
+    path = infer_py(tmp_path / "code", "def infer(*, a, b):\n    raise ValueError")
+    (tmp_path / "code" / "other.py").write_text("")
+    assert files(staged(path)) == {"function/infer.py"}
 
 
-def test_stage_of_what_only_pytorch_runs_is_built_for_it_alone(tmp_path: Path) -> None:
-    folder = staged(pt2_of_bessel(tmp_path / "m.pt2"), engine="torch")
-    assert files(folder) == {"model.pt2", "signature.json"}
-    (y,) = engine_of(folder, uses_torch=True)[0].run({"x": np.zeros((1, 3), np.float32)}).values()
-    assert y.tolist() == [[1, 1, 1]]
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def infer(x):\n    return {'y': x[:1]}", "infer.py: run on 3 rows: y: 1 rows came back for 3."),
+        (
+            "def infer(x):\n    return {'y': x - x.mean()}",
+            "outputs.y: 3 rows together give other values than each alon",
+        ),
+        ("def infer(x):\n    return x", "infer.py: run on 1 row: A ndarray came back; arrays by name are needed."),
+        ("def infer(x):\n    return {'y': x.astype('f8')}", "run on 1 row: y: FP64 came back; FP32 is expected."),
+        ("def infer(x):\n    return {'z': x}", "infer.py: run on 1 row: y: the model gave none."),
+        ("def infer(x):\n    return {'y': x.reshape(1, 2)}", "it runs on one row, x [1, 2], and not on 3 together: "),
+        (
+            "import nobodys_package\ndef infer(x): ...",
+            "cannot be imported: ModuleNotFoundError: No module named 'nobod",
+        ),
+        ("def infer(x:", "infer.py: it cannot be imported: SyntaxError: "),
+        ("def inference(x): ...", "infer.py: it defines no infer(**inputs)"),
+        ("def infer(**inputs): ...", "infer.py: infer: inputs: each input is a parameter with a name of its own"),
+        ("def load(folder, device):\n    raise OSError('no disk')\ndef infer(x): ...", "load failed: OSError: no disk"),
+    ],
+)
+def test_function_that_does_not_batch_or_cannot_be_called_is_one_line(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig) as raised:
+        staged(infer_py(tmp_path, text), DECLARED)
+    assert str(raised.value).startswith("own: infer.py: ")
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "printed"),
+    [
+        # What it refuses may be what no client sends.
+        ("raise ValueError('x must be above 7')", "own: not shown to batch: it does not run on one row, x [1, 2]: Val"),
+        # Noise of its own, as of a model that samples.
+        ("return {'y': x + np.random.random(x.shape).astype('f4')}", ""),
+        ("x[:] = 0; return {'y': x}", ""),
+    ],
+)
+def test_function_that_nobody_can_judge_is_built(
+    body: str, printed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert files(staged(infer_py(tmp_path, f"def infer(x):\n    {body}"), DECLARED)) == {"function/infer.py"}
+    assert capsys.readouterr().out.startswith(printed)

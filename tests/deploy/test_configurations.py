@@ -1,0 +1,163 @@
+"""config.properties: read as Java does, moved to other ports, safe as committed, and with memory for what may queue."""
+
+import re
+from dataclasses import astuple, replace
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+import pytest
+
+from deploy.memory import MIB, Need, Served, need, region_bytes, too_little
+from deploy.models import MODEL_LIST, ROOT, models
+from deploy.properties import Settings, parse
+from deploy.sandbox import Ports, config_for
+from handlers.config import HandlerConfig
+from handlers.errors import InvalidConfig
+
+CONFIGS = ["config.properties", "config.production.properties", "config.large-bodies.properties"]
+
+TEXT = r"""
+# models={"commented": {}}
+! so=is this
+models={"resnet-152": { \
+    "1.0": {"minWorkers": 1}}}
+load_models = resnet-152.mar, other=archive.mar
+job_queue_size:7
+vmargs=-Xmx512m -XX:MaxDirectMemorySize=2g -Xmx1G -Dlog4j2.configurationFile=deploy/log4j2.xml
+inference_address=http://127.0.0.1:8443/
+grpc_management_port=17071
+metrics_config=deploy/metrics.yaml
+ends_in_backslashes=C:\\
+enable_model_api=true
+enable_model_api=false
+"""
+
+
+def test_settings_are_read_as_torchserve_takes_them(tmp_path: Path) -> None:
+    path = tmp_path / "config.properties"
+    path.write_text(TEXT)
+    values = parse(TEXT)
+    assert values["ends_in_backslashes"] == r"C:\\"
+    assert "so" not in values
+    settings = Settings.read(path)
+    assert settings.models == {"resnet-152": {"1.0": {"minWorkers": 1}}}
+    assert settings.load_models == ("resnet-152.mar", "other=archive.mar")
+    assert settings.has_tokens
+    # The last of a name.
+    assert not settings.has_model_api
+    assert (settings.job_queue_size, settings.heap_bytes, settings.direct_bytes) == (7, 2**30, 2 * 2**30)
+    assert settings.ports == {
+        "inference_address": ("127.0.0.1", 8443),
+        "management_address": ("127.0.0.1", 8081),
+        "metrics_address": ("127.0.0.1", 8082),
+        "grpc_inference_port": ("127.0.0.1", 7070),
+        "grpc_management_port": ("127.0.0.1", 17071),
+    }
+    path.write_text("")
+    settings = Settings.read(path)
+    assert (settings.job_queue_size, settings.max_request_size, settings.heap_bytes) == (100, 6553500, None)
+    for line in ("models={", "job_queue_size=many", "inference_address=http://127.0.0.1:http"):
+        path.write_text(line)
+        with pytest.raises(InvalidConfig, match=r"config\.properties: "):
+            Settings.read(path)
+
+
+def test_config_of_a_server_beside_it_has_other_addresses_and_absolute_paths(tmp_path: Path) -> None:
+    ports = Ports.free()
+    assert len(set(astuple(ports))) == 6
+    config = config_for(TEXT, ports, Path("/repository"), Path("/elsewhere/store"))
+    (tmp_path / "config.properties").write_text(config)
+    settings = Settings.read(tmp_path / "config.properties")
+    assert {port for _, port in settings.ports.values()} == set(astuple(ports)[:5])
+    values = parse(config)
+    assert (values["model_store"], values["metrics_config"]) == ("/elsewhere/store", "/repository/deploy/metrics.yaml")
+    assert "-Dlog4j2.configurationFile=/repository/deploy/log4j2.xml" in values["vmargs"]
+    names = [line.partition("=")[0] for line in config.splitlines() if "=" in line and line[0] not in "#! "]
+    assert sorted(set(names) - {"enable_model_api"}) == sorted(name for name in names if name != "enable_model_api")
+    # What is absolute stays.
+    kept = config_for("metrics_config=/etc/metrics.yaml\n", ports, Path("/repository"), Path("/elsewhere/store"))
+    assert "metrics_config=/etc/metrics.yaml\n" in kept
+
+
+# -- as committed ------------------------------------------------------------------------------------------------------
+
+# What config.properties does not have in common with the others; everything else says the same thing once.
+DIFFERENCES = {
+    "config.properties": set[str](),
+    "config.production.properties": {
+        "disable_token_authorization",
+        "token_expiration_min",
+        "enable_model_api",
+        "load_models",
+        "models",
+    },
+    "config.large-bodies.properties": {"max_request_size", "job_queue_size", "vmargs"},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_config_listens_on_loopback_takes_archives_from_the_store_alone_and_dies_when_full(name: str) -> None:
+    development, own = (parse((ROOT / each).read_text()) for each in ("config.properties", name))
+    for key in ("inference_address", "management_address", "metrics_address"):
+        assert own[key].startswith("http://127.0.0.1:")
+    assert {own[f"grpc_{api}_address"] for api in ("inference", "management")} == {"127.0.0.1"}
+    is_production = "production" in name
+    assert own["disable_token_authorization"] == ("false" if is_production else "true")
+    assert own["enable_model_api"] == ("false" if is_production else "true")
+    assert (own["allowed_urls"], own["install_py_dep_per_model"], own["metrics_mode"]) == ("^$", "false", "prometheus")
+    assert "-XX:+ExitOnOutOfMemoryError" in own["vmargs"]
+    assert own["prefer_direct_buffer"] == "true"
+    assert {key for key in development | own if development.get(key) != own.get(key)} == DIFFERENCES[name]
+    # A model refuses a body in JSON before the server does so without a word.
+    assert HandlerConfig().max_body_bytes < Settings.read(ROOT / name).max_request_size
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+SMALL = Settings(max_request_size=MIB, threads=2, heap_bytes=1024 * MIB, direct_bytes=1024 * MIB)
+TWO = [Served(queue=10, in_flight=2), Served(queue=20, in_flight=4)]
+
+
+def test_need_counts_queues_batches_and_copies_of_every_model() -> None:
+    # A body of 1 MiB takes two regions: its array has a header. (64 + 2 * (10 + 2 + 20 + 4 + 2 * 2)) / 0.8
+    assert need(SMALL, TWO) == Need(heap_bytes=180 * MIB, direct_bytes=(54 + 12) * MIB)
+    # 6,028 MiB took 4 MiB, as `java -XX:+PrintFlagsFinal` says.
+    for heap_mib, region_mib in ((64, 1), (2048, 1), (2049, 2), (6028, 4), (200_000, 32)):
+        assert region_bytes(heap_mib * MIB) == region_mib * MIB
+
+
+def test_served_is_read_from_what_torchserve_describes() -> None:
+    described = {
+        "batchSize": 8,
+        "maxWorkers": 2,
+        "workers": [{}],
+        "jobQueueStatus": {"remainingCapacity": 60, "pendingRequests": 4},
+    }
+    assert Served.described(described) == Served(queue=64, in_flight=16)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (SMALL, None),
+        (replace(SMALL, heap_bytes=100 * MIB), r"36 requests .* max_request_size 1048576: that needs -Xmx180m"),
+        (replace(SMALL, direct_bytes=65 * MIB), "MaxDirectMemorySize=66m, and vmargs gives 1024m and 65m"),
+        (replace(SMALL, heap_bytes=None), "vmargs names no -Xmx"),
+    ],
+)
+def test_too_little_says_what_is_needed(settings: Settings, line: str | None) -> None:
+    found = too_little(settings, TWO)
+    assert found is None if line is None else re.search(line, found or "")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_example_and_what_make_serve_serves_together_fits_the_heap(name: str) -> None:
+    settings = Settings.read(ROOT / name)
+    served = {}
+    for path in (MODEL_LIST, ROOT / "examples" / "custom-task" / "models.yaml"):
+        for model_name, model in models(path).items():
+            config = model.config()
+            served[model_name] = Served(config.get("jobQueueSize", settings.job_queue_size), config["batchSize"])
+    assert [name for name, each in served.items() if too_little(settings, [each])] == []
+    for pair in combinations_with_replacement((served["resnet-152"], served["mobilenet-v2"]), 2):
+        assert too_little(settings, pair) is None
