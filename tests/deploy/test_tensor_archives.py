@@ -2,9 +2,8 @@
 
 import os
 import shutil
-import sys
-import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,17 +154,11 @@ def test_input_that_is_an_output_or_is_read_by_nothing_keeps_its_name(tmp_path: 
     assert engine.input_names == ("x", "unread")
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     outputs = engine.run({"x": x, "unread": np.zeros((2, 5), np.float32)})
-    assert {name: array.tolist() for name, array in outputs.items()} == {
-        "first": x.tolist(),
-        "second": x.tolist(),
-        "more": (x + 1).tolist(),
-    }
+    expected = {"first": x, "second": x, "more": x + 1}
+    assert {name: each.tolist() for name, each in outputs.items()} == {n: each.tolist() for n, each in expected.items()}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FLOAT16", "FLOAT", "DOUBLE"],
-)
+@pytest.mark.parametrize("kind", ["BOOL", "UINT8", "UINT64", "INT16", "INT64", "FLOAT16", "FLOAT", "DOUBLE"])
 def test_every_datatype_comes_back_as_it_went_in(kind: str, tmp_path: Path) -> None:
     element = getattr(TensorProto, kind)
     folder = staged(one_node(tmp_path / "m.onnx", "Identity", element))
@@ -252,21 +245,14 @@ def test_sizes_of_warm_up_are_what_is_tried(tmp_path: Path) -> None:
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def pt2_of_dictionary(path: Path) -> Path:
-    class Nested(torch.nn.Module):
-        def forward(self, both: dict[str, torch.Tensor]) -> torch.Tensor:
-            return both["a"] + both["b"]
+class Nested(torch.nn.Module):
+    def forward(self, both: dict[str, torch.Tensor]) -> torch.Tensor:
+        return both["a"] + both["b"]
 
+
+def of_dictionary(path: Path) -> Path:
     example: Any = {"a": torch.rand(2, 3), "b": torch.rand(2, 3)}
     return exported(path, Nested(), example)
-
-
-def pt2_of_a_keyword(path: Path) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.export.export(Scaled(), (torch.rand(2, 4),), {"scale": torch.rand(2, 1)})
-        torch.export.save(program, path)
-    return path
 
 
 def without_bin(path: Path) -> Path:
@@ -274,180 +260,45 @@ def without_bin(path: Path) -> Path:
     return path
 
 
-def fixed_inside(path: Path) -> Path:
-    return one_node(path, "Reshape", shape=[2, 3], out=[2, 3], constants={"sizes": np.array([2, 3])})
-
-
-def pair_script(path: Path) -> Path:
-    return script(path, Pair())
-
-
-REFUSED: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any] | None, str]] = {
-    "broken onnx": ("m.onnx", garbage, None, "m.onnx: OpenVINO cannot read it: GeneralFailure: Model can't be parsed"),
-    "empty bin": ("m.xml", without_bin, None, "m.xml: OpenVINO cannot read it: RuntimeError: "),
-    "broken pt2": ("m.pt2", garbage, None, "m.pt2: it is no program that torch.export.save wrote: "),
-    "strings": (
-        "m.onnx",
-        lambda path: one_node(path, "Identity", TensorProto.STRING),
-        None,
-        "x: it is of strings, which",
-    ),
-    "unknown operation": (
-        "m.onnx",
-        lambda path: one_node(path, "StringNormalizer", TensorProto.STRING, ["rows"]),
-        None,
-        "No conversion rule found for operations: StringNormalizer",
-    ),
-    "operation that OpenVINO lacks": (
-        "m.pt2",
-        pt2_of_bessel,
-        None,
-        "m.pt2: OpenVINO cannot convert it: OpConversionFailure: No conversion rule found for operations: aten.special",
-    ),
-    "no rows": (
-        "m.onnx",
-        lambda path: one_node(path, "ReduceSum", shape=["rows", 3], out=[], keepdims=0),
-        None,
-        "m.onnx: outputs.y: shape [] has no dimension 0 to count rows",
-    ),
-    "two rows inside": (
-        "m.onnx",
-        fixed_inside,
-        None,
-        "m.onnx: it does not run on one row, x [1, 3]: RuntimeError: [cpu]res",
-    ),
-    "mixed rows": (
-        "m.onnx",
-        lambda path: one_node(path, "Softmax", axis=0),
-        None,
-        "m.onnx: outputs.y: 3 rows together give other values than each alone",
-    ),
-    "few rows": (
-        "m.pt2",
-        lambda path: scaled_pt2(path, min=1, max=8),
-        None,
-        "m.pt2: x was exported for at most 8 rows; max_batch_size is 64",
-    ),
-    "dictionary": ("m.pt2", pt2_of_dictionary, None, "m.pt2: its arguments must be positional, and each a tensor"),
-    "keyword": ("m.pt2", pt2_of_a_keyword, None, "m.pt2: its arguments must be positional, and each a tensor"),
-    "script without inputs": (
-        "m.pt",
-        pair_script,
-        None,
-        "m.pt: inputs.x: TorchScript says neither datatype nor shape; model-config.yaml must, under handler: inputs:",
-    ),
-    "script with other inputs": (
-        "m.pt",
-        pair_script,
-        {"inputs": {**SCRIPT_INPUTS, "y": {}}},
-        "m.pt: inputs: y: this model has scale, x",
-    ),
-    "script with fewer outputs": (
-        "m.pt",
-        pair_script,
-        {"inputs": SCRIPT_INPUTS, "outputs": {"a": {}}},
-        "m.pt: it does not run on one row: ValueError: ",
-    ),
-    "another datatype": (
-        "m.onnx",
-        scaled_onnx,
-        {"inputs": {"x": {"datatype": "FP64"}}},
-        "m.onnx: inputs.x: the model has FP32, and not FP64",
-    ),
-    "another setting": ("m.onnx", scaled_onnx, {"top_k": 1}, "handler: top_k: Unexpected keyword argument"),
-    "unknown suffix": (
-        "m.h5",
-        garbage,
-        None,
-        "own: m.h5 is no model of tensors: .onnx, .xml, .pt2, .pt or infer.py is",
-    ),
-    "other Python": ("scale.py", garbage, None, "own: scale.py: the function of a model stands in infer.py"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_served_is_one_line(case: str, tmp_path: Path) -> None:
-    name, write, settings, words = REFUSED[case]
-    path = write(tmp_path / name)
-    with pytest.raises(InvalidConfig) as raised:
-        staged(path, settings)
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
-    assert str(raised.value).startswith("own: ") or words.startswith("handler: ")
-
-
-# -- functions ---------------------------------------------------------------------------------------------------------
-
-DECLARED = {"inputs": {"x": {"datatype": "FP32", "shape": [-1, 2]}}, "outputs": {"y": {"datatype": "FP32"}}}
-
-
-def test_function_is_packed_with_its_folder_and_nothing_that_running_it_left(tmp_path: Path) -> None:
-    """Two of them in one process, as archive.sh --all builds them: each imports its own modules."""
-    text = "from factor import FACTOR\n\ndef load(folder, device):\n    (folder / 'cache').write_text(device)\n\n"
-    for name, factor in (("one", 2), ("two", 3)):
-        own = tmp_path / name / "own"
-        (own / "deep").mkdir(parents=True)
-        infer_py(own, text + f"def infer(x):\n    assert FACTOR == {factor}\n    return {{'y': x * FACTOR}}")
-        (own / "factor.py").write_text(f"FACTOR = {factor}\n")
-        (own / "deep" / "table.csv").write_text("1,2\n")
-        (own / ".hidden").write_text("")
-        (own / "__pycache__").mkdir()
-        (own / "__pycache__" / "factor.pyc").write_bytes(b"")
-        assert files(staged(own, DECLARED)) == {
-            *("function/infer.py", "function/factor.py", "function/deep/table.csv", "function/model-config.yaml")
-        }
-    assert not {"infer", "factor"} & sys.modules.keys()
-    assert not [place for place in sys.path if place.startswith(str(tmp_path))]
-
-
-def test_function_named_by_itself_is_packed_alone_and_without_declared_inputs_not_run(tmp_path: Path) -> None:
-    path = infer_py(tmp_path / "code", "def infer(*, a, b):\n    raise ValueError")
-    (tmp_path / "code" / "other.py").write_text("")
-    assert files(staged(path)) == {"function/infer.py"}
+pair = partial(script, module=Pair())
+strings = partial(one_node, operation="Identity", kind=TensorProto.STRING)
+unknown = partial(one_node, operation="StringNormalizer", kind=TensorProto.STRING, shape=["rows"])
+no_rows = partial(one_node, operation="ReduceSum", shape=["rows", 3], out=[], keepdims=0)
+two_rows = partial(one_node, operation="Reshape", shape=[2, 3], out=[2, 3], constants={"sizes": np.array([2, 3])})
+mixed = partial(one_node, operation="Softmax", axis=0)
+eight_rows = partial(scaled_pt2, min=1, max=8)
+WITH_Y = {"inputs": {**SCRIPT_INPUTS, "y": {}}}
+WITH_FEWER = {"inputs": SCRIPT_INPUTS, "outputs": {"a": {}}}
+IN_DOUBLE = {"inputs": {"x": {"datatype": "FP64"}}}
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("name", "write", "settings", "words"),
     [
-        ("def infer(x):\n    return {'y': x[:1]}", "infer.py: run on 3 rows: y: 1 rows came back for 3."),
-        (
-            "def infer(x):\n    return {'y': x - x.mean()}",
-            "outputs.y: 3 rows together give other values than each alon",
-        ),
-        ("def infer(x):\n    return x", "infer.py: run on 1 row: A ndarray came back; arrays by name are needed."),
-        ("def infer(x):\n    return {'y': x.astype('f8')}", "run on 1 row: y: FP64 came back; FP32 is expected."),
-        ("def infer(x):\n    return {'z': x}", "infer.py: run on 1 row: y: the model gave none."),
-        ("def infer(x):\n    return {'y': x.reshape(1, 2)}", "it runs on one row, x [1, 2], and not on 3 together: "),
-        (
-            "import nobodys_package\ndef infer(x): ...",
-            "cannot be imported: ModuleNotFoundError: No module named 'nobod",
-        ),
-        ("def infer(x:", "infer.py: it cannot be imported: SyntaxError: "),
-        ("def inference(x): ...", "infer.py: it defines no infer(**inputs)"),
-        ("def infer(**inputs): ...", "infer.py: infer: inputs: each input is a parameter with a name of its own"),
-        ("def load(folder, device):\n    raise OSError('no disk')\ndef infer(x): ...", "load failed: OSError: no disk"),
+        ("m.onnx", garbage, None, "m.onnx: OpenVINO cannot read it: GeneralFailure: Model can't be parsed"),
+        ("m.xml", without_bin, None, "m.xml: OpenVINO cannot read it: RuntimeError: "),
+        ("m.pt2", garbage, None, "m.pt2: it is no program that torch.export.save wrote: "),
+        ("m.h5", garbage, None, "own: m.h5 is no model of tensors: .onnx, .xml, .pt2, .pt or infer.py is"),
+        ("scale.py", garbage, None, "own: scale.py: the function of a model stands in infer.py"),
+        ("m.onnx", strings, None, "x: it is of strings, which"),
+        ("m.onnx", unknown, None, "No conversion rule found for operations: StringNormalizer"),
+        ("m.pt2", pt2_of_bessel, None, "m.pt2: OpenVINO cannot convert it: OpConversionFailure: No conversion rule"),
+        ("m.pt2", of_dictionary, None, "m.pt2: its arguments must be positional, and each a tensor"),
+        ("m.onnx", no_rows, None, "m.onnx: outputs.y: shape [] has no dimension 0 to count rows"),
+        ("m.onnx", two_rows, None, "m.onnx: it does not run on one row, x [1, 3]: RuntimeError: [cpu]res"),
+        ("m.onnx", mixed, None, "m.onnx: outputs.y: 3 rows together give other values than each alone"),
+        ("m.pt2", eight_rows, None, "m.pt2: x was exported for at most 8 rows; max_batch_size is 64"),
+        ("m.pt", pair, None, "m.pt: inputs.x: TorchScript says neither datatype nor shape; model-config.yaml must"),
+        ("m.pt", pair, WITH_Y, "m.pt: inputs: y: this model has scale, x"),
+        ("m.pt", pair, WITH_FEWER, "m.pt: it does not run on one row: ValueError: "),
+        ("m.onnx", scaled_onnx, IN_DOUBLE, "m.onnx: inputs.x: the model has FP32, and not FP64"),
     ],
 )
-def test_function_that_does_not_batch_or_cannot_be_called_is_one_line(text: str, words: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig) as raised:
-        staged(infer_py(tmp_path, text), DECLARED)
-    assert str(raised.value).startswith("own: infer.py: ")
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("body", "printed"),
-    [
-        # What it refuses may be what no client sends.
-        ("raise ValueError('x must be above 7')", "own: not shown to batch: it does not run on one row, x [1, 2]: Val"),
-        # Noise of its own, as of a model that samples.
-        ("return {'y': x + np.random.random(x.shape).astype('f4')}", ""),
-        ("x[:] = 0; return {'y': x}", ""),
-    ],
-)
-def test_function_that_nobody_can_judge_is_built(
-    body: str, printed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_served_is_one_line(
+    name: str, write: Callable[[Path], Path], settings: dict[str, Any] | None, words: str, tmp_path: Path
 ) -> None:
-    assert files(staged(infer_py(tmp_path, f"def infer(x):\n    {body}"), DECLARED)) == {"function/infer.py"}
-    assert capsys.readouterr().out.startswith(printed)
+    with pytest.raises(InvalidConfig) as raised:
+        staged(write(tmp_path / name), settings)
+    assert str(raised.value).startswith("own: ")
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)

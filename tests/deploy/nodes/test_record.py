@@ -1,9 +1,20 @@
+"""What a node serves again after it died: TorchServe's snapshots, kept until all of it is back, and the way back."""
+
+import io
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from deploy.nodes.record import Record, Registration, registrations
+from deploy.nodes.restore import restore
+from deploy.waits import Waits
+from torchserve_client.errors import ManagementError
 
 # As TorchServe 0.12.0 writes it (java.util.Properties), shortened by settings that say nothing of models.
 SNAPSHOT = r"""#Saving snapshot
@@ -17,22 +28,14 @@ model_snapshot={\n  "name"\: "20261122055727143-snapshot.cfg",\n  "modelCount"\:
   "batchSize"\: 1,\n "maxBatchDelay"\: 1,\n "responseTimeout"\: 120\n      }\n    }\n  }\n}
 version=0.12.0
 """
+MADE = Registration(
+    model="m\u00e4use", version="1.0", archive="a b.mar", batch_size=5, max_batch_delay_ms=7, min_workers=1,
+    max_workers=4, is_default=False, response_timeout_s=60, startup_timeout_s=90,
+)  # fmt: skip
 
 
-def made(model: str, version: str = "1.0", batch_size: int = 8) -> Registration:
-    return Registration(
-        model=model, version=version, archive=f"{model}.mar", batch_size=batch_size, max_batch_delay_ms=5,
-        min_workers=1, max_workers=1, is_default=True, response_timeout_s=120, startup_timeout_s=120,
-    )  # fmt: skip
-
-
-def snapshot(*registered: Registration) -> str:
-    models = ",".join(
-        f'"{each.model}": {{"{each.version}": {{"defaultVersion": true, "marName": "{each.archive}", "minWorkers": 1, '
-        f'"maxWorkers": 1, "batchSize": {each.batch_size}, "maxBatchDelay": 5}}}}'
-        for each in registered
-    )
-    return f'model_snapshot={{"models": {{{models}}}}}\n'
+def made(model: str, **more: Any) -> Registration:
+    return replace(MADE, model=model, archive=f"{model}.mar", **more)
 
 
 class Node:
@@ -46,63 +49,57 @@ class Node:
 
     def serves(self, *registered: Registration, text: str | None = None) -> None:
         self._written += 1
+        models = {
+            each.model: {
+                each.version: {
+                    "defaultVersion": each.is_default, "marName": each.archive, "minWorkers": each.min_workers,
+                    "maxWorkers": each.max_workers, "batchSize": each.batch_size,
+                    "maxBatchDelay": each.max_batch_delay_ms, "responseTimeout": each.response_timeout_s,
+                    "startupTimeout": each.startup_timeout_s,
+                }
+            }
+            for each in registered
+        }  # fmt: skip
         # Names are local time, which goes back in autumn: what was written last counts.
         path = self.snapshots / f"{9 - self._written}-snapshot.cfg"
-        path.write_text(snapshot(*registered) if text is None else text)
+        path.write_text(f"model_snapshot={json.dumps({'models': models})}\n" if text is None else text)
         os.utime(path, ns=(self._written, self._written))
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
+    """A node that was started, and then served nothing yet."""
+    made = Node(tmp_path)
+    # At the first start nothing is restored, whatever lies about.
+    made.serves(MADE)
+    assert not made.record.exists()
+    assert made.record.keep() == []
+    assert not list(made.snapshots.iterdir())
+    made.record.done()
+    return made
 
 
-def test_snapshot_is_read_as_torchserve_writes_it() -> None:
-    found = registrations(SNAPSHOT)
-    assert found == [
-        Registration(
-            model="m\u00e4use", version="1.0", archive="a b.mar", batch_size=5, max_batch_delay_ms=7, min_workers=1,
-            max_workers=4, is_default=False, response_timeout_s=60, startup_timeout_s=90,
-        ),
-        Registration(
-            model="m\u00e4use", version="2.0", archive="b.mar", batch_size=1, max_batch_delay_ms=1, min_workers=0,
-            max_workers=0, is_default=True, response_timeout_s=120, startup_timeout_s=120,
+def test_snapshot_is_read_as_torchserve_writes_it_and_cut_off_it_is_none() -> None:
+    assert registrations(SNAPSHOT) == [
+        MADE,
+        replace(
+            MADE, version="2.0", archive="b.mar", batch_size=1, max_batch_delay_ms=1, min_workers=0, max_workers=0,
+            is_default=True, response_timeout_s=120, startup_timeout_s=120,
         ),
     ]  # fmt: skip
-
-
-def test_snapshot_that_is_cut_off_is_none_wherever_it_is_cut() -> None:
     end = SNAPSHOT.index("version=0.12.0") - 1
-    assert {registrations(SNAPSHOT[:length]) is None for length in range(0, end)} == {True}
-
-
-def test_first_start_restores_nothing_whatever_lies_about(node: Node) -> None:
-    node.serves(made("stale"))
-    assert not node.record.exists()
-    assert node.record.keep() == []
-    assert not list(node.snapshots.iterdir())
-    assert node.record.exists()
+    assert {registrations(SNAPSHOT[:length]) is None for length in range(end)} == {True}
 
 
 def test_what_was_served_last_is_restored_and_what_was_unregistered_is_not(node: Node) -> None:
-    node.record.keep()
-    node.record.done()
     node.serves(made("a"), made("b"))
     node.serves(made("b", batch_size=2))
+    # Cut off, as the server died while it wrote.
+    node.serves(text="")
     assert node.record.keep() == [made("b", batch_size=2)]
 
 
-def test_snapshot_that_was_being_written_as_the_server_died_gives_way_to_the_one_before(node: Node) -> None:
-    node.record.keep()
-    node.record.done()
-    node.serves(made("a"))
-    node.serves(text="")
-    assert node.record.keep() == [made("a")]
-
-
 def test_death_in_the_middle_of_a_restoration_loses_nothing(node: Node) -> None:
-    node.record.keep()
-    node.record.done()
     node.serves(made("a"), made("b"))
     node.record.keep()
     # TorchServe is back and has one of them, and somebody registers a third; then it dies again.
@@ -116,8 +113,66 @@ def test_death_in_the_middle_of_a_restoration_loses_nothing(node: Node) -> None:
 
 
 def test_node_that_is_stopped_for_good_forgets(node: Node) -> None:
-    node.record.keep()
     node.serves(made("a"))
     node.record.forget()
     assert not node.record.exists()
     assert node.record.keep() == []
+
+
+class Management:
+    """A TorchServe without a worker: model -> version -> its least and most workers."""
+
+    def __init__(self) -> None:
+        self.served: dict[str, dict[str, tuple[int, int]]] = {}
+        self.default = ""
+        self.asked: list[tuple[str, int, int]] = []
+
+    def versions(self, model: str) -> list[str]:
+        if model not in self.served:
+            raise ManagementError("Model not found", status=404)
+        return [*self.served[model]]
+
+    def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
+        least, most = self.served[model][version or self.default]
+        return {"modelVersion": version or self.default, "minWorkers": least, "maxWorkers": most}
+
+    def register(self, archive: str, *, batch_size: int, response_timeout_s: int, **asked: Any) -> None:
+        self.asked.append((archive, batch_size, response_timeout_s))
+        version = archive.removesuffix(".mar").rpartition("-")[2]
+        self.served.setdefault(asked["model_name"], {})[version] = (asked["initial_workers"],) * 2
+        self.default = self.default or version
+
+    def scale(self, model: str, least: int, version: str, *, most: int) -> None:
+        self.served[model][version] = (least, most)
+
+    def set_default(self, model: str, version: str) -> None:
+        self.default = version
+
+
+def test_restored_are_archive_batch_workers_and_default_and_what_is_gone_is_a_line(tmp_path: Path) -> None:
+    """Without workers: that they are waited for is a real server's test."""
+    for version in ("1.0", "2.0"):
+        folder = tmp_path / f"m-{version}.mar" / "MAR-INF"
+        folder.mkdir(parents=True)
+        described = {"modelName": "m", "modelVersion": version, "handler": "h.py"}
+        (folder / "MANIFEST.json").write_text(json.dumps({"model": described}))
+    (tmp_path / "cut.mar").write_bytes(b"no archive")
+    management, settings = Management(), SimpleNamespace(model_store=".")
+    server = SimpleNamespace(management=management, logs=tmp_path, directory=tmp_path, settings=settings)
+    local: Any = SimpleNamespace(name="node-1", server=server)
+    first = replace(MADE, model="m", archive="m-1.0.mar", min_workers=0, max_workers=3)
+    wanted = [
+        first,
+        replace(first, archive="m-2.0.mar", version="2.0", is_default=True, batch_size=9),
+        replace(first, model="other", archive="m-2.0.mar"),
+        replace(first, model="cut", archive="cut.mar"),
+        replace(first, model="gone", archive="gone.mar"),
+    ]
+    lines = restore(local, wanted, Waits(Console(file=io.StringIO())))
+    assert management.served == {"m": {"1.0": (0, 3), "2.0": (0, 3)}}
+    assert management.default == "2.0"
+    assert management.asked == [("m-1.0.mar", 5, 60), ("m-2.0.mar", 9, 60)]
+    assert lines[0] == "node-1: m 1.0: restored, batch_size 5, max_batch_delay 7 ms, workers 0"
+    assert lines[2] == "node-1: other 1.0 is not restored: m-2.0.mar holds version 2.0 now"
+    assert lines[3].startswith("node-1: cut 1.0 is not restored: ")
+    assert lines[4] == "node-1: gone 1.0 is not restored: gone.mar is gone from the model store"

@@ -1,0 +1,170 @@
+"""The nodes of one machine: their folders, ports and shares of it, and the units that start them."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from deploy import serve
+from deploy.gateway import __main__ as gateway
+from deploy.gateway.settings import Settings as GatewaySettings
+from deploy.models import ROOT
+from deploy.nodes.local import Layout, found, locals_of, nodes_of
+from deploy.nodes.node import Node, read, write
+from deploy.nodes.share import Share, gpus_here, on_cores, shares, shortage, visible_gpu
+from deploy.properties import Settings, parse
+from deploy.server import ServerError
+
+UNITS = ROOT / "deploy" / "systemd"
+
+
+def layout(tmp_path: Path, nodes: int, name: str = "config.properties", **replaced: str) -> Layout:
+    config = tmp_path / "own.properties"
+    text = (ROOT / name).read_text()
+    for key, value in replaced.items():
+        text = "\n".join(f"{key}={value}" if line.startswith(f"{key}=") else line for line in text.splitlines())
+    config.write_text(text)
+    return Layout(config, nodes)
+
+
+def test_one_node_is_the_repositorys_own_server(tmp_path: Path) -> None:
+    (only,) = locals_of(Layout(ROOT / "config.properties", 1), tmp_path)
+    assert (only.name, only.is_alone, only.title, only.server.logs) == ("node-1", True, "TorchServe", ROOT / "logs")
+    urls = {f"{api}": f"http://127.0.0.1:808{port}" for port, api in enumerate(("inference", "management", "metrics"))}
+    assert nodes_of([only]) == [Node(name="node-1", **urls)]
+    assert not list(tmp_path.iterdir())
+    # What listens on every interface is called on loopback; what the gateway cannot reach is no node of its own.
+    wide = layout(tmp_path, 1, inference_address="http://0.0.0.0:8080")
+    assert nodes_of(locals_of(wide, tmp_path))[0].inference == "http://127.0.0.1:8080"
+    assert nodes_of(locals_of(layout(tmp_path, 1, inference_address="https://127.0.0.1:8443"), tmp_path)) == []
+
+
+def test_several_have_ports_folders_and_keys_of_their_own_and_one_model_store(tmp_path: Path) -> None:
+    place = tmp_path / "n"
+    nodes = locals_of(layout(tmp_path, 3, "config.production.properties"), place, ROOT)
+    assert [node.title for node in nodes] == ["node-1", "node-2", "node-3"]
+    ports = [sorted(port for _, port in node.server.settings.ports.values()) for node in nodes]
+    assert ports == [[7070, 7071, 8080, 8081, 8082], [7170, 7171, 8180, 8181, 8182], [7270, 7271, 8280, 8281, 8282]]
+    assert {node.server.settings.model_store for node in nodes} == {str(ROOT / "model_store")}
+    for folders in zip(*((node.server.logs, node.server.temporary, node.server.keys) for node in nodes), strict=True):
+        assert len(set(folders)) == 3
+    keys = [str((place / name / "key_file.json").resolve()) for name in ("node-1", "node-2", "node-3")]
+    assert [node.token_file for node in nodes_of(nodes)] == keys
+    # What is not of one node alone stays: what is served, and the limits.
+    first, last = (parse(node.server.config.read_text()) for node in (nodes[0], nodes[2]))
+    assert {key for key in first if first[key] != last[key]} == {
+        "inference_address", "management_address", "metrics_address", "grpc_inference_port", "grpc_management_port"
+    }  # fmt: skip
+    assert nodes[2].server.settings.models == Settings.read(ROOT / "config.production.properties").models
+    assert f"-Dlog4j2.configurationFile={ROOT}/deploy/log4j2.xml" in last["vmargs"]
+    # Found again by their folders, and read by the gateway as they were written.
+    assert [(each.name, each.server.settings) for each in found(place)] == [
+        (each.name, each.server.settings) for each in nodes
+    ]
+    write(nodes_of(nodes), place / "nodes.json")
+    assert read(place / "nodes.json") == nodes_of(nodes)
+
+
+@pytest.mark.parametrize(
+    ("folder", "replaced", "words"),
+    [
+        ("n", {"inference_address": "https://127.0.0.1:8443"}, r"inference .*must be http://HOST:PORT"),
+        ("n", {"metrics_address": "http://127.0.0.1:65500"}, "metrics_address: 65500 and 1 times 100 are beyond 65535"),
+        ("x" * 100, {}, "too long a path for the workers' sockets; 108 bytes at most"),
+    ],
+)
+def test_several_for_which_there_is_no_room_are_refused(
+    folder: str, replaced: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ServerError, match=words):
+        nodes_of(locals_of(layout(tmp_path, 2, **replaced), tmp_path / folder))
+
+
+def test_layout_is_read_as_it_was_written_and_forgotten_with_its_configuration(tmp_path: Path) -> None:
+    assert Layout.read(tmp_path) is None
+    own = layout(tmp_path, 4)
+    own.write(tmp_path / "n")
+    assert Layout.read(tmp_path / "n") == own
+    own.config.unlink()
+    assert Layout.read(tmp_path / "n") is None
+
+
+# -- shares of the machine ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cores", "nodes", "expected"),
+    [
+        ([0, 1, 2, 3, 4], 2, [(0, 1), (2, 3, 4)]),
+        # Only some of the machine's may be used.
+        ([2, 5, 7], 3, [(2,), (5,), (7,)]),
+        ([0, 1], 3, [(0,), (1,), (0,)]),
+    ],
+)
+def test_cores_are_split_evenly_and_shared_only_where_there_are_too_few(
+    cores: list[int], nodes: int, expected: list[tuple[int, ...]]
+) -> None:
+    assert [share.cores for share in shares(cores, [], nodes)] == expected
+    assert shares(cores, ["0", "1"], 1) == [Share()]
+
+
+def test_each_node_has_a_gpu_of_its_own_while_there_are_some() -> None:
+    assert [share.gpu for share in shares(range(8), ["0", "3"], 3)] == ["0", "3", "0"]
+    assert visible_gpu(Share((0,), "3")) == {"CUDA_VISIBLE_DEVICES": "3"}
+    assert visible_gpu(Share((0,))) == {}
+    for visible, gpus in (("1,3", ["1", "3"]), ("GPU-8932f937", ["GPU-8932f937"]), ("", []), ("-1", [])):
+        assert gpus_here({"CUDA_VISIBLE_DEVICES": visible}) == gpus
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "nodes", "words"),
+    [(2, 0, 2, None), (2, 0, 3, "3 nodes share 2 cores"), (1, 2, 4, "4 nodes share 2 GPUs and 1 core")],
+)
+def test_what_must_be_shared_is_said(cores: int, gpus: int, nodes: int, words: str | None) -> None:
+    assert shortage(range(cores), [str(gpu) for gpu in range(gpus)], nodes) == words
+
+
+def test_what_is_started_on_a_share_sees_its_cores_and_the_starter_keeps_its_own() -> None:
+    before = os.sched_getaffinity(0)
+    first = min(before)
+    with on_cores(Share((first,))):
+        words = [sys.executable, "-S", "-c", "import os; print(os.sched_getaffinity(0))"]
+        printed = subprocess.check_output(words, text=True)
+    assert printed.strip() == str({first})
+    assert os.sched_getaffinity(0) == before
+
+
+# -- systemd -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "program"), [("torchserve@.service", serve.main), ("torchserve-gateway.service", gateway.main)]
+)
+def test_unit_starts_a_command_that_there_is_again_and_again_and_has_time_to_drain(
+    name: str, program: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit = ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(UNITS / name)
+    service = unit["Service"]
+    assert (service["Restart"], service["KillMode"]) == ("always", "mixed")
+    # The gateway waits once for what is in flight, a node once at the gateway and once at TorchServe.
+    times = 2 if "@" in name else 1
+    assert float(service["TimeoutStopSec"]) > times * GatewaySettings().limits.response_s + 60
+    values = {"${CONFIG}": "production", "${NODES}": "4", "%i": "node-2"}
+    words = [values.get(word, word) for word in service["ExecStart"].split()[3:]]
+    assert callable(program)
+    with pytest.raises(SystemExit, match="0"):
+        program([*words, "--help"])
+    assert re.search("usage: ", capsys.readouterr().out)
+    if shutil.which("systemd-analyze") is not None:
+        # An instance, with programs that are there.
+        path = tmp_path / name.replace("@", "@node-1")
+        path.write_text((UNITS / name).read_text().replace("/srv/torchserve/.venv/bin/python", "/bin/true"))
+        verified = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, check=False)
+        assert (verified.returncode, verified.stderr) == (0, "")
