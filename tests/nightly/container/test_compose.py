@@ -14,7 +14,7 @@ from deploy.gateway.settings import read
 from deploy.memory import Served, too_little
 from deploy.models import ROOT, model
 from deploy.properties import Settings
-from tests.nightly.container.engine import SERVICES, seconds
+from tests.nightly.container.engine import SERVICES
 from torchserve_client.version import VERSION
 
 COMPOSE, CONTAINER = ROOT / "compose.yaml", ROOT / "deploy" / "container"
@@ -28,6 +28,10 @@ def config(*files: Path) -> subprocess.CompletedProcess[str]:
     """What Docker's program says of compose files, without a daemon."""
     words = ["docker-compose", *(word for file in files for word in ("-f", str(file))), "config"]
     return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def seconds(service: str) -> float:
+    return float(SERVICES[service]["stop_grace_period"].removesuffix("s"))
 
 
 def loaded(path: Path) -> Any:
@@ -110,5 +114,5 @@ def test_nodes_serve_what_is_built_have_its_memory_and_the_time_to_drain() -> No
     assert (settings.heap_bytes or 0) + (settings.direct_bytes or 0) < limit * 0.6
     assert settings.max_request_size == gateway.limits.body_bytes
     longest = max(model(name).config()["responseTimeout"] for name in built)
-    assert seconds(nodes["stop_grace_period"]) >= longest + END_S
-    assert seconds(SERVICES["gateway"]["stop_grace_period"]) > gateway.limits.response_s
+    assert seconds("torchserve-nodes") >= longest + END_S
+    assert seconds("gateway") > gateway.limits.response_s
