@@ -72,8 +72,6 @@ def test_config_of_a_server_beside_it_has_other_addresses_and_absolute_paths(tmp
     values = parse(config)
     assert (values["model_store"], values["metrics_config"]) == ("/elsewhere/store", "/repository/deploy/metrics.yaml")
     assert "-Dlog4j2.configurationFile=/repository/deploy/log4j2.xml" in values["vmargs"]
-    names = [line.partition("=")[0] for line in config.splitlines() if "=" in line and line[0] not in "#! "]
-    assert sorted(set(names) - {"enable_model_api"}) == sorted(name for name in names if name != "enable_model_api")
     # What is absolute stays.
     kept = config_for("metrics_config=/etc/metrics.yaml\n", ports, Path("/repository"), Path("/elsewhere/store"))
     assert "metrics_config=/etc/metrics.yaml\n" in kept
@@ -85,11 +83,7 @@ def test_config_of_a_server_beside_it_has_other_addresses_and_absolute_paths(tmp
 DIFFERENCES = {
     "config.properties": set[str](),
     "config.production.properties": {
-        "disable_token_authorization",
-        "token_expiration_min",
-        "enable_model_api",
-        "load_models",
-        "models",
+        *("disable_token_authorization", "token_expiration_min", "enable_model_api", "load_models", "models")
     },
     "config.large-bodies.properties": {"max_request_size", "job_queue_size", "vmargs"},
 }
@@ -121,19 +115,14 @@ TWO = [Served(queue=10, in_flight=2), Served(queue=20, in_flight=4)]
 def test_need_counts_queues_batches_and_copies_of_every_model() -> None:
     # A body of 1 MiB takes two regions: its array has a header. (64 + 2 * (10 + 2 + 20 + 4 + 2 * 2)) / 0.8
     assert need(SMALL, TWO) == Need(heap_bytes=180 * MIB, direct_bytes=(54 + 12) * MIB)
+    described = {
+        "batchSize": 8, "maxWorkers": 2, "workers": [{}],
+        "jobQueueStatus": {"remainingCapacity": 60, "pendingRequests": 4},
+    }  # fmt: skip
+    assert Served.described(described) == Served(queue=64, in_flight=16)
     # 6,028 MiB took 4 MiB, as `java -XX:+PrintFlagsFinal` says.
     for heap_mib, region_mib in ((64, 1), (2048, 1), (2049, 2), (6028, 4), (200_000, 32)):
         assert region_bytes(heap_mib * MIB) == region_mib * MIB
-
-
-def test_served_is_read_from_what_torchserve_describes() -> None:
-    described = {
-        "batchSize": 8,
-        "maxWorkers": 2,
-        "workers": [{}],
-        "jobQueueStatus": {"remainingCapacity": 60, "pendingRequests": 4},
-    }
-    assert Served.described(described) == Served(queue=64, in_flight=16)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The cache of exports: an entry is made once, taken whole, and made anew where it is damaged."""
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -38,14 +39,8 @@ Target = Callable[[], Path]
 
 @pytest.fixture
 def target(tmp_path: Path) -> Target:
-    """A new empty folder each time."""
-
-    def make() -> Path:
-        folder = tmp_path / f"target-{len(list(tmp_path.glob('target-*')))}"
-        folder.mkdir()
-        return folder
-
-    return make
+    """Make a new empty folder each time."""
+    return lambda: Path(tempfile.mkdtemp(dir=tmp_path))
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -69,31 +64,20 @@ def test_take_a_second_time_makes_nothing_and_links_the_same_files(exports: Expo
     assert keys(exports) == ["key", "other"]
 
 
-def truncate(entry: Path) -> None:
-    os.truncate(entry / "files" / "deep" / "model.bin", 4)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda entry: os.truncate(entry / "files" / "deep" / "model.bin", 4),
+    "flipped": lambda entry: (entry / "files" / "deep" / "model.bin").write_bytes(b"0123456780"),
+    "lost": lambda entry: (entry / "files" / "model.xml").unlink(),
+    "added": lambda entry: (entry / "files" / "more").touch(),
+    "sums": lambda entry: (entry / "sums.json").write_bytes(b"\xff{"),
+}
 
 
-def flip(entry: Path) -> None:
-    (entry / "files" / "deep" / "model.bin").write_bytes(b"0123456780")
-
-
-def lose(entry: Path) -> None:
-    (entry / "files" / "model.xml").unlink()
-
-
-def add(entry: Path) -> None:
-    (entry / "files" / "more").write_bytes(b"")
-
-
-def spoil_sums(entry: Path) -> None:
-    (entry / "sums.json").write_bytes(b"\xff{")
-
-
-@pytest.mark.parametrize("damage", [truncate, flip, lose, add, spoil_sums])
-def test_damaged_entry_is_made_anew(damage: Callable[[Path], None], exports: Exports, target: Target) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_entry_is_made_anew(damage: str, exports: Exports, target: Target) -> None:
     maker = Maker()
     exports.take("key", maker, target())
-    damage(exports.folder / "key")
+    DAMAGES[damage](exports.folder / "key")
     for _ in range(2):
         folder = target()
         exports.take("key", maker, folder)

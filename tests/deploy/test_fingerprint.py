@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.fingerprint import archive_fingerprint, export_fingerprint, imported, precision_fingerprint
+from deploy.fingerprint import archive_fingerprint, export_fingerprint, precision_fingerprint
 from deploy.models import MODEL_LIST, ROOT, Engine, model
 from deploy.sources import source
 from deploy.tasks import task_of
@@ -145,15 +145,12 @@ def test_another_head_or_engine_makes_another_export(copy: Path, before: dict[st
         assert before[EMBEDDING][1] != hashes_of(copy, EMBEDDING)[1]
 
 
-def test_two_models_of_one_graph_have_one_export() -> None:
-    keys = []
-    for name in ("resnet-152", "resnet-152-adaptive"):
-        entry = model(name)
-        keys.append(export_fingerprint(entry, task_of(entry), source(entry, "random"), "auto"))
+def test_two_models_of_one_graph_have_one_export_and_a_copy_elsewhere_the_same(
+    copy: Path, before: dict[str, Hashes], tmp_path: Path
+) -> None:
+    entries = [model(name) for name in ("resnet-152", "resnet-152-adaptive")]
+    keys = [export_fingerprint(each, task_of(each), source(each, "random"), "auto") for each in entries]
     assert keys[0] == keys[1] is not None
-
-
-def test_a_copy_elsewhere_has_the_same_fingerprint(copy: Path, before: dict[str, Hashes], tmp_path: Path) -> None:
     shutil.copytree(copy, tmp_path / "copy", copy_function=shutil.copy)
     assert hashes_of(tmp_path / "copy", CUSTOM) == before[CUSTOM]
 
@@ -171,10 +168,3 @@ def test_a_proof_is_of_its_settings_its_samples_and_the_machine(tmp_path: Path, 
     assert key("max_items: 3\n  scheduling: {max_latency_ms: 50}") == first
     others = {key("max_items: 4"), key("max_items: 3", "b"), key("max_items: 3", processor="amx")}
     assert len(others - {first}) == 3
-
-
-def test_the_modules_of_a_builder_are_those_that_it_needs() -> None:
-    names = set(imported(ROOT, "deploy.vision"))
-    assert {"deploy/vision.py", "deploy/weights.py", "handlers/vision/pixel_classifier.py"} <= names
-    # An edit of these exports nothing again.
-    assert not {"handlers/base.py", "handlers/tasks/image_classification.py", "deploy/archive.py"} & names

@@ -2,7 +2,6 @@
 
 import io
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +64,10 @@ def test_drain_waits_until_the_process_has_drained_and_returns_at_once_the_secon
     assert not drain(tmp_path, said.append)
 
 
-@pytest.mark.parametrize("left", [None, '{"pid": 1, "created": 0.0, "phase": "serving"}', "{", "[]"])
-def test_drain_without_a_node_is_an_error(tmp_path: Path, left: str | None) -> None:
+@pytest.mark.parametrize("left", ['{"pid": 1, "created": 0.0, "phase": "serving"}', "{"])
+def test_drain_without_a_node_is_an_error(tmp_path: Path, left: str) -> None:
     """What a container that was started anew finds of the one before is no node."""
-    if left is not None:
-        (tmp_path / STATE).write_text(left)
+    (tmp_path / STATE).write_text(left)
     with pytest.raises(FileNotFoundError, match="no node runs"):
         drain(tmp_path, lambda _: None)
 
@@ -88,7 +86,7 @@ def described(ready: int, workers: int, timeout_s: int = 120) -> dict[str, Any]:
     ("models", "words"),
     [
         ([], "ready"),
-        ([described(1, 1), described(2, 2)], "ready"),
+        ([described(1, 1, 90), described(2, 2, 30)], "ready"),
         ([described(1, 1), described(1, 2)], "m 1.0: 1 of 2 workers READY"),
         # Scaled to none it answers nobody.
         ([described(0, 0)], "m 1.0: 0 of 1 workers READY"),
@@ -97,7 +95,7 @@ def described(ready: int, workers: int, timeout_s: int = 120) -> dict[str, Any]:
 def test_node_is_ready_where_all_workers_of_all_models_are(models: list[dict[str, Any]], words: str) -> None:
     found = health(models)
     assert (found.is_ready, found.words) == (words == "ready", words)
-    assert health([described(1, 1, 30), described(1, 1, 90)]).response_timeout_s == 90
+    assert found.response_timeout_s == max([each["responseTimeout"] for each in models], default=0)
 
 
 def test_what_was_known_stays_while_torchserve_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +136,6 @@ def test_lines_that_are_added_to_logs_are_printed_once_and_whole(
     follow.start()
     new.write_bytes(b"first\nsec")
     until(lambda: out.getvalue() == b"first\n", every_s=0.01)
-    time.sleep(0.05)
     with new.open("ab") as file:
         file.write(b"ond\n")
     until(lambda: out.getvalue() == b"first\nsecond\n", every_s=0.01)

@@ -1,22 +1,20 @@
 """What a TorchServe has in hand, by what it shows of itself, and how long is waited for it."""
 
-import socket
 from pathlib import Path
 
 import pytest
 
 from deploy.models import ROOT
 from deploy.nodes import in_flight
-from deploy.nodes.in_flight import Look, busy_workers, leaving, wait_answered
+from deploy.nodes.in_flight import Look, busy_workers, wait_answered
 from deploy.sandbox import Ports, config_for
 from deploy.server import Server
 
 
 def thread(name: str, *places: str) -> str:
-    lines = [f'"{name}" #21 prio=5 os_prio=0 cpu=15.25ms elapsed=10.20s tid=0x1 nid=0x34ff waiting on condition',
-             "   java.lang.Thread.State: TIMED_WAITING (parking)",
-             "\t- parking to wait for  <0x0000000081949400>"]  # fmt: skip
-    return "\n".join([*lines, *(f"\tat {place}" for place in places)]) + "\n\n"
+    head = f'"{name}" #21 prio=5 os_prio=0 cpu=15.25ms elapsed=10.20s tid=0x1 nid=0x34ff waiting on condition'
+    lines = [head, "   java.lang.Thread.State: TIMED_WAITING (parking)", *(f"\tat {place}" for place in places)]
+    return "\n".join(lines) + "\n\n"
 
 
 RUN = "org.pytorch.serve.wlm.WorkerThread.run(WorkerThread.java:195)"
@@ -29,7 +27,6 @@ READER = ("java.io.FileInputStream.readBytes(java.base@17.0.9/Native Method)",)
 
 def test_workers_that_do_not_wait_for_a_first_request_are_busy() -> None:
     dump = "".join([
-        "2026-11-22 05:57:42\nFull thread dump OpenJDK 64-Bit Server VM:\n\n",
         thread("main", "java.lang.Object.wait(java.base@17.0.9/Native Method)"),
         thread("W-9000-m_1.0", *CLASSIC_IDLE), thread("W-9000-m_1.0-stderr", *READER),
         thread("W-9001-adaptive-stdout_1.0", *ADAPTIVE_IDLE), thread("W-9001-adaptive-stdout_1.0-stdout", *READER),
@@ -38,23 +35,6 @@ def test_workers_that_do_not_wait_for_a_first_request_are_busy() -> None:
     # One that is starting waits for its model, and has no request: it is not among the READY.
     for ready, count in (({"9000", "9001"}, 0), ({"9000", "9001", "9002"}, 1), ({"9002", "9003"}, 2), (set[str](), 0)):
         assert busy_workers(dump, ready) == count
-
-
-def test_answer_that_a_client_does_not_take_is_leaving() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            server, _ = listening.accept()
-            with server:
-                assert leaving(port) == 0
-                server.setblocking(False)
-                try:
-                    while True:
-                        server.send(b"x" * 65536)
-                except BlockingIOError:
-                    pass
-                assert leaving(port) == 1
-                assert leaving(client.getsockname()[1]) == 0
 
 
 def seen(**fields: float) -> Look:
@@ -68,9 +48,8 @@ def seen(**fields: float) -> Look:
         # One look is not enough: a batch that is being filled looks idle.
         ([seen(), seen()], True, 2),
         ([seen(waiting=3), seen(busy=1), seen(leaving=1), seen(), seen()], True, 5),
-        # Something came and went between two looks, or came just now.
+        # Something came and went between two looks.
         ([seen(), seen(arrived=8), seen(arrived=8)], True, 3),
-        ([seen(), seen(busy=1, arrived=8), seen(arrived=8), seen(arrived=8)], True, 4),
         # Clients that go on are waited for as long as an answer may take.
         ([seen(busy=1, response_timeout_s=1.0)], False, 5),
         # It is gone.

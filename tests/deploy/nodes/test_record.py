@@ -32,6 +32,12 @@ MADE = Registration(
     model="m\u00e4use", version="1.0", archive="a b.mar", batch_size=5, max_batch_delay_ms=7, min_workers=1,
     max_workers=4, is_default=False, response_timeout_s=60, startup_timeout_s=90,
 )  # fmt: skip
+# What a snapshot calls each field.
+STATE = {
+    "defaultVersion": "is_default", "marName": "archive", "minWorkers": "min_workers", "maxWorkers": "max_workers",
+    "batchSize": "batch_size", "maxBatchDelay": "max_batch_delay_ms", "responseTimeout": "response_timeout_s",
+    "startupTimeout": "startup_timeout_s",
+}  # fmt: skip
 
 
 def made(model: str, **more: Any) -> Registration:
@@ -49,17 +55,8 @@ class Node:
 
     def serves(self, *registered: Registration, text: str | None = None) -> None:
         self._written += 1
-        models = {
-            each.model: {
-                each.version: {
-                    "defaultVersion": each.is_default, "marName": each.archive, "minWorkers": each.min_workers,
-                    "maxWorkers": each.max_workers, "batchSize": each.batch_size,
-                    "maxBatchDelay": each.max_batch_delay_ms, "responseTimeout": each.response_timeout_s,
-                    "startupTimeout": each.startup_timeout_s,
-                }
-            }
-            for each in registered
-        }  # fmt: skip
+        states = [{name: getattr(each, field) for name, field in STATE.items()} for each in registered]
+        models = {each.model: {each.version: state} for each, state in zip(registered, states, strict=True)}
         # Names are local time, which goes back in autumn: what was written last counts.
         path = self.snapshots / f"{9 - self._written}-snapshot.cfg"
         path.write_text(f"model_snapshot={json.dumps({'models': models})}\n" if text is None else text)
@@ -110,10 +107,7 @@ def test_death_in_the_middle_of_a_restoration_loses_nothing(node: Node) -> None:
     node.record.done()
     node.serves(made("a"))
     assert node.record.read() == [made("a")]
-
-
-def test_node_that_is_stopped_for_good_forgets(node: Node) -> None:
-    node.serves(made("a"))
+    # Stopped for good, it forgets.
     node.record.forget()
     assert not node.record.exists()
     assert node.record.keep() == []
