@@ -28,15 +28,3 @@ def test_shards_of_the_job_are_its_indices() -> None:
     options = [parser().parse_args(command(index)[1:]) for index in range(count)]
     assert [each.shard for each in options] == [Shard(index, count) for index in range(count)]
     assert {(each.command, str(each.path), str(each.out)) for each in options} == {("predict", "/inputs", "/answers")}
-
-
-def test_job_writes_nowhere_but_into_its_answers() -> None:
-    pod = job()["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert container["securityContext"]["readOnlyRootFilesystem"]
-    mounts = {each["mountPath"]: each.get("readOnly", False) for each in container["volumeMounts"]}
-    assert mounts == {"/inputs": True, "/answers": False, "/tmp": False}  # noqa: S108
-    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
-    claims = {each["metadata"]["name"] for each in documents() if each["kind"] == "PersistentVolumeClaim"}
-    asked = (each.get("persistentVolumeClaim") for each in pod["volumes"])
-    assert {each["claimName"] for each in asked if each} == claims

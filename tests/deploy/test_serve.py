@@ -89,19 +89,6 @@ def named_model(server: Server) -> Any:
     return found
 
 
-def test_server_that_died_is_said_to_have_died_with_its_last_words_until_it_is_forgotten(server: Server) -> None:
-    assert (server.pid(), server.died()) == (None, None)
-    (server.temporary / ".model_server.pid").write_text("4000000")
-    assert server.died() == "process 4000000 has died: without a word; killed, or the machine went down"
-    server.logs.mkdir()
-    server.console.write_text("a line\nTerminating due to java.lang.OutOfMemoryError: Java heap space\n")
-    assert server.died() == "process 4000000 has died: Terminating due to java.lang.OutOfMemoryError: Java heap space"
-    server.keys.write_text("{}")
-    server.forget()
-    assert server.died() is None
-    assert not server.keys.exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -128,9 +115,8 @@ def test_number_of_nodes_that_is_none_exits_2(nodes: str) -> None:
 
 
 def test_waits_are_a_line_each_without_a_terminal_and_live_lines_on_one(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = Console(file=io.StringIO(), force_terminal=False)
-    with Waits(plain) as waits, waits.on("resnet-152: waiting"), waits.on("[other]: waiting"):
-        assert capsys.readouterr().out == "resnet-152: waiting ...\n[other]: waiting ...\n"
+    with Waits(Console(file=io.StringIO(), force_terminal=False)) as waits, waits.on("[other]: waiting"):
+        assert capsys.readouterr().out == "[other]: waiting ...\n"
     shown = io.StringIO()
     with Waits(Console(file=shown, force_terminal=True, width=80)) as waits:
         with pytest.raises(LookupError), waits.on("[other]: waiting"):

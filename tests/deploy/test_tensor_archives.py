@@ -13,8 +13,6 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from deploy.models import Model
-from deploy.sources import source
 from handlers.errors import InvalidConfig
 from tests.deploy.conftest import ArchiveSh
 from tests.tensor_files import (
@@ -75,8 +73,7 @@ def test_archive_of_onnx_with_external_data_is_made_of_that_too(archive_sh: Arch
 def test_weights_of_the_command_line_replace_those_of_the_list_and_must_be_one_model(archive_sh: ArchiveSh) -> None:
     folder = archive_sh.write_list("double", "tensors", "infer.py")
     infer_py(folder, "def infer(*, x, y=None):\n    return {'y': x * 2}")
-    line = "double: x any datatype of any shape, y any datatype of any shape -> whatever infer gives"
-    assert archive_sh("double")[1].endswith(line)
+    assert archive_sh("double")[1].endswith("y any datatype of any shape -> whatever infer gives")
     archive_sh("double", "--weights", str(scaled_onnx(archive_sh.folder / "m.onnx")))
     assert (archive_sh.store / "double" / "model.xml").is_file()
     scaled_onnx(folder / "n.onnx")
@@ -90,14 +87,6 @@ def test_weights_of_the_command_line_replace_those_of_the_list_and_must_be_one_m
         (str(folder), f"double/ must hold one model {kinds}; it has m.pt2, n.onnx"),
     ):
         assert archive_sh.refused("double", "--weights", choice) == f"double: {words}"
-
-
-def test_source_of_broken_onnx_is_still_the_file(tmp_path: Path) -> None:
-    """What is no protobuf has no external data; the converter reports that it is broken."""
-    for content in (b"", b"\xff" * 9, b"\x3a\xff\x01", b"\x0f"):
-        (tmp_path / "m.onnx").write_bytes(content)
-        model = Model("m", "tensors", "1", tmp_path / "m", {"path": "m.onnx"})
-        assert source(model, None).kind == "file"
 
 
 # -- formats, names, datatypes -----------------------------------------------------------------------------------------
@@ -120,10 +109,7 @@ def test_each_format_serves_what_the_model_computes_on_each_engine_that_runs_it(
     for uses_torch in (False, bool(programs)):
         engine, signature = engine_of(folder, settings, uses_torch=uses_torch)
         assert engine.description.startswith("torch" if uses_torch else "openvino")
-        assert [(each.name, each.datatype, each.shape) for each in signature.inputs.values()] == [
-            ("x", "FP32", (-1, 4)),
-            ("scale", "FP32", (-1, 1)),
-        ]
+        assert {name: each.shape for name, each in signature.inputs.items()} == {"x": (-1, 4), "scale": (-1, 1)}
         for rows in (1, 5):
             assert_scales(engine, rows)
     if programs:
@@ -173,13 +159,6 @@ def test_bf16_takes_and_returns_float32_and_is_called_bf16(tmp_path: Path) -> No
     assert (said(folder)["inputs"], said(folder)["outputs"]) == ([("x", "BF16", [-1, 3])], [("y", "BF16", [-1, 3])])
     y = engine_of(folder)[0].run({"x": np.array([[0.5, 1.5, -2]], np.float32)})["y"]
     assert (y.dtype, y.tolist()) == (np.dtype(np.float32), [[1, 3, -4]])
-
-
-def test_what_only_pytorch_runs_is_built_for_it_alone(tmp_path: Path) -> None:
-    folder = staged(pt2_of_bessel(tmp_path / "m.pt2"), engine="torch")
-    assert files(folder) == {"model.pt2", "signature.json"}
-    (y,) = engine_of(folder, uses_torch=True)[0].run({"x": np.zeros((1, 3), np.float32)}).values()
-    assert y.tolist() == [[1, 1, 1]]
 
 
 # -- the proof that rows together are each alone -----------------------------------------------------------------------

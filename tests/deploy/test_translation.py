@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from deploy.fingerprint import export_fingerprint
 from deploy.models import model
 from deploy.sources import source
-from deploy.tasks import task_of
 from deploy.translation_quality import read_samples, similarity
 from handlers.archive_files import check
 from handlers.text.translation_config import TranslationConfig
@@ -89,9 +87,11 @@ def test_chrf_is_of_the_archive_against_the_checkpoint_that_it_was_made_from(
     checkpoint: Path, archive_sh: ArchiveSh
 ) -> None:
     """Near the one, far from another: how near is a number of real weights (tests/nightly/test_translation.py)."""
-    folder = entry(archive_sh, SENTENCES, precision="fp32")
-    archive_sh("tiny", "--weights", str(checkpoint))
-    assert build_json(archive_sh)["label"]["precision"] == "fp32"
+    for precision in ("int8", "fp32"):
+        folder = entry(archive_sh, SENTENCES, precision=precision)
+        archive_sh("tiny", "--weights", str(checkpoint))
+        # Converted anew, and not out of the cache.
+        assert build_json(archive_sh)["label"]["precision"] == precision
     other = Path(shutil.copytree(checkpoint, archive_sh.folder / "other"))
     weights = safetensors.torch.load_file(checkpoint / "model.safetensors")
     changed = {name: -tensor.flip(0).contiguous() for name, tensor in weights.items()}
@@ -124,22 +124,6 @@ def test_what_ctranslate2_cannot_follow_is_torchs_and_stderr_says_why(
     assert bool(archive_sh.err) is bool(reason)
     assert "checkpoint/model.safetensors" in files(archive_sh)
     assert "label" not in build_json(archive_sh) or not build_json(archive_sh)["label"]
-
-
-def test_another_setting_of_the_server_exports_nothing_again(checkpoint: Path, archive_sh: ArchiveSh) -> None:
-    cases: list[tuple[list[str], dict[str, Any]]] = [
-        (["One."], {}),
-        (["One."], {"max_items": 7}),
-        (["Two."], {}),
-        (["One."], {"precision": "fp32"}),
-    ]
-    prints = []
-    for samples, settings in cases:
-        entry(archive_sh, samples, **settings)
-        tiny = model("tiny", archive_sh.models)
-        prints.append(export_fingerprint(tiny, task_of(tiny), source(tiny, str(checkpoint)), "auto"))
-    assert prints[0] == prints[1]
-    assert len({*prints}) == 3
 
 
 def test_example_has_samples_of_its_own() -> None:

@@ -95,37 +95,32 @@ def test_too_few_inputs_or_none_that_the_model_takes_are_one_line(archive_sh: Ar
     assert f"{broken}: the model takes none of its 1 inputs: one.txt: " in archive_sh.refused(*asked)
 
 
-REFUSED: dict[str, tuple[str, dict[str, str], str]] = {
-    "nothing to calibrate images": ("mobilenet-v2", {}, "needs --calibrate FOLDER, of images, at least 10"),
-    "nothing to calibrate texts": ("sentence-embedding", {}, "needs --calibrate FILE, of texts, one a line"),
-    "nothing to calibrate questions": ("question-answering", {}, 'of lines {"question": ..., "context": ...}'),
-    "translation": ("translation", {}, "translation runs in int8 by itself"),
-    "tensors": ("mnist", {}, "this is tensors"),
-    "torch": ("mobilenet-v2", {"engine": "torch", "calibrate": "photographs"}, "leave out --engine torch"),
-    "no such place": ("mobilenet-v2", {"calibrate": "gone"}, "gone: No such file or directory"),
-    "empty folder": ("mobilenet-v2", {"calibrate": "empty"}, "empty: no inputs in it"),
-    "images in a file": ("mobilenet-v2", {"calibrate": "texts"}, "images come as a folder of them"),
-    "the same twice": (
-        "sentence-embedding",
-        {"calibrate": "texts", "validate": "texts"},
-        "--validate has the inputs of --calibrate",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_precision_that_cannot_be_is_refused_before_anything_is_built(case: str, archive_sh: ArchiveSh) -> None:
-    name, given, words = REFUSED[case]
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("mobilenet-v2", {}, "needs --calibrate FOLDER, of images, at least 10"),
+        ("sentence-embedding", {}, "needs --calibrate FILE, of texts, one a line"),
+        ("question-answering", {}, 'of lines {"question": ..., "context": ...}'),
+        ("translation", {}, "translation runs in int8 by itself"),
+        ("mnist", {}, "this is tensors"),
+        ("mobilenet-v2", {"engine": "torch", "calibrate": "photographs"}, "leave out --engine torch"),
+        ("mobilenet-v2", {"calibrate": "gone"}, "gone: No such file or directory"),
+        ("mobilenet-v2", {"calibrate": "empty"}, "empty: no inputs in it"),
+        ("mobilenet-v2", {"calibrate": "texts"}, "images come as a folder of them"),
+        ("sentence-embedding", {"calibrate": "texts", "validate": "texts"}, "--validate has the inputs of --calibrate"),
+    ],
+)
+def test_precision_that_cannot_be_is_refused_before_anything_is_built(
+    name: str, given: dict[str, str], words: str, archive_sh: ArchiveSh
+) -> None:
     for folder in ("photographs", "empty"):
         (archive_sh.folder / folder).mkdir()
     (archive_sh.folder / "photographs" / "one.jpg").write_bytes(b"\xff\xd8")
     (archive_sh.folder / "texts").write_text("A text.\n")
-    places = {"calibrate", "validate"}
-    options = [
-        word
-        for option, value in given.items()
-        for word in (f"--{option}", str(archive_sh.folder / value) if option in places else value)
-    ]
+    places = {
+        option: value if option == "engine" else str(archive_sh.folder / value) for option, value in given.items()
+    }
+    options = [word for option, value in places.items() for word in (f"--{option}", value)]
     assert words in archive_sh.refused(name, "--models", str(MODEL_LIST), "--precision", "int8", *options)
     assert not archive_sh.store.exists()
 
