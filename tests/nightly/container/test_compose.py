@@ -74,7 +74,7 @@ def test_services_have_no_rights_publish_on_loopback_and_mount_what_is_there() -
         for other, wanted in service.get("depends_on", {}).items():
             if wanted["condition"] == "service_healthy":
                 assert SERVICES[other]["healthcheck"]["test"]
-            else:
+            if wanted["condition"] == "service_completed_successfully":
                 assert SERVICES[other]["restart"] == "no"
 
 
