@@ -10,16 +10,18 @@ from pathlib import Path
 
 from deploy.exports import Exports
 from deploy.fingerprint import export_fingerprint
-from deploy.models import Model, model
+from deploy.models import ROOT, Model, model
 from deploy.sources import source
 from deploy.tasks import task_of
-from load.soak.models import TUNING
+
+# `make serve` and the bench keep theirs here as well.
+FOLDER = ROOT / "model_store" / ".exports"
 
 
 def shared() -> Path:
-    """The folder, which `make serve` and the soak use as well."""
-    TUNING.exports.mkdir(parents=True, exist_ok=True)
-    return TUNING.exports
+    """The folder, which is made where it is missing."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    return FOLDER
 
 
 def staged(name: str, folder: Path) -> None:
