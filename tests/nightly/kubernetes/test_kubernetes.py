@@ -57,7 +57,7 @@ SLOWEST_S = max(float(model.config().get("responseTimeout", 120)) for model in m
 @functools.cache
 def rendered(folder: str) -> list[Object]:
     assert (TOOLS / "kubectl").exists(), "make packages fetches kubectl (tests/nightly/packages/kubernetes.sh)"
-    words = [TOOLS / "kubectl", "kustomize", folder]
+    words = [str(TOOLS / "kubectl"), "kustomize", folder]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
