@@ -6,6 +6,7 @@
 No photograph and no sentence is in both parts: what int8 has seen proves nothing.
 """
 
+import importlib.util
 import io
 import random
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,6 @@ from typing import NamedTuple
 from PIL import Image, ImageOps
 
 from deploy.models import ROOT
-from tests.photographs import folder_of
 
 # Package -> files of it.
 Sources = Mapping[str, Sequence[str]]
@@ -106,9 +106,17 @@ def _crops(sources: Sources, count: int, generator: random.Random) -> list[bytes
     pictures = []
     for package, names in sources.items():
         for name in names:
-            with Image.open(folder_of(package) / name) as image:
+            with Image.open(_folder_of(package) / name) as image:
                 pictures.append(image.convert("RGB"))
     return [_crop(pictures[index % len(pictures)], generator) for index in range(count)]
+
+
+def _folder_of(package: str) -> Path:
+    """Find an installed package; it is not imported, since only its data files are wanted."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
 
 
 def _crop(picture: Image.Image, generator: random.Random) -> bytes:

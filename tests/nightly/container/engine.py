@@ -66,14 +66,8 @@ class Store:
     driver: str = "overlay"
 
     def buildah(self, *words: str | Path) -> str:
-        places: list[str | Path] = [
-            "--root",
-            self.folder / "storage",
-            "--runroot",
-            self.folder / "run",
-            "--storage-driver",
-            self.driver,
-        ]
+        places = ["--root", f"{self.folder}/storage", "--runroot", f"{self.folder}/run"]
+        places += ["--storage-driver", self.driver]
         return run("nice", "buildah", *places, *words, environment={**os.environ, "TMPDIR": str(self.folder)})
 
     def mounted(self, image: str) -> tuple[str, Path]:

@@ -13,32 +13,13 @@ import pytest
 
 from deploy.lock import blocks
 from deploy.models import ROOT
-<<<<<<< HEAD
 from tests.nightly.container.engine import BUILD, MODELS, SERVICES, TAG, Image, built, network, run
-=======
-from tests.e2e.clients import assert_all_answered, under_load
-from tests.nightly.container import built
-from tests.nightly.container.built import TAG, Image, Store
-from tests.nightly.container.services import Container, Engine, engine, services
-from tests.photographs import photograph
->>>>>>> e2e
 from tests.waiting import until
 from torchserve_client.version import VERSION
 
 # The first test's has the build in it: three minutes of two cores, and ten where others work on them.
 pytestmark = [pytest.mark.timeout(3600)]
 
-<<<<<<< HEAD
-=======
-MIB = 1 << 20
-# Requests a second: what two busy cores can do while a node ends, so that nothing waits in a queue until it is full.
-RATE_PER_S = 4.0
-READY_S = 240.0
-# Requests that a node has in hand when it is told to end: more than one batch.
-IN_HAND = 24
-BODIES = [photograph("chelsea"), photograph("coffee")]
-
->>>>>>> e2e
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
@@ -131,95 +112,4 @@ def test_archives_are_baked_in_with_their_configuration(image: Image, tmp_path: 
     image.store.buildah(*BUILD, *words)
     _, root = image.store.mounted(f"{TAG}-models")
     assert [path.name for path in (root / "models").iterdir()] == ["shipped.mar"]
-<<<<<<< HEAD
     assert (root / "etc/torchserve/config.properties").read_text() == "config.properties"
-=======
-    assert (root / "etc/torchserve/config.properties").read_text() == "load_models=shipped.mar\n"
-    assert (root / "app/deploy/container/entrypoint.sh").exists()
-
-
-# -- what it does ------------------------------------------------------------------------------------------------
-
-
-def test_first_prediction_is_printed(up: Up) -> None:
-    asked = up.engine.start("first-prediction", {"gateway": [up.gateway.address]})
-    assert asked.process.wait(60) == 0, asked.said()
-    print(asked.said())
-    assert "espresso" in asked.said()
-    assert "384 numbers" in asked.said()
-    # The access log is what the gateway's container prints: a file on a tmpfs would fill its memory.
-    until(lambda: {"mobilenet-v2", "sentence-embedding"} <= logged_models(up.gateway))
-
-
-def test_archives_are_found_when_they_are_there(up: Up) -> None:
-    again = up.engine.start("archives")
-    assert again.process.wait(120) == 0
-    assert again.said().count("up to date") == 2
-
-
-def test_node_runs_without_rights_on_a_root_that_cannot_be_written(up: Up) -> None:
-    processes = [up.nodes[0].first(), *up.nodes[0].first().children(recursive=True)]
-    assert {"java", "envoy", "tini"} <= {process.name() for process in processes}
-    for process in processes:
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        assert re.search(r"^Uid:(\t1000){4}$", status, re.MULTILINE)
-        assert re.search(r"^CapEff:\t0+$", status, re.MULTILINE)
-        assert "NoNewPrivs:\t1" in status
-    with pytest.raises(OSError, match="Read-only"):
-        Path(f"/proc/{processes[0].pid}/root/app/new").touch()
-
-
-def test_node_lets_through_what_it_should(up: Up) -> None:
-    node = f"http://{up.nodes[0].address}:8085"
-    assert requests.get(f"{node}/ready", timeout=10).status_code == 200
-    assert requests.get(f"{node}/live", timeout=10).status_code == 200
-    assert requests.delete(f"{node}/models/mobilenet-v2", timeout=10).status_code in (404, 405)
-    with pytest.raises(requests.ConnectionError):
-        requests.get(f"http://{up.nodes[0].address}:8081/models", timeout=10)
-
-
-def test_sigterm_under_load_loses_no_answer(up: Up) -> None:
-    """Neither through the gateway, which would ask the other node, nor of what the node has in hand itself."""
-    node = up.nodes[0]
-    took: list[float] = []
-    statuses: list[int] = []
-
-    def ask(_: int) -> int:
-        url = f"http://{node.address}:8085/predictions/mobilenet-v2"
-        return requests.put(url, data=photograph("chelsea"), timeout=60).status_code
-
-    def stop() -> None:
-        with ThreadPoolExecutor(IN_HAND) as pool:
-            asked = [pool.submit(ask, number) for number in range(IN_HAND)]
-            wait(asked, return_when=FIRST_COMPLETED)
-            began_s = time.monotonic()
-            assert node.stop() == 0, node.said()
-            took.append(time.monotonic() - began_s)
-            statuses.extend(each.result() for each in asked)
-
-    summary = under_load(f"{up.url}/predictions/mobilenet-v2", BODIES, RATE_PER_S, stop)
-    print(f"\nSIGTERM to its end: {took[0]:.1f} s; {summary.statuses}")
-    assert_all_answered(summary)
-    assert sum(summary.statuses.values()) > 2 * RATE_PER_S
-    assert statuses == [200] * IN_HAND
-    assert "the last answer is out" in node.said()
-
-
-def test_dead_java_ends_the_container(up: Up) -> None:
-    node = up.nodes[1]
-    (java,) = (each for each in node.first().children(recursive=True) if each.name() == "java")
-    java.kill()
-    assert node.process.wait(30) != 0
-    assert "has died" in node.said()
-
-
-def test_edge_ends_when_it_is_told(up: Up) -> None:
-    # Both nodes have ended by now, which it finds out by asking.
-    until(lambda: up.gateway.health().returncode == 1)
-    assert up.gateway.stop() == 0, up.gateway.said()
-
-
-def logged_models(gateway: Container) -> set[str | None]:
-    """The models that the access log has lines of; Envoy writes them a moment later."""
-    return {json.loads(line)["model"] for line in gateway.said().splitlines() if line.startswith("{")}
->>>>>>> e2e
