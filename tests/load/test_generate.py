@@ -21,7 +21,7 @@ from load.inputs import Inputs
 from load.results import Recording, Verdict
 from load.run_file import Run
 from load.schedules import Constant
-from load.windows import Stable, Window, unstable
+from load.windows import Stable, unstable
 from tests.load.fake_server import serving
 
 TIMING = 'forward;dur=9.5, batch;desc="2"'
@@ -210,7 +210,7 @@ def test_run_that_cannot_record_more_is_cut_short(monkeypatch: pytest.MonkeyPatc
 def test_windows_that_do_not_agree_within_10_percent_are_told(
     values: list[tuple[float, float]], expected: str | None
 ) -> None:
-    assert unstable([Window(0, *value) for value in values], 10) == expected
+    assert unstable(values, 10) == expected
 
 
 def test_measurement_ends_with_three_windows_that_agree_or_is_not_valid() -> None:
