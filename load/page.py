@@ -90,8 +90,11 @@ def _figure(runs: Sequence[Run]) -> go.Figure:
                 row=1,
                 col=1,
             )
-        points = list(distribution(Latencies(value for step in steps for value in step.latencies_s)))
-        x, y = [100 / (100 - percent) for percent, _ in points], [value for _, value in points]
+        latencies = Latencies(value for step in steps for value in step.latencies_s)
+        # 1, 10, 100 and so on are p0, p90 and p99: each nine has as much room, as far as there are values.
+        x = [10 ** (tick / POINTS_PER_NINE) for tick in range(1, 6 * POINTS_PER_NINE)]
+        x = [beyond for beyond in x if beyond <= len(latencies)]
+        y = [latencies.percentile_ms(100 - 100 / beyond) for beyond in x]
         figure.add_scatter(x=x, y=y, mode="lines", line={"color": colour, "width": 2.5}, **same, row=1, col=2)
         sizes: Counter[str] = Counter()
         for step in steps:
@@ -115,15 +118,6 @@ def _figure(runs: Sequence[Run]) -> go.Figure:
         template="plotly_white", margin={"l": 60, "r": 20, "t": 80, "b": 40}, legend=legend, height=820
     )
     return figure
-
-
-def distribution(latencies: Latencies) -> Iterator[tuple[float, float]]:
-    """Yield the curve (percentile, ms), each nine with as many points, as far as there are values."""
-    tick, beyond = 0, 1.0
-    while beyond * len(latencies) >= 1:
-        yield 100 * (1 - beyond), latencies.percentile_ms(max(100 * (1 - beyond), 1e-9))
-        tick += 1
-        beyond = 10 ** (-tick / POINTS_PER_NINE)
 
 
 def _html(rows: Rows) -> str:

@@ -133,7 +133,7 @@ class Latencies:
         if not self or not 0 < percent <= 100:
             raise ValueError(f"no percentile {percent:g} of {len(self)} values")
         # What the product is above a whole number by rounding must not make it the next one.
-        return self._sorted_ms[math.ceil(percent / 100 * len(self) - 1e-9) - 1]
+        return self._sorted_ms[max(math.ceil(percent / 100 * len(self) - 1e-9), 1) - 1]
 
     def statistics_ms(self) -> dict[str, float]:
         """Return min, mean, each of PERCENTILES and max in ms; empty without values."""

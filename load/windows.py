@@ -5,20 +5,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import NamedTuple
 
 from load.results import Latencies, Recording
 
 # Windows at the end that must agree: perf_analyzer's rule.
 STABLE_WINDOWS = 3
-
-
-class Window(NamedTuple):
-    """A piece of a measurement: when it opened, good answers per second, and the latency that must stand still."""
-
-    opens_s: float
-    rate_per_s: float
-    latency_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +23,28 @@ class Stable:
 
     async def __call__(self, recording: Recording) -> None:
         """Wait, and put the opening of the recording's window off to that of the first of the three."""
-        windows: list[Window] = []
+        opened_s: list[float] = []
+        windows: list[tuple[float, float]] = []
         while (reason := unstable(windows, self.percentage)) and len(windows) < self.max_trials:
-            seen, opens_s = len(recording.exchanges), time.perf_counter()
+            seen = len(recording.exchanges)
+            opened_s.append(time.perf_counter())
             await asyncio.sleep(self.interval_s)
             good = Latencies(exchange.latency_s for exchange in recording.exchanges[seen:] if exchange.is_good)
             latency_ms = good.statistics_ms().get("mean", 0.0)
             if self.percentile is not None and good:
                 latency_ms = good.percentile_ms(self.percentile)
-            windows.append(Window(opens_s, len(good) / (time.perf_counter() - opens_s), latency_ms))
+            windows.append((len(good) / (time.perf_counter() - opened_s[-1]), latency_ms))
         if reason:
             recording.doubts.append(f"not stable after {len(windows)} windows: {reason}")
-        recording.opens_s = windows[-STABLE_WINDOWS:][0].opens_s
+        recording.opens_s = opened_s[-STABLE_WINDOWS:][0]
 
 
-def unstable(windows: Sequence[Window], percentage: float) -> str | None:
-    """Return a phrase for what does not stand still yet; None when the last windows agree within `percentage`."""
+def unstable(windows: Sequence[tuple[float, float]], percentage: float) -> str | None:
+    """Return what does not stand still yet in windows of (answers per second, latency); None where the last agree."""
     last = windows[-STABLE_WINDOWS:]
     if len(last) < STABLE_WINDOWS:
         return f"{len(last)} of {STABLE_WINDOWS} windows"
-    rates, latencies_ms = [window.rate_per_s for window in last], [window.latency_ms for window in last]
-    for name, values in (("throughput", rates), ("latency", latencies_ms)):
+    for name, values in zip(("throughput", "latency"), zip(*last, strict=True), strict=True):
         mean = fmean(values)
         spread = 100 * max(abs(value - mean) for value in values) / mean if mean else 100.0
         if spread > percentage or not mean:

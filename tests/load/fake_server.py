@@ -28,7 +28,7 @@ def serving(answer: Answer, *, path: str = "/predictions/{model}") -> Iterator[s
         await is_over.wait()
         await runner.cleanup()
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     url, loop, is_over = started.result(10)
     try:

@@ -22,14 +22,14 @@ TIMING = 'decode;dur=2.00, wait;dur=1.00, forward;dur=40.00, encode;dur=0.50, ba
 
 
 def step(load: Load, throughput_per_s: float, repeat: int = 1) -> Step:
-    """Ten seconds with latencies of 1 .. 100 ms in turn, a refusal and a lost connection among them."""
+    """Ten seconds with latencies of 1 .. 100 ms in turn, a refusal and a lost connection; before them, a warm-up."""
     count = round(throughput_per_s * 10)
     good = [
         Exchange(n / count * 9.8, n / count * 9.8, n / count * 9.8 + (1 + n % 100) / 1e3, 200, server_timing=TIMING)
         for n in range(count)
     ]
     bad = [Exchange(5, 5, 5.001, 503), Exchange(6, 6, 7, 0, error="ServerDisconnectedError")]
-    recording = Recording([*good, *bad], opens_s=0, closes_s=10)
+    recording = Recording([Exchange(-1, -1, -0.5, 200), *good, *bad], opens_s=0, closes_s=10)
     # Half of the latencies are within the threshold.
     attack = Attack(Target("http://x/predictions/m"), Inputs.of([b""]), load, latency_threshold_ms=50.5)
     summary = replace(attack.summarise(recording), throughput_per_s=throughput_per_s)
@@ -63,7 +63,8 @@ def test_run_json_has_the_documented_fields_and_is_read_again(tmp_path: Path) ->
     assert (first["requests"], first["in_time_percent"]) == (502, pytest.approx(100 * 250 / 502))
     assert (first["requests_by_batch_size"], first["mean_batch_size"]) == ({"4": 500}, 4)
     assert first["server_ms"] == {"decode": 2, "wait": 1, "forward": 40, "encode": 0.5}
-    assert {len(column) for column in first["exchanges"].values()} == {502}
+    assert {len(column) for column in first["exchanges"].values()} == {503}
+    assert len(run().steps[0].latencies_s) == 500
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,7 @@ def test_runs_are_compared_by_the_repeats_of_each_load_that_are_valid_in_both() 
     other = run("b", 100, 90)
     other.steps[1] = invalid(other).steps[1]
     assert report.ratios(run("a", 50, 60), other)[0]["ratio"] == "2.000"
+    assert report.ratios(other, run("a", 50, 60))[0]["ratio"] == "0.500"
     assert "nothing to compare" in report.text([run("a", 50), replace(run("b"), steps=run("b").steps[1:])])
 
 

@@ -28,10 +28,11 @@ def test_highest_that_held_by_luck_is_given_up_for_the_next_that_holds_again() -
 
     def holds(load: int) -> bool:
         seen.append(load)
-        # 7 holds the first time only; 6 was never measured before, and never holds; 5 does.
-        return load <= 5 or (load == 7 and seen.count(7) == 1)
+        # 6 holds the first time only; 5 was not measured before, and does not hold; 4 does.
+        return load <= 4 or (load == 6 and seen.count(6) == 1)
 
-    assert highest(range(1, 9), lambda load: load, holds) == (5, 5)
+    assert highest(range(1, 9), lambda load: load, holds) == (4, 4)
+    assert seen == [1, 8, 4, 6, 7, 6, 5, 4]
 
 
 # 10 ms an item and 20 ms a batch.
