@@ -166,7 +166,7 @@ class Reader:
         typed = block if self._has_weights else block.replace("./archive.sh resnet-152\n", UNTRAINED)
         done = self._checkout.run(f"{self._shell}{typed}", 600)
         is_right = re.search(printed, done.stdout) and not WENT_WRONG.search(done.stdout)
-        assert done.returncode == 0 and is_right, f"{block}\n{done.stdout}\n{done.stderr}"  # noqa: PT018
+        assert done.returncode == 0 and is_right, f"{block}\n{done.stdout}\n{done.stderr}"
         self._shell += "".join(f"{line}\n" for line in block.splitlines() if re.match(r"(source |export |\w+=)", line))
         return done.stdout
 

@@ -41,8 +41,7 @@ def test_examples_of_clients_print_their_answers(site: Checkout) -> None:
     """Which label untrained weights give means nothing, that they give one does."""
     http, management = (f"localhost:{site.ports[port]}" for port in (8080, 8081))
     site.run(
-        "./archive.sh batch2 && "
-        "curl -X POST 'localhost:8081/models?url=batch2.mar&initial_workers=1&synchronous=true'"
+        "./archive.sh batch2 && curl -X POST 'localhost:8081/models?url=batch2.mar&initial_workers=1&synchronous=true'"
     )
 
     def printed(command: str) -> list[str]:

@@ -18,11 +18,7 @@ import requests
 
 from deploy.gateway import sandbox
 from deploy.sandbox import free_ports
-<<<<<<< HEAD
-from load.inputs import Inputs
-=======
 from tests.e2e.clients import Clients, assert_all_answered, capacity_per_s, under_load
->>>>>>> e2e
 from tests.e2e.conftest import MOBILENET
 from tests.nightly.containers import HOST, Hosts, Pod
 from tests.photographs import photograph

@@ -27,12 +27,7 @@ from deploy.nodes.local import Layout, Local, locals_of
 from deploy.nodes.running import end_node, run_node
 from deploy.sandbox import Ports, config_for
 from deploy.waits import Waits
-<<<<<<< HEAD
-from load.generate import Attack, ClosedLoop, Target
-from load.inputs import Inputs
-=======
 from tests.e2e.clients import assert_all_answered, capacity_per_s, under_load
->>>>>>> e2e
 from tests.e2e.conftest import MOBILENET
 from tests.photographs import photograph
 from tests.waiting import until
@@ -160,15 +155,8 @@ def test_rolling_restart_leaves_no_request_without_an_answer(fleet: Fleet, rate_
     assert not {node.server.pid() for node in fleet.nodes} & {*before}
 
 
-<<<<<<< HEAD
-def p99_ms(fleet: Fleet) -> float:
-    summary = Attack(Target(fleet.url), INPUTS, ClosedLoop(4), 3, warm_up_s=0.5).run()
-    assert all_answered(summary), (summary.statuses, summary.errors)
-    return summary.latency_ms(99)
-=======
 def test_node_that_hangs_is_left_and_leaves_no_request_without_an_answer(fleet: Fleet, rate_per_s: float) -> None:
     """It takes connections, as its system does for it, and answers nothing: what a cut cable looks like for a while."""
->>>>>>> e2e
 
     def hang() -> None:
         signalled(fleet.nodes[1], signal.SIGSTOP)

@@ -11,18 +11,12 @@ import pytest
 import requests
 
 from deploy.gateway import sandbox
-<<<<<<< HEAD
-=======
 from deploy.gateway.sandbox import Sandbox
->>>>>>> e2e
 from deploy.models import ROOT
 from deploy.server import Server
 from tests.e2e import echo
 from tests.e2e.conftest import Registrations
-<<<<<<< HEAD
-=======
 from tests.waiting import until
->>>>>>> e2e
 
 PROGRAM = ROOT / ".perf_analyzer" / "bin" / "perf_analyzer"
 LIBRARIES = ROOT / ".perf_analyzer" / "nvidia" / "cuda_runtime" / "lib"
@@ -37,7 +31,10 @@ LOADS = {
     "a range of concurrency": ("http", ("--concurrency-range", "1:4:3")),
     "a range of rates": ("grpc", ("--request-rate-range", "20:40:20")),
     "a rate, Poisson": ("http", ("--request-rate-range", "20", "--request-distribution", "poisson")),
-    "a search within a latency": ("grpc", ("--concurrency-range", "1:8", "--binary-search", "--latency-threshold", "5000")),
+    "a search within a latency": (
+        "grpc",
+        ("--concurrency-range", "1:8", "--binary-search", "--latency-threshold", "5000"),
+    ),
     "asynchronous": ("grpc", ("--async", "--concurrency-range", "4")),
     "several rows": ("http", ("-b", "4")),
     "JSON tensors": ("http", ("--input-tensor-format", "json", "--output-tensor-format", "json")),
@@ -59,35 +56,8 @@ def gateway(
         yield running
 
 
-<<<<<<< HEAD
-@pytest.fixture(scope="module")
-def tensors(
-    gateway: sandbox.Sandbox,
-    archive: Callable[..., str],
-    registrations: Registrations,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> str:
-    """A model with an input and an output of every datatype."""
-    entry = echo.entry(tmp_path_factory.mktemp("tensors"))
-    file = archive(entry, engine="auto")
-    registrations.serve(entry.name, file, {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1})
-    wait_served(gateway, entry.name)
-    return entry.name
-
-
-def wait_served(gateway: sandbox.Sandbox, name: str) -> None:
-    """Wait until the gateway knows a model, which is within 10 s of its registration, and what it takes."""
-    deadline = time.monotonic() + 30
-    while not described(gateway, name):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
-def described(gateway: sandbox.Sandbox, name: str) -> bool:
-=======
 def is_served(gateway: Sandbox, name: str) -> bool:
     """Whether the gateway says what a model takes, and a worker refuses what is wrong."""
->>>>>>> e2e
     answer = requests.get(f"{gateway.http}/v2/models/{name}", timeout=10)
     is_described = answer.status_code == 200 and bool(answer.json()["inputs"])
     url, json_type = f"{gateway.http}/predictions/{name}", {"Content-Type": "application/json"}
@@ -136,25 +106,7 @@ def test_perf_analyzer_makes_inputs_of_every_datatype_from_the_metadata(
 ) -> None:
     # What is free of a shape, the caller says; the rows are those of the batch.
     shapes = [word for name in echo.DATATYPES for word in ("--shape", f"{name}:3,2")]
-<<<<<<< HEAD
-    arguments = ("-b", "2", "--concurrency-range", "2", "-f", str(report), *shapes)
-    finished = perf_analyzer(gateway, protocol, *arguments, name=tensors)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    with report.open() as file:
-        (row,) = csv.DictReader(file)
-    assert float(row["Inferences/Second"]) > 0, row
-    assert float(row["Server Compute Infer"]) > 0, row
-    assert "error" not in finished.stderr.lower(), finished.stderr
-
-
-def test_perf_analyzer_is_told_how_many_rows_a_request_may_have(gateway: sandbox.Sandbox, tensors: str) -> None:
-    shapes = [word for name in echo.DATATYPES for word in ("--shape", f"{name}:3,2")]
-    finished = perf_analyzer(gateway, "grpc", "-b", str(echo.MOST_ROWS + 1), *shapes, name=tensors)
-    assert finished.returncode != 0
-    assert "batch" in finished.stderr, finished.stderr
-=======
     measured(gateway, tmp_path / "report.csv", protocol, "-b", "2", *shapes, name=echo.NAME)
     too_many = perf_analyzer(gateway, protocol, "-b", str(echo.MOST_ROWS + 1), *shapes, name=echo.NAME)
     assert too_many.returncode != 0
     assert "batch" in too_many.stderr, too_many.stderr
->>>>>>> e2e
