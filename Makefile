@@ -68,7 +68,7 @@ bench: .venv/.installed ## this server against its peers, as ratios; ONLY=transl
 	@$(BIN)/python -m load.bench $(ONLY)
 
 soak: .venv/.installed ## mixed load with killed workers: what was lost, crossed or grown; MINUTES=10, MODE=both, SEED=1
-	@$(BIN)/python -m load.soak --minutes $(or $(MINUTES),10) --mode $(or $(MODE),both) --seed $(or $(SEED),1)
+	@$(BIN)/python -m tests.nightly.soak --minutes $(or $(MINUTES),10) --mode $(or $(MODE),both) --seed $(or $(SEED),1)
 
 resolve = .uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command "make lock"

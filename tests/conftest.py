@@ -7,9 +7,7 @@ tests/nightly/    `make test-all`: minutes, or Debian's packages, or an environm
 
 import functools
 import gc
-import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,19 +40,9 @@ def has_bf16() -> bool:
     return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
-def has_kubectl() -> bool:
-    """Whether there is a kubectl whose kustomize reads deploy/kubernetes; Debian's is too old."""
-    asked = ["kubectl", "version", "--client", "--output", "json"]
-    try:
-        printed = subprocess.run(asked, capture_output=True, check=True, timeout=60).stdout
-        return str(json.loads(printed)["kustomizeVersion"]).startswith("v5.")
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError):
-        return False
-
-
 # Mark -> whether this machine can run its tests.
 NEEDS: dict[str, Callable[[], bool]] = {
-    name: functools.cache(check) for name, check in (("gpu", has_gpu), ("bf16", has_bf16), ("kubectl", has_kubectl))
+    name: functools.cache(check) for name, check in (("gpu", has_gpu), ("bf16", has_bf16))
 }
 
 
