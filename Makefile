@@ -64,7 +64,7 @@ fuzz: .venv/.installed ## what no client should send, against the handlers and a
 	@EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --hypothesis-profile fuzz --hypothesis-seed $(SEED) \
 		tests/hostile tests/nightly/test_hostile_gateway.py
 
-bench: .venv/.installed ## this server against its peers, as ratios; ONLY=translation runs a part
+bench: .venv/.installed ## this server against its peers, as ratios; ONLY=texts runs a part
 	@$(BIN)/python -m load.bench $(ONLY)
 
 soak: .venv/.installed ## mixed load with killed workers: what was lost, crossed or grown; MINUTES=10, MODE=both, SEED=1

@@ -128,8 +128,3 @@ def _crop(picture: Image.Image, generator: random.Random) -> bytes:
     with io.BytesIO() as body:
         (ImageOps.mirror(crop) if generator.random() < 0.5 else crop).save(body, "JPEG", quality=TUNING.quality)
         return body.getvalue()
-
-
-def photographs_of(sources: Sources) -> str:
-    """Name the photographs of a part, for the table's head."""
-    return ", ".join(Path(name).stem for names in sources.values() for name in names)

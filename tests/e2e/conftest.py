@@ -193,13 +193,6 @@ def variant(model_store: Path, server: Server) -> Iterator[Callable[..., str]]:
         shutil.rmtree(folder)
 
 
-@pytest.fixture
-def adaptive_mobilenet(variant: Callable[..., str], serve: Callable[..., str]) -> str:
-    """mobilenet-v2 in adaptive mode, without a latency target: it refuses nobody, however slow the processor."""
-    name = variant("mobilenet-adaptive", handler={"scheduling": {"mode": "adaptive"}}, **ADAPTIVE)
-    return serve(archive=name, name=name, batch_size=16, max_batch_delay_ms=1)
-
-
 def worker_pid(server: Server, name: str) -> int:
     """The process of a model's one worker, once it has one: the management API calls a starting worker's -1."""
     deadline = time.monotonic() + STARTUP_TIMEOUT_S

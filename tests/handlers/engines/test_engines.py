@@ -21,9 +21,7 @@ from handlers.engines.seq2seq import Generator
 from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.proofs import Proof
-from tests.conftest import has_bf16
 
-HAS_BF16 = has_bf16()
 CPU = torch.device("cpu")
 BATCH_SIZES = (1, 3, 17)
 # Relative errors of logits. fp32 sums in another order, which moves these few layers by 1e-7 on AVX2 and AVX-512;
