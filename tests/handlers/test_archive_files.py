@@ -176,3 +176,14 @@ def test_archive_packed_by_hand_is_a_line_in_the_log(tmp_path: Path, caplog: pyt
     assert logged(caplog) == [
         "This archive has no build.json, as archive.sh writes it: its files are not checked",
     ]
+
+
+def test_weights_of_an_archive_without_a_graph_are_hashed_on_a_cpu_too(tmp_path: Path) -> None:
+    weights = tmp_path / "checkpoint" / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"0123456789")
+    build = Build("f1", "no weights", False, sums({"checkpoint/model.safetensors": weights}))
+    (tmp_path / "build.json").write_text(build.to_json())
+    weights.write_bytes(b"9876543210")
+    with pytest.raises(InvalidConfig, match=r"changed: checkpoint/model\.safetensors"):
+        check(tmp_path, is_torch_unread=True)

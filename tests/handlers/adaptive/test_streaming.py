@@ -8,6 +8,17 @@ from typing import Any
 
 import pytest
 
+from handlers.adaptive.in_flight import InFlightRequest
+from handlers.adaptive.response_timing import ResponseTiming
+from handlers.adaptive.shared_state import SharedState
+from handlers.adaptive.streamed_answer import StreamedAnswer
+from handlers.metrics import Recorder
+from handlers.pipeline.slots import Generated, Slot
+from handlers.protocol.requests import Request
+from handlers.scheduling.latency_model import LatencyModel
+from handlers.scheduling.policy import Policy
+from handlers.scheduling.scheduler import Scheduler
+from handlers.scheduling.streams import Streams
 from tests.handlers.adaptive.frontend import Frontend
 from tests.handlers.adaptive.gated import TIMEOUT_S, wait_for
 from tests.handlers.adaptive.spelling import FAILURE, FICKLE, UNREADABLE, SpellingHandler, asking, events, started
@@ -196,3 +207,18 @@ def test_streamed_request_that_expires_is_answered_plainly(tmp_path: Path) -> No
         handler.speller.go()
         assert busy.result(TIMEOUT_S).status == 200
     handler.wait_until_idle()
+
+
+def test_client_that_has_gone_is_sent_no_piece_that_was_ready() -> None:
+    """A reply to an id that the frontend has forgotten would end the worker."""
+    scheduler = Scheduler(Policy(max_latency_s=1.0, max_items=8), Streams(LatencyModel()))
+    shared = SharedState(scheduler, ResponseTiming(window=8, enough_s=0.1), Recorder())
+    slot = Slot(None, generated=Generated(pieces=None, tokens=[1, 2]))  # type: ignore[arg-type]
+    request = InFlightRequest(id="a", request=Request(()), slots=[slot], arrived_s=0.0)
+    request.stream, request.running = StreamedAnswer(has_begun=True), 1
+    with shared.lock:
+        shared.in_flight.add([request])
+        shared.talking[request] = slot
+        for gone in shared.in_flight.take_missing(set()):
+            shared.abandon(gone)
+        assert shared.take_due(with_refused=True).tokens == []

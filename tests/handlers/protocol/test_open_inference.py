@@ -225,3 +225,11 @@ def test_request_whose_items_all_failed_has_the_first_error() -> None:
 def test_result_that_is_no_number_is_an_error(outputs: OutputTensors, result: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         Inference(Model("model", "2.0", outputs)).pack([result])
+
+
+def test_item_that_failed_is_named_to_a_client_that_names_its_outputs() -> None:
+    form = Inference(Model("m", "1.0", Ranked(LABELS)), wanted={"score": False})
+    broken = ItemError(422, "CorruptInput", "Broken.")
+    outputs = json.loads(form.pack([[{"label": "a", "score": 0.5}], broken]).body)["outputs"]
+    assert [output["name"] for output in outputs] == ["score", "error"]
+    assert [text and json.loads(text)["type"] for text in outputs[1]["data"]] == ["", "CorruptInput"]
