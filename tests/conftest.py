@@ -7,8 +7,9 @@ tests/nightly/    `make test-all`: minutes, or Debian's packages, or an environm
 
 import functools
 import gc
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -44,6 +45,15 @@ def has_bf16() -> bool:
 NEEDS: dict[str, Callable[[], bool]] = {
     name: functools.cache(check) for name, check in (("gpu", has_gpu), ("bf16", has_bf16))
 }
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """`initialize` sets levels for a worker's lifetime; a test's is shorter."""
+    levels = {name: logging.getLogger(name).level for name in (None, "ts.metrics")}
+    yield
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,20 +1,10 @@
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.exports import staged
-
-
-@pytest.fixture(autouse=True)
-def _logging() -> Iterator[None]:
-    """`initialize` sets levels for a worker's lifetime; a test's is shorter."""
-    levels = {name: logging.getLogger(name).level for name in (None, "ts.metrics")}
-    yield
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
 
 
 @pytest.fixture(scope="session")
