@@ -19,14 +19,14 @@ config = $(if $(filter command,$(firstword $(origin CONFIG))),--config $(CONFIG)
 nodes = $(if $(filter command,$(firstword $(origin NODES))),--nodes $(NODES))
 
 serve: .venv/.installed ## build, start, register, and print one prediction; CONFIG=production, NODES=4
-	@$(BIN)/python -m deploy.serve start $(config) $(nodes)
+	@$(BIN)/python -m deploy.run start $(config) $(nodes)
 
 gateway: .venv/.installed ## Envoy in front of what `make serve` started, on ports 8000 to 8002; deploy/gateway.yaml
 	@$(BIN)/python -m deploy.gateway start
 
 stop: .venv/.installed ## end the gateway, when its last answer is out, and then what `make serve` started
 	@$(BIN)/python -m deploy.gateway stop
-	@$(BIN)/python -m deploy.serve stop $(config)
+	@$(BIN)/python -m deploy.run stop $(config)
 
 archive: .venv/.installed ## build every archive of examples/models.yaml
 	@./archive.sh --all

@@ -16,7 +16,7 @@ import yaml
 
 from deploy.models import MODEL_LIST, ROOT, Model, models
 from deploy.modes import archived
-from deploy.properties import parse
+from deploy.run.properties import parse
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 BASE = KUBERNETES / "base" / "config.properties"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.properties import Settings
+from deploy.run.properties import Settings
 
 MIB = 2**20
 

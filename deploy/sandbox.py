@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from deploy.models import ROOT
-from deploy.properties import moved
-from deploy.server import Server
+from deploy.run.properties import moved
+from deploy.run.server import Server
 
 
 def free_ports(number: int) -> list[int]:

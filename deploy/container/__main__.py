@@ -12,7 +12,7 @@ from deploy.container.drain import drain
 from deploy.container.node import NodeProcess
 from deploy.gateway.envoy.process import EnvoyError
 from deploy.gateway.supervisor import GatewayFailed
-from deploy.server import ServerError
+from deploy.run.server import ServerError
 from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError
 

@@ -22,7 +22,7 @@ from deploy.gateway.envoy.bootstrap import ADMIN
 from deploy.gateway.envoy.clusters import NOT_FOR_NODES, Tokens, node_filters
 from deploy.gateway.envoy.resources import ROUTES, Resource, address, seconds, typed, watched
 from deploy.gateway.watch import DRAINING
-from deploy.nodes.node import address as host_and_port
+from deploy.run.node import address as host_and_port
 
 LISTENER = "node"
 ROUTES_FILE = "routes.json"

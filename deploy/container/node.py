@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from deploy import production
 from deploy.container import envoy as node_envoy
 from deploy.container.drain import DRAINED, DRAINING, MARK, SERVING, STARTING, Drain, State
 from deploy.container.envoy import INFERENCE, LISTENER, MANAGEMENT, METRICS, ROUTES_FILE, View
@@ -24,11 +23,11 @@ from deploy.gateway.envoy.clusters import Tokens
 from deploy.gateway.envoy.files import prepare, put, tokens_of
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.supervisor import KeptEnvoy
-from deploy.nodes import configured
-from deploy.nodes.local import Local
-from deploy.nodes.running import run_node, supervise
-from deploy.server import ServerError
-from deploy.waits import Waits
+from deploy.run import configured, production
+from deploy.run.machine import Local
+from deploy.run.running import run_node, supervise
+from deploy.run.server import ServerError
+from deploy.run.waits import Waits
 
 # Seconds between two looks at both processes; a SIGTERM is seen at once.
 LOOK_S = 0.25

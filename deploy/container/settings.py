@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.models import ROOT
-from deploy.nodes.local import Local, placed
-from deploy.properties import Settings
+from deploy.run.machine import Local, placed
+from deploy.run.properties import Settings
 
 # Where edges reach a node, and seconds until they have seen that it drains.
 ADDRESS, PORT, NOTICE_S = "127.0.0.1", 8085, 5.0

@@ -19,7 +19,7 @@ import psutil
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.settings import CONFIG, RUN, Settings, read
 from deploy.gateway.supervisor import GatewayFailed, Supervisor, listens, started
-from deploy.nodes.node import NODES
+from deploy.run.node import NODES
 from handlers.errors import InvalidConfig
 
 # Seconds until both processes must be up. `stop` waits as long as Envoy lets answers in flight take, and this longer.

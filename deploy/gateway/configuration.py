@@ -14,9 +14,9 @@ from deploy.gateway import settings as gateway_settings
 from deploy.gateway.names import Names
 from deploy.gateway.settings import Settings
 from deploy.models import ROOT
-from deploy.nodes import node as node_files
-from deploy.nodes.node import Node, NoNodes
-from deploy.properties import Settings as Properties
+from deploy.run import node as node_files
+from deploy.run.node import Node, NoNodes
+from deploy.run.properties import Settings as Properties
 from handlers.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)

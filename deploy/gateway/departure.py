@@ -1,6 +1,6 @@
 """Takes a node out without losing a request: the gateway sends it nothing new, and what it has is answered.
 
-    take_out -> the gateway's files are renamed -> a moment -> in_flight 0 -> deploy.nodes.running stops it
+    take_out -> the gateway's files are renamed -> a moment -> in_flight 0 -> deploy.run.running stops it
     leave, come_back: the same around a stop and a start of a node of this machine
 
 A node that is stopped by its supervisor (SIGTERM) is taken out too, and comes back by itself: .nodes/NAME/drained says
@@ -16,10 +16,10 @@ import yaml
 
 from deploy.gateway.__main__ import Background
 from deploy.gateway.settings import CONFIG, RUN, Settings, read
-from deploy.nodes import node as node_files
-from deploy.nodes.local import FOLDER, Local
-from deploy.nodes.node import NODES, Node, NoNodes
-from deploy.server import ServerError
+from deploy.run import node as node_files
+from deploy.run.machine import FOLDER, Local
+from deploy.run.node import NODES, Node, NoNodes
+from deploy.run.server import ServerError
 from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError
 from torchserve_client.gateway import Gateway
@@ -179,6 +179,8 @@ def come_back(local: Local, edge: Edge = HERE) -> None:
             # The gateway has forgotten it, and that it was taken out.
             mark.unlink()
         else:
-            print(f"{local.name}: taken out, and not put back: {error.message}; python -m deploy.drain --undo does it")
+            print(
+                f"{local.name}: taken out, and not put back: {error.message}; python -m deploy.run drain --undo does it"
+            )
     finally:
         gateway.close()

@@ -18,7 +18,7 @@ import aiohttp
 from deploy.gateway.metadata import Metadata
 from deploy.gateway.state import Model, Replica, Version
 from deploy.gateway.watch import Watch
-from deploy.nodes.node import Node
+from deploy.run.node import Node
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import aiohttp
 
 from deploy.gateway.watch import CONNECT_S, NodeFailed, token
-from deploy.nodes.node import Node
+from deploy.run.node import Node
 
 logger = logging.getLogger(__name__)
 

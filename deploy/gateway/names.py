@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from deploy.gateway.settings import Discover
-from deploy.nodes.node import Node
+from deploy.run.node import Node
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 
 from deploy.models import ROOT
-from deploy.nodes.node import Node
+from deploy.run.node import Node
+from deploy.run.server import Server
 from deploy.sandbox import free_ports
-from deploy.server import Server
 
 PORTS = ("http", "grpc", "metrics", "control")
 

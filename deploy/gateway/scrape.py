@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import aiohttp
 
-from deploy.nodes.node import Node
+from deploy.run.node import Node
 
 # Seconds for a node's metrics: they are asked every two.
 ANSWER_S = 1.5

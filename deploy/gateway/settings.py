@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator, model
 from pydantic.dataclasses import dataclass
 
 from deploy.models import ROOT
-from deploy.nodes.node import Node
+from deploy.run.node import Node
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
 

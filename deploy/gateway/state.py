@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deploy.nodes.node import Node
+from deploy.run.node import Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import aiohttp
 from yarl import URL
 
 from deploy.gateway.state import Replica
-from deploy.nodes.node import Node
+from deploy.run.node import Node
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,5 @@
-"""`python -m deploy.nodes restart`; see deploy/restart.py."""
+"""The former name of `python -m deploy.run restart`."""
 
 import sys
 
-from deploy.restart import main
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+sys.exit("python -m deploy.nodes restart is now python -m deploy.run restart")

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from deploy.archive import ArchiverFailed
 from deploy.gateway.sandbox import NotStarted
-from deploy.server import ServerError
+from deploy.run.server import ServerError
 from load.bench import archives, gateway, int8, machine, modes, peer_process, resnet, tensors, texts
 from load.bench.rounds import Bench, progress
 from load.bench.table import Row, markdown, rendered

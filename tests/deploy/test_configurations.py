@@ -9,7 +9,7 @@ import pytest
 
 from deploy.memory import MIB, Need, Served, need, region_bytes, too_little
 from deploy.models import MODEL_LIST, ROOT, models
-from deploy.properties import Settings, parse
+from deploy.run.properties import Settings, parse
 from deploy.sandbox import Ports, config_for
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig

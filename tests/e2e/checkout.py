@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from deploy.models import ROOT
+from deploy.run.server import Server
 from deploy.sandbox import Ports, config_for, free_ports
-from deploy.server import Server
 from tests.exports import shared
 
 # What make makes an environment of; in a checkout that borrows one they are older than it.

@@ -23,8 +23,8 @@ from deploy.archive import Recipe
 from deploy.gateway import sandbox
 from deploy.gateway.sandbox import Sandbox
 from deploy.models import Engine, Model, model
+from deploy.run.server import Server
 from deploy.sandbox import started
-from deploy.server import Server
 from tests.exports import shared
 from torchserve_client.management import ManagementError
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import requests
 
-from deploy.server import Server
+from deploy.run.server import Server
 from tests.e2e.conftest import STARTUP_TIMEOUT_S, Registrations, metrics, send, send_together, url
 from tests.waiting import until
 from torchserve_client.worker_log import WorkerLog

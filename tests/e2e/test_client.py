@@ -18,8 +18,8 @@ import requests
 
 from deploy.gateway.sandbox import Sandbox
 from deploy.models import ROOT, model
+from deploy.run.server import Server
 from deploy.sandbox import started
-from deploy.server import Server
 from tests.e2e.conftest import MOBILENET, send_together
 from tests.photographs import crops, path, photograph
 from tests.waiting import until

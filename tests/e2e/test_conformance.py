@@ -28,7 +28,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from deploy.gateway import sandbox
 from deploy.gateway.sandbox import Sandbox
-from deploy.server import Server
+from deploy.run.server import Server
 from tests.e2e import echo
 from tests.e2e.conftest import Registrations, send, worker_pid
 from tests.waiting import until

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from deploy.models import ROOT
+from deploy.run.server import LoadFailed, Server, StartFailed
 from deploy.sandbox import started
-from deploy.server import LoadFailed, Server, StartFailed
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, send, url, worker_pid
 from tests.photographs import photograph

@@ -11,7 +11,7 @@ import requests
 
 from deploy.gateway import sandbox
 from deploy.gateway.sandbox import Sandbox
-from deploy.server import Server
+from deploy.run.server import Server
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import MOBILENET, curl, metrics
 from tests.photographs import photograph

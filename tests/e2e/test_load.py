@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.models import ROOT
-from deploy.server import Server
+from deploy.run.server import Server
 from load.__main__ import main
 from tests.e2e.conftest import MOBILENET
 

@@ -22,12 +22,12 @@ import yaml
 
 from deploy.gateway.departure import Edge, come_back
 from deploy.models import ROOT
-from deploy.nodes.in_flight import look
-from deploy.nodes.local import Layout, Local, locals_of, nodes_of
-from deploy.nodes.node import write
-from deploy.nodes.running import record_of, run_node
+from deploy.run.in_flight import look
+from deploy.run.machine import Layout, Local, locals_of, nodes_of
+from deploy.run.node import write
+from deploy.run.running import record_of, run_node
+from deploy.run.waits import Waits
 from deploy.sandbox import Ports, config_for
-from deploy.waits import Waits
 from tests.e2e.clients import Clients, assert_all_answered
 from tests.e2e.conftest import MOBILENET, send
 from tests.photographs import photograph
@@ -74,8 +74,8 @@ class Site:
         return ["--config", str(self.config), "--folder", str(self.folder), "--gateway-config", str(self.edge)]
 
     def serve(self, *command: str) -> list[str]:
-        """The words of `python -m deploy.serve`."""
-        return ["deploy.serve", *command, *self.words, "--gateway-run", str(self.run)]
+        """The words of `python -m deploy.run`."""
+        return ["deploy.run", *command, *self.words, "--gateway-run", str(self.run)]
 
     def wait_routed(self) -> None:
         """Wait until both nodes get requests."""
@@ -235,10 +235,10 @@ def test_supervised_node_is_restored_after_a_kill_and_remembers_after_a_sigterm(
 def test_rolling_restart_and_make_stop_under_load_lose_and_cut_off_nothing(site: Site) -> None:
     pids = [node.server.pid() for node in site.nodes]
     with site.clients() as clients:
-        restarted = site.python("deploy.nodes", "restart", *site.words)
+        restarted = site.python("deploy.run", "restart", *site.words)
         assert restarted.returncode == 0, restarted.stderr
         assert all(node.server.pid() not in pids for node in site.nodes)
-        drained = site.python("deploy.drain", "node-2", *site.words)
+        drained = site.python("deploy.run", "drain", "node-2", *site.words)
         assert drained.returncode == 0, drained.stderr
         assert site.nodes[1].server.pid() is None
         # The last node is in use: make stop's first half, and its second.

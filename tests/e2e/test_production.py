@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deploy.models import model
-from deploy.server import Server
+from deploy.run.server import Server
 from tests.e2e.checkout import Checkout, checkout
 from tests.e2e.conftest import MOBILENET
 from tests.photographs import photograph
@@ -135,7 +135,7 @@ def test_supervised_server_that_dies_ends_its_supervisor_with_a_line_that_says_s
     out = site.folder / "out"
     with out.open("w") as output:
         supervisor = subprocess.Popen(
-            [str(site.folder / ".venv/bin/python"), "-m", "deploy.serve", "run", "--config", "production"],
+            [str(site.folder / ".venv/bin/python"), "-m", "deploy.run", "run", "--config", "production"],
             cwd=site.folder,
             env=site.environment,
             stdout=output,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.models import ROOT
-from deploy.server import Server
+from deploy.run.server import Server
 from tests.e2e.conftest import MOBILENET, curl, logged, metrics, send, send_together, url
 from tests.photographs import path, photograph
 from tests.waiting import until

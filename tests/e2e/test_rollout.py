@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.server import Server
+from deploy.run.server import Server
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, Registrations, send, url
 from tests.photographs import photograph

@@ -18,7 +18,7 @@ import yaml
 
 from deploy.gateway.sandbox import Sandbox
 from deploy.models import ROOT, model
-from deploy.server import Server
+from deploy.run.server import Server
 from tests import tiny_seq2seq
 from tests.e2e.conftest import metrics, send, url, worker_pid
 from tests.waiting import until

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from deploy.models import ROOT, model
-from deploy.server import Server
+from deploy.run.server import Server
 from tests import own_models, tiny_models, tiny_seq2seq
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, logged, send, send_together, url
 from tests.photographs import MOBILENET_TOP_1, photograph

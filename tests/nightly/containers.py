@@ -19,8 +19,8 @@ import psutil
 import requests
 
 from deploy.models import ROOT
+from deploy.run.server import Server
 from deploy.sandbox import Ports, config_for
-from deploy.server import Server
 
 HOST = "torchserve-nodes"
 # A start takes ten seconds alone, and some on two cores that others use.

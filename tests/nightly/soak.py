@@ -35,8 +35,8 @@ import yaml
 
 from deploy.archive import Recipe
 from deploy.models import model
+from deploy.run.server import Server
 from deploy.sandbox import started
-from deploy.server import Server
 from load.expect import matches, parsed
 from load.generate import Attack, ClosedLoop, OpenLoop
 from load.inputs import Input, Inputs

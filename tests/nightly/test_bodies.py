@@ -15,9 +15,9 @@ import yaml
 
 from deploy.memory import MIB, Served, need
 from deploy.models import ROOT
-from deploy.properties import Settings
+from deploy.run.properties import Settings
+from deploy.run.server import Server
 from deploy.sandbox import started
-from deploy.server import Server
 from tests.e2e.conftest import MOBILENET, send
 from tests.photographs import photograph
 from tests.waiting import until

@@ -23,10 +23,10 @@ import requests
 from deploy.gateway import sandbox
 from deploy.gateway.departure import take_out
 from deploy.models import ROOT
-from deploy.nodes.local import Layout, Local, locals_of
-from deploy.nodes.running import end_node, run_node
+from deploy.run.machine import Layout, Local, locals_of
+from deploy.run.running import end_node, run_node
+from deploy.run.waits import Waits
 from deploy.sandbox import Ports, config_for
-from deploy.waits import Waits
 from tests.e2e.clients import assert_all_answered, capacity_per_s, under_load
 from tests.e2e.conftest import MOBILENET
 from tests.photographs import photograph

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deploy.gateway.sandbox import Sandbox
-from deploy.server import Server
+from deploy.run.server import Server
 from handlers.protocol.grpc_status import PROTOBUF
 from tests.hostile.checks import CANARIES
 from tests.hostile.requests import STRANGE, Kind, Request

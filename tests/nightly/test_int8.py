@@ -22,7 +22,7 @@ from PIL import Image
 from deploy.archive import main
 from deploy.fingerprint import proofs_of
 from deploy.models import ROOT
-from deploy.server import Server
+from deploy.run.server import Server
 from handlers.archive_files import GRAPH, INT8_GRAPH, proofs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.probabilities import softmax

@@ -23,9 +23,9 @@ from deploy.gateway import sandbox
 from deploy.grafana import picture
 from deploy.grafana.panels import ROWS, Panel
 from deploy.models import ROOT, model
-from deploy.properties import Settings
+from deploy.run.properties import Settings
+from deploy.run.server import Server
 from deploy.sandbox import started
-from deploy.server import Server
 from tests.nightly import prometheus
 from tests.nightly.prometheus import Prometheus
 

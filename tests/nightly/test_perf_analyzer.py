@@ -13,7 +13,7 @@ import requests
 from deploy.gateway import sandbox
 from deploy.gateway.sandbox import Sandbox
 from deploy.models import ROOT
-from deploy.server import Server
+from deploy.run.server import Server
 from tests.e2e import echo
 from tests.e2e.conftest import Registrations
 from tests.waiting import until

@@ -26,7 +26,7 @@ from deploy.gateway.settings import Settings
 from deploy.gateway.state import Canary, Fleet, without
 from deploy.gateway.statistics import Totals
 from deploy.gateway.summary import Summary
-from deploy.nodes.node import Node
+from deploy.run.node import Node
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import aiohttp
 from deploy.gateway.control.errors import BadRequest, NodesFailed, NotFound, NotSupported
 from deploy.gateway.control.gateway import Gateway
 from deploy.gateway.watch import CONNECT_S, NodeFailed, token
-from deploy.nodes.node import Node
+from deploy.run.node import Node
 
 # Of a model's name, which becomes a part of the archive's.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -17,8 +17,8 @@ from urllib.parse import quote
 from deploy.gateway.envoy.resources import CLUSTER, ENDPOINTS, Resource, address, only, seconds, sent, typed, watched
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet
-from deploy.nodes.node import Node
-from deploy.nodes.node import address as host_and_port
+from deploy.run.node import Node
+from deploy.run.node import address as host_and_port
 
 CONTROL = "control"
 # Where a node's tokens lie in the metadata of its endpoint.

@@ -22,7 +22,7 @@ from deploy.gateway.envoy.routes import GRPC, HTTP, routes
 from deploy.gateway.envoy.tls import secrets
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet
-from deploy.nodes.node import Node
+from deploy.run.node import Node
 
 BOOTSTRAP, ENDPOINTS = "bootstrap.json", "endpoints"
 

@@ -12,8 +12,8 @@ import pytest
 from deploy.gateway.configuration import Configuration, only_node
 from deploy.gateway.names import Names, lookup
 from deploy.gateway.settings import CONFIG, Settings, read
-from deploy.nodes import node as node_files
-from deploy.nodes.node import Node
+from deploy.run import node as node_files
+from deploy.run.node import Node
 from handlers.errors import InvalidConfig
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
 

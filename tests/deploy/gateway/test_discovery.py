@@ -12,7 +12,7 @@ from aiohttp import web
 from deploy.gateway import metadata as metadata_module
 from deploy.gateway.control import gateway as gateway_module
 from deploy.gateway.state import Replica
-from deploy.nodes.node import Node
+from deploy.run.node import Node
 from tests.deploy.gateway.envoy.harness import wait
 from tests.deploy.gateway.envoy.stand_ins import METADATA, described, run
 from tests.deploy.gateway.scene import Scene

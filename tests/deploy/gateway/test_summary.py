@@ -9,7 +9,7 @@ import pytest
 from deploy.gateway.scrape import Series
 from deploy.gateway.state import Canary, Fleet, Model, Replica, Version
 from deploy.gateway.summary import COLUMNS, Summary
-from deploy.nodes.node import Node
+from deploy.run.node import Node
 
 URL = "http://127.0.0.1:1"
 READY = Replica(1, 1, 8, 20, is_default=True)

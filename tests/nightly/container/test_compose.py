@@ -13,7 +13,7 @@ import yaml
 from deploy.gateway.settings import read
 from deploy.memory import Served, too_little
 from deploy.models import ROOT, model
-from deploy.properties import Settings
+from deploy.run.properties import Settings
 from tests.nightly.container.engine import SERVICES
 from torchserve_client.version import VERSION
 

@@ -28,7 +28,7 @@ from deploy.gateway.supervisor import STOP_S
 from deploy.memory import MIB, Served, too_little
 from deploy.models import ROOT, models
 from deploy.modes import archived
-from deploy.properties import Settings
+from deploy.run.properties import Settings
 from tests.nightly.kubernetes.schemas import (
     NEWEST,
     OLDEST,

@@ -7,7 +7,7 @@ from playwright.sync_api import Browser, expect
 
 from deploy.gateway import sandbox
 from deploy.models import ROOT
-from deploy.server import Server
+from deploy.run.server import Server
 from tests.e2e.conftest import MOBILENET, Registrations
 from tests.nightly.page.browser import KEY, visit
 

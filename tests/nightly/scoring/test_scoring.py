@@ -14,8 +14,8 @@ import pytest
 
 from deploy.archive import Recipe
 from deploy.models import ROOT, model
+from deploy.run.server import Server
 from deploy.sandbox import started
-from deploy.server import Server
 from tests.photographs import crops, photograph
 from torchserve_client import Client, ClientError
 

@@ -16,7 +16,7 @@ from deploy.gateway.envoy.process import find
 from deploy.gateway.envoy.routes import routes
 from deploy.gateway.settings import Key, Limits, Ports, Settings, Tls
 from deploy.gateway.state import Canary, Fleet, Model, Version
-from deploy.nodes.node import Node
+from deploy.run.node import Node
 from tests.deploy.gateway.envoy.harness import REPLICA
 
 

@@ -1,4 +1,4 @@
-"""`python -m deploy.nodes restart`: the nodes of this machine, one after the other, without a lost request.
+"""`python -m deploy.run restart`: the nodes of this machine, one after the other, without a lost request.
 
 for each: the others are up -> taken out -> last answer out -> stopped -> started -> READY -> put back -> a moment
 """
@@ -11,11 +11,11 @@ from pathlib import Path
 from deploy.gateway.departure import LOOK_S, control_url, known, name_of, settings_of, take_out, wait_routed
 from deploy.gateway.settings import CONFIG
 from deploy.models import ROOT
-from deploy.nodes import configured
-from deploy.nodes.local import FOLDER, Local, everything
-from deploy.nodes.running import end_node, record_of, run_node, supervisor
-from deploy.server import ServerError
-from deploy.waits import Waits
+from deploy.run import configured
+from deploy.run.machine import FOLDER, Local, everything
+from deploy.run.running import end_node, record_of, run_node, supervisor
+from deploy.run.server import ServerError
+from deploy.run.waits import Waits
 from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError
 from torchserve_client.gateway import Gateway
@@ -72,7 +72,7 @@ def _wait_restarted(local: Local) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run it; 1 with one line when it fails."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.nodes", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m deploy.run", description=__doc__.partition("\n")[0])
     parser.add_argument("command", choices=["restart"], help="one after the other")
     parser.add_argument("--gateway", metavar="URL", help="the control API; default: as gateway.yaml has it")
     parser.add_argument("--gateway-config", type=Path, default=CONFIG, metavar="PATH", help="gateway.yaml")

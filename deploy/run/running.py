@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import psutil
 
-from deploy.nodes.in_flight import wait_answered
-from deploy.nodes.local import Local
-from deploy.nodes.record import Record
-from deploy.nodes.restore import restore
-from deploy.server import Server, ServerError
-from deploy.waits import Waits, banner
+from deploy.run.in_flight import wait_answered
+from deploy.run.machine import Local
+from deploy.run.record import Record
+from deploy.run.restore import restore
+from deploy.run.server import Server, ServerError
+from deploy.run.waits import Waits, banner
 
 # Seconds between two looks at a server that is supervised.
 SUPERVISE_S = 1.0
@@ -134,7 +134,7 @@ def supervise(
 
 
 def supervisor(local: Local) -> int | None:
-    """The process that supervises a node (`python -m deploy.serve run`); None where there is none."""
+    """The process that supervises a node (`python -m deploy.run run`); None where there is none."""
     try:
         pid, created = (local.folder / "run.pid").read_text().split()
         return int(pid) if psutil.Process(int(pid)).create_time() == float(created) else None

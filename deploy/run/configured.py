@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from deploy import production
 from deploy.models import ROOT
-from deploy.nodes.local import Local
-from deploy.nodes.running import record_of, run_node
-from deploy.production import Named
-from deploy.server import ServerError
-from deploy.waits import Waits, banner
+from deploy.run import production
+from deploy.run.machine import Local
+from deploy.run.production import Named
+from deploy.run.running import record_of, run_node
+from deploy.run.server import ServerError
+from deploy.run.waits import Waits, banner
 
 # What prints the key, where it must not be printed itself.
 KEY = '$(.venv/bin/python -c \'import json; print(json.load(open("{}"))["inference"]["key"])\')'

@@ -1,7 +1,7 @@
 """What a node serves, so that it can be served again: TorchServe's own snapshots.
 
     register, scale, set-default, unregister -> TorchServe writes logs/config/TIME-snapshot.cfg before it answers
-    start again: snapshots -> Record.keep -> restore.json -> registered again (deploy.nodes.restore) -> Record.done
+    start again: snapshots -> Record.keep -> restore.json -> registered again (deploy.run.restore) -> Record.done
 
 TorchServe is started with its configuration named (-f), so that it never reads a snapshot itself: it would replace the
 configuration, and serve nothing at all where one archive is gone. Snapshots begin anew with each start, so what is not
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.properties import parse
+from deploy.run.properties import parse
 
 # A character behind a backslash, as java.util.Properties writes values.
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)

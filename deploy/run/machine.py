@@ -16,10 +16,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from deploy.models import ROOT
-from deploy.nodes.node import NODES, Node
-from deploy.nodes.share import WHOLE, Share, cores_here, gpus_here, shares
-from deploy.properties import Settings, moved
-from deploy.server import Server, ServerError
+from deploy.run.node import NODES, Node
+from deploy.run.properties import Settings, moved
+from deploy.run.server import Server, ServerError
+from deploy.run.share import WHOLE, Share, cores_here, gpus_here, shares
 
 FOLDER = NODES.parent
 # Between the ports of two nodes: more than a configuration's own are apart, 8080 to 8082 and 7070 to 7071.

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from deploy.models import ROOT
-from deploy.nodes import in_flight
-from deploy.nodes.in_flight import Look, busy_workers, wait_answered
+from deploy.run import in_flight
+from deploy.run.in_flight import Look, busy_workers, wait_answered
+from deploy.run.server import Server
 from deploy.sandbox import Ports, config_for
-from deploy.server import Server
 
 
 def thread(name: str, *places: str) -> str:

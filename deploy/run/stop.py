@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from deploy.gateway.departure import HERE, Edge, leave
-from deploy.nodes.local import FOLDER, Local, everything
-from deploy.nodes.node import NODES
-from deploy.nodes.running import end_node, stopped_words, supervisor
+from deploy.run.machine import FOLDER, Local, everything
+from deploy.run.node import NODES
+from deploy.run.running import end_node, stopped_words, supervisor
 
 
 def stop(config: Path, folder: Path = FOLDER, edge: Edge = HERE) -> None:

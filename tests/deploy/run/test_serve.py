@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from deploy import serve
 from deploy.models import ROOT
-from deploy.production import NotAsConfigured, calls, named
-from deploy.properties import Settings
+from deploy.run.__main__ import main
+from deploy.run.production import NotAsConfigured, calls, named
+from deploy.run.properties import Settings
+from deploy.run.server import Server, ServerError
+from deploy.run.waits import Waits
 from deploy.sandbox import Ports, config_for
-from deploy.server import Server, ServerError
-from deploy.waits import Waits
 
 ENTRY = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1}
 
@@ -103,7 +103,7 @@ def named_model(server: Server) -> Any:
 def test_wrong_command_is_one_line_and_exit_1(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert serve.main([*arguments, "--folder", str(tmp_path)]) == 1
+    assert main([*arguments, "--folder", str(tmp_path)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(words)
 
@@ -111,7 +111,7 @@ def test_wrong_command_is_one_line_and_exit_1(
 @pytest.mark.parametrize("nodes", ["0", "two", "-1"])
 def test_number_of_nodes_that_is_none_exits_2(nodes: str) -> None:
     with pytest.raises(SystemExit, match="2"):
-        serve.main(["start", "--nodes", nodes])
+        main(["start", "--nodes", nodes])
 
 
 def test_waits_are_a_line_each_without_a_terminal_and_live_lines_on_one(capsys: pytest.CaptureFixture[str]) -> None:

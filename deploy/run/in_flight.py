@@ -21,7 +21,7 @@ from typing import Any
 
 import requests
 
-from deploy.server import Server
+from deploy.run.server import Server
 from torchserve_client.errors import ManagementError
 
 # What the thread of a worker runs, and not those that read what its process prints.

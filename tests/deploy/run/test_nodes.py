@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from deploy import serve
 from deploy.gateway import __main__ as gateway
 from deploy.gateway.settings import Settings as GatewaySettings
 from deploy.models import ROOT
-from deploy.nodes.local import Layout, found, locals_of, nodes_of
-from deploy.nodes.node import Node, read, write
-from deploy.nodes.share import Share, gpus_here, on_cores, shares, shortage, visible_gpu
-from deploy.properties import Settings, parse
-from deploy.server import ServerError
+from deploy.run import __main__ as run
+from deploy.run.machine import Layout, found, locals_of, nodes_of
+from deploy.run.node import Node, read, write
+from deploy.run.properties import Settings, parse
+from deploy.run.server import ServerError
+from deploy.run.share import Share, gpus_here, on_cores, shares, shortage, visible_gpu
 
-UNITS = ROOT / "deploy" / "systemd"
+UNITS = ROOT / "deploy" / "run" / "systemd"
 
 
 def layout(tmp_path: Path, nodes: int, name: str = "config.properties", **replaced: str) -> Layout:
@@ -130,7 +130,7 @@ def test_what_is_started_on_a_share_sees_its_cores_and_the_starter_keeps_its_own
 
 
 @pytest.mark.parametrize(
-    ("name", "program"), [("torchserve@.service", serve.main), ("torchserve-gateway.service", gateway.main)]
+    ("name", "program"), [("torchserve@.service", run.main), ("torchserve-gateway.service", gateway.main)]
 )
 def test_unit_starts_a_command_that_there_is_again_and_again_and_has_time_to_drain(
     name: str, program: Callable[[list[str]], int]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from deploy.nodes.record import Record, Registration, registrations
-from deploy.nodes.restore import restore
-from deploy.waits import Waits
+from deploy.run.record import Record, Registration, registrations
+from deploy.run.restore import restore
+from deploy.run.waits import Waits
 from torchserve_client.errors import ManagementError
 
 # As TorchServe 0.12.0 writes it (java.util.Properties), shortened by settings that say nothing of models.

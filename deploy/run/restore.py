@@ -8,9 +8,9 @@ What cannot be had is said in a line, and the rest is served.
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from deploy.nodes.local import Local
-from deploy.nodes.record import Registration
-from deploy.waits import Waits
+from deploy.run.machine import Local
+from deploy.run.record import Registration
+from deploy.run.waits import Waits
 from torchserve_client.archives import describe
 from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError, NotReady
 from torchserve_client.management import Management

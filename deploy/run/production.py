@@ -13,8 +13,8 @@ from pathlib import Path
 
 from deploy.memory import Served, too_little
 from deploy.models import ROOT
-from deploy.properties import Settings
-from deploy.server import LoadFailed, Server, ServerError
+from deploy.run.properties import Settings
+from deploy.run.server import LoadFailed, Server, ServerError
 from torchserve_client.archives import describe
 from torchserve_client.errors import InvalidPayload
 from torchserve_client.errors import LoadFailed as NotLoaded

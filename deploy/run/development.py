@@ -17,11 +17,11 @@ import requests
 from deploy.archive import Archive, Recipe, cache_of, report
 from deploy.memory import Served, too_little
 from deploy.models import ROOT, model
-from deploy.nodes.local import Local
-from deploy.nodes.running import record_of, run_node
-from deploy.server import Server, ServerError
+from deploy.run.machine import Local
+from deploy.run.running import record_of, run_node
+from deploy.run.server import Server, ServerError
+from deploy.run.waits import Waits, banner
 from deploy.sources import WeightsUnavailable
-from deploy.waits import Waits, banner
 from torchserve_client.archives import describe, original_version
 from torchserve_client.management import ManagementError
 

