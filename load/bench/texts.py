@@ -25,7 +25,7 @@ CLIENTS, LIST_CLIENTS, LIST = 64, 4, 64
 # Texts of a micro-batch of the loops, and clients of translation.
 BATCH = 32
 # A folder of Helsinki-NLP/opus-mt-en-fr.
-CHECKPOINT = Path(os.environ.get("MARIAN", ROOT.parent / "shared" / "models" / "opus-mt-en-fr"))
+CHECKPOINT = Path(os.environ.get("MARIAN", ROOT / "model_store" / "opus-mt-en-fr"))
 
 
 def embedding(bench: Bench) -> Iterator[Row]:

@@ -23,7 +23,6 @@ import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_http_aio
 from google.protobuf.wrappers_pb2 import BytesValue
 from numpy.typing import NDArray
-from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from deploy.gateway import sandbox
@@ -307,46 +306,6 @@ def test_tensors_of_every_datatype_come_back_as_they_were_sent(lab: Clients, whi
 JSON_LACKS = ("BF16",)
 
 
-def test_tensors_in_json_come_back_as_they_were_sent(lab: Clients) -> None:
-    sent = echo.everything(is_json=True)
-    inputs = [
-        triton_http.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)).set_data_from_numpy(
-            array, binary_data=name in JSON_LACKS
-        )
-        for name, array in sent.items()
-    ]
-    for is_binary in (False, True):
-        asked = [triton_http.InferRequestedOutput(name, binary_data=is_binary) for name in sent]
-        found = lab.call("http", "infer", echo.NAME, inputs, outputs=asked)
-        for each in found.get_response()["outputs"]:
-            assert ("data" in each) != is_binary
-            echo.assert_same(found.as_numpy(each["name"]), sent[each["name"]])
-
-
-def test_typed_contents_are_read(lab: Clients) -> None:
-    request = service_pb2.ModelInferRequest(model_name=LANGUAGES, id="typed")
-    text = request.inputs.add(name="text", datatype="BYTES", shape=[2, 1])
-    text.contents.bytes_contents.extend(text.encode() for text in TEXTS)
-    request.inputs.add(name="top_k", datatype="INT64", shape=[2, 1]).contents.int64_contents.extend([2, 1])
-    answer = service_pb2.ModelInferResponse.FromString(lab.rpc(INFER, request.SerializeToString()))
-    labels = triton_grpc.InferResult(answer).as_numpy("label")
-    assert (answer.id, labels[:, 0].tolist()) == ("typed", [b"en", b"ko"])
-
-
-@pytest.mark.parametrize("path", ["/predictions/{}", "/v2/models/{}/versions/1/infer"])
-def test_rows_and_columns_in_json_are_answered_in_kind(lab: Clients, path: str) -> None:
-    place = path.format(echo.NAME)
-    instance = {name: [[0, 1]] for name in echo.DATATYPES} | {"BOOL": [[False, True]], "BYTES": [["", "räv"]]}
-    answer = lab.post(place, {"instances": [instance, {**instance, "FP32": [["a", "b"]]}]})
-    assert answer.status_code == 200, answer.text
-    good, bad = answer.json()["predictions"]
-    assert good == instance
-    assert (bad["error"]["type"], bad["error"]["message"][:6]) == ("TensorMismatch", "FP32: ")
-    columns = {name: [value, value] for name, value in instance.items()}
-    answer = lab.post(place, {"inputs": columns})
-    assert (answer.status_code, answer.json()["outputs"]) == (200, columns), answer.text
-
-
 def test_priority_and_timeout_are_taken_from_the_request(lab: Clients, which: str) -> None:
     found = lab.infer(which, EMBEDDING, {"input_text": texts()}, priority=1, timeout=60_000_000)
     assert found.as_numpy("output__0").shape == (2, SIZE)
@@ -354,17 +313,6 @@ def test_priority_and_timeout_are_taken_from_the_request(lab: Clients, which: st
         lab.infer(which, EMBEDDING, {"input_text": texts()}, timeout=1)
     # A worker that knows that it would come too late refuses it at once.
     assert str(caught.value.status()) in ("503", "504", "StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED")
-
-
-def test_torchserve_without_the_gateway_takes_tritons_http_client(server: Server, models: tuple[str, ...]) -> None:
-    clients = Clients(server.settings.inference_url, "")
-    for name, sent in ((echo.NAME, echo.everything()), (EMBEDDING, {"input_text": texts()})):
-        found = clients.infer("http", name, sent)
-        if name == echo.NAME:
-            for key, array in sent.items():
-                echo.assert_same(found.as_numpy(key), array)
-        else:
-            assert found.as_numpy("output__0").shape == (2, SIZE)
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
