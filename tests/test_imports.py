@@ -42,7 +42,7 @@ NEIGHBOURS: dict[str, set[str]] = {
 # Package of deploy/ -> those of it that import this one, and that it therefore does not import.
 ABOVE = {"run": ("gateway", "container"), "gateway": ("container",)}
 # Commands, which may use what stands above them.
-TYPED = {"__main__.py", "drain.py", "restart.py", "stop.py"}
+TYPED = {"__main__.py"}
 HOUSE = {"handlers", "torchserve_client", "deploy", "load", "tests", "examples"}
 
 

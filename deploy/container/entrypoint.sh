@@ -1,7 +1,6 @@
 #!/bin/sh
 # The commands of the image; whatever is none of them is run as it stands.
 #   node [OPTIONS]     TorchServe and the node's Envoy, on port 8085        python -m deploy.container node
-#   drain [OPTIONS]    what a stop does, as a hook of its own               python -m deploy.container drain
 #   edge [OPTIONS]     the gateway, on ports 8000 to 8003                   python -m deploy.gateway run
 #   client ...         torchserve-client
 #   archive NAME...    builds archives of examples/models.yaml into /models

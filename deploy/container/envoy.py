@@ -1,4 +1,4 @@
-"""The configuration of a node's Envoy; pure.
+"""The configuration of a node's Envoy; pure but for envoy.yaml beside it.
 
     NodeSettings, TorchServe's addresses -> bootstrap, read once: the port, and where TorchServe answers
     View                                 -> routes, read anew whenever they change: what is let through, and how it is
@@ -6,7 +6,7 @@
     /predictions/M[/V]          GET, POST, PUT   TorchServe, inference
     /models, /models/M[/V]      GET              TorchServe, management; 503 while the node drains
     /metrics                    GET              TorchServe, metrics
-    /ready, /live               GET              said by Envoy itself, at once
+    /ready, /live               GET              answered by Envoy itself, at once
     another method of these     405
     all else                    404
 
@@ -14,31 +14,29 @@ A description with a query is refused: `?customized=true` on an adaptive model i
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from deploy.container.settings import NodeSettings
-from deploy.gateway.envoy.bootstrap import ADMIN
-from deploy.gateway.envoy.clusters import NOT_FOR_NODES, Tokens, node_filters
-from deploy.gateway.envoy.resources import ROUTES, Resource, address, seconds, typed, watched
+from deploy.gateway.envoy.clusters import Tokens
+from deploy.gateway.envoy.resources import ROUTES, Resource, address
 from deploy.gateway.watch import DRAINING
+from deploy.run.node import Node
 from deploy.run.node import address as host_and_port
 
-LISTENER = "node"
-ROUTES_FILE = "routes.json"
-INFERENCE, MANAGEMENT, METRICS = "inference", "management", "metrics"
-# Seconds to reach TorchServe on this machine. How long an answer may take is the edges' affair.
-CONNECT_S = 1.0
-# KiB, and lines, of a head: more than an edge lets through.
-HEAD_KIB, HEADERS = 128, 1100
-# Requests go to TorchServe's queue and never wait here.
-MANY = 1 << 20
+BOOTSTRAP = Path(__file__).with_name("envoy.yaml")
+LISTENER, ROUTES_FILE = "node", "routes.json"
 NO_TOKENS = Tokens()
+# What Envoy adds of itself, and a worker would parse.
+ADDED = ["x-forwarded-proto", "x-forwarded-for", "x-request-id"]
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a node says of itself.
+    """What a node shows of itself.
 
     Attributes:
         is_ready: whether all that it is to serve is READY.
@@ -53,134 +51,61 @@ class View:
     tokens: Tokens = NO_TOKENS
 
 
-def bootstrap(settings: NodeSettings, urls: Mapping[str, str]) -> Resource:
-    """Make the configuration that Envoy starts with.
+def bootstrap(settings: NodeSettings, torchserve: Node) -> Resource:
+    """Return the configuration that Envoy starts with.
 
     Args:
         settings: where it listens.
-        urls: INFERENCE, MANAGEMENT, METRICS -> TorchServe's address.
+        torchserve: where TorchServe answers.
     """
-    return {
-        "node": {"id": "node", "cluster": "node"},
-        "admin": {"address": {"pipe": {"path": ADMIN, "mode": 0o600}}},
-        "static_resources": {
-            "listeners": [_listener(settings)],
-            "clusters": [_cluster(name, url) for name, url in urls.items()],
-        },
-    }
+    document: Resource = yaml.safe_load(BOOTSTRAP.read_text(encoding="utf-8"))
+    resources = document["static_resources"]
+    resources["listeners"][0]["address"] = address(settings.address, settings.port)
+    for cluster in resources["clusters"]:
+        name = cluster["name"]
+        endpoint = {"endpoint": {"address": address(*host_and_port(getattr(torchserve, name)))}}
+        cluster["load_assignment"] = {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]}
+    return document
 
 
 def routes(view: View) -> Resource:
-    """Make the routes, with what the node says of itself now."""
+    """Return the routes, with what the node shows of itself now."""
     return {
         "@type": ROUTES,
         "name": LISTENER,
+        "request_headers_to_remove": ADDED,
         "virtual_hosts": [{"name": LISTENER, "domains": ["*"], "routes": list(_routes(view))}],
     }
-
-
-def _listener(settings: NodeSettings) -> Resource:
-    manager = typed(
-        "envoy.filters.network.http_connection_manager",
-        "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        stat_prefix=LISTENER,
-        rds={"route_config_name": LISTENER, "config_source": watched(ROUTES_FILE)},
-        http_filters=[
-            # A worker takes every header of every request apart: none is added.
-            typed(
-                "envoy.filters.http.router",
-                "envoy.extensions.filters.http.router.v3.Router",
-                suppress_envoy_headers=True,
-            )
-        ],
-        local_reply_config=_local_reply(),
-        generate_request_id=False,
-        preserve_external_request_id=True,
-        server_header_transformation="PASS_THROUGH",
-        normalize_path=True,
-        merge_slashes=True,
-        path_with_escaped_slashes_action="REJECT_REQUEST",
-        max_request_headers_kb=HEAD_KIB,
-        # An edge ends what lies idle, and what takes too long.
-        stream_idle_timeout="0s",
-        common_http_protocol_options={"max_headers_count": HEADERS},
-    )
-    return {
-        "name": LISTENER,
-        "address": address(settings.address, settings.port),
-        # Two nodes on one port would share their requests, and nobody would be told.
-        "enable_reuse_port": False,
-        "filter_chains": [{"filters": [manager]}],
-    }
-
-
-def _cluster(name: str, url: str) -> Resource:
-    host, port = host_and_port(url)
-    endpoint = {"endpoint": {"address": address(host, port)}}
-    protocol = typed(
-        "",
-        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-        explicit_http_config={"http_protocol_options": {}},
-        http_filters=node_filters([{"remove": name} for name in NOT_FOR_NODES if name != "authorization"]),
-    )["typed_config"]
-    cluster: Resource = {
-        "name": name,
-        "type": "STRICT_DNS" if not _is_ip(host) else "STATIC",
-        "connect_timeout": seconds(CONNECT_S),
-        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
-        "circuit_breakers": {
-            "thresholds": [
-                dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), MANY)
-            ]
-        },
-        "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": protocol},
-    }
-    if name == MANAGEMENT:
-        # A management call that waits for its workers holds one of TorchServe's threads, and every connection that
-        # this thread has with it: each question comes on a connection of its own.
-        protocol["common_http_protocol_options"] = {"max_requests_per_connection": 1}
-    return cluster
-
-
-def _is_ip(host: str) -> bool:
-    return ":" in host or host.replace(".", "").isdecimal()
 
 
 def _routes(view: View) -> Iterator[Resource]:
     is_ready = view.is_ready and not view.is_draining
     words = "draining" if view.is_draining else view.words
-    yield _said("/ready", 200 if is_ready else 503, words)
-    yield _said("/live", 200, "live")
-    yield _to(INFERENCE, {"prefix": "/predictions/"}, "GET|POST|PUT", view.tokens.inference)
-    for match in ({"path": "/models"}, {"safe_regex": {"regex": r"/models/.+"}}):
+    yield _answer({"path": "/ready", "headers": [_method("GET")]}, 200 if is_ready else 503, f"{words}\n", "text/plain")
+    yield _answer({"path": "/live", "headers": [_method("GET")]}, 200, "live\n", "text/plain")
+    yield _to("inference", {"prefix": "/predictions/"}, "GET|POST|PUT", view.tokens.inference)
+    # The list of models has pages, and nothing else of a query.
+    no_query = [{"name": ":path", "string_match": {"safe_regex": {"regex": r"[^?]*"}}}]
+    for match in ({"path": "/models"}, {"safe_regex": {"regex": r"/models/.+"}, "headers": no_query}):
         if view.is_draining:
-            yield {
-                "match": {**match, "headers": [_method("GET")]},
-                "direct_response": {"status": 503, "body": _body(_error(503, DRAINING, "This node drains."))},
-                "response_headers_to_add": [_header("content-type", "application/json")],
-            }
-        # The list of models has pages, and nothing else of a query.
-        plain = [] if "path" in match else [{"name": ":path", "string_match": {"safe_regex": {"regex": r"[^?]*"}}}]
-        yield _to(MANAGEMENT, {**match, "headers": plain}, "GET", view.tokens.management)
-    yield _to(METRICS, {"path": "/metrics"}, "GET", None)
-    for match in (
-        {"prefix": "/predictions/"},
-        *({"path": path} for path in ("/models", "/metrics", "/ready", "/live")),
-    ):
-        yield {"match": match, "direct_response": {"status": 405}}
-    # A description that is only read: what has a query is none, whatever its method.
-    yield {
-        "match": {"prefix": "/models/", "headers": [{**_method("GET"), "invert_match": True}]},
-        "direct_response": {"status": 405},
-    }
+            error = json.dumps({"code": 503, "type": DRAINING, "message": "This node drains."})
+            yield _answer({**match, "headers": [_method("GET")]}, 503, error, "application/json")
+        yield _to("management", match, "GET", view.tokens.management)
+    yield _to("metrics", {"path": "/metrics"}, "GET", None)
+    yield {"match": {"prefix": "/predictions/"}, "direct_response": {"status": 405}}
+    for path in ("/models", "/metrics", "/ready", "/live"):
+        yield {"match": {"path": path}, "direct_response": {"status": 405}}
+    # A description that is only read: one with a query is not found, whatever its method.
+    others = [{**_method("GET"), "invert_match": True}]
+    yield {"match": {"prefix": "/models/", "headers": others}, "direct_response": {"status": 405}}
     yield {"match": {"prefix": "/"}, "direct_response": {"status": 404}}
 
 
-def _said(path: str, status: int, words: str) -> Resource:
+def _answer(match: Resource, status: int, body: str, content_type: str) -> Resource:
     return {
-        "match": {"path": path, "headers": [_method("GET")]},
-        "direct_response": {"status": status, "body": _body(f"{words}\n")},
-        "response_headers_to_add": [_header("content-type", "text/plain")],
+        "match": match,
+        "direct_response": {"status": status, "body": {"inline_string": body}},
+        "response_headers_to_add": [_header("content-type", content_type)],
     }
 
 
@@ -204,38 +129,3 @@ def _header(name: str, value: str) -> Resource:
     # A percent sign begins a command in Envoy's formats.
     header = {"key": name, "value": value.replace("%", "%%")}
     return {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
-
-
-def _body(text: str) -> Resource:
-    return {"inline_string": text}
-
-
-def _error(status: int, kind: str, message: str) -> str:
-    return json.dumps({"code": status, "type": kind, "message": message})
-
-
-def _local_reply() -> Resource:
-    """Answer in the project's form, and a TorchServe that is gone with 502, which edges try on another node."""
-    gone = {"response_flag_filter": {"flags": ["UF", "UC", "UH", "UR", "UPE"]}}
-    only = "A node serves /predictions, /models, /metrics, /ready and /live, and descriptions without a query."
-    return {
-        "mappers": [
-            {**_mapper(gone, 502, "BadGateway", "TorchServe gave no answer."), "status_code": 502},
-            _mapper(_status(400), 400, "BadRequest", "The request is not valid HTTP."),
-            _mapper(_status(404), 404, "NotFound", only),
-            _mapper(_status(405), 405, "MethodNotAllowed", "This method is not allowed here."),
-        ]
-    }
-
-
-def _mapper(filter_: Resource, status: int, kind: str, message: str) -> Resource:
-    source = {"inline_string": _error(status, kind, message)}
-    return {
-        "filter": filter_,
-        "body_format_override": {"text_format_source": source, "content_type": "application/json"},
-    }
-
-
-def _status(status: int) -> Resource:
-    value = {"default_value": status, "runtime_key": "node.status"}
-    return {"status_code_filter": {"comparison": {"op": "EQ", "value": value}}}

@@ -1,40 +1,68 @@
 """The process of a node: starts TorchServe and Envoy, keeps them, drains, ends them in order.
 
-Envoy (says "starting") -> TorchServe -> every model READY -> serves
-    Java dies, or Envoy dies again and again -> ends with an error; whoever started it starts it anew
-    SIGTERM, or the mark of `drain`          -> drains; SIGTERM ends TorchServe then, and Envoy after it
+Envoy (answers "starting") -> TorchServe -> every model READY -> serves
+    Java dies, or Envoy dies again and again -> ends with an error; what started it starts it again
+    SIGTERM -> /ready and the descriptions fail -> edges have seen it, nothing is in flight -> TorchServe, Envoy end
 """
 
-import contextlib
+import os
 import signal
-import sys
-import time
-from collections.abc import Iterator
-from types import FrameType
+import subprocess
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 from deploy.container import envoy as node_envoy
-from deploy.container.drain import DRAINED, DRAINING, MARK, SERVING, STARTING, Drain, State
-from deploy.container.envoy import INFERENCE, LISTENER, MANAGEMENT, METRICS, ROUTES_FILE, View
-from deploy.container.health import Watch, ask
-from deploy.container.logs import FILES, Follow
+from deploy.container.envoy import LISTENER, ROUTES_FILE, View
 from deploy.container.settings import NodeSettings
+from deploy.gateway.drain import wait_idle
 from deploy.gateway.envoy import admin
 from deploy.gateway.envoy.clusters import Tokens
 from deploy.gateway.envoy.files import prepare, put, tokens_of
 from deploy.gateway.envoy.process import Envoy
-from deploy.gateway.supervisor import KeptEnvoy
-from deploy.run import configured, production
-from deploy.run.machine import Local
-from deploy.run.running import run_node, supervise
+from deploy.run import production
+from deploy.run.nodes import start_node
 from deploy.run.server import ServerError
-from deploy.run.waits import Waits
+from torchserve_client.errors import ManagementError
 
-# Seconds between two looks at both processes; a SIGTERM is seen at once.
-LOOK_S = 0.25
+# Seconds between two looks at both processes, and between two at the models.
+LOOK_S, HEALTH_S = 0.25, 1.0
 # Seconds until TorchServe's answers are through Envoy once TorchServe itself is gone.
 LAST_ANSWER_S = 5.0
 # One thread carries thousands of requests a second, and leaves the cores to the model.
 CONCURRENCY = ("--concurrency", "1")
+# What the workers print, their tracebacks too, and the frontend's warnings (deploy/log4j2.xml).
+LOGS = ("model_log.log", "ts_log.log")
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What is known of the models.
+
+    Attributes:
+        is_ready: whether all workers of each are READY.
+        words: which are not.
+        response_timeout_s: the longest that one of them may take for an answer.
+    """
+
+    is_ready: bool = False
+    words: str = "starting"
+    response_timeout_s: float = 0.0
+
+
+def health(described: Iterable[Mapping[str, Any]]) -> Health:
+    """Judge by the descriptions that TorchServe gives of each version."""
+    lacking = []
+    response_timeout_s = 0.0
+    for each in described:
+        wanted = max(1, int(each["minWorkers"]))
+        ready = sum(worker["status"] == "READY" for worker in each["workers"])
+        response_timeout_s = max(response_timeout_s, float(each.get("responseTimeout", 120)))
+        if ready < wanted:
+            lacking.append(f"{each['modelName']} {each['modelVersion']}: {ready} of {wanted} workers READY")
+    return Health(not lacking, "; ".join(lacking) or "ready", response_timeout_s)
 
 
 class NodeProcess:
@@ -50,140 +78,119 @@ class NodeProcess:
         self._settings = settings
         self._local = settings.local()
         self._envoy = Envoy(settings.envoy, [LISTENER])
-        urls = self._local.node()
-        document = node_envoy.bootstrap(
-            settings, {INFERENCE: urls.inference, MANAGEMENT: urls.management, METRICS: urls.metrics}
-        )
-        self._kept = KeptEnvoy(self._envoy, lambda: self._envoy.start_on(document, *CONCURRENCY))
-        self._view = View()
-        self._wanted: list[tuple[str, str]] = []
-        self._watch = Watch(lambda: ask(self._local.server.management, self._wanted))
-        self._logs = Follow([self._local.server.logs / name for name in FILES], sys.stdout.buffer)
-        self._drain: Drain | None = None
-        self._phase = STARTING
-        self._in_flight = 0
+        self._document = node_envoy.bootstrap(settings, self._local.node())
+        self._view: View | None = None
+        self._health = Health()
+        self._is_up = False
+        self._is_told = threading.Event()
 
     def run(self) -> None:
         """Serve until a SIGTERM or Ctrl-C, and end in order.
 
         Raises:
-            ServerError, GatewayFailed: something did not come up, or has died.
+            ServerError, ManagementError, EnvoyError: something did not come up, or has died.
         """
-        is_up = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._told)
         try:
-            with _interrupted():
-                self._begin()
-                self._start()
-                is_up = True
-            supervise(self._local, self._leave, look=self._look, every_s=LOOK_S)
+            self._start()
+            while not self._is_told.wait(LOOK_S):
+                self._look()
+            self._drain()
         except KeyboardInterrupt:
-            if is_up:
-                raise
+            pass
         finally:
-            self._end()
+            self._local.server.stop()
+            self._envoy.stop(LAST_ANSWER_S)
+            print("node: ended", flush=True)
 
-    def _begin(self) -> None:
-        (self._settings.run / MARK).unlink(missing_ok=True)
-        self._logs.start()
-        self._say(STARTING)
-        prepare(self._settings.envoy)
-        self._show(View())
-        self._kept.start()
-        print(f"node: {self._settings.address}:{self._settings.port}: starting", flush=True)
+    def _told(self, *_: object) -> None:
+        self._is_told.set()
+        if not self._is_up:
+            raise KeyboardInterrupt
 
     def _start(self) -> None:
-        """Start TorchServe, and wait until all that its configuration names is READY."""
+        """Start Envoy, which answers that the node starts; then TorchServe, until all that it is to serve is READY."""
         local, server = self._local, self._local.server
-        with Waits() as waits:
-            if server.settings.load_models or not server.settings.has_model_api:
-                named = production.named(server.settings, server.directory / server.settings.model_store)
-                self._wanted = [(each.name, each.version) for each in named]
-                configured.prove(local, waits)
-            else:
-                run_node(local, waits)
-        self._watch.start()
-        self._say(SERVING)
+        # Containers' logs are what their process prints. Files are put aside as they grow, which tail follows.
+        words = ["tail", "--quiet", "--lines=0", "--follow=name", "--retry", f"--pid={os.getpid()}"]
+        subprocess.Popen([*words, *(str(server.logs / name) for name in LOGS)], stderr=subprocess.DEVNULL)
+        prepare(self._settings.envoy)
+        self._show(View())
+        self._keep_envoy()
+        where = f"node: {self._settings.address}:{self._settings.port}"
+        print(f"{where}: starting", flush=True)
+        models: list[tuple[str, str]] = []
+        if server.settings.load_models or not server.settings.has_model_api:
+            models = production.prove(local)
+        else:
+            start_node(local)
+        self._ask(models)
+        # An answer may take seconds on a busy server, and holds up nothing but the thread.
+        threading.Thread(target=self._watch_health, args=(models,), name="health", daemon=True).start()
         self._look()
-        served = ", ".join(f"{name} {version}" for name, version in self._wanted) or "what is registered"
-        print(f"node: {self._settings.address}:{self._settings.port}: serves {served}", flush=True)
+        self._is_up = True
+        served = ", ".join(f"{name} {version}" for name, version in models) or "what is registered"
+        print(f"{where}: serves {served}", flush=True)
 
     def _look(self) -> None:
         """Do what is due, again and again.
 
         Raises:
-            GatewayFailed: Envoy has died again and again.
+            EnvoyError: Envoy has died again and again.
+            ServerError: Java has died.
         """
-        self._kept.keep()
-        if self._drain is None and (self._settings.run / MARK).exists():
-            self._begin_drain()
-        health = self._watch.health
-        tokens = tokens_of(self._local.server.keys) if self._local.server.settings.has_tokens else Tokens()
+        self._keep_envoy()
+        server = self._local.server
+        if server.pid() is None:
+            death = server.died() or "TorchServe has ended"
+            server.forget()
+            raise ServerError(f"{self._local.title}: {death}")
+        tokens = tokens_of(server.keys) if server.settings.has_tokens else Tokens()
         # Where the file of keys is being written anew, the last ones stand.
-        view = View(health.is_ready, health.words, self._drain is not None, tokens or self._view.tokens)
-        if view != self._view:
-            self._show(view)
-        if self._drain is not None and self._phase != DRAINED:
-            self._follow(self._drain, health.response_timeout_s)
+        last = self._view or View()
+        self._show(View(self._health.is_ready, self._health.words, self._is_told.is_set(), tokens or last.tokens))
 
-    def _begin_drain(self) -> None:
-        print("node: drains", flush=True)
-        self._show(View(self._view.is_ready, self._view.words, True, self._view.tokens))
-        self._drain = Drain(time.monotonic(), self._settings.notice_s)
-        self._say(DRAINING)
-
-    def _follow(self, drain: Drain, limit_s: float) -> None:
-        try:
-            in_flight = self._envoy.statistic(f"cluster.{INFERENCE}.upstream_rq_active")
-            arrived = self._envoy.statistic(f"cluster.{INFERENCE}.upstream_rq_total")
-        except admin.NoAnswer:
-            # It has died, and is started anew: what it had is answered elsewhere.
-            return
-        if drain.is_over(time.monotonic(), in_flight=in_flight, arrived=arrived, limit_s=limit_s):
-            said = f"{in_flight} requests have no answer after {limit_s:g} s" if in_flight else "the last answer is out"
-            print(f"node: {said}", flush=True)
-            self._say(DRAINED, in_flight)
-        elif in_flight != self._in_flight:
-            self._say(DRAINING, in_flight)
-
-    def _leave(self, local: Local) -> float | None:
-        """Drain; what `supervise` calls before it stops TorchServe, and how long that may take then."""
-        if self._drain is None:
-            self._begin_drain()
-        while self._phase != DRAINED:
-            time.sleep(LOOK_S)
-            self._look()
-            if local.server.pid() is None:
-                raise ServerError(f"{local.title}: {local.server.died() or 'has died'}")
-        # What had no answer in time is not waited for once more.
-        return 0.0 if self._in_flight else None
-
-    def _end(self) -> None:
-        self._watch.stop()
-        # Where it did not come up, or died: nothing that it has is to be waited for.
-        with contextlib.suppress(ServerError):
-            self._local.server.stop()
-        self._envoy.stop(LAST_ANSWER_S)
-        self._logs.stop()
-        print("node: ended", flush=True)
-
-    def _say(self, phase: str, in_flight: int = 0) -> None:
-        self._phase, self._in_flight = phase, in_flight
-        State.of_this(phase, in_flight).write(self._settings.run)
+    def _keep_envoy(self) -> None:
+        self._envoy.keep(lambda: self._envoy.start_on(self._document, *CONCURRENCY))
 
     def _show(self, view: View) -> None:
-        self._view = view
-        put(self._settings.envoy / ROUTES_FILE, [node_envoy.routes(view)])
+        if view != self._view:
+            self._view = view
+            put(self._settings.envoy / ROUTES_FILE, [node_envoy.routes(view)])
 
+    def _watch_health(self, models: list[tuple[str, str]]) -> None:
+        """Ask every second; where no answer comes, what was known stays: a busy node is a ready one."""
+        while not self._is_told.wait(HEALTH_S):
+            with suppress(ManagementError, LookupError, TypeError, ValueError):
+                self._ask(models)
 
-@contextlib.contextmanager
-def _interrupted() -> Iterator[None]:
-    """Let a SIGTERM end what a node waits for while it starts, as Ctrl-C does."""
+    def _ask(self, models: list[tuple[str, str]]) -> None:
+        """Ask TorchServe for these models, or whatever is registered."""
+        management = self._local.server.management
+        versions = models or [(name, version) for name in management.models() for version in management.versions(name)]
+        described = []
+        for name, version in versions:
+            try:
+                described.append(management.describe(name, version))
+            except ManagementError as error:
+                # It is not registered any more.
+                if error.status != 404:
+                    raise
+        self._health = health(described)
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    def _drain(self) -> None:
+        print("node: drains", flush=True)
+        # From now on the node shows that it drains; what still comes is answered.
+        self._look()
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        def in_flight() -> int:
+            self._look()
+            try:
+                return self._envoy.statistic("cluster.inference.upstream_rq_active")
+            except admin.NoAnswer:
+                # It has died, and is started again: edges send what it had to another node.
+                return 0
+
+        limit_s, notice_s = self._health.response_timeout_s, self._settings.notice_s
+        wait_idle(in_flight, lambda words: print(f"node: {words}", flush=True), notice_s=notice_s, limit_s=limit_s)

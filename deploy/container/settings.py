@@ -1,21 +1,21 @@
 """How a node is called: the command's flags, or the environment of a container.
 
-flag, or variable, or default -> NodeSettings -> Local: a Server below the run folder
+flag, or variable, or default -> NodeSettings -> LocalNode: a Server below the run folder
 """
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.models import ROOT
-from deploy.run.machine import Local, placed
+from deploy.run.machine import LocalNode, placed
 from deploy.run.properties import Settings
 
 # Where edges reach a node, and seconds until they have seen that it drains.
 ADDRESS, PORT, NOTICE_S = "127.0.0.1", 8085, 5.0
-# Ten years, in minutes. The keys never leave the node: one that expires would be a node that answers nobody.
+# Ten years, in minutes. The keys never leave the node: one that expires would be a node that answers no one.
 TOKEN_MIN = 10 * 365 * 24 * 60
 
 
@@ -39,13 +39,36 @@ class NodeSettings:
     port: int = PORT
     notice_s: float = NOTICE_S
 
+    @classmethod
+    def parse(cls, arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> "NodeSettings":
+        """Parse the command line; a variable of the environment is a flag's default."""
+        parser = argparse.ArgumentParser(
+            prog="python -m deploy.container node",
+            description="TorchServe, and Envoy in front of it, until a SIGTERM.",
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+
+        def add(name: str, variable: str, kind: type, default: object, words: str) -> None:
+            value = environment.get(variable) or default
+            parser.add_argument(f"--{name}", type=kind, default=value, help=f"{variable}: {words}")
+
+        add("config", "NODE_CONFIG", Path, "/etc/torchserve/config.properties", "config.properties")
+        add("model-store", "MODEL_STORE", Path, None, "of archives, in place of the configuration's own")
+        add("run", "NODE_RUN", Path, "/run/torchserve", "folder of all that is written")
+        add("address", "NODE_ADDRESS", str, ADDRESS, "where edges reach it")
+        add("port", "NODE_PORT", int, PORT, "its port there")
+        add("notice-s", "NODE_NOTICE_S", float, NOTICE_S, "seconds until edges have seen that the node drains")
+        options = vars(parser.parse_args(arguments))
+        paths = {name: value.resolve() for name, value in options.items() if isinstance(value, Path)}
+        return cls(**{**options, **paths})
+
     @property
     def envoy(self) -> Path:
         """The folder of Envoy's files."""
         return self.run / "envoy"
 
-    def local(self) -> Local:
-        """Its TorchServe, with a configuration of its own below the run folder.
+    def local(self) -> LocalNode:
+        """Return its TorchServe, with a configuration of its own below the run folder.
 
         Raises:
             ServerError: the run folder's path is too long.
@@ -55,52 +78,3 @@ class NodeSettings:
         store = self.model_store or ROOT / Settings.read(self.config).model_store
         values = {"model_store": str(store.resolve()), "token_expiration_min": str(TOKEN_MIN)}
         return placed("node", self.run, text, root=ROOT, values=values)
-
-
-def add_arguments(parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ) -> None:
-    """Add the flags; a variable of the environment is a flag's default."""
-
-    def default(name: str, otherwise: str) -> str:
-        return environment.get(name) or otherwise
-
-    store = environment.get("MODEL_STORE")
-    add = parser.add_argument
-    add("--config", type=Path, metavar="PATH", help="NODE_CONFIG: config.properties",
-        default=Path(default("NODE_CONFIG", "/etc/torchserve/config.properties")))  # fmt: skip
-    add("--model-store", type=Path, metavar="PATH", help="MODEL_STORE: of archives; default: as the configuration has",
-        default=Path(store) if store else None)  # fmt: skip
-    add("--run", type=Path, metavar="PATH", help="NODE_RUN: folder of all that is written",
-        default=Path(default("NODE_RUN", "/run/torchserve")))  # fmt: skip
-    add("--address", metavar="HOST", help="NODE_ADDRESS: where edges reach it",
-        default=default("NODE_ADDRESS", ADDRESS))  # fmt: skip
-    add("--port", type=_port, metavar="PORT", help="NODE_PORT", default=default("NODE_PORT", str(PORT)))
-    add("--notice-s", type=_seconds, metavar="S", help="NODE_NOTICE_S: until edges have seen that the node drains",
-        default=default("NODE_NOTICE_S", str(NOTICE_S)))  # fmt: skip
-
-
-def of(options: argparse.Namespace) -> NodeSettings:
-    """Take what was parsed."""
-    return NodeSettings(
-        config=options.config.resolve(),
-        run=options.run.resolve(),
-        model_store=options.model_store.resolve() if options.model_store else None,
-        address=options.address,
-        port=options.port,
-        notice_s=options.notice_s,
-    )
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 1 to 65535")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 to 600")
-    return value

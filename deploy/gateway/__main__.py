@@ -97,10 +97,8 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     background.started(os.getpid())
     supervisor = Supervisor(settings, options.config, options.nodes, options.run)
     try:
-        supervisor.start()
-        supervisor.watch(is_told)
+        supervisor.run(is_told)
     finally:
-        supervisor.stop()
         background.ended()
 
 

@@ -1,10 +1,11 @@
-"""Keeps the gateway's two processes alive, and ends them in order.
+"""Keeps Envoy, the control process and this machine's nodes alive, and ends the gateway in order.
 
     Supervisor ─┬> python -m deploy.gateway.control   writes Envoy's files, then answers; stopped last
-                └> envoy                              starts with those files; stopped when its last answer is out
+                ├> envoy                              starts with those files; stopped when its last answer is out
+                └> the nodes that `make serve` started, where they have died; they are not stopped
 
-One that dies is started anew. Where Envoy dies again and again the gateway ends, for whoever watches over it to see;
-where the control process does not come up again, Envoy serves on as it was configured last.
+One that dies is started again, and so is a control process that hangs. Where Envoy dies again and again the gateway
+ends; where the control process does not come up again, Envoy serves on as it was configured last.
 """
 
 import logging
@@ -15,22 +16,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.gateway.envoy.process import Envoy, EnvoyError
 from deploy.gateway.settings import Settings
 from deploy.models import ROOT
+from deploy.run.machine import Layout, LocalNode, local_nodes
+from deploy.run.nodes import start_node, watcher
+from deploy.run.server import ServerError
+from handlers.errors import InvalidConfig
+from torchserve_client.errors import ManagementError
 
 logger = logging.getLogger(__name__)
 
-# Seconds until the control process must answer: it looks at the nodes first. And until it must have ended.
-START_S, STOP_S = 60.0, 15.0
-# Seconds between two looks at the processes.
-LOOK_S = 0.25
-# So many deaths of Envoy within so many seconds are no accident.
-DEATHS, DEATHS_S = 5, 60.0
+# The file that the control process touches every second once it answers.
+ALIVE = "control.alive"
+# Seconds until the control process must answer, since it looks at the nodes first; without a sign of life after which
+# it hangs; and until it must have ended.
+START_S, HANG_S, STOP_S = 60.0, 15.0, 15.0
+# Seconds between two looks at the processes, and at the nodes.
+LOOK_S, NODES_S = 0.25, 1.0
 # Seconds between two attempts to have a control process again.
 RETRY_S = 5.0
 
@@ -39,43 +45,65 @@ class GatewayFailed(Exception):
     """The gateway did not come up, or could not be kept up; the message says why."""
 
 
-class KeptEnvoy:
-    """An Envoy that is started anew where it dies, unless it does so again and again."""
+class Control:
+    """The control process."""
 
-    def __init__(self, envoy: Envoy, start: Callable[[], object]) -> None:
-        """Keep `envoy`, which `start` starts."""
-        self._envoy = envoy
-        self._start = start
-        self._deaths: deque[float] = deque(maxlen=DEATHS)
+    def __init__(self, words: Sequence[str], run: Path) -> None:
+        """Describe it; starts nothing.
 
-    def start(self) -> None:
-        """Start it.
-
-        Raises:
-            GatewayFailed: it does not come up.
+        Args:
+            words: its arguments.
+            run: the folder of its log.
         """
-        try:
-            self._start()
-        except EnvoyError as error:
-            raise GatewayFailed(" / ".join(str(error).splitlines())) from None
+        self.has_answered = False
+        self._words = ["deploy.gateway.control", *words]
+        self._log, self._alive = run / "control.log", run / ALIVE
+        self._process: subprocess.Popen[bytes] | None = None
+        self._seen = self._seen_s = self._again_s = 0.0
 
     def keep(self) -> None:
-        """Start it anew where it has died.
+        """Start it where it does not run, and end it where it hangs; never waits.
 
         Raises:
-            GatewayFailed: it does not come up, or dies again and again.
+            GatewayFailed: it has ended before it answered for the first time.
         """
-        if self._envoy.pid() is not None:
+        now = time.monotonic()
+        if self._process is None:
+            if now >= self._again_s:
+                self._alive.unlink(missing_ok=True)
+                self._process = started(self._words, self._log)
+                self._seen, self._seen_s, self._again_s = 0.0, now, now + RETRY_S
             return
-        logger.error("Envoy has died")
-        self._deaths.append(time.monotonic())
-        if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_S:
-            raise GatewayFailed(f"Envoy has died {DEATHS} times in {DEATHS_S:g} s")
-        self.start()
+        touched = self._alive.stat().st_mtime if self._alive.exists() else 0.0
+        if touched != self._seen:
+            self._seen, self._seen_s, self.has_answered = touched, now, True
+        silent_s = now - self._seen_s
+        if self._process.poll() is None and silent_s > (HANG_S if self._seen else START_S):
+            logger.error("the control process has shown no life for %d s: it is killed", silent_s)
+            self._process.kill()
+            self._process.wait()
+        if (status := self._process.poll()) is not None:
+            self._process = None
+            lines = self._log.read_text(errors="replace").strip().splitlines()[-2:]
+            words = " / ".join(lines) or "it printed nothing"
+            if not self.has_answered:
+                raise GatewayFailed(f"the control process did not come up ({self._log}): {words}")
+            logger.error("the control process ended with %s: %s", status, words)
+
+    def stop(self) -> None:
+        """Ask it to end, and make it."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 class Supervisor:
-    """The control process and Envoy."""
+    """Envoy, the control process, and the nodes of this machine."""
 
     def __init__(self, settings: Settings, config: Path, nodes: Path, run: Path) -> None:
         """Describe them; starts nothing.
@@ -86,76 +114,50 @@ class Supervisor:
             run: the folder of logs, process ids and Envoy's files.
         """
         self._settings = settings
-        self._words = ["--config", str(config), "--nodes", str(nodes), "--run", str(run)]
-        self._log = run / "control.log"
+        self._control = Control(["--config", str(config), "--nodes", str(nodes), "--run", str(run)], run)
         self._envoy = Envoy(run)
-        self._kept = KeptEnvoy(self._envoy, lambda: self._envoy.start(settings))
-        self._control: subprocess.Popen[bytes] | None = None
+        self._nodes = nodes.parent
 
-    def start(self) -> None:
-        """Start both, the control process first.
-
-        Raises:
-            GatewayFailed: one of them did not come up; nothing is left of them.
-        """
-        try:
-            self._start_control()
-            self._kept.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def watch(self, is_told: threading.Event) -> None:
-        """Keep both alive until told to end.
+    def run(self, is_told: threading.Event) -> None:
+        """Keep all alive until told to end, and end in order: Envoy first, when its last answer is out.
 
         Raises:
-            GatewayFailed: Envoy keeps dying.
+            GatewayFailed: one of them did not come up, or Envoy keeps dying.
         """
-        again_s = 0.0
-        while not is_told.wait(LOOK_S):
-            self._kept.keep()
-            status = None if self._control is None else self._control.poll()
-            if status is not None and time.monotonic() >= again_s:
-                logger.error("the control process ended with %s: %s", status, self._last_words())
-                again_s = time.monotonic() + RETRY_S
-                try:
-                    self._start_control()
-                except GatewayFailed as error:
-                    logger.error("%s", error)
-
-    def stop(self) -> None:
-        """End both: Envoy first, when its last answer is out."""
+        threading.Thread(target=_keep_nodes, args=(self._nodes, is_told), name="nodes", daemon=True).start()
         try:
-            if not self._envoy.stop(self._settings.limits.response_s):
-                logger.warning("Envoy: answers were cut off after %g s", self._settings.limits.response_s)
+            while not is_told.is_set():
+                self._control.keep()
+                if self._control.has_answered:
+                    self._envoy.keep(lambda: self._envoy.start(self._settings))
+                is_told.wait(LOOK_S)
+        except EnvoyError as error:
+            raise GatewayFailed(" / ".join(str(error).splitlines())) from None
         finally:
-            if self._control is not None:
-                end(self._control)
-                self._control = None
+            limit_s = self._settings.limits.response_s
+            if not self._envoy.stop(limit_s):
+                logger.warning("Envoy: answers were cut off after %g s", limit_s)
+            self._control.stop()
 
-    def _start_control(self) -> None:
-        self._control = started(["deploy.gateway.control", *self._words], self._log)
-        ports = self._settings.ports
-        deadline = time.monotonic() + START_S
-        while not listens(ports.internal_address, ports.control) or not listens(ports.internal_address, ports.metrics):
-            if self._control.poll() is not None or time.monotonic() > deadline:
-                raise GatewayFailed(f"the control process did not come up ({self._log}): {self._last_words()}")
-            time.sleep(LOOK_S / 2)
-        if self._control.poll() is not None:
-            raise GatewayFailed(f"the control process did not come up ({self._log}): {self._last_words()}")
 
-    def _last_words(self) -> str:
+def _keep_nodes(folder: Path, is_told: threading.Event) -> None:
+    """Start again the nodes of `make serve` that have died, and that nothing else watches."""
+    layout: Layout | None = None
+    nodes: list[LocalNode] = []
+    while not is_told.wait(NODES_S):
         try:
-            return " / ".join(self._log.read_text(errors="replace").strip().splitlines()[-2:]) or "without a word"
-        except OSError:
-            return "without a word"
+            if (found := Layout.read(folder)) != layout:
+                layout, nodes = found, local_nodes(found, folder) if found else []
+            for node in nodes:
+                if (death := node.server.died()) is not None and watcher(node) is None:
+                    logger.error("%s: %s", node.title, death)
+                    start_node(node)
+        except (ServerError, ManagementError, InvalidConfig, OSError) as error:
+            logger.error("%s", error)
 
 
 def started(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start `python -m WORDS` in the background; what the last process of that log said is kept.
-
-    It may have said why it died. The new one writes its log line by line.
-    """
+    """Start `python -m WORDS` in the background; the last process' log is kept, since it may say why that one died."""
     if log.exists():
         log.replace(log.with_suffix(".last.log"))
     with log.open("wb") as output:
@@ -166,27 +168,16 @@ def started(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # Ctrl-C in the terminal is for whoever ends the processes in order.
+            # Ctrl-C in the terminal is for the supervisor, which ends the processes in order.
             start_new_session=True,
         )
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether somebody accepts connections there."""
+    """Return whether anything accepts connections there."""
     anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
     try:
         with socket.create_connection((anywhere.get(host, host), port), timeout=1.0):
             return True
     except OSError:
         return False
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process to end, and make it."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -1,139 +1,178 @@
-"""`make serve` and `make stop`: archive, start, register, and print one prediction; one node or several.
+"""Starts, watches, drains and stops the TorchServes of this machine.
 
-config.properties             -> archives built -> nodes started -> registered -> one prediction
-config.production.properties  -> archives there -> nodes started -> READY      -> how to call them
+start           what `make serve` does: archives, nodes, models, one prediction
+run             the same for one node, and stay until it ends: for systemd
+stop            what `make stop` does after the gateway has ended
+drain NODE      take a node out at the gateway, wait for its last answer, stop it; --keep, --undo
+restart         every node of this machine, one after the other, without a lost request
 """
 
 import argparse
-import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 from deploy.archive import ArchiverFailed
-from deploy.gateway.departure import Edge, come_back, leave
+from deploy.gateway.drain import MARK, Edge, come_back, leave, name_of, take_out, wait_routed
 from deploy.gateway.settings import CONFIG, RUN
 from deploy.models import ROOT
-from deploy.run import configured, development, drain, restart
-from deploy.run.machine import FOLDER, Layout, Local, found, locals_of, nodes_of
-from deploy.run.node import write
-from deploy.run.running import supervise
-from deploy.run.server import Server, ServerError
-from deploy.run.share import cores_here, gpus_here, shortage
-from deploy.run.stop import stop
-from deploy.run.waits import Waits, banner
+from deploy.run import production, serve
+from deploy.run.machine import FOLDER, LocalNode, everything
+from deploy.run.nodes import start_node, stop_node, watch, watcher
+from deploy.run.server import ServerError
 from deploy.sources import WeightsUnavailable
 from handlers.errors import InvalidConfig
-from torchserve_client.management import ManagementError
+from torchserve_client.errors import ManagementError
+from torchserve_client.gateway import Gateway
 
 
-def layout_of(config: Path, nodes: int | None, folder: Path) -> Layout:
-    """Settle what is to run: what is asked for, beside what runs.
-
-    Args:
-        config: the configuration that is asked for.
-        nodes: how many; None for as many as run, or one.
-        folder: of the nodes.
+def start(options: argparse.Namespace) -> None:
+    """Start all nodes.
 
     Raises:
-        ServerError: something else runs.
+        ServerError: see `serve.start`.
     """
-    running = {each.name: each.server for each in found(folder) if each.server.pid() is not None}
-    alone = Server(config)
-    if (other := alone.config_of_running()) not in (None, config.resolve()):
-        raise ServerError(f"a TorchServe runs with {other}, process {alone.pid()}: make stop ends it")
-    if alone.pid() is not None and (nodes or 1) > 1:
-        raise ServerError(f"a TorchServe runs alone, process {alone.pid()}, with all of the machine: make stop ends it")
-    last = Layout.read(folder)
-    if running and last is not None:
-        if last.config != config.resolve() or nodes not in (None, last.nodes):
-            raise ServerError(f"{last.nodes} nodes run with {last.config}: make stop ends them")
-        return last
-    return Layout(config, nodes or 1)
+    layout = serve.layout_of(serve.config_of(options.config), options.nodes, options.folder)
+    for node in serve.start(layout, options.folder):
+        come_back(node, edge_of(options))
 
 
-def start(layout: Layout, folder: Path, edge: Edge, only: str | None = None) -> list[Local]:
-    """Bring everything from nothing to a prediction; what is there already is used as it is.
-
-    Args:
-        layout: what is to run.
-        folder: of the nodes.
-        edge: the gateway that may stand in front of them.
-        only: the one node that is started, by a supervisor; None for all.
-
-    Returns:
-        The nodes that run now.
+def run(options: argparse.Namespace) -> None:
+    """Start one node, and stay until a SIGTERM or Ctrl-C, which drain and stop it.
 
     Raises:
-        ServerError: something is not as it should be. What this call has started is stopped again where the
-            configuration names its models; where they are registered, what is served so far is served on.
+        ServerError: see `serve.start`; or it has died.
     """
-    every = locals_of(layout, folder)
-    nodes = [each for each in every if only in (None, each.name)]
+    layout = serve.layout_of(serve.config_of(options.config), options.nodes, options.folder)
+    if layout.nodes > 1 and options.node is None:
+        raise ServerError(f"run watches one node, and there are {layout.nodes}: name it with --node")
+    (node,) = serve.start(layout, options.folder, options.node or "node-1")
+    come_back(node, edge_of(options))
+    is_told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: is_told.set())
+    watch(node, is_told)
+    leave(node, edge_of(options))
+    stop_node(node, is_for_good=False)
+
+
+def stop(options: argparse.Namespace) -> None:
+    """End everything that `start` started."""
+    serve.stop(serve.config_of(options.config), options.folder)
+
+
+def drain(options: argparse.Namespace) -> None:
+    """Take one node out, or let it get requests again.
+
+    Raises:
+        ManagementError: the gateway does not answer, or has no such node.
+        ServerError: it has not answered what it has, or cannot be stopped.
+    """
+    name: str = options.target
+    gateway = gateway_of(options)
+    if options.undo:
+        gateway.drain(name, is_draining=False)
+        (options.folder / name / MARK).unlink(missing_ok=True)
+        print(f"{name}: gets requests again")
+        return
+    management = gateway.node(name).management
+    limit_s = edge_of(options).settings().limits.response_s if options.timeout is None else options.timeout
+    if not take_out(gateway, name, limit_s):
+        raise ServerError(f"{name} stays taken out, and is not stopped")
+    if options.keep:
+        return
+    local = next((each for each in running(options) if each.node().management == management), None)
+    if local is None:
+        print(f"{name}: not of this machine: it runs on")
+    elif (watched := watcher(local)) is not None:
+        print(f"{name}: process {watched} watches it: stop it by what started that one, such as systemctl")
+    else:
+        stop_node(local, is_for_good=False)
+        print(f"{name}: stopped; python -m deploy.run drain {name} --undo, once it is back, lets it get requests again")
+
+
+def restart(options: argparse.Namespace) -> None:
+    """Restart every node of this machine: out, stopped, started, READY, back.
+
+    Raises:
+        ManagementError: the gateway does not answer.
+        ServerError: there is nothing to restart, no other node would serve meanwhile, or one does not come back.
+    """
+    gateway = gateway_of(options)
+    limit_s = edge_of(options).settings().limits.response_s
+    nodes = running(options)
     if not nodes:
-        raise ServerError(f"no node {only}: there are {', '.join(each.name for each in every)}")
-    if (words := shortage(cores_here(), gpus_here(os.environ), layout.nodes)) is not None:
-        banner(words)
-    layout.write(folder)
-    write(nodes_of(every), folder / "nodes.json")
-    with Waits() as waits:
-        if nodes[0].server.settings.has_model_api:
-            development.start(nodes, waits, is_supervised=only is not None)
+        raise ServerError("no node of this machine runs")
+    for local in nodes:
+        name = name_of(gateway, local)
+        if (watched := watcher(local)) is not None:
+            raise ServerError(f"{name} is left as it is: process {watched} watches it; systemctl restart drains it too")
+        others = {node.name: node.is_routed for node in gateway.nodes() if node.name != name}
+        if not others or not all(others.values()):
+            lacking = ", ".join(other for other, is_routed in others.items() if not is_routed) or "no other node"
+            raise ServerError(f"{name} is left as it is: {lacking} would not serve for it")
+        if not take_out(gateway, name, limit_s):
+            gateway.drain(name, is_draining=False)
+            raise ServerError(f"{name} is left as it is, and gets requests again: it has not answered what it has")
+        stop_node(local, is_for_good=False)
+        print(f"{name}: stopped", flush=True)
+        if local.server.settings.has_model_api:
+            start_node(local)
         else:
-            configured.start(nodes, waits, is_logged=only is not None)
-    for each in nodes:
-        come_back(each, edge)
-    return nodes
+            production.prove(local)
+        gateway.drain(name, is_draining=False)
+        wait_routed(gateway, name)
+        print(f"{name}: gets requests again", flush=True)
 
 
-def config_of(text: str) -> Path:
-    """Find a configuration by the name that `make serve CONFIG=` gives, or by its path.
+def running(options: argparse.Namespace) -> list[LocalNode]:
+    """Return the nodes of this machine that run."""
+    every = everything(serve.config_of(options.config), options.folder)
+    return [each for each in every if each.server.pid() is not None]
 
-    Raises:
-        ServerError: there is none.
-    """
-    for path in (ROOT / f"config.{text}.properties", Path(text)):
-        if path.is_file():
-            return path
-    names = sorted(path.name.split(".")[1] for path in ROOT.glob("config.*.properties"))
-    raise ServerError(f"no configuration {text}: CONFIG is a path, or one of {', '.join(names)}")
+
+def edge_of(options: argparse.Namespace) -> Edge:
+    """Return the gateway of this machine."""
+    return Edge(options.gateway_config, options.gateway_run)
+
+
+def gateway_of(options: argparse.Namespace) -> Gateway:
+    """Return a client of the gateway's control API."""
+    return Gateway(options.gateway) if options.gateway else edge_of(options).control()
 
 
 def main(arguments: list[str]) -> int:
     """Run a command; 1 with one line when it fails."""
-    if arguments[:1] == ["drain"]:
-        return drain.main(arguments[1:])
-    if arguments[:1] == ["restart"]:
-        return restart.main(arguments)
-    parser = argparse.ArgumentParser(prog="python -m deploy.run", description=__doc__.partition("\n")[0])
-    parser.add_argument("command", choices=["start", "run", "stop"], help="run stays until the server ends")
-    parser.add_argument("--config", default=str(ROOT / "config.properties"), metavar="NAME|PATH")
-    parser.add_argument("--nodes", type=_positive, metavar="N", help="how many share this machine; default: 1")
-    parser.add_argument("--node", metavar="NAME", help="of run: the one to run, node-1 to node-N")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the nodes; default: .nodes")
-    parser.add_argument("--gateway-config", type=Path, default=CONFIG, metavar="PATH", help="gateway.yaml")
-    parser.add_argument("--gateway-run", type=Path, default=RUN, metavar="PATH", help="folder that the gateway runs in")
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--config", default=str(ROOT / "config.properties"), metavar="NAME|PATH")
+    common.add_argument("--folder", type=Path, default=FOLDER, help="of the nodes; default: .nodes")
+    common.add_argument("--gateway-config", type=Path, default=CONFIG, metavar="PATH", help="gateway.yaml")
+    common.add_argument("--gateway-run", type=Path, default=RUN, metavar="PATH", help="folder that the gateway runs in")
+    for command in (start, run, stop, drain, restart):
+        added = commands.add_parser(command.__name__, parents=[common], description=command.__doc__)
+        added.set_defaults(function=command)
+        if command in (start, run):
+            added.add_argument("--nodes", type=_positive, metavar="N", help="how many share this machine; default: 1")
+        if command is run:
+            added.add_argument("--node", metavar="NAME", help="the one to run, node-1 to node-N")
+        if command in (drain, restart):
+            added.add_argument("--gateway", metavar="URL", help="the control API; default: as gateway.yaml has it")
+        if command is drain:
+            added.add_argument("target", metavar="NODE", help="its name, as the gateway has it: node-2")
+            added.add_argument("--undo", action="store_true", help="let it get requests again")
+            added.add_argument("--keep", action="store_true", help="do not stop it")
+            added.add_argument("--timeout", type=float, metavar="S", help="of an answer; default: limits.response_s")
     options = parser.parse_args(arguments)
-    edge = Edge(options.gateway_config, options.gateway_run)
-    nodes: list[Local] = []
     try:
-        config = config_of(options.config)
-        if options.command == "stop":
-            stop(config, options.folder, edge)
-            return 0
-        layout = layout_of(config, options.nodes, options.folder)
-        only = None
-        if options.command == "run":
-            if layout.nodes > 1 and options.node is None:
-                raise ServerError(f"run watches one node, and there are {layout.nodes}: name it with --node")
-            only = options.node or "node-1"
-        nodes = [each for each in locals_of(layout, options.folder) if only in (None, each.name)]
-        started = start(layout, options.folder, edge, only)
-        if only is not None:
-            supervise(started[0], lambda local: leave(local, options.folder, edge))
+        options.function(options)
     except (ServerError, ManagementError, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError) as error:
-        deaths = [f"{each.title}: {death}" for each in nodes if (death := each.server.died()) is not None]
-        more = [death for death in deaths if death.partition(": ")[2] not in str(error)]
-        print("; ".join([f"serve: {error}", *more]), file=sys.stderr)
+        is_serve = options.command in ("start", "run", "stop")
+        print(f"{'serve' if is_serve else options.command}: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,7 +1,7 @@
-"""What `make serve` serves where the configuration names no model: built, registered, and asked once.
+"""Nodes whose configuration names no model: resnet-152 is built, registered, and asked once.
 
-Where the published ResNet-152 weights cannot be fetched, resnet-152 is served untrained and says so, and a trained
-mobilenet-v2 beside it gives the prediction.
+Where the published weights cannot be fetched, resnet-152 is served untrained and says so, and a trained mobilenet-v2
+beside it gives the prediction.
 """
 
 import json
@@ -17,10 +17,10 @@ import requests
 from deploy.archive import Archive, Recipe, cache_of, report
 from deploy.memory import Served, too_little
 from deploy.models import ROOT, model
-from deploy.run.machine import Local
-from deploy.run.running import record_of, run_node
+from deploy.run.machine import LocalNode
+from deploy.run.nodes import banner, start_node
+from deploy.run.restore import Record
 from deploy.run.server import Server, ServerError
-from deploy.run.waits import Waits, banner
 from deploy.sources import WeightsUnavailable
 from torchserve_client.archives import describe, original_version
 from torchserve_client.management import ManagementError
@@ -30,28 +30,26 @@ PHOTOGRAPH = ROOT / "examples" / MAIN / "cat.jpg"
 WORKERS = 1
 
 
-def start(nodes: Sequence[Local], waits: Waits, *, is_supervised: bool) -> None:
+def start(nodes: Sequence[LocalNode], *, is_watched: bool) -> None:
     """Build archives, start the nodes, register the models on all of them, and print a prediction.
 
     Args:
         nodes: running or not.
-        waits: says what is waited for.
-        is_supervised: whether a node that comes back serves what it did, and nothing else: what was unregistered stays
+        is_watched: whether a node that comes back serves what it did, and nothing else: what was unregistered stays
             away.
     """
     built: dict[str, Archive] | None = None
-    if not (is_supervised and all(record_of(node).exists() for node in nodes)):
+    if not (is_watched and all(Record(node).exists() for node in nodes)):
         built = archives(cache_of(os.environ))
     with ThreadPoolExecutor(len(nodes)) as pool:
-        restored = list(pool.map(lambda node: run_node(node, waits), nodes))
-    others = [node for node, is_restored in zip(nodes, restored, strict=True) if not (is_supervised and is_restored)]
+        restored = list(pool.map(start_node, nodes))
+    others = [node for node, is_restored in zip(nodes, restored, strict=True) if not (is_watched and is_restored)]
     if built is not None and others:
-        register(others, built, waits)
+        register(others, built)
     for node in nodes:
         management = node.server.management
-        described = [management.describe(name) for name in management.models()]
-        problem = too_little(node.server.settings, [Served.described(model) for model in described])
-        if problem is not None:
+        served = [Served.described(management.describe(name)) for name in management.models()]
+        if (problem := too_little(node.server.settings, served)) is not None:
             banner(f"{node.server.config.name}: {problem}")
     if built is not None and others:
         predict(others[0].server, list(built)[-1])
@@ -86,7 +84,7 @@ def _ready(recipe: Recipe) -> Archive:
 
 
 def is_served(server: Server, name: str, archive: Archive) -> bool:
-    """Whether this very archive is registered and ready; an older one of that name is unregistered."""
+    """Return whether this very archive is registered and ready; an older one of that name is unregistered."""
     try:
         described = server.management.describe(name)
     except ManagementError as error:
@@ -103,33 +101,37 @@ def is_served(server: Server, name: str, archive: Archive) -> bool:
     return False
 
 
-def register(nodes: Sequence[Local], archives: Mapping[str, Archive], waits: Waits) -> None:
-    """Serve them all on all nodes, side by side: a worker's start is seconds of one core.
+def register(nodes: Sequence[LocalNode], archives: Mapping[str, Archive]) -> None:
+    """Serve all archives on all nodes, side by side: a worker's start is seconds of one core.
 
     Raises:
         LoadFailed, ManagementError: of the first that failed, when all have ended.
     """
 
-    def serve(node: Local, name: str) -> str:
+    def serve(node: LocalNode, name: str) -> str:
         archive, title = archives[name].path.name, name if node.is_alone else f"{node.name}: {name}"
         if is_served(node.server, name, archives[name]):
             return f"{title}: already served"
         said = describe(archives[name].path)
         batch_size, delay_ms = said.config["batchSize"], said.config["maxBatchDelay"]
-        with waits.on(f"{title}: waiting for its worker"):
-            node.server.register(name, archive, batch_size=batch_size, max_batch_delay_ms=delay_ms, workers=WORKERS)
+        print(f"{title}: waiting for its worker ...", flush=True)
+        node.server.register(name, archive, batch_size=batch_size, max_batch_delay_ms=delay_ms, workers=WORKERS)
         mode = "adaptive" if said.is_continuous else "classic"
-        words = f"{mode} mode, batch_size {batch_size}, max_batch_delay {delay_ms} ms, {WORKERS} worker"
-        return f"{title}: registered, {words}"
+        batch = f"batch_size {batch_size}, max_batch_delay {delay_ms} ms"
+        return f"{title}: registered, {mode} mode, {batch}, {WORKERS} worker"
 
     wanted = [(node, name) for node in nodes for name in archives]
     with ThreadPoolExecutor(len(wanted)) as pool:
-        for said in pool.map(lambda each: serve(*each), wanted):
-            print(said)
+        for line in pool.map(lambda each: serve(*each), wanted):
+            print(line)
 
 
 def predict(server: Server, name: str) -> None:
-    """Send the photograph and print the answer."""
+    """Send the photograph and print the answer.
+
+    Raises:
+        ServerError: the answer is an error.
+    """
     url = f"{server.settings.inference_url}/predictions/{name}"
     print(f"\n$ curl -T {PHOTOGRAPH.relative_to(ROOT)} {url}")
     with requests.Session() as session:

@@ -1,8 +1,8 @@
 """The nodes of this machine: where each lies, and what it is configured by.
 
-    config.properties, how many -> layout -> Local: a Server with its folder, ports, share -> Node, for nodes.json
+    config.properties, how many -> Layout -> LocalNode: a Server with its folder, ports, share -> Node, for nodes.json
 
-One node is the server as ever: the configuration itself, logs/ and key_file.json of the repository. Several have a
+One node is the repository's server: the configuration itself, logs/ and key_file.json of the repository. Several have a
 folder each, .nodes/NAME/, with their own config.properties, logs/, key_file.json and tmp/; the model store is shared.
 The first keeps the ports of the configuration, each other's are 100 higher than those of the one before.
 """
@@ -30,7 +30,7 @@ SOCKET_NAME = "/.ts.sock.65535"
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalNode:
     """A node of this machine.
 
     Attributes:
@@ -44,23 +44,17 @@ class Local:
     server: Server
 
     @property
-    def title(self) -> str:
-        """What it is called where a person reads: TorchServe where it is the only one."""
-        return "TorchServe" if self.is_alone else self.name
-
-    @property
     def is_alone(self) -> bool:
         """Whether it is the repository's one server, in the repository's own folders."""
         return self.server.directory != self.folder
 
     @property
-    def logs_shown(self) -> str:
-        """Its folder of logs as a person types it."""
-        logs = self.server.logs
-        return str(logs.relative_to(ROOT)) if logs.is_relative_to(ROOT) else str(logs)
+    def title(self) -> str:
+        """Its name in messages: TorchServe where it is the only one."""
+        return "TorchServe" if self.is_alone else self.name
 
     def node(self) -> Node:
-        """Its name and addresses, as the gateway reaches it.
+        """Return its name and addresses, as the gateway reaches it.
 
         Raises:
             ServerError: it has addresses that the gateway cannot reach.
@@ -92,13 +86,13 @@ class Layout:
     nodes: int
 
     def write(self, folder: Path = FOLDER) -> None:
-        """Leave it for `read`."""
+        """Write it for `read`."""
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / "layout.json", json.dumps({"config": str(self.config.resolve()), "nodes": self.nodes}))
 
     @classmethod
     def read(cls, folder: Path = FOLDER) -> "Layout | None":
-        """What was written last; None where nothing was, or its configuration is gone."""
+        """Return what was written last; None where nothing was, or its configuration is gone."""
         try:
             found = json.loads((folder / "layout.json").read_text())
             layout = cls(Path(found["config"]), int(found["nodes"]))
@@ -107,8 +101,8 @@ class Layout:
         return layout if layout.config.is_file() else None
 
 
-def locals_of(layout: Layout, folder: Path = FOLDER, root: Path = ROOT) -> list[Local]:
-    """Find the nodes of a layout, running or not.
+def local_nodes(layout: Layout, folder: Path = FOLDER, root: Path = ROOT) -> list[LocalNode]:
+    """Return the nodes of a layout, running or not.
 
     Args:
         layout: which configuration, how many.
@@ -119,12 +113,11 @@ def locals_of(layout: Layout, folder: Path = FOLDER, root: Path = ROOT) -> list[
         ServerError: there is no room for them: a port beyond 65535, or a folder whose path is too long.
     """
     if layout.nodes == 1:
-        return [Local("node-1", folder / "node-1", Server(layout.config))]
+        return [LocalNode("node-1", folder / "node-1", Server(layout.config))]
     text = layout.config.read_text(encoding="utf-8")
     settings = Settings.read(layout.config)
-    own = shares(cores_here(), gpus_here(os.environ), layout.nodes)
     found = []
-    for number, share in enumerate(own):
+    for number, share in enumerate(shares(cores_here(), gpus_here(os.environ), layout.nodes)):
         values = _addresses(settings, number * PORT_STEP)
         values["model_store"] = str((root / settings.model_store).resolve())
         if share.gpu is not None:
@@ -135,8 +128,10 @@ def locals_of(layout: Layout, folder: Path = FOLDER, root: Path = ROOT) -> list[
     return found
 
 
-def placed(name: str, place: Path, text: str, *, root: Path, values: Mapping[str, str], share: Share = WHOLE) -> Local:
-    """Give a node a folder of its own: its config.properties, and tmp/.
+def placed(
+    name: str, place: Path, text: str, *, root: Path, values: Mapping[str, str], share: Share = WHOLE
+) -> LocalNode:
+    """Make a node's own folder, with its config.properties and tmp/.
 
     Args:
         name: the node's.
@@ -155,38 +150,32 @@ def placed(name: str, place: Path, text: str, *, root: Path, values: Mapping[str
     temporary.mkdir(parents=True, exist_ok=True)
     config = place / "config.properties"
     _write(config, moved(text, root, values))
-    return Local(name, place, Server(config, directory=place, temporary=temporary, share=share))
+    return LocalNode(name, place, Server(config, directory=place, temporary=temporary, share=share))
 
 
-def found(folder: Path = FOLDER) -> list[Local]:
-    """The nodes that have a folder of their own, as they were configured last; running or not."""
-    places = sorted(path.parent for path in folder.glob("node-*/config.properties"))
-    return [
-        Local(place.name, place, Server(place / "config.properties", directory=place, temporary=place / "tmp"))
-        for place in places
-    ]
-
-
-def everything(config: Path, folder: Path = FOLDER) -> list[Local]:
-    """The server that is alone, and the nodes that have folders of their own; running or not.
+def everything(config: Path, folder: Path = FOLDER) -> list[LocalNode]:
+    """Return the server that is alone, and the nodes that have folders of their own; running or not.
 
     Args:
         config: of the server that is alone.
-        folder: of the nodes.
+        folder: of the nodes, which are as they were configured last.
     """
-    return [Local("node-1", folder / "node-1", Server(config)), *found(folder)]
+    places = sorted(path.parent for path in folder.glob("node-*/config.properties"))
+    return [
+        LocalNode("node-1", folder / "node-1", Server(config)),
+        *(
+            LocalNode(place.name, place, Server(place / "config.properties", directory=place, temporary=place / "tmp"))
+            for place in places
+        ),
+    ]
 
 
-def running_at(management_url: str, config: Path, folder: Path = FOLDER) -> Local | None:
-    """Find the running node whose management API is there; None where none of this machine is."""
-    for each in everything(config, folder):
-        if each.server.pid() is not None and each.node().management == management_url:
-            return each
-    return None
+def reachable(nodes: Sequence[LocalNode]) -> list[Node]:
+    """Return the nodes that the gateway can reach: all, or none where the only one has other addresses.
 
-
-def nodes_of(nodes: Sequence[Local]) -> list[Node]:
-    """Those of them that the gateway can reach: all, or none where the one that there is has other addresses."""
+    Raises:
+        ServerError: one of several cannot be reached.
+    """
     try:
         return [each.node() for each in nodes]
     except ServerError:

@@ -1,139 +1,117 @@
-"""A server whose configuration names its models: what must be so before it starts, and what is proven once it has.
+"""Nodes whose configuration names their models: archives checked before the start, models proven READY after it.
 
-config.properties + archives of the model store -> named     (every model has its archive and its entry)
-Server, started                                 -> prove     (each is READY, and the heap holds what may queue)
-                                                -> calls     (the lines that a client types, with the key)
+config.properties -> check_archives -> nodes started -> prove (each model is READY, the heap holds what may queue)
+                                                     -> calls (the lines that a client types, with the key)
 """
 
 import re
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from deploy.memory import Served, too_little
 from deploy.models import ROOT
+from deploy.run.machine import LocalNode
+from deploy.run.nodes import banner, start_node
 from deploy.run.properties import Settings
+from deploy.run.restore import Record
 from deploy.run.server import LoadFailed, Server, ServerError
-from torchserve_client.archives import describe
-from torchserve_client.errors import InvalidPayload
 from torchserve_client.errors import LoadFailed as NotLoaded
-from torchserve_client.management import POLL_S, ManagementError
 from torchserve_client.worker_log import WorkerLog, wait_loaded
-
-# What TorchServe takes for an archive where load_models says "all".
-ARCHIVES = (".mar", ".tar.gz")
-# Seconds that TorchServe is given to register an archive after it answers; it registers first, as far as was seen.
-REGISTRATION_S = 10.0
 
 
 class NotAsConfigured(ServerError):
     """The configuration names what is not there, or not what is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """One model that a configuration names, and the archive that holds it."""
+def start(nodes: Sequence[LocalNode], *, is_watched: bool) -> None:
+    """Start nodes, prove that they serve what is named, and print how to call it.
 
-    name: str
-    version: str
-    archive: str
+    Args:
+        nodes: running or not, all of one configuration.
+        is_watched: whether what is printed ends in a log, where no key may be.
 
-    @property
-    def is_untrained(self) -> bool:
-        """Whether its weights are random."""
-        return self.version.endswith("-untrained")
+    Raises:
+        ServerError: something is not as it should be. The nodes that this call has started are stopped again.
+    """
+    new = [node for node in nodes if node.server.pid() is None]
+    try:
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            (models, *_) = pool.map(prove, nodes)
+    except BaseException:
+        for node in new:
+            # A server that died is left as it is, for the message that says of what.
+            with suppress(ServerError):
+                node.server.stop()
+            Record(node).forget()
+        raise
+    for node in nodes:
+        for name, version in models:
+            print(f"{'' if node.is_alone else f'{node.name}: '}{name}: READY, version {version}", flush=True)
+    if untrained := [name for name, version in models if version.endswith("-untrained")]:
+        banner(f"{', '.join(untrained)}: RANDOM weights: the answers mean nothing.")
+    for node in [] if is_watched else nodes:
+        for line in calls(node.server, models):
+            print(f"\n$ {line}")
 
 
-def named(settings: Settings, store: Path) -> list[Named]:
-    """Find what the configuration names.
+def check_archives(settings: Settings, store: Path) -> None:
+    """Check that the configuration names models, and that their archives are there.
 
     Args:
         settings: the server's.
         store: its model store.
 
     Raises:
-        NotAsConfigured: an archive is missing, is none, or is not the one that `models` has an entry for. TorchServe
-            itself would start, log a warning, and serve the rest.
+        NotAsConfigured: none is named, or an archive is missing: TorchServe would log a warning, and serve the rest.
     """
-    files = settings.load_models
-    if not files:
-        raise NotAsConfigured("load_models names no archive, and with enable_model_api=false none can be registered")
-    if [file.lower() for file in files] == ["all"]:
-        files = tuple(sorted(path.name for path in store.iterdir() if path.name.endswith(ARCHIVES)))
-    found = [_named(file, settings, store) for file in files]
-    lacking = settings.models.keys() - {model.name for model in found}
-    if lacking:
-        raise NotAsConfigured(f"models= names {', '.join(sorted(lacking))}, which no archive of load_models holds")
-    return found
+    for file in settings.load_models:
+        archive = store / file.rpartition("=")[2]
+        if file.lower() != "all" and not archive.exists():
+            builds = f"./archive.sh {archive.name.partition('.')[0]} builds it"
+            raise NotAsConfigured(f"{archive} is missing, which load_models names: {builds}")
+    if not settings.load_models or not settings.models:
+        raise NotAsConfigured("load_models and models= name no model, and enable_model_api=false registers no other")
 
 
-def _named(file: str, settings: Settings, store: Path) -> Named:
-    wanted, _, archive = file.rpartition("=")
-    if not (store / archive).exists():
-        raise NotAsConfigured(
-            f"{store / archive} is missing, which load_models names: ./archive.sh {archive.partition('.')[0]} builds it"
-        )
-    try:
-        manifest = describe(store / archive)
-    except InvalidPayload as error:
-        raise NotAsConfigured(error.message) from None
-    name, version = wanted or manifest.name, manifest.version
-    entry = settings.models.get(name)
-    if entry is None:
-        names = ", ".join(settings.models) or "none"
-        raise NotAsConfigured(f"{archive} holds {name}, which models= has no entry for; it names {names}")
-    if version not in entry:
-        raise NotAsConfigured(f"{archive} holds {name} {version}, and models= names {' and '.join(entry)}")
-    mar = entry[version].get("marName", archive)
-    if mar != archive:
-        raise NotAsConfigured(f"models= has marName {mar} for {name} {version}, and load_models names {archive}")
-    return Named(name, version, archive)
+def prove(node: LocalNode) -> list[tuple[str, str]]:
+    """Start a node unless it runs, wait until all that is named is READY, and check that the heap holds what may queue.
 
-
-def logs(server: Server, models: Sequence[Named]) -> list[WorkerLog]:
-    """What the workers of each model print from now on."""
-    return [WorkerLog(server.logs / "model_log.log", model.name, model.version) for model in models]
-
-
-def prove(server: Server, models: Sequence[Named], printed: Sequence[WorkerLog]) -> None:
-    """Wait until every worker of every model is READY, and check that the heap holds what may queue.
-
-    Args:
-        server: the running server.
-        models: those that it should serve.
-        printed: what the workers of each print, from before they were started on.
+    Returns:
+        Name and version of each model.
 
     Raises:
         LoadFailed: a worker does not come up; in its own words.
-        NotAsConfigured: a model is not registered, or the heap is too small for the limits.
-        ManagementError: the server does not answer.
+        NotAsConfigured: what is registered is not what is named, or the heap is too small for the limits.
+        ServerError: the server did not start, or its key is missing.
+        ManagementError: it does not answer.
     """
-    described = []
-    for model, log in zip(models, printed, strict=True):
-        _wait_registered(server, model)
+    server = node.server
+    named = server.settings.models
+    check_archives(server.settings, server.directory / server.settings.model_store)
+    logs = {name: WorkerLog(server.logs / "model_log.log", name) for name in named}
+    start_node(node)
+    management = server.management
+    models = [(name, version) for name in management.models() for version in management.versions(name)]
+    for name, version in models:
+        if version not in named.get(name, ()):
+            raise NotAsConfigured(f"load_models holds {name} {version}, which models= has no entry for")
+    if lacking := named.keys() - {name for name, _ in models}:
+        raise NotAsConfigured(f"models= names {', '.join(sorted(lacking))}, not registered; {_warning(server)}")
+    prefix = "" if node.is_alone else f"{node.name}: "
+    print(f"{prefix}{', '.join(name for name, _ in models)}: waiting for workers ...", flush=True)
+    for name, version in models:
         try:
-            wait_loaded(server.management, model.name, log, model.version)
+            wait_loaded(management, name, logs[name], version)
         except NotLoaded as error:
             raise LoadFailed(error.message) from None
-        described.append(Served.described(server.management.describe(model.name, model.version)))
-    problem = too_little(server.settings, described)
+    problem = too_little(server.settings, [Served.described(management.describe(*model)) for model in models])
     if problem is not None:
         raise NotAsConfigured(f"{server.config.name}: {problem}")
-
-
-def _wait_registered(server: Server, model: Named) -> None:
-    deadline = time.monotonic() + REGISTRATION_S
-    while True:
-        try:
-            server.management.describe(model.name, model.version)
-            return
-        except ManagementError as error:
-            if error.status != 404:
-                raise
-        if time.monotonic() > deadline:
-            raise NotAsConfigured(f"{model.name} {model.version} is not registered; {_warning(server)}")
-        time.sleep(POLL_S)
+    if server.settings.has_tokens and not server.key("inference"):
+        raise ServerError(f"{server.keys} has no key: calls need one")
+    return models
 
 
 def _warning(server: Server) -> str:
@@ -143,24 +121,20 @@ def _warning(server: Server) -> str:
     return warnings[-1].partition(" - ")[2] if warnings else f"{log} may say why"
 
 
-def calls(server: Server, models: Sequence[Named], key: str | None) -> list[str]:
-    """Write the lines that ask each model for a prediction.
+def calls(server: Server, models: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the lines that ask each model for a prediction, with the server's key.
 
-    Args:
-        server: the running server.
-        models: those that it serves.
-        key: of the inference API, as a shell has it: the key itself, or a command that prints it; None for no header.
+    Raises:
+        ServerError: its file of keys cannot be used.
     """
+    key = server.key("inference")
     header = f'-H "Authorization: Bearer {key}" ' if key else ""
-    lines = []
-    for model in models:
-        address = f"{server.settings.inference_url}/predictions/{model.name}"
-        lines.append(f"curl {header}{_sample(model.name)} {address}")
-    return lines
+    url = f"{server.settings.inference_url}/predictions"
+    return [f"curl {header}{_sample(name)} {url}/{name}" for name, _ in models]
 
 
 def _sample(name: str) -> str:
-    """Options of curl that send what lies in the example of that name, or a word for what would."""
+    """Options of curl that send a file of the example of that name, or a placeholder."""
     folder = ROOT / "examples" / name
     for path in sorted(folder.glob("*.jpg")):
         return f"-T {path.relative_to(ROOT)}"

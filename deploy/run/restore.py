@@ -1,32 +1,148 @@
-"""Registers again what a node served before it died.
+"""What a node serves, kept so that a node that died serves it again: TorchServe's own snapshots.
 
-    Registration -> its archive is there, and of that version -> registered, scaled, default -> READY
+    register, scale, set-default, unregister -> TorchServe writes logs/config/TIME-snapshot.cfg before it answers
+    start again: snapshots -> Record.keep -> restore.json -> restore: registered again -> Record.done
 
-What cannot be had is said in a line, and the rest is served.
+TorchServe is started with its configuration named (-f), so that it never reads a snapshot itself: it would replace the
+configuration, and serve nothing at all where one archive is gone. Snapshots begin anew with each start, so what is not
+yet restored stands in restore.json until it is.
 """
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from deploy.run.machine import Local
-from deploy.run.record import Registration
-from deploy.run.waits import Waits
+from deploy.run.machine import LocalNode
+from deploy.run.properties import parse
 from torchserve_client.archives import describe
 from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError, NotReady
-from torchserve_client.management import Management
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
+# A character behind a backslash, as java.util.Properties writes values.
+ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
-def restore(local: Local, wanted: Sequence[Registration], waits: Waits) -> list[str]:
-    """Have a node serve what it served.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Registration:
+    """One version of a model, as it was registered and scaled.
+
+    Attributes:
+        archive: its file in the model store.
+        min_workers, max_workers: as it was scaled last.
+        is_default: whether requests that name no version are its own.
+        response_timeout_s, startup_timeout_s: an archive's own model-config.yaml wins over them.
+    """
+
+    model: str
+    version: str
+    archive: str
+    batch_size: int
+    max_batch_delay_ms: int
+    min_workers: int
+    max_workers: int
+    is_default: bool
+    response_timeout_s: int
+    startup_timeout_s: int
+
+
+class Record:
+    """What one node served when it was seen last."""
+
+    def __init__(self, local: LocalNode) -> None:
+        """Find the record of a node: in its folder, and in the snapshots among its TorchServe's logs."""
+        self._mark = local.folder / "served"
+        self._pending = local.folder / "restore.json"
+        self._snapshots = local.server.logs / "config"
+
+    def exists(self) -> bool:
+        """Return whether the node was started, and not stopped for good since."""
+        return self._mark.exists()
+
+    def keep(self) -> list[Registration]:
+        """Return what is to be restored, before a start, and keep it until `done`; nothing where `exists` is false."""
+        found = self.read() if self.exists() else []
+        self._mark.parent.mkdir(parents=True, exist_ok=True)
+        new = self._pending.with_suffix(".new")
+        new.write_text(json.dumps([asdict(each) for each in found], indent=1))
+        new.replace(self._pending)
+        for path in self._files():
+            path.unlink(missing_ok=True)
+        self._mark.touch()
+        return found
+
+    def read(self) -> list[Registration]:
+        """Return what is not restored yet, and what is served beside it."""
+        try:
+            waiting = [Registration(**each) for each in json.loads(self._pending.read_text())]
+        except (OSError, ValueError, TypeError):
+            waiting = []
+        found = {(each.model, each.version): each for each in waiting}
+        for each in self._last():
+            found.setdefault((each.model, each.version), each)
+        return list(found.values())
+
+    def done(self) -> None:
+        """All that can be restored is: what TorchServe writes is the record from now on."""
+        self._pending.unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """The node is stopped for good: it starts as the configuration has it."""
+        self._mark.unlink(missing_ok=True)
+        self.done()
+        for path in self._files():
+            path.unlink(missing_ok=True)
+
+    def _last(self) -> list[Registration]:
+        for path in reversed(self._files()):
+            found = registrations(path.read_text(encoding="utf-8", errors="replace"))
+            if found is not None:
+                return found
+        return []
+
+    def _files(self) -> list[Path]:
+        """The snapshots, the oldest first: by when they were written, since their names are local time."""
+        found = [path for path in self._snapshots.glob("*.cfg") if path.is_file()]
+        return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+
+def registrations(snapshot: str) -> list[Registration] | None:
+    """Parse a snapshot; None where it is cut off, as a server killed while it wrote leaves it."""
+
+    def unescaped(match: re.Match[str]) -> str:
+        return chr(int(match[1], 16)) if match[1] else CONTROLS.get(match[2], match[2])
+
+    try:
+        models = json.loads(ESCAPE.sub(unescaped, parse(snapshot)["model_snapshot"]))["models"]
+        return [
+            Registration(
+                model=model,
+                version=version,
+                archive=str(state["marName"]),
+                batch_size=int(state["batchSize"]),
+                max_batch_delay_ms=int(state["maxBatchDelay"]),
+                min_workers=int(state["minWorkers"]),
+                max_workers=int(state["maxWorkers"]),
+                is_default=bool(state["defaultVersion"]),
+                response_timeout_s=int(state.get("responseTimeout", 120)),
+                startup_timeout_s=int(state.get("startupTimeout", 120)),
+            )
+            for model, versions in models.items()
+            for version, state in versions.items()
+        ]
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[str]:
+    """Register again what a node served, and yield a line for each version: that it is back, or why it is not.
 
     Args:
         local: a running node; what it serves already stays as it is.
         wanted: what it served.
-        waits: says what is waited for.
-
-    Returns:
-        A line for each version: that it is back, or why it is not.
 
     Raises:
         Unreachable: the node does not answer any more.
@@ -39,38 +155,31 @@ def restore(local: Local, wanted: Sequence[Registration], waits: Waits) -> list[
             management.set_default(each.model, each.version)
 
     def line(each: Registration, problem: str | None, log: WorkerLog) -> str:
-        name = f"{local.name}: {each.model} {each.version}"
         if problem is None and each.min_workers > 0:
             try:
-                with waits.on(f"{name}: waiting for its workers"):
-                    wait_loaded(management, each.model, log, each.version)
+                wait_loaded(management, each.model, log, each.version)
             except (LoadFailed, NotReady) as error:
                 problem = error.message
+        name = f"{local.name}: {each.model} {each.version}"
         if problem is not None:
             return f"{name} is not restored: {problem}"
-        return (
-            f"{name}: restored, batch_size {each.batch_size}, max_batch_delay {each.max_batch_delay_ms} ms, "
-            f"workers {each.min_workers}"
-        )
+        batch = f"batch_size {each.batch_size}, max_batch_delay {each.max_batch_delay_ms} ms"
+        return f"{name}: restored, {batch}, workers {each.min_workers}"
 
     with ThreadPoolExecutor(max(1, len(wanted))) as pool:
-        return list(pool.map(line, wanted, problems, logs))
+        yield from pool.map(line, wanted, problems, logs)
 
 
-def _register(local: Local, wanted: Registration) -> str | None:
-    """Register one version as it was; returns what is in the way."""
+def _register(local: LocalNode, wanted: Registration) -> str | None:
+    """Register one version as it was; return what is in the way."""
     server, management = local.server, local.server.management
     path = server.directory / server.settings.model_store / wanted.archive
-    if not path.exists():
-        return f"{wanted.archive} is gone from the model store"
     try:
-        version = describe(path).version
-    except InvalidPayload as error:
-        return error.message
-    if version != wanted.version:
-        return f"{wanted.archive} holds version {version} now"
-    try:
-        if not _is_registered(management, wanted):
+        if not path.exists():
+            return f"{wanted.archive} is gone from the model store"
+        if (version := describe(path).version) != wanted.version:
+            return f"{wanted.archive} holds version {version} now"
+        if wanted.model not in management.models() or wanted.version not in management.versions(wanted.model):
             management.register(
                 wanted.archive,
                 batch_size=wanted.batch_size,
@@ -83,17 +192,10 @@ def _register(local: Local, wanted: Registration) -> str | None:
         described = management.describe(wanted.model, wanted.version)
         if (described["minWorkers"], described["maxWorkers"]) != (wanted.min_workers, wanted.max_workers):
             management.scale(wanted.model, wanted.min_workers, wanted.version, most=wanted.max_workers)
+    except InvalidPayload as error:
+        return error.message
     except ManagementError as error:
         if error.status == 0:
             raise
         return error.message
     return None
-
-
-def _is_registered(management: Management, wanted: Registration) -> bool:
-    try:
-        return wanted.version in management.versions(wanted.model)
-    except ManagementError as error:
-        if error.status != 404:
-            raise
-        return False

@@ -1,7 +1,7 @@
 """One TorchServe: its settings, its process, its log.
 
 config.properties -> Server -> start -> a process, its log and its keys -> stop
-                                        └> died: why it is gone, though nobody stopped it
+                                        └> died: why it is gone, though no one stopped it
 
 ServerError                the server did not do what was asked; the message says why
 ├── StartFailed            it did not come up
@@ -38,6 +38,8 @@ LAST_WORDS = "Terminating due to"
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
+# How far a process' start, counted from the boot, may lie behind the time of a file.
+CLOCK_S = 2.0
 
 
 class ServerError(Exception):
@@ -98,8 +100,8 @@ class Server:
         return Path(process.cwd(), words[words.index("-f") + 1]).resolve()
 
     def died(self) -> str | None:
-        """Say what became of a server that was started, and is gone though nobody stopped it; None otherwise."""
-        if self._process() is not None or not self._pid_file.exists():
+        """Return how a server ended that was started and never stopped; None where there is none such."""
+        if self._named() is not None or not self._pid_file.exists():
             return None
         try:
             last = self.console.read_text(errors="replace").splitlines()
@@ -110,13 +112,14 @@ class Server:
         return f"process {pid} has died: {words[0] if words else 'without a word; killed, or the machine went down'}"
 
     def forget(self) -> None:
-        """Leave nothing of a server that has died: no key, and no worker, which may wait for it forever."""
+        """Remove what a server that has died left: its key, and its workers, which may wait for it forever."""
         sockets = f"{self.temporary}/.ts.sock."
         for process in psutil.process_iter(["cmdline", "ppid"]):
             if any(word.startswith(sockets) for word in process.info["cmdline"] or ()) and _is_orphan(process):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-        self._pid_file.unlink(missing_ok=True)
+        if self._named() is None:
+            self._pid_file.unlink(missing_ok=True)
         self.keys.unlink(missing_ok=True)
 
     @property
@@ -129,9 +132,19 @@ class Server:
         return self.temporary / ".model_server.pid"
 
     def _process(self) -> psutil.Process | None:
+        """The running server; another checkout's may have the same temporary folder."""
+        process = self._named()
+        try:
+            return process if process and Path(process.cwd()) == self.directory.resolve() else None
+        except psutil.Error:
+            return None
+
+    def _named(self) -> psutil.Process | None:
+        """The TorchServe that the pid file names; ids are used again, by processes that are younger than the file."""
         try:
             process = psutil.Process(int(self._pid_file.read_text()))
-            return process if JAVA_CLASS in process.cmdline() else None
+            is_older = process.create_time() < self._pid_file.stat().st_mtime + CLOCK_S
+            return process if is_older and JAVA_CLASS in process.cmdline() else None
         except (OSError, ValueError, psutil.Error):
             return None
 

@@ -11,6 +11,7 @@ import requests
 
 from deploy.gateway import sandbox
 from deploy.gateway.sandbox import Sandbox
+from deploy.gateway.supervisor import HANG_S
 from deploy.run.server import Server
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import MOBILENET, curl, metrics
@@ -51,10 +52,15 @@ def served(serve: Callable[..., str], gateway: Sandbox, session: requests.Sessio
     return gateway
 
 
+def control_of(gateway: Sandbox) -> psutil.Process | None:
+    supervisor = psutil.Process(int((gateway.run / "gateway.pid").read_text()))
+    return next((child for child in supervisor.children() if "deploy.gateway.control" in child.cmdline()), None)
+
+
 def kill_control(gateway: Sandbox) -> None:
     """Kill the control process of a gateway."""
-    supervisor = psutil.Process(int((gateway.run / "gateway.pid").read_text()))
-    (control,) = (child for child in supervisor.children() if "deploy.gateway.control" in child.cmdline())
+    control = control_of(gateway)
+    assert control is not None
     control.send_signal(signal.SIGKILL)
     control.wait(10)
 
@@ -178,10 +184,16 @@ def test_gateway_is_started_once_taken_over_by_a_new_supervisor_and_stopped(
         started = own.command("start")
         assert (started.returncode, started.stderr) == (0, "")
         assert (own.run / "envoy.pid").read_text() == envoy
-        # An Envoy that is killed is there again by itself.
+        # A control process that hangs is killed and started again; an Envoy that dies meanwhile is back within 3 s.
+        hung = control_of(own)
+        assert hung is not None
+        hung.suspend()
         psutil.Process(int(envoy)).kill()
-        until(lambda: (own.run / "envoy.pid").read_text() not in ("", envoy))
-        until(lambda: status(session, f"{own.http}/v2/health/live") == 200)
+        until(lambda: (own.run / "envoy.pid").read_text() not in ("", envoy), 3)
+        until(lambda: status(session, f"{own.http}/predictions/unknown") == 404, 3)
+        hung.wait(HANG_S + 5)
+        # A SIGTERM is seen while the next one starts.
+        until(lambda: control_of(own))
         envoy = (own.run / "envoy.pid").read_text()
         assert own.command("stop").stdout == "gateway: stopped\n"
         assert own.command("stop").stdout == "gateway: not running\n"

@@ -20,13 +20,12 @@ import psutil
 import pytest
 import yaml
 
-from deploy.gateway.departure import Edge, come_back
+from deploy.gateway.drain import Edge, come_back
 from deploy.models import ROOT
-from deploy.run.in_flight import look
-from deploy.run.machine import Layout, Local, locals_of, nodes_of
+from deploy.run.machine import Layout, LocalNode, local_nodes, reachable
 from deploy.run.node import write
-from deploy.run.running import record_of, run_node
-from deploy.run.waits import Waits
+from deploy.run.nodes import start_node, stop_node
+from deploy.run.restore import Record
 from deploy.sandbox import Ports, config_for
 from tests.e2e.clients import Clients, assert_all_answered
 from tests.e2e.conftest import MOBILENET, send
@@ -34,7 +33,6 @@ from tests.photographs import photograph
 from tests.waiting import until
 from torchserve_client.cli import main as client
 from torchserve_client.gateway import Gateway
-from torchserve_client.management import ManagementError
 
 STARTUP_TIMEOUT_S = 120
 
@@ -47,9 +45,9 @@ class Site:
         self.config = folder / "config.properties"
         self.config.write_text(config_for((ROOT / "config.properties").read_text(), Ports.free(), ROOT, store))
         layout = Layout(self.config, 2)
-        self.nodes = locals_of(layout, self.folder)
+        self.nodes = local_nodes(layout, self.folder)
         layout.write(self.folder)
-        write(nodes_of(self.nodes), self.folder / "nodes.json")
+        write(reachable(self.nodes), self.folder / "nodes.json")
         free = Ports.free()
         self.edge = folder / "gateway.yaml"
         ports = {"http": free.inference, "grpc": free.management, "metrics": free.metrics, "control": free.worker}
@@ -89,10 +87,9 @@ class Site:
         return Clients(self.url, count, [photograph("chelsea")], interval_s=0.1)
 
 
-def start(node: Local) -> list[str]:
+def start(node: LocalNode) -> list[str]:
     """As `make serve` does; the models that it serves then."""
-    with Waits() as waits:
-        run_node(node, waits)
+    start_node(node)
     return [str(model) for model in node.server.management.models()]
 
 
@@ -118,7 +115,7 @@ def site(model_store: Path) -> Iterator[Site]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def described(node: Local) -> dict[str, Any]:
+def described(node: LocalNode) -> dict[str, Any]:
     """Everything that a restored node must have in common with the one that died."""
     management = node.server.management
     kept = ("batchSize", "maxBatchDelay", "minWorkers", "maxWorkers", "modelUrl", "responseTimeout")
@@ -131,14 +128,14 @@ def described(node: Local) -> dict[str, Any]:
     return found
 
 
-def kill(node: Local) -> None:
+def kill(node: LocalNode) -> None:
     pid = node.server.pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     until(lambda: node.server.pid() is None)
 
 
-def orphans(node: Local) -> list[int]:
+def orphans(node: LocalNode) -> list[int]:
     """Workers of a server that is no more."""
     prefix = f"{node.server.temporary}/.ts.sock."
     found = psutil.process_iter(["cmdline", "ppid"])
@@ -159,9 +156,7 @@ def test_nodes_share_the_cores_and_are_called_together(site: Site, capsys: pytes
     assert {each["node"] for each in json.loads(capsys.readouterr().out)} == {"node-1", "node-2"}
 
 
-def test_killed_node_loses_no_request_and_comes_back_with_all_that_it_had(
-    site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_killed_node_loses_no_request_and_the_gateway_brings_it_back_with_all_that_it_had(site: Site) -> None:
     node = site.nodes[0]
     management, store = node.server.management, Path(node.server.settings.model_store)
     management.register(f"{MOBILENET}.mar", initial_workers=1, batch_size=3, max_batch_delay_ms=9, model_name="by-curl")
@@ -178,9 +173,10 @@ def test_killed_node_loses_no_request_and_comes_back_with_all_that_it_had(
         clients.wait_for(40)
         kill(node)
         clients.wait_for(40)
-        assert sorted(start(node)) == ["at-last", "by-curl", MOBILENET]
-        lines = capsys.readouterr().out.splitlines()
-        assert "node-1: gone 1.0 is not restored: gone.mar is gone from the model store" in lines
+        log = site.run / "gateway.log"
+        line = "node-1: gone 1.0 is not restored: gone.mar is gone from the model store\n"
+        until(lambda: line in log.read_text() and not (node.folder / "restore.json").exists(), STARTUP_TIMEOUT_S)
+        assert sorted(management.models()) == ["at-last", "by-curl", MOBILENET]
         after = described(node)
         assert (after.pop("at-last 1.0")[0]["batchSize"], before["by-curl 1.0"][0]["batchSize"]) == (5, 3)
         assert after == before
@@ -197,7 +193,7 @@ def test_killed_node_loses_no_request_and_comes_back_with_all_that_it_had(
 
 def test_supervised_node_is_restored_after_a_kill_and_remembers_after_a_sigterm(site: Site) -> None:
     node = site.nodes[1]
-    kill(node)
+    stop_node(node, is_for_good=False)
     out = site.folder / "supervisor.out"
 
     def run() -> subprocess.Popen[bytes]:
@@ -223,7 +219,7 @@ def test_supervised_node_is_restored_after_a_kill_and_remembers_after_a_sigterm(
             clients.wait_for(8)
         assert_all_answered(clients)
         assert node.server.pid() is None
-        assert record_of(node).exists()
+        assert Record(node).exists()
     finally:
         supervisor.kill()
         supervisor.wait()
@@ -246,22 +242,9 @@ def test_rolling_restart_and_make_stop_under_load_lose_and_cut_off_nothing(site:
         site.gateway("stop")
         assert clients.statuses[200] > before
         stopped = site.python(*site.serve("stop"))
-        assert "node-1: stopped" in stopped.stdout
+        assert stopped.stdout.splitlines() == ["node-1: stopped"]
     assert_all_answered(clients)
 
 
-def test_stop_without_a_gateway_waits_for_what_is_in_hand_and_forgets(site: Site) -> None:
-    node = site.nodes[0]
-    start(node)
-    # make stop is for good.
-    with pytest.raises(ManagementError):
-        node.server.management.describe(MOBILENET)
-    # Requests that take a while: the first of each batch waits for others that do not come.
-    node.server.register(MOBILENET, f"{MOBILENET}.mar", batch_size=64, max_batch_delay_ms=4000, workers=1)
-    with ThreadPoolExecutor(3) as pool:
-        answers = [pool.submit(send, node.server, MOBILENET, photograph("chelsea")) for _ in range(3)]
-        until(lambda: look(node.server).arrived >= 3)
-        stopped = site.python(*site.serve("stop"))
-        assert stopped.returncode == 0, stopped.stderr
-        assert [answer.result(60).status for answer in answers] == [200, 200, 200]
-    assert node.server.pid() is None
+def test_stop_is_for_good(site: Site) -> None:
+    assert start(site.nodes[0]) == []

@@ -91,6 +91,10 @@ def remove_archive(site: Checkout) -> None:
     (site.store / f"{MOBILENET}.mar").unlink()
 
 
+def misspell_entry(site: Checkout) -> None:
+    edit(site, f'"{MOBILENET}":', f'"{MOBILENET}-2":')
+
+
 def lower_heap(site: Checkout) -> None:
     edit(site, "-Xmx2700m", "-Xmx512m")
 
@@ -110,6 +114,7 @@ def break_worker(site: Checkout) -> None:
     ("spoil", "line"),
     [
         (remove_archive, rf"model_store/{MOBILENET}\.mar is missing, which load_models names"),
+        (misspell_entry, rf"load_models holds {MOBILENET} 1\.0, which models= has no entry for"),
         (lower_heap, r"72 requests may be held at once, .* that needs -Xmx\d+m"),
         (break_worker, r"Cannot load mobilenet-v2: InvalidConfig: this archive is not as it was .*model-config.yaml"),
     ],
@@ -142,7 +147,7 @@ def test_supervised_server_that_dies_ends_its_supervisor_with_a_line_that_says_s
             stderr=subprocess.STDOUT,
         )
     try:
-        until(lambda: "\n$ curl" in out.read_text() or supervisor.poll() is not None, 120)
+        until(lambda: (site.folder / ".nodes/node-1/run.pid").exists() or supervisor.poll() is not None, 120)
         printed = out.read_text()
         assert supervisor.poll() is None, printed
         assert f"{MOBILENET}: READY, version 1.0-untrained" in printed

@@ -101,13 +101,6 @@ class Pod:
         """Its TorchServe."""
         return Server(self.run / "config.properties", directory=self.run, temporary=self.run / "tmp")
 
-    def drain(self) -> subprocess.CompletedProcess[str]:
-        """The preStop hook."""
-        return subprocess.run(
-            [sys.executable, "-m", "deploy.container", "drain", "--run", str(self.run)],
-            cwd=ROOT, capture_output=True, text=True, check=False, timeout=END_S,
-        )  # fmt: skip
-
     def terminate(self) -> int:
         """SIGTERM; its exit code."""
         self.process.send_signal(signal.SIGTERM)

@@ -21,11 +21,10 @@ import pytest
 import requests
 
 from deploy.gateway import sandbox
-from deploy.gateway.departure import take_out
+from deploy.gateway.drain import take_out
 from deploy.models import ROOT
-from deploy.run.machine import Layout, Local, locals_of
-from deploy.run.running import end_node, run_node
-from deploy.run.waits import Waits
+from deploy.run.machine import Layout, LocalNode, local_nodes
+from deploy.run.nodes import start_node, stop_node
 from deploy.sandbox import Ports, config_for
 from tests.e2e.clients import assert_all_answered, capacity_per_s, under_load
 from tests.e2e.conftest import MOBILENET
@@ -56,7 +55,7 @@ class Fleet:
         gateway: in front of them.
     """
 
-    nodes: list[Local]
+    nodes: list[LocalNode]
     gateway: sandbox.Sandbox
 
     @property
@@ -91,10 +90,10 @@ def fleet(model_store: Path) -> Iterator[Fleet]:
             assert before in text
             text = text.replace(before, after)
         config.write_text(config_for(text, Ports.free(), ROOT, store), encoding="utf-8")
-        nodes = locals_of(Layout(config, 2), folder)
+        nodes = local_nodes(Layout(config, 2), folder)
         for node in nodes:
             stack.callback(node.server.stop)
-            start_again(node)
+            start_node(node)
             node.server.register(MOBILENET, f"{MOBILENET}.mar", **REGISTRATION)
         limits = {"unresponsive_s": UNRESPONSIVE_S}
         gateway = stack.enter_context(sandbox.started([node.node() for node in nodes], limits=limits))
@@ -108,7 +107,7 @@ def rate_per_s(fleet: Fleet) -> float:
     return SHARE * capacity_per_s(fleet.url, BODIES)
 
 
-def signalled(node: Local, number: signal.Signals) -> None:
+def signalled(node: LocalNode, number: signal.Signals) -> None:
     """Send a signal to a whole TorchServe: Java, and every worker."""
     pid = node.server.pid()
     assert pid is not None
@@ -117,19 +116,13 @@ def signalled(node: Local, number: signal.Signals) -> None:
         process.send_signal(number)
 
 
-def start_again(node: Local) -> None:
-    """What a node's supervisor does: start it, with every model that it had."""
-    with Waits() as waits:
-        run_node(node, waits)
-
-
 def test_killed_torchserves_leave_no_request_without_an_answer(fleet: Fleet, rate_per_s: float) -> None:
     def kill() -> None:
         for number in range(KILLS):
             node = fleet.nodes[number % 2]
             signalled(node, signal.SIGKILL)
             time.sleep(0.5)
-            start_again(node)
+            start_node(node)
             fleet.wait_ready()
 
     assert_all_answered(under_load(fleet.url, BODIES, rate_per_s, kill))
@@ -140,12 +133,12 @@ def test_killed_torchserves_leave_no_request_without_an_answer(fleet: Fleet, rat
 
 def test_rolling_restart_leaves_no_request_without_an_answer(fleet: Fleet, rate_per_s: float) -> None:
     def restart() -> None:
-        """Take each node out, stop it when nothing is in hand, start it again, let it get requests again."""
+        """Take each node out, stop it when nothing is in flight, start it again, let it get requests again."""
         gateway = Gateway(fleet.gateway.control)
         for node in fleet.nodes:
-            assert take_out(gateway, node.name, lambda _: None, timeout_s=60)
-            assert end_node(node, lambda _: None, is_for_good=False)
-            start_again(node)
+            assert take_out(gateway, node.name, limit_s=60)
+            assert stop_node(node, is_for_good=False)
+            start_node(node)
             gateway.drain(node.name, is_draining=False)
             fleet.wait_ready()
         gateway.close()

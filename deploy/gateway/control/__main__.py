@@ -15,6 +15,7 @@ from deploy.gateway.configuration import Configuration
 from deploy.gateway.control.app import control_app, metrics_app, serve
 from deploy.gateway.control.edge import EnvoyEdge
 from deploy.gateway.control.gateway import Gateway
+from deploy.gateway.supervisor import ALIVE
 from handlers.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ async def control(configuration: Configuration, run: Path) -> None:
         runners.append(await serve(metrics_app(gateway), ports.internal_address, ports.metrics))
         logger.info("nodes: %s", ", ".join(node.name for node in nodes) or "none")
         while not stopped.is_set() and os.getppid() == parent:
+            (run / ALIVE).touch()
             try:
                 await asyncio.wait_for(stopped.wait(), LOOK_S)
             except TimeoutError:

@@ -5,6 +5,7 @@ starts another only where none does.
 """
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,11 +26,15 @@ from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.settings import Settings
 
+logger = logging.getLogger(__name__)
+
 PID, LOG = "envoy.pid", "envoy.log"
 # Seconds: between two looks, until it answers, until it has ended once it was told to, in which nothing must come on
 # connections that lie idle, and after which a listener that was replaced closes what still stands.
 POLL_S, READY_S, END_S, QUIET_S, DRAIN_S = 0.05, 30.0, 10.0, 1.0, 600
 LOG_LINES = 5
+# So many deaths within so many seconds are no accident.
+DEATHS, DEATHS_S = 5, 60.0
 # Milliseconds until a line of the access log is in its file.
 FLUSH_MS = 500
 
@@ -62,6 +68,25 @@ class Envoy:
         self._run = run
         self._listeners = tuple(listeners)
         self._child: subprocess.Popen[bytes] | None = None
+        self._deaths: deque[float] = deque(maxlen=DEATHS)
+
+    def keep(self, start: Callable[[], object]) -> None:
+        """Start Envoy where it does not run.
+
+        Args:
+            start: calls `start` or `start_on`.
+
+        Raises:
+            EnvoyError: it does not come up, or has died again and again.
+        """
+        if self.pid() is not None:
+            return
+        if self._child is not None:
+            logger.error("Envoy has died")
+            self._deaths.append(time.monotonic())
+            if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_S:
+                raise EnvoyError(f"Envoy has died {DEATHS} times in {DEATHS_S:g} s")
+        start()
 
     def start(self, settings: Settings) -> bool:
         """Start Envoy on the files in its folder; see `start_on`.

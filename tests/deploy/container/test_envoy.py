@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from deploy.container import envoy
-from deploy.container.envoy import INFERENCE, LISTENER, MANAGEMENT, METRICS, ROUTES_FILE, View
+from deploy.container.envoy import LISTENER, ROUTES_FILE, View
 from deploy.container.settings import NodeSettings
 from deploy.gateway.envoy.clusters import Tokens
 from deploy.gateway.envoy.files import prepare, put
@@ -54,11 +54,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     process = Envoy(settings.envoy, [LISTENER])
     prepare(settings.envoy)
     put(settings.envoy / ROUTES_FILE, [envoy.routes(View())])
-    urls = torchserve.node
-    document = envoy.bootstrap(
-        settings, {INFERENCE: urls.inference, MANAGEMENT: urls.management, METRICS: urls.metrics}
-    )
-    process.start_on(document)
+    process.start_on(envoy.bootstrap(settings, torchserve.node))
     yield Node(process, settings, torchserve)
     torchserve.close()
     process.stop(10)
@@ -133,7 +129,7 @@ def test_ready_and_live_are_answered_and_requests_counted_while_torchserve_answe
         waiting = pool.submit(node.ask, "POST", "/predictions/m", headers={"X-Do": "wait"})
         assert node.torchserve.arrived.wait(60)
         assert [node.ask("GET", path).status_code for path in ("/ready", "/live")] == [200, 200]
-        assert node.envoy.statistic(f"cluster.{INFERENCE}.upstream_rq_active") == 1
+        assert node.envoy.statistic("cluster.inference.upstream_rq_active") == 1
         node.torchserve.release.set()
         assert waiting.result(60).status_code == 200
 

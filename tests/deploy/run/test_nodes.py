@@ -13,10 +13,10 @@ from deploy.gateway import __main__ as gateway
 from deploy.gateway.settings import Settings as GatewaySettings
 from deploy.models import ROOT
 from deploy.run import __main__ as run
-from deploy.run.machine import Layout, found, locals_of, nodes_of
+from deploy.run.machine import Layout, everything, local_nodes, reachable
 from deploy.run.node import Node, read, write
 from deploy.run.properties import Settings, parse
-from deploy.run.server import ServerError
+from deploy.run.server import STOP_TIMEOUT_S, ServerError
 from deploy.run.share import Share, gpus_here, on_cores, shares, shortage, visible_gpu
 
 UNITS = ROOT / "deploy" / "run" / "systemd"
@@ -32,20 +32,20 @@ def layout(tmp_path: Path, nodes: int, name: str = "config.properties", **replac
 
 
 def test_one_node_is_the_repositorys_own_server(tmp_path: Path) -> None:
-    (only,) = locals_of(Layout(ROOT / "config.properties", 1), tmp_path)
+    (only,) = local_nodes(Layout(ROOT / "config.properties", 1), tmp_path)
     assert (only.name, only.is_alone, only.title, only.server.logs) == ("node-1", True, "TorchServe", ROOT / "logs")
     urls = {f"{api}": f"http://127.0.0.1:808{port}" for port, api in enumerate(("inference", "management", "metrics"))}
-    assert nodes_of([only]) == [Node(name="node-1", **urls)]
+    assert reachable([only]) == [Node(name="node-1", **urls)]
     assert not list(tmp_path.iterdir())
     # What listens on every interface is called on loopback; what the gateway cannot reach is no node of its own.
     wide = layout(tmp_path, 1, inference_address="http://0.0.0.0:8080")
-    assert nodes_of(locals_of(wide, tmp_path))[0].inference == "http://127.0.0.1:8080"
-    assert nodes_of(locals_of(layout(tmp_path, 1, inference_address="https://127.0.0.1:8443"), tmp_path)) == []
+    assert reachable(local_nodes(wide, tmp_path))[0].inference == "http://127.0.0.1:8080"
+    assert reachable(local_nodes(layout(tmp_path, 1, inference_address="https://127.0.0.1:8443"), tmp_path)) == []
 
 
 def test_several_have_ports_folders_and_keys_of_their_own_and_one_model_store(tmp_path: Path) -> None:
     place = tmp_path / "n"
-    nodes = locals_of(layout(tmp_path, 3, "config.production.properties"), place, ROOT)
+    nodes = local_nodes(layout(tmp_path, 3, "config.production.properties"), place, ROOT)
     assert [node.title for node in nodes] == ["node-1", "node-2", "node-3"]
     ports = [sorted(port for _, port in node.server.settings.ports.values()) for node in nodes]
     assert ports == [[7070, 7071, 8080, 8081, 8082], [7170, 7171, 8180, 8181, 8182], [7270, 7271, 8280, 8281, 8282]]
@@ -53,7 +53,7 @@ def test_several_have_ports_folders_and_keys_of_their_own_and_one_model_store(tm
     for folders in zip(*((node.server.logs, node.server.temporary, node.server.keys) for node in nodes), strict=True):
         assert len(set(folders)) == 3
     keys = [str((place / name / "key_file.json").resolve()) for name in ("node-1", "node-2", "node-3")]
-    assert [node.token_file for node in nodes_of(nodes)] == keys
+    assert [node.token_file for node in reachable(nodes)] == keys
     # What is not of one node alone stays: what is served, and the limits.
     first, last = (parse(node.server.config.read_text()) for node in (nodes[0], nodes[2]))
     assert {key for key in first if first[key] != last[key]} == {
@@ -66,11 +66,11 @@ def test_several_have_ports_folders_and_keys_of_their_own_and_one_model_store(tm
     assert Layout.read(place) == own
     assert Layout.read(tmp_path) is None
     # Found again by their folders, and read by the gateway as they were written.
-    assert [(each.name, each.server.settings) for each in found(place)] == [
+    assert [(each.name, each.server.settings) for each in everything(own.config, place)[1:]] == [
         (each.name, each.server.settings) for each in nodes
     ]
-    write(nodes_of(nodes), place / "nodes.json")
-    assert read(place / "nodes.json") == nodes_of(nodes)
+    write(reachable(nodes), place / "nodes.json")
+    assert read(place / "nodes.json") == reachable(nodes)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_several_for_which_there_is_no_room_are_refused(
     folder: str, replaced: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ServerError, match=words):
-        nodes_of(locals_of(layout(tmp_path, 2, **replaced), tmp_path / folder))
+        reachable(local_nodes(layout(tmp_path, 2, **replaced), tmp_path / folder))
 
 
 # -- shares of the machine ---------------------------------------------------------------------------------------------
@@ -140,9 +140,7 @@ def test_unit_starts_a_command_that_there_is_again_and_again_and_has_time_to_dra
     unit.read(UNITS / name)
     service = unit["Service"]
     assert (service["Restart"], service["KillMode"]) == ("always", "mixed")
-    # The gateway waits once for what is in flight, a node once at the gateway and once at TorchServe.
-    times = 2 if "@" in name else 1
-    assert float(service["TimeoutStopSec"]) > times * GatewaySettings().limits.response_s + 60
+    assert float(service["TimeoutStopSec"]) > GatewaySettings().limits.response_s + STOP_TIMEOUT_S
     values = {"${CONFIG}": "production", "${NODES}": "4", "%i": "node-2"}
     words = [values.get(word, word) for word in service["ExecStart"].split()[3:]]
     with pytest.raises(SystemExit, match="0"):

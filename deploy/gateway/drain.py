@@ -1,0 +1,183 @@
+"""Takes a node out without losing a request: it gets nothing new, and Envoy has nothing of it in flight any more.
+
+    take_out:  the gateway sends it nothing new -> a moment -> Envoy's count of its requests in flight is 0
+    leave:     the same for a node of this machine that is told to end (SIGTERM); come_back undoes it
+    wait_idle: the wait of both, and of a node in a container, whose own Envoy counts
+
+Requests that clients send straight to a node's port are not counted.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from deploy.gateway.__main__ import Background
+from deploy.gateway.settings import CONFIG, RUN, Settings, read
+from deploy.run.machine import LocalNode
+from deploy.run.server import ServerError
+from handlers.errors import InvalidConfig
+from torchserve_client.errors import ManagementError
+from torchserve_client.gateway import Gateway
+
+# Seconds after the gateway was told: Envoy reads its files anew within ms, and a request that was routed just before
+# is in flight by then.
+MOMENT_S = 1.0
+LOOK_S = 0.1
+# Seconds in which the gateway and Envoy find what a node that is back serves: a few looks each, on a slow machine.
+ROUTED_S = 60.0
+# The file that says that the node took itself out, and no operator did.
+MARK = "drained"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The gateway of this machine.
+
+    Attributes:
+        config: its gateway.yaml.
+        run: the folder in which it leaves its process id.
+    """
+
+    config: Path = CONFIG
+    run: Path = RUN
+
+    def runs(self) -> bool:
+        """Return whether it runs; without it, its port may be another gateway's, with nodes of the same names."""
+        return Background(self.run).process() is not None
+
+    def settings(self) -> Settings:
+        """Read gateway.yaml; the defaults where there is none.
+
+        Raises:
+            ServerError: it is not as it should be.
+        """
+        try:
+            return read(self.config)
+        except FileNotFoundError:
+            return Settings()
+        except (InvalidConfig, yaml.YAMLError) as error:
+            raise ServerError(str(error)) from None
+
+    def control(self) -> Gateway:
+        """Return a client of its control API, which the caller closes."""
+        ports = self.settings().ports
+        anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104
+        return Gateway(f"http://{anywhere.get(ports.internal_address, ports.internal_address)}:{ports.control}")
+
+
+def wait_idle(
+    in_flight: Callable[[], int],
+    say: Callable[[str], None],
+    *,
+    notice_s: float,
+    limit_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Wait until a node has no request in flight.
+
+    Args:
+        in_flight: asks Envoy.
+        say: called with what is waited for.
+        notice_s: seconds in which requests may still be routed to it.
+        limit_s: most seconds to wait after that: the longest that an answer may take.
+        clock, sleep: a test brings its own.
+
+    Returns:
+        How many have no answer: 0, or those that were given up.
+    """
+    sleep(notice_s)
+    deadline, is_said = clock() + limit_s, False
+    while (count := in_flight()) > 0 and clock() <= deadline:
+        if not is_said:
+            say(f"{count} requests are in flight; at most {limit_s:g} s")
+            is_said = True
+        sleep(LOOK_S)
+    say(f"{count} requests have no answer after {limit_s:g} s" if count else "the last answer is out")
+    return count
+
+
+def take_out(gateway: Gateway, name: str, limit_s: float) -> bool:
+    """Send a node nothing new, and wait for what it has in flight.
+
+    Args:
+        gateway: in front of it.
+        name: the node's, as the gateway has it.
+        limit_s: most seconds to wait.
+
+    Returns:
+        Whether its last answer is out.
+
+    Raises:
+        ManagementError: the gateway does not know it, or does not answer.
+    """
+    gateway.drain(name)
+
+    def say(words: str) -> None:
+        print(f"{name}: {words}", flush=True)
+
+    return not wait_idle(lambda: gateway.node(name).in_flight, say, notice_s=MOMENT_S, limit_s=limit_s)
+
+
+def name_of(gateway: Gateway, local: LocalNode) -> str:
+    """Return what the gateway calls a node of this machine.
+
+    Raises:
+        ManagementError: it has none with that address.
+    """
+    own = local.node().management
+    for node in gateway.nodes():
+        if node.management == own:
+            return node.name
+    raise ManagementError(f"{local.title}: the gateway has no node at {own}", status=404)
+
+
+def wait_routed(gateway: Gateway, name: str) -> None:
+    """Wait until a node that is back gets requests.
+
+    Raises:
+        ServerError: it does not, though its models are READY.
+    """
+    deadline = time.monotonic() + ROUTED_S
+    while not gateway.node(name).is_routed:
+        if time.monotonic() > deadline:
+            raise ServerError(f"{name} gets no requests after {ROUTED_S:g} s: the gateway does not find it READY")
+        time.sleep(LOOK_S)
+
+
+def leave(local: LocalNode, edge: Edge) -> None:
+    """Take a node of this machine out before it is stopped, where a gateway stands in front of it."""
+    if not edge.runs():
+        return
+    gateway = edge.control()
+    try:
+        name = name_of(gateway, local)
+        if not gateway.node(name).is_draining:
+            (local.folder / MARK).write_text(name)
+            take_out(gateway, name, edge.settings().limits.response_s)
+    except ManagementError as error:
+        print(f"{local.title}: {error.message}")
+    finally:
+        gateway.close()
+
+
+def come_back(local: LocalNode, edge: Edge) -> None:
+    """Let a node that `leave` took out get requests again."""
+    mark = local.folder / MARK
+    if not mark.exists() or not edge.runs():
+        return
+    gateway = edge.control()
+    try:
+        gateway.drain(mark.read_text(), is_draining=False)
+        mark.unlink()
+    except ManagementError as error:
+        if error.status == 404:
+            # The gateway has forgotten it, and that it was taken out.
+            mark.unlink()
+        else:
+            print(f"{local.title}: taken out, and not put back: {error.message}; drain --undo does it")
+    finally:
+        gateway.close()

@@ -1,0 +1,121 @@
+"""Starts, watches and stops one node; what is started again serves what it served.
+
+start_node: running already -> used as it is
+            not running     -> started, and what its record has is registered again
+watch:      for systemd, which starts again what ends
+stop_node:  `torchserve --stop`; what comes through the gateway is drained before (deploy.gateway.drain)
+"""
+
+import fcntl
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from deploy.models import ROOT
+from deploy.run.machine import LocalNode
+from deploy.run.restore import Record, restore
+from deploy.run.server import ServerError
+
+# Seconds between two looks at a server that is watched.
+LOOK_S = 1.0
+# Seconds that the system is given to close the ports of a server that was killed.
+PORTS_S = 10.0
+
+
+def banner(*lines: str) -> None:
+    """Print a warning on stderr that stands out."""
+    print("\n".join(["", "!" * 80, *(f"!!  {line}" for line in lines), "!" * 80, ""]), file=sys.stderr)
+
+
+def shown(path: Path) -> Path:
+    """Return a path as a person types it in the repository."""
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+
+
+def start_node(local: LocalNode) -> bool:
+    """Start a node unless it runs, and have it serve what it served.
+
+    Returns:
+        Whether it serves what it did before: it was started, and not stopped for good since.
+
+    Raises:
+        StartFailed: it did not come up.
+        ManagementError: it does not answer any more.
+    """
+    with _locked(local.folder):
+        server, record = local.server, Record(local)
+        # Where models cannot be registered, the configuration alone says what is served.
+        is_restored = record.exists() and server.settings.has_model_api
+        if server.pid() is not None:
+            server.authorize()
+            print(f"{local.title}: already running, process {server.pid()}")
+            return is_restored
+        if (death := server.died()) is not None:
+            banner(f"{local.title}: {death}", "It is started anew.")
+            server.forget()
+        kept = record.keep()
+        print(f"{local.title}: starting ...", flush=True)
+        server.start(ports_s=PORTS_S if death is not None else 0.0)
+        print(f"{local.title}: started, process {server.pid()}, log in {shown(server.logs)}/", flush=True)
+        if is_restored:
+            for line in restore(local, kept):
+                print(line, flush=True)
+        record.done()
+        return is_restored
+
+
+def stop_node(local: LocalNode, *, is_for_good: bool) -> bool:
+    """End a node's TorchServe; what it has in hand is cut off.
+
+    Args:
+        local: the node.
+        is_for_good: whether it is to forget what it serves; one that is watched never is.
+
+    Returns:
+        Whether it was running.
+    """
+    was_running = local.server.stop()
+    if is_for_good and watcher(local) is None:
+        Record(local).forget()
+    return was_running
+
+
+def watch(local: LocalNode, is_told: threading.Event) -> None:
+    """Wait until told to end, or until the node has died.
+
+    Raises:
+        ServerError: it has died.
+    """
+    mark = local.folder / "run.pid"
+    mark.write_text(f"{os.getpid()} {psutil.Process().create_time()}")
+    try:
+        while not is_told.wait(LOOK_S) and local.server.pid() is not None:
+            pass
+        if (death := local.server.died()) is not None:
+            local.server.forget()
+            raise ServerError(f"{local.title}: {death}")
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def watcher(local: LocalNode) -> int | None:
+    """Return the process that watches a node (`python -m deploy.run run`); None where there is none."""
+    try:
+        pid, created = (local.folder / "run.pid").read_text().split()
+        return int(pid) if psutil.Process(int(pid)).create_time() == float(created) else None
+    except (OSError, ValueError, psutil.Error):
+        return None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep others from starting the same node: the gateway's supervisor does so too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,33 @@
+"""When a node is ready, by what TorchServe says of its models."""
+
+from typing import Any
+
+import pytest
+
+from deploy.container.node import health
+
+
+def described(ready: int, workers: int, timeout_s: int = 120) -> dict[str, Any]:
+    return {
+        "modelName": "m",
+        "modelVersion": "1.0",
+        "minWorkers": workers,
+        "responseTimeout": timeout_s,
+        "workers": [{"status": "READY" if each < ready else "UNLOADING"} for each in range(max(ready, workers))],
+    }
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        ([], "ready"),
+        ([described(1, 1, 90), described(2, 2, 30)], "ready"),
+        ([described(1, 1), described(1, 2)], "m 1.0: 1 of 2 workers READY"),
+        # Scaled to none it answers no one.
+        ([described(0, 0)], "m 1.0: 0 of 1 workers READY"),
+    ],
+)
+def test_node_is_ready_where_all_workers_of_all_models_are(models: list[dict[str, Any]], words: str) -> None:
+    found = health(models)
+    assert (found.is_ready, found.words) == (words == "ready", words)
+    assert found.response_timeout_s == max([each["responseTimeout"] for each in models], default=0)
