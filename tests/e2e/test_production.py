@@ -95,10 +95,6 @@ def misspell_entry(site: Checkout) -> None:
     edit(site, f'"{MOBILENET}":', f'"{MOBILENET}-2":')
 
 
-def lower_heap(site: Checkout) -> None:
-    edit(site, "-Xmx2700m", "-Xmx512m")
-
-
 def break_worker(site: Checkout) -> None:
     """An archive whose configuration no worker takes."""
     path, folder = site.store / f"{MOBILENET}.mar", site.folder / "unpacked"
@@ -115,7 +111,6 @@ def break_worker(site: Checkout) -> None:
     [
         (remove_archive, rf"model_store/{MOBILENET}\.mar is missing, which load_models names"),
         (misspell_entry, rf"load_models holds {MOBILENET} 1\.0, which models= has no entry for"),
-        (lower_heap, r"72 requests may be held at once, .* that needs -Xmx\d+m"),
         (break_worker, r"Cannot load mobilenet-v2: InvalidConfig: this archive is not as it was .*model-config.yaml"),
     ],
 )

@@ -11,16 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
+from sklearn.datasets import load_diabetes
+from sklearn.linear_model import LinearRegression
 
-from deploy.models import ROOT, model
+from deploy.models import ROOT
 from deploy.run.server import Server
-from tests import own_models, tiny_models, tiny_seq2seq
+from tests import tiny_models, tiny_seq2seq
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, logged, send, send_together, url
 from tests.photographs import MOBILENET_TOP_1, photograph
 
 # What differs between an answer alone and in a batch, in fp32: the order of the sums. Answers of two items differ by
 # far more, which the tests check.
 ALIKE = 2e-3
+# Bounds of examples/tabular/model/bands.json.
+BANDS = (120, 200)
 TEXTS = tuple(text.encode() for text in (*tiny_models.TEXTS[:1], *tiny_models.TEXTS[3:8], "Who wrote the letter?"))
 BAD_TEXTS = {b"canary \xff\xfe": (400, "InvalidText"), b" \n": (400, "EmptyInput")}
 
@@ -197,22 +201,20 @@ def check_documents(server: Server, name: str) -> None:
     assert (title[:2], blank, other, item[:2], bool(sentences)) == ("# ", "", "", "- ", True)
 
 
-def test_archive_of_each_format_serves_a_model_of_each_runtime(
-    server: Server, archive: Callable[..., str], serve: Callable[..., str], tmp_path: Path
+@pytest.mark.parametrize(("archive_format", "batch_size"), [("default", 8), ("tgz", 4)])
+def test_archive_of_each_format_serves_an_infer_py_that_answers_as_its_library(
+    archive: Callable[..., str], serve: Callable[..., str], server: Server, archive_format: str, batch_size: int
 ) -> None:
-    """Folders are in every other test, .onnx is in the README's."""
-    program = own_models.mnist(tmp_path, ".pt2")
-    serve(archive(program, engine="torch", archive_format="tgz"), program.name, batch_size=8, max_batch_delay_ms=100)
-    serve(archive(model("tabular"), archive_format="default"), "tabular", batch_size=8, max_batch_delay_ms=100)
-    images, columns = own_models.digits(8), own_models.people(8)
+    """Folders and zip-store are in the other tests, .onnx is in the README's."""
+    serve(archive("tabular", archive_format=archive_format), "tabular", batch_size=batch_size, max_batch_delay_ms=100)
+    data = load_diabetes(scaled=False)
     people = [
-        {name: each.decode() if name == "sex" else each.item() for name, each in zip(columns, row, strict=True)}
-        for row in zip(*columns.values(), strict=True)
+        {"age": int(age), "sex": f"{sex:.0f}", "bmi": bmi, "blood_pressure": pressure}
+        for age, sex, bmi, pressure in data.data[:8, :4].tolist()
     ]
-    drawn = send_together(server, program.name, [json.dumps({"image": image.tolist()}).encode() for image in images])
-    found = np.array([answer.body["probabilities"] for answer in drawn])
-    np.testing.assert_allclose(found, own_models.probabilities(program, images), 0, 1e-5)
-    predicted = send_together(server, "tabular", [json.dumps(each).encode() for each in people])
-    expected = own_models.progression(8)
-    np.testing.assert_allclose([answer.body["progression"] for answer in predicted], expected, 1e-5)
-    assert [answer.body["band"] for answer in predicted] == own_models.bands(expected)
+    answers = send_together(server, "tabular", [json.dumps(each).encode() for each in people])
+    expected = LinearRegression().fit(data.data[:, :4], data.target).predict(data.data[:8, :4])
+    np.testing.assert_allclose([answer.body["progression"] for answer in answers], expected, 1e-5)
+    medium, high = BANDS
+    bands = ["low" if value < medium else "medium" if value < high else "high" for value in expected]
+    assert [answer.body["band"] for answer in answers] == bands
