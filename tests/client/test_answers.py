@@ -1,5 +1,4 @@
 import fcntl
-import json
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +56,6 @@ def test_line_that_a_kill_cut_off_is_asked_for_again(tmp_path: Path, cut: int) -
     assert [each.name for each in tmp_path.iterdir()] == ["answers.jsonl"]
 
 
-def test_inserted_line_is_asked_and_the_others_keep_their_answers_under_new_numbers(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    # The answer stays byte by byte, whatever it is.
-    path.write_text(
-        line("1", "x", '{"a": 1e400, "input":"1"}').replace("1e400", "12345678901234567890123") + line("2", "y")
-    )
-    before = path.read_text()
-    assert unanswered(path, Input("1", "new"), Input("2", "x"), Input("3", "y")) == ["1"]
-    assert path.read_text() == before.replace('{"input":"2"', '{"input":"3"').replace('{"input":"1"', '{"input":"2"')
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_answer_whose_name_belongs_to_another_input_is_set_aside(tmp_path: Path) -> None:
     path, aside = tmp_path / "answers.jsonl", tmp_path / "answers.jsonl.old"
     path.write_text(line("1", "x") + line("2", "y") + line("3", "gone"))
@@ -80,20 +67,6 @@ def test_answer_whose_name_belongs_to_another_input_is_set_aside(tmp_path: Path)
     assert path.read_text() == line("3", "gone")
     assert aside.read_text() == line("2", "y") + line("1", "x")
     assert unanswered(path, Input("3", "gone")) == []
-
-
-def test_inputs_that_are_equal_have_an_answer_each(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    path.write_text(line("b", "x", "1") + line("c", "x", "2"))
-    before = path.read_text()
-    assert unanswered(path, *inputs(c="x", b="x")) == []
-    assert path.read_text() == before
-    same = inputs(a="x", b="x", c="x", d="x")
-    assert len(unanswered(path, *same)) == 2
-    answers = [json.loads(each) for each in path.read_bytes().splitlines()]
-    assert len({each["input"] for each in answers}) == len(answers) == 2
-    path.write_text("".join(line(str(number), "x") for number in range(1000)))
-    assert unanswered(path, *(Input(str(number), "x") for number in range(1001))) == ["1000"]
 
 
 def test_file_has_one_writer_at_a_time_even_after_it_was_written_anew(tmp_path: Path) -> None:

@@ -104,17 +104,6 @@ def test_inputs_that_cannot_be_cut_are_refused_before_anything_is_sent(inputs: A
     assert script.sent == []
 
 
-@pytest.mark.parametrize("made", [[["a"]], [["a", "b", "c"], ["d"]], []])
-def test_strategy_that_loses_or_invents_items_is_refused_before_anything_is_sent(made: list[Any]) -> None:
-    script = Script(ok([]))
-    with (
-        ChunkingClient(client(script), lambda _: made) as chunking,
-        pytest.raises(InvalidPayload, match="out of 3"),
-    ):
-        chunking.infer_batch("m", ["a", "b", "c"])
-    assert script.sent == []
-
-
 def upper(request: Outgoing) -> Incoming:
     return predictions(*(text.upper() for text in orjson.loads(request.body)["instances"]))
 
@@ -145,19 +134,6 @@ def test_infer_batch_joins_arrays_along_their_first_axis() -> None:
     with ChunkingClient(client(Server(answer)), ByCount(3)) as chunking:
         result = chunking.infer_batch("m", {"x": numbers})
     np.testing.assert_array_equal(result["y"], numbers)
-
-
-def test_errors_of_one_chunks_items_are_joined_with_the_others_none() -> None:
-    def answer(request: Outgoing) -> Incoming:
-        values = {"name": "y", "datatype": "INT64", "shape": [2], "data": [1, 2]}
-        errors = {"name": "error", "datatype": "BYTES", "shape": [2], "data": ["", "no"]}
-        return ok({"outputs": [values, errors] if b"bad" in request.body else [values]})
-
-    texts = np.array(["a", "b", "c", "bad"], object)
-    with ChunkingClient(client(Server(answer)), ByCount(2)) as chunking:
-        result = chunking.infer_batch("m", {"x": texts})
-    assert result["y"].tolist() == [1, 2, 1, 2]
-    assert result["error"].tolist() == [b"", b"", b"", b"no"]
 
 
 def test_one_failed_chunk_names_its_items_and_keeps_the_others() -> None:

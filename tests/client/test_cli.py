@@ -1,9 +1,7 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from torchserve_client import Client, cli
 from torchserve_client.cli import main
 
 NOBODY = ["--server", "http://127.0.0.1:9", "--management", "http://127.0.0.1:9"]
@@ -55,17 +53,6 @@ def test_server_that_is_not_there_exits_2_with_one_line(
     assert captured.err == "client: no TorchServe answers at http://127.0.0.1:9 (NoConnection)\n"
 
 
-def test_predict_without_a_server_exits_2_and_leaves_an_empty_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "lines.txt").write_text("a\n")
-    out = tmp_path / "out.jsonl"
-    arguments = ["predict", "m", str(tmp_path / "lines.txt"), "--out", str(out), "--timeout", "0.5"]
-    assert main([*NOBODY, *arguments]) == 2
-    assert capsys.readouterr().err == "client: http://127.0.0.1:9: nothing answers\n"
-    assert out.read_bytes() == b""
-
-
 @pytest.mark.parametrize(
     ("arguments", "words", "code"),
     [
@@ -92,31 +79,3 @@ def test_wrong_files_are_one_line(
     assert captured.err.startswith("client: ")
     assert words in captured.err
     assert (tmp_path / "photo.jpg").read_bytes() == b"\xff\xd8\xff"
-
-
-def test_inference_addresses_come_from_the_command_line_or_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "lines.txt").write_text("a\n")
-
-    def asked(*arguments: str) -> str:
-        command = ["predict", "m", str(tmp_path / "lines.txt"), "--out", str(tmp_path / "out.jsonl"), "--timeout"]
-        assert main([*NOBODY[2:], *arguments, *command, "0"]) == 1
-        return capsys.readouterr().err
-
-    seen: list[list[str]] = []
-
-    class Seeing(Client):
-        def __init__(self, url: list[str], **options: Any) -> None:
-            seen.append(url)
-            super().__init__(url, **options)
-
-    monkeypatch.setattr(cli, "Client", Seeing)
-    monkeypatch.setenv("TORCHSERVE_URL", "http://127.0.0.1:1, http://127.0.0.1:2/")
-    asked()
-    asked("--server", "http://127.0.0.1:3")
-    asked("--server", "http://127.0.0.1:3", "--server", "http://127.0.0.1:4/", "--server", "http://127.0.0.1:4")
-    monkeypatch.delenv("TORCHSERVE_URL")
-    asked()
-    here = "http://127.0.0.1:"
-    assert seen == [[f"{here}1", f"{here}2"], [f"{here}3"], [f"{here}3", f"{here}4"], [f"{here}8080"]]

@@ -1,7 +1,4 @@
 import json
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +8,8 @@ import pytest
 from tests.client.script import Server, Step, client, failed, ok, predictions
 from torchserve_client import FuturesClient, NoConnection, Rejected, RetryPolicy
 from torchserve_client.answers import Answers
-from torchserve_client.inputs import Input, Keys, source
-from torchserve_client.job import READY, Tally, requests, run
+from torchserve_client.inputs import Keys, source
+from torchserve_client.job import Tally, requests, run
 from torchserve_client.transport import Outgoing
 
 KEYS = Keys("m", {})
@@ -118,38 +115,3 @@ def test_what_would_fail_for_all_ends_the_run_and_keeps_what_there_is(
     with pytest.raises(kind):
         ask(Server(lambda _: step), lines, out)
     assert recorded(out) == {"1": "A"}
-
-
-def test_inputs_are_read_as_there_is_place_for_them(tmp_path: Path) -> None:
-    opened, read = threading.Event(), 0
-
-    def inputs() -> Iterator[Input]:
-        nonlocal read
-        for number in range(1000):
-            read += 1
-            yield Input(str(number), f"text {number}")
-
-    def answer(request: Outgoing) -> Step:
-        assert opened.wait(10)
-        return upper(request)
-
-    with (
-        Answers.open(tmp_path / "out.jsonl") as answers,
-        FuturesClient(client(Server(answer)), max_workers=3, max_queue_items=READY) as futures,
-    ):
-        todo = requests(inputs(), KEYS, answers, 1)
-        tallies: list[Tally] = []
-        thread = threading.Thread(
-            target=lambda: tallies.append(run(futures, "m", todo, answers, options={}, advance=lambda *_: None))
-        )
-        thread.start()
-        # As far as it gets while nothing is answered.
-        before = -1
-        while read > before:
-            before = read
-            time.sleep(0.2)
-        assert read == 3 + READY + 1
-        opened.set()
-        thread.join(30)
-    assert tallies == [Tally(answered=1000)]
-    assert read == 1000

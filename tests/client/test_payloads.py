@@ -1,13 +1,12 @@
 import base64
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from torchserve_client import InvalidPayload
-from torchserve_client.payloads import Typed, body
+from torchserve_client.payloads import body
 
 JSON, TEXT, OCTETS = "application/json", "text/plain; charset=utf-8", "application/octet-stream"
 B64 = base64.b64encode(b"\xff\xd8").decode()
@@ -31,24 +30,6 @@ def test_payload_without_options_is_sent_as_it_is(payload: Any, content: bytes, 
     made = body(payload, {})
     assert made.content == content
     assert made.headers == {"Content-Type": content_type}
-
-
-def test_path_is_sent_as_the_files_bytes_alone_and_in_lists(tmp_path: Path) -> None:
-    path = tmp_path / "photo.jpg"
-    path.write_bytes(b"\xff\xd8")
-    assert body(path, {}) == body(b"\xff\xd8", {})
-    assert body([path], {}) == body([b"\xff\xd8"], {})
-    with pytest.raises(FileNotFoundError):
-        body(tmp_path / "none", {})
-
-
-@pytest.mark.parametrize(("name", "media_type"), [("x.npy", "application/x-npy"), ("X.NPZ", "application/x-npz")])
-def test_file_of_arrays_is_sent_as_it_is_under_its_own_type(tmp_path: Path, name: str, media_type: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(b"\x93NUMPY")
-    assert (body(path, {}).content, body(path, {}).headers) == (b"\x93NUMPY", {"Content-Type": media_type})
-    assert body(Typed(b"\x93NUMPY", media_type), {}) == body(path, {})
-    assert body(path, {"top_k": 3}).content.count(b"Content-Type: %s\r\n\r\n\x93NUMPY" % media_type.encode()) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`torchserve-client predict` against a server on a socket: what a second run makes of what the first one left."""
 
-import io
 import json
 import os
 import subprocess
@@ -10,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from deploy.models import ROOT
@@ -77,57 +75,6 @@ def test_inserted_line_and_a_changed_one_are_asked_and_no_answer_moves_to_anothe
     # The third text is no more, and its number is another's: its answer does not stand there.
     assert answers(out) == {"1": "m NEW", "2": "m A", "3": "m B", "4": "m CHANGED"}
     assert answers(tmp_path / "out.jsonl.old") == {"3": "m C"}
-
-
-def test_another_model_or_option_is_asked_for_everything_and_the_first_answers_are_kept(
-    server: Server, tmp_path: Path
-) -> None:
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    for name in "ab":
-        (folder / name).write_text(name)
-    # In the folder itself: neither file of answers is taken for an input.
-    out = folder / "out.jsonl"
-    assert server.predict(folder, out) == 0
-    assert server.predict(folder, out, model="n") == 0
-    assert sorted(server.asked) == ["a", "b"]
-    assert answers(out) == {"a": "n A", "b": "n B"}
-    assert answers(folder / "out.jsonl.old") == {"a": "m A", "b": "m B"}
-    assert server.predict(folder, out, model="n") == 0
-    assert server.asked == []
-    assert server.predict(folder, out, "--option", "top_k=1", model="n") == 0
-    assert len(server.asked) == 2
-
-
-def test_files_of_arrays_are_one_request_each_under_their_own_type(tmp_path: Path) -> None:
-    folder, out = tmp_path / "rows", tmp_path / "out.jsonl"
-    (folder / "below").mkdir(parents=True)
-    np.save(folder / "three.npy", np.arange(3, dtype=np.int32))
-    np.savez(folder / "below" / "two.npz", a=np.zeros(2), b=np.ones((2, 1), np.int8))
-    (folder / "photo.jpg").write_bytes(b"\xff\xd8")
-    sent: list[str] = []
-
-    def answer(path: str, content_type: str, body: bytes) -> Any:
-        if path.startswith("/models/"):
-            return [{"batchSize": 64}]
-        sent.append(content_type)
-        if content_type == "application/octet-stream":
-            return "photo"
-        loaded = np.load(io.BytesIO(body), allow_pickle=False)
-        arrays = {"x": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
-        return {"outputs": {name: (array * 2).tolist() for name, array in arrays.items()}}
-
-    with serving(answer) as url:
-        command = ["--server", url, "--management", url, "predict", "m", str(folder), "--out", str(out)]
-        assert main(command) == 0
-        assert sorted(sent) == ["application/octet-stream", "application/x-npy", "application/x-npz"]
-        assert answers(out) == {
-            "below/two.npz": {"outputs": {"a": [0.0, 0.0], "b": [[2], [2]]}},
-            "photo.jpg": "photo",
-            "three.npy": {"outputs": {"x": [0, 2, 4]}},
-        }
-        assert main(command) == 0
-        assert len(sent) == 3
 
 
 def test_second_run_on_the_same_answers_is_told_and_nothing_is_lost(

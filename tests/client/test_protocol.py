@@ -65,24 +65,6 @@ def test_binary_tensor_of_any_type_is_read_by_tritonclient_as_it_was(array: Any)
     assert decoded.dtype == native.dtype
 
 
-def test_json_answer_is_read() -> None:
-    answer = {
-        "id": "7",
-        "parameters": {"a": 1},
-        "outputs": [
-            {"name": "f", "datatype": "FP32", "shape": [2, 1], "data": [1.5, 2]},
-            {"name": "nested", "datatype": "INT64", "shape": [1, 2], "data": [[1, 2]]},
-            {"name": "s", "datatype": "BYTES", "shape": [2], "data": ["é", ""]},
-        ],
-    }
-    read = decode(Message(json.dumps(answer).encode()))
-    assert (read.id, read.parameters) == ("7", {"a": 1})
-    assert read.arrays["f"].tolist() == [[1.5], [2.0]]
-    assert read.arrays["f"].dtype == np.float32
-    assert read.arrays["nested"].tolist() == [[1, 2]]
-    assert read.arrays["s"].tolist() == ["é".encode(), b""]
-
-
 @pytest.mark.parametrize(
     "message",
     [

@@ -46,27 +46,11 @@ def test_retry_after_is_waited_for_and_jitter_comes_on_top() -> None:
     assert time.slept == pytest.approx([7.1])
 
 
-@pytest.mark.parametrize(
-    ("finer", "slept_s"), [("140", 0.24), ("2500", 2.6), ("soon", 1.1), ("-5", 1.1), ("9" * 11, 1.1)]
-)
-def test_retry_after_in_milliseconds_has_the_last_word_where_it_is_a_number(finer: str, slept_s: float) -> None:
-    refused = failed(503, **{"Retry-After": "1", "Retry-After-Ms": finer})
-    _, _, time = predict([refused, ok("done")])
-    assert time.slept == pytest.approx([slept_s])
-
-
 def test_retry_after_beyond_the_deadline_raises_the_servers_words_at_once() -> None:
     time = Time()
     with pytest.raises(Unavailable, match="busy"):
         client(Script(failed(503, "", "busy", **{"Retry-After": "61"})), time).predict("m", "text")
     assert time.slept == []
-
-
-def test_attempts_end_with_the_last_error() -> None:
-    script = Script(FULL)
-    with pytest.raises(Unavailable):
-        client(script, retry=RetryPolicy(attempts=3)).predict("m", "text")
-    assert len(script.sent) == 3
 
 
 def test_pauses_double_up_to_the_longest_and_lie_between_nothing_and_that() -> None:
@@ -100,10 +84,3 @@ def test_deadline_that_passes_during_a_try_is_not_tried_again() -> None:
         client(script).predict("m", "text", timeout_s=1)
     assert len(script.sent) == 1
     assert script.sent[0][1] == 1
-
-
-def test_no_time_at_all_sends_nothing() -> None:
-    script = Script(ok("never"))
-    with pytest.raises(DeadlineExceeded, match="no answer within 0 s, after 0 tries"):
-        client(script).predict("m", "text", timeout_s=0)
-    assert script.sent == []

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.client.listener import Listener
-from torchserve_client import Client, DeadlineExceeded, NoConnection, Rejected, RetryPolicy, ServerFailed, Unavailable
-from torchserve_client.cli import main
+from torchserve_client import Client, DeadlineExceeded, NoConnection, ServerFailed
 from torchserve_client.events import Event, Events
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -112,23 +111,6 @@ def test_error_in_the_middle_is_raised_with_what_the_server_says(serve: Serve) -
     assert caught.value.to_json() == error
 
 
-def test_answer_that_is_an_error_is_raised_or_tried_again_as_any_other(serve: Serve) -> None:
-    replies = [
-        plain("503 Service Unavailable", {"code": 503, "type": "QueueFull", "message": "Full."}),
-        HEAD + chunk(event(ANSWER)) + END,
-        plain("400 Bad Request", {"code": 400, "type": "UnknownOption", "message": "stream: no."}),
-        plain("503 Service Unavailable", {"code": 503, "type": "QueueFull", "message": "Full."}),
-    ]
-    server = serve(lambda connection: connection.sendall(replies.pop(0)))
-    with Client(server.url, retry=RetryPolicy(first_pause_s=0.001, attempts=2)) as client:
-        stream = client.stream("m", "text")
-        assert (list(stream), stream.answer) == ([], ANSWER)
-        with pytest.raises(Rejected, match="stream: no"):
-            client.stream("m", "text")
-    with Client(server.url, retry=RetryPolicy(attempts=1)) as client, pytest.raises(Unavailable):
-        client.stream("m", "text")
-
-
 def test_stream_has_one_deadline_over_all_of_its_pieces(serve: Serve) -> None:
     is_over = threading.Event()
 
@@ -156,10 +138,3 @@ def test_stream_that_is_closed_lets_go_of_its_connection(serve: Serve) -> None:
         assert next(stream) == "."
         stream.close()
         assert is_gone.wait(TIMEOUT_S)
-
-
-def test_command_prints_the_pieces(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
-    content = b"".join(chunk(event({"text": piece})) for piece in PIECES)
-    server = serve(lambda connection: connection.sendall(HEAD + content + chunk(event(ANSWER)) + END))
-    assert main(["--server", server.url, "stream", "m", "Good day", "--option", "tgt_lang=fr"]) == 0
-    assert capsys.readouterr().out == "".join(PIECES) + "\n"

@@ -1,6 +1,5 @@
 """Against real servers with certificates of a private authority: who is trusted, who is not, and who is asked once."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +7,7 @@ import pytest
 from tests.client.certificates import Certificates
 from tests.client.conftest import Listen
 from tests.client.listener import Listener, answering
-from torchserve_client import Client, Management, RetryPolicy, TLSFailed
-from torchserve_client.cli import main
+from torchserve_client import Client, RetryPolicy, TLSFailed
 
 # Tries again at once, and would do so often: whatever is not tried again is refused as such.
 EAGER = RetryPolicy(attempts=5, first_pause_s=0.0)
@@ -111,41 +109,3 @@ def test_wrong_file_is_named(trust: dict[str, Any], words: str, server: Listener
     with pytest.raises(TLSFailed, match=words):
         predict(server.url, **{name: placed(value) for name, value in trust.items()})
     assert server.connections == 0
-
-
-def test_management_has_the_same_trust(listen: Listen, certificates: Certificates) -> None:
-    models = b'{"models":[{"modelName":"m"}]}'
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(models)
-    asking = listen(lambda connection: connection.sendall(head + models), certificates.server(asks_for_client=True))
-    ca, both = certificates.pem("ca"), certificates.pem("both")
-    management = Management(asking.url, verify=ca, cert=both)
-    assert management.models() == ["m"]
-    management.close()
-    with Client(asking.url, asking.url, verify=ca, cert=both) as client:
-        assert client.management.models() == ["m"]
-    management = Management(asking.url)
-    with pytest.raises(TLSFailed, match="certificate verify failed"):
-        management.models()
-    management.close()
-
-
-def test_commands_take_the_files_by_curls_names(
-    asking: Listener, certificates: Certificates, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "lines.txt").write_text("a\n")
-    ca, certificate = str(certificates.pem("ca")), str(certificates.pem("client"))
-    command = ["predict", "m", str(tmp_path / "lines.txt"), "--out"]
-    addresses = ["--server", asking.url, "--management", asking.url]
-    trusted = [*addresses, "--cacert", ca, "--cert", certificate, "--key", str(certificates.key("client"))]
-    # The answer 1 is no list, so the command fails, but of that.
-    assert main([*trusted, *command, str(tmp_path / "a")]) == 1
-    assert "is not a list of 1" in (tmp_path / "a").read_text()
-    assert main([*addresses, "--insecure", "--cert", str(certificates.pem("both")), *command, str(tmp_path / "b")]) == 1
-    assert "is not a list of 1" in (tmp_path / "b").read_text()
-    capsys.readouterr()
-    assert main([*addresses, *command, str(tmp_path / "c")]) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"client: {asking.url}: TLS: certificate verify failed: ")
-    assert printed.count("\n") == 1
-    assert main([*addresses, "describe"]) == 2
-    assert "TLS: certificate verify failed" in capsys.readouterr().err

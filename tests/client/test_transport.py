@@ -1,16 +1,12 @@
 """Against real sockets: what the errors of the libraries below mean."""
 
 import socket
-import threading
-import time
-from concurrent.futures import Future, wait
-from typing import Any
 
 import pytest
 
 from tests.client.conftest import Listen
 from tests.client.listener import answering, silent
-from torchserve_client import Client, Closed, DeadlineExceeded, FuturesClient, NoConnection
+from torchserve_client import Client, DeadlineExceeded, NoConnection
 from torchserve_client.transport import Outgoing, PooledTransport
 
 
@@ -52,25 +48,3 @@ def test_connection_is_kept_for_the_next_request(listen: Listen) -> None:
     with Client(listener.url) as client:
         assert [client.predict("m", "a") for _ in range(3)] == [1, 1, 1]
     assert listener.connections == 1
-
-
-def test_interrupted_block_leaves_no_thread_and_no_pending_future(listen: Listen) -> None:
-    listener = listen(silent)
-    before = threading.active_count()
-    started_s = time.monotonic()
-    futures: list[Future[Any]] = []
-
-    def interrupted() -> None:
-        with FuturesClient(Client(listener.url), max_workers=2, max_queue_items=4) as client:
-            futures.extend(client.submit("m", "a") for _ in range(6))
-            while listener.connections < 2:
-                time.sleep(0.01)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert not wait(futures, timeout=0).not_done
-    assert sum(future.cancelled() for future in futures) == 4
-    assert [type(future.exception()) for future in futures if not future.cancelled()] == [Closed, Closed]
-    assert time.monotonic() - started_s < 5
-    assert threading.active_count() <= before + 2  # the listener's own

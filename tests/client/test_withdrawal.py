@@ -8,7 +8,7 @@ import pytest
 
 from tests.client.http_server import serving
 from tests.client.script import Server, Time, failed, ok
-from torchserve_client import Gateway, ManagementError, NoConnection, cli, withdrawal
+from torchserve_client import Gateway, ManagementError, cli, withdrawal
 from torchserve_client.transport import Incoming, Outgoing
 from torchserve_client.withdrawal import Withdrawal, found
 
@@ -70,35 +70,11 @@ def test_what_cannot_be_unregistered_is_put_back(error: BaseException) -> None:
     assert scene.said[-1] == "a b: version 2.0: the gateway sends requests again"
 
 
-def test_what_cannot_be_put_back_is_said_and_the_error_is_the_first() -> None:
-    scene = Scene(0, refuse=lambda call: NoConnection("refused", was_sent=False) if call == "restore" else None)
-    with pytest.raises(ManagementError, match="no room"), scene.during():
-        raise ManagementError("no room")
-    assert scene.said[-1] == (
-        "a b: could not be put back on the gateway's routes: no gateway answers at http://g (NoConnection)"
-    )
-
-
 def test_gateway_that_does_not_know_the_model_changes_nothing() -> None:
     scene = Scene(0, refuse=lambda _: failed(404, "NotFound", "unknown"))
     with scene.during():
         scene.calls.append("unregister")
     assert (scene.calls, scene.said) == (["withdraw", "unregister"], [])
-
-
-def test_second_version_that_is_refused_puts_the_first_back() -> None:
-    scene = Scene(0, refuse=lambda call: failed(500, "InternalError", "broken") if call == "withdraw 2.0" else None)
-    with pytest.raises(ManagementError, match="broken"), scene.during("1.0", "2.0"):
-        raise AssertionError("nothing is unregistered")
-    assert "restore 1.0" in scene.calls
-
-
-def test_default_that_the_gateway_has_not_seen_change_is_tried_again() -> None:
-    answers: list[Incoming | None] = [failed(400, "BadRequest", "is its default version"), None]
-    scene = Scene(0, refuse=lambda call: answers.pop(0) if call == "withdraw 1.0" else None)
-    with scene.during("1.0"):
-        pass
-    assert scene.calls[:2] == ["withdraw 1.0", "withdraw 1.0"]
 
 
 # -- which gateway ------------------------------------------------------------------------------------------------

@@ -191,18 +191,3 @@ def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys:
 def test_wrong_list_is_one_line(listed: str, words: str, archive_sh: ArchiveSh) -> None:
     archive_sh.models.write_text(f"m: {{handler: tensors, version: '1'}}\n{listed}\n")
     assert words in archive_sh.refused("colours")
-
-
-def test_all_goes_on_without_what_a_program_has_yet_to_make(
-    archive_sh: ArchiveSh, capfd: pytest.CaptureFixture[str]
-) -> None:
-    archive_sh.write_list("trained", "tensors", "t.onnx", made_by="train.py")
-    with archive_sh.models.open("a") as models:
-        models.write('scaled: {handler: tensors, version: "3", weights: m.onnx}\n')
-    scaled_onnx(archive_sh.folder / "m.onnx")
-    words = f"trained: there is no t.onnx yet; python {os.path.relpath(archive_sh.folder)}/trained/train.py makes it"
-    assert archive_sh.refused("trained") == words
-    assert main(archive_sh.arguments("--all")) == 0
-    printed = capfd.readouterr()
-    assert printed.err == f"archive.sh: left out: {words}\n"
-    assert "scaled: built" in printed.out

@@ -87,19 +87,6 @@ def test_file_that_would_hide_the_workers_own_is_not_staged(name: str, archive_s
     assert f"colours: {name.partition('/')[0]} cannot be staged" in archive_sh.refused("colours")
 
 
-def test_staged_folder_and_pattern_keep_their_paths(archive_sh: ArchiveSh, colours: Path) -> None:
-    (colours / "tables" / "deep").mkdir(parents=True)
-    for name in ("tables/a.txt", "tables/deep/b.txt", "c.npy", "README.md"):
-        (colours / name).write_text(name)
-    spoil(colours, {'("palette.csv",)': '("palette.csv", "tables", "*.npy")'})
-    archive_sh("colours")
-    archive = archive_sh.store / "colours"
-    staged = {path.relative_to(archive).as_posix() for path in archive.rglob("*") if path.is_file()}
-    assert {"palette.csv", "tables/a.txt", "tables/deep/b.txt", "c.npy"} <= staged
-    assert "README.md" not in staged
-    assert not [name for name in staged if name.startswith("checkpoint")]
-
-
 TRUSTING = {
     "class ColourNames(": "from handlers.text.config import TextConfig\n\n\nclass ColourNames(",
     "config_class = HandlerConfig": "config_class = TextConfig",
@@ -122,8 +109,3 @@ def test_code_of_a_checkpoint_is_packed_only_where_the_settings_trust_it(
     assert (staged / "config.json").is_file()
     code = {path.relative_to(staged).as_posix() for path in staged.rglob("*.py")}
     assert code == ({"modeling_own.py", "deep/types.py"} if trusted else set())
-
-
-def test_random_weights_of_a_task_that_makes_none_are_refused(archive_sh: ArchiveSh, colours: Path) -> None:
-    words = "colours: no random weights for colour_names.py; give --weights PATH"
-    assert archive_sh.refused("colours", "--weights", "random") == words

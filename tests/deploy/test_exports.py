@@ -73,19 +73,6 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_entry_is_made_anew(damage: str, exports: Exports, target: Target) -> None:
-    maker = Maker()
-    exports.take("key", maker, target())
-    DAMAGES[damage](exports.folder / "key")
-    for _ in range(2):
-        folder = target()
-        exports.take("key", maker, folder)
-        assert content(folder) == FILES
-    assert maker.count == 2
-    assert keys(exports) == ["key"]
-
-
 def test_takes_side_by_side_all_have_whole_files_and_leave_one_entry(exports: Exports, target: Target) -> None:
     barrier = Barrier(4)
 

@@ -131,16 +131,6 @@ def test_a_setting_an_engine_or_a_head_makes_another_export_only_where_the_graph
         assert before[EMBEDDING][1] != hashes_of(copy, EMBEDDING)[1]
 
 
-def test_two_models_of_one_graph_have_one_export_and_a_copy_elsewhere_the_same(
-    copy: Path, before: dict[str, Hashes], tmp_path: Path
-) -> None:
-    entries = [model(name) for name in ("resnet-152", "resnet-152-adaptive")]
-    keys = [export_fingerprint(each, task_of(each), source(each, "random"), "auto") for each in entries]
-    assert keys[0] == keys[1] is not None
-    shutil.copytree(copy, tmp_path / "copy", copy_function=shutil.copy)
-    assert hashes_of(tmp_path / "copy", CUSTOM) == before[CUSTOM]
-
-
 def test_a_proof_is_of_its_settings_its_samples_and_the_machine(tmp_path: Path, copy: Path) -> None:
     """A latency target changes no answer, and so no proof."""
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.models import models
-from deploy.modes import archived, packed, why_classic
+from deploy.modes import packed, why_classic
 from handlers.config import HandlerConfig, parse
 from handlers.errors import InvalidConfig
 from handlers.scheduling.policy import settled
@@ -85,12 +84,3 @@ def test_build_says_why_an_archive_is_classic_and_refuses_an_adaptive_one_that_c
     assert "own: handler: scheduling: mode: adaptive: maxWorkers must be 1" in archive_sh.refused("own")
     with pytest.raises(InvalidConfig, match=r"^m: .*continuousBatching: true is needed"):
         packed("m", {"continuousBatching": False, **ADAPTIVE})
-
-
-def test_task_whose_items_cost_next_to_nothing_is_classic_unless_its_file_says_otherwise() -> None:
-    examples = models()
-    assert {name for name in examples if mode_of(archived(examples[name])) == "classic"} == {
-        *("mobilenet-v2", "language-id", "tokenizer", "mnist", "batch2", "tabular")
-    }
-    for config in (ADAPTIVE, {"continuousBatching": True}):
-        assert mode_of(packed("m", config, "classic")) == "adaptive"

@@ -1,7 +1,6 @@
 """Archives of `handler: tensors`: every format, what may be wrong with each, and the proof that a model batches."""
 
 import os
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 import openvino
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from handlers.errors import InvalidConfig
 from tests.deploy.conftest import ArchiveSh
@@ -119,31 +118,6 @@ def test_each_format_serves_what_the_model_computes_on_each_engine_that_runs_it(
             staged(path, settings, "torch")
 
 
-def test_outputs_of_a_tuple_are_named_by_place_or_by_the_configuration(tmp_path: Path) -> None:
-    folder = staged(scaled_pt2(tmp_path / "m.pt2", Pair()), engine="torch")
-    assert_scales(engine_of(folder, uses_torch=True)[0], 3, ("output_0", "output_1"))
-    named = {"inputs": SCRIPT_INPUTS, "outputs": {"a": {}, "b": {"datatype": "FP32", "shape": [-1]}}}
-    (tmp_path / "script").mkdir()
-    folder = staged(script(tmp_path / "script" / "m.pt", Pair()), named)
-    for uses_torch in (False, True):
-        assert_scales(engine_of(folder, named, uses_torch=uses_torch)[0], 3, ("a", "b"))
-
-
-def test_input_that_is_an_output_or_is_read_by_nothing_keeps_its_name(tmp_path: Path) -> None:
-    class Echo(torch.nn.Module):
-        def forward(self, x: torch.Tensor, unread: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"first": x, "second": x, "more": x + 1}
-
-    dynamic = {"x": {0: torch.export.Dim.DYNAMIC}, "unread": {0: torch.export.Dim.DYNAMIC}}
-    folder = staged(exported(tmp_path / "m.pt2", Echo(), torch.rand(2, 3), torch.rand(2, 5), dynamic=dynamic))
-    engine, _ = engine_of(folder)
-    assert engine.input_names == ("x", "unread")
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    outputs = engine.run({"x": x, "unread": np.zeros((2, 5), np.float32)})
-    expected = {"first": x, "second": x, "more": x + 1}
-    assert {name: each.tolist() for name, each in outputs.items()} == {n: each.tolist() for n, each in expected.items()}
-
-
 @pytest.mark.parametrize("kind", ["BOOL", "UINT8", "UINT64", "INT16", "INT64", "FLOAT16", "FLOAT", "DOUBLE"])
 def test_every_datatype_comes_back_as_it_went_in(kind: str, tmp_path: Path) -> None:
     element = getattr(TensorProto, kind)
@@ -151,14 +125,6 @@ def test_every_datatype_comes_back_as_it_went_in(kind: str, tmp_path: Path) -> N
     x = np.array([[0, 1, 1], [1, 0, 1]]).astype(helper.tensor_dtype_to_np_dtype(element))
     y = engine_of(folder)[0].run({"x": x})["y"]
     assert (y.dtype, y.tolist()) == (x.dtype, x.tolist())
-
-
-def test_bf16_takes_and_returns_float32_and_is_called_bf16(tmp_path: Path) -> None:
-    two = numpy_helper.to_array(helper.make_tensor("two", TensorProto.BFLOAT16, [1], [2.0]))
-    folder = staged(one_node(tmp_path / "m.onnx", "Mul", TensorProto.BFLOAT16, constants={"two": two}))
-    assert (said(folder)["inputs"], said(folder)["outputs"]) == ([("x", "BF16", [-1, 3])], [("y", "BF16", [-1, 3])])
-    y = engine_of(folder)[0].run({"x": np.array([[0.5, 1.5, -2]], np.float32)})["y"]
-    assert (y.dtype, y.tolist()) == (np.dtype(np.float32), [[1, 3, -4]])
 
 
 # -- the proof that rows together are each alone -----------------------------------------------------------------------
@@ -169,16 +135,6 @@ def test_graph_exported_for_two_rows_takes_any_number(tmp_path: Path) -> None:
     assert signature.inputs["x"].shape == (-1, 4)
     for rows in (1, 2, 7):
         assert_scales(engine, rows)
-
-
-def test_program_exported_for_two_rows_is_left_to_openvino(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = exported(tmp_path / "m.pt2", Scaled(), torch.rand(2, 4), torch.rand(2, 1))
-    folder = staged(path)
-    assert files(folder) == {"model.xml", "model.bin", "signature.json"}
-    assert capsys.readouterr().out.startswith("own: m.pt2 is left out, so that OpenVINO runs its graph")
-    assert_scales(engine_of(folder)[0], 5)
-    with pytest.raises(InvalidConfig, match=r"^own: m.pt2: it does not run on one row, x \[1, 4\], scale \[1, 1\]: "):
-        staged(path, engine="torch")
 
 
 def test_program_that_openvino_computes_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,26 +155,6 @@ def test_program_that_mixes_its_rows_is_refused_for_torch_too(tmp_path: Path) ->
     path = exported(tmp_path / "m.pt2", OverRows(), torch.rand(2, 3), dynamic={"x": {0: torch.export.Dim.DYNAMIC}})
     with pytest.raises(InvalidConfig, match=r"^own: m.pt2: outputs.output: 3 rows together give other values"):
         staged(path, engine="torch")
-
-
-def test_another_batch_dimension_is_proven_along_it(tmp_path: Path) -> None:
-    """Softmax over dimension 0 mixes rows where that counts them, and not where dimension 1 does."""
-    folder = staged(
-        one_node(tmp_path / "m.onnx", "Softmax", shape=[4, "rows"], axis=0),
-        {"inputs": {"x": {"batch_dim": 1}}, "outputs": {"y": {"batch_dim": 1}}},
-    )
-    assert said(folder)["inputs"] == [("x", "FP32", [4, -1])]
-
-
-def test_sizes_of_warm_up_are_what_is_tried(tmp_path: Path) -> None:
-    """A product that takes rows of 5 alone."""
-    path = one_node(
-        tmp_path / "m.onnx", "Mul", shape=["rows", "size"], constants={"c": np.arange(5, dtype=np.float32) + 1}
-    )
-    with pytest.raises(InvalidConfig, match=r"one row, x \[1, 32\]: .*; export it .* or name sizes .* under warm_up"):
-        staged(path)
-    shutil.rmtree(tmp_path / "staged-auto")
-    assert said(staged(path, {"warm_up": [{"x": [5]}]}))["inputs"] == [("x", "FP32", [-1, -1])]
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

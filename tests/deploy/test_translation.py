@@ -10,7 +10,7 @@ import safetensors.torch
 
 from deploy.models import model
 from deploy.sources import source
-from deploy.translation_quality import read_samples, similarity
+from deploy.translation_quality import similarity
 from handlers.archive_files import check
 from handlers.text.translation_config import TranslationConfig
 from tests import tiny_seq2seq
@@ -124,11 +124,6 @@ def test_what_ctranslate2_cannot_follow_is_torchs_and_stderr_says_why(
     assert bool(archive_sh.err) is bool(reason)
     assert "checkpoint/model.safetensors" in files(archive_sh)
     assert "label" not in build_json(archive_sh) or not build_json(archive_sh)["label"]
-
-
-def test_example_has_samples_of_its_own() -> None:
-    samples = read_samples(model("translation").folder)
-    assert 20 <= len(samples) == len({*samples})
 
 
 # -- the detector that a setting names -----------------------------------------------------------------------------

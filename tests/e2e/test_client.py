@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import requests
 
 from deploy.gateway.sandbox import Sandbox
 from deploy.models import ROOT, model
 from deploy.run.server import Server
-from deploy.sandbox import started
 from tests.e2e.conftest import MOBILENET, send_together
 from tests.photographs import crops, path, photograph
 from tests.waiting import until
-from torchserve_client import ByCount, ChunkingClient, Client, FuturesClient, ItemFailed, Rejected, pytriton
+from torchserve_client import Client, FuturesClient, ItemFailed, Rejected, pytriton
 from torchserve_client.cli import main
 
 # Seconds of work, so that a run can be ended in its middle.
@@ -99,21 +96,6 @@ def test_full_queue_is_503_and_waited_out_by_the_client(
     with FuturesClient(client, max_workers=24) as futures:
         submitted = [futures.submit(name, photograph("chelsea"), timeout_s=120) for _ in range(72)]
         assert {top(future.result()) for future in as_completed(submitted)} == {"Egyptian cat"}
-
-
-def test_chunks_are_answered_in_order_by_the_described_batch_size_and_by_count(
-    client: Client, serve: Callable[..., str]
-) -> None:
-    name = serve()
-    pictures = [photograph("chelsea"), photograph("coffee"), photograph("china")] * 6
-    labels = ["Egyptian cat", "espresso", "palace"] * 6
-    with ChunkingClient(client) as chunking:
-        assert [top(answer) for answer in chunking.infer_batch(name, pictures, top_k=1)] == labels
-        assert max(len(future.result()) for future in chunking.submit(name, pictures)) <= 8
-    with ChunkingClient(client, ByCount(5)) as chunking:
-        answer = chunking.infer_batch(name, {"b64": np.array([*pictures, b"none"], object)}, top_k=1)
-    assert [label.decode() for label in answer["label"][:-1, 0]] == labels
-    assert [bool(error) for error in answer["error"]] == [False] * 18 + [True]
 
 
 @pytest.mark.usefixtures("nothing_registered")
@@ -209,37 +191,6 @@ def test_predict_that_is_interrupted_or_killed_goes_on_and_asks_again_only_for_f
     assert main(arguments) == 0
     assert f"1 answered, {PHOTOGRAPHS - 1} before, 0 failed" in capsys.readouterr().out
     assert top(next(line["answer"] for line in lines(again.out) if line["input"] == "broken.jpg")) == "espresso"
-
-
-def test_server_killed_in_mid_run_ends_predict_that_has_no_other_and_costs_one_that_has_nothing(
-    server: Server, serve: Callable[..., str], model_store: Path, photos: Path
-) -> None:
-    (photos / "broken.jpg").unlink()
-    name = serve()
-    with started(model_store) as doomed:
-        doomed.register(name, f"{name}.mar", batch_size=8, max_batch_delay_ms=20, workers=1)
-        # This one is to give up soon; the other has the patience of a slow machine.
-        alone = Predicting(doomed, photos, name="alone", timeout_s=5)
-        both = Predicting(server, photos, "--server", doomed.settings.inference_url, name="both")
-        alone.wait_for(20)
-        before = both.wait_for(20)
-        pid = doomed.pid()
-        assert pid is not None
-        workers = psutil.Process(pid).children(recursive=True)
-        os.kill(pid, signal.SIGKILL)
-        code, error = alone.end()
-        assert code == 2
-        assert error.startswith(f"client: {doomed.settings.inference_url}: ")
-        assert both.end() == (0, "")
-        for worker in workers:
-            worker.wait(60)
-    # Some were asked before it died, and every one is answered, once.
-    assert before < PHOTOGRAPHS - 1
-    assert len([line for line in lines(alone.out) if "answer" in line]) < PHOTOGRAPHS - 1
-    assert main(of(server, "predict", name, str(photos), "--out", str(alone.out))) == 0
-    answers = [{line["input"]: top(line["answer"]) for line in lines(each.out)} for each in (alone, both)]
-    assert [len(lines(each.out)) for each in (alone, both)] == [PHOTOGRAPHS - 1] * 2
-    assert answers[0] == answers[1]
 
 
 def test_arrays_are_predicted_by_programs_of_pytritons_client_and_from_files(  # noqa: PLR0917

@@ -302,10 +302,6 @@ def test_tensors_of_every_datatype_come_back_as_they_were_sent(lab: Clients, whi
     assert [each["name"] for each in response["outputs"]] == ["FP64", "BYTES", "BOOL"]
 
 
-# What JSON cannot hold, or tritonclient does not write as JSON.
-JSON_LACKS = ("BF16",)
-
-
 def test_priority_and_timeout_are_taken_from_the_request(lab: Clients, which: str) -> None:
     found = lab.infer(which, EMBEDDING, {"input_text": texts()}, priority=1, timeout=60_000_000)
     assert found.as_numpy("output__0").shape == (2, SIZE)

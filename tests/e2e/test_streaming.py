@@ -20,8 +20,7 @@ from deploy.gateway.sandbox import Sandbox
 from deploy.models import ROOT, model
 from deploy.run.server import Server
 from tests import tiny_seq2seq
-from tests.e2e.conftest import metrics, send, url, worker_pid
-from tests.waiting import until
+from tests.e2e.conftest import send, url, worker_pid
 from torchserve_client import Client, NoConnection, RetryPolicy, ServerFailed
 
 NAME = "spelling"
@@ -101,36 +100,6 @@ def test_streams_and_plain_requests_at_once_each_get_their_own_text(server: Serv
     for _ in range(20):
         answer = requests.post(url(server, spelling), asked("a"), headers={"Content-Type": JSON}, timeout=TIMEOUT_S)
         assert (joined(answer.content), answer.headers["Content-Type"]) == (("a", {"spelled": "a"}), EVENTS)
-
-
-def test_errors_are_plain_before_the_first_piece_and_an_event_after_it(
-    server: Server, spelling: str, client: Client
-) -> None:
-    listed = json.dumps({"instances": [{"text": "a"}, {"text": "b"}], "stream": True}).encode()
-    for body, status in ((asked(speed=2), 400), (listed, 400), (asked("#a"), 500)):
-        refused = send(server, spelling, body, JSON)
-        assert (refused.status, refused.headers["content-type"]) == (status, JSON)
-    stream = client.stream(spelling, TEXT[:10] + "#" + TEXT)
-    assert next(stream)
-    with pytest.raises(ServerFailed) as caught:
-        list(stream)
-    assert caught.value.to_json()["type"] == "InternalError"
-
-
-def test_client_that_leaves_is_forgotten_with_the_next_piece(server: Server, spelling: str, client: Client) -> None:
-    def abandoned() -> float:
-        return sum(value for name, value in metrics(server).items() if name.startswith("handler_abandoned_total"))
-
-    before = abandoned()
-    # A minute's text, whose worker has another client to look after.
-    stream = client.stream(spelling, TEXT * 75)
-    assert next(stream)
-    with ThreadPoolExecutor(1) as threads:
-        other = threads.submit(client.predict, spelling, {"text": TEXT * 2})
-        stream.close()
-        assert other.result(TIMEOUT_S) == {"spelled": TEXT * 2}
-    # The worker tells its metrics as it answers.
-    until(lambda: client.predict(spelling, {"text": "a"}) and abandoned() > before, every_s=0.3)
 
 
 def test_worker_that_dies_ends_its_streams_and_comes_back(server: Server, spelling: str, client: Client) -> None:

@@ -137,20 +137,6 @@ def test_damaged_archive_is_refused_by_its_files_names_and_edited_source_of_a_fo
     assert str(refused.value) == expected
 
 
-def test_every_kind_of_damage_is_named_and_what_is_many_is_counted(tmp_path: Path) -> None:
-    folder = built(tmp_path)
-    truncate(folder)
-    lose("checkpoint/config.json")(folder)
-    for index in range(8):
-        add(f"more_{index}.py")(folder)
-    words = (
-        "changed: model.bin; missing: checkpoint/config.json; "
-        r"not built: more_0.py, more_1.py, more_2.py, more_3.py, more_4.py and 3 more;"
-    )
-    with pytest.raises(InvalidConfig, match=words):
-        check(folder)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -167,15 +153,6 @@ def test_damaged_build_json_is_refused_by_its_name(damage: Callable[[str], str],
     path.write_text(damage(path.read_text()))
     with pytest.raises(InvalidConfig, match=r"changed: build\.json;"):
         check(folder)
-
-
-def test_archive_packed_by_hand_is_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    lay(tmp_path, "my_task.py")
-    with caplog.at_level(logging.WARNING):
-        assert check(tmp_path) is None
-    assert logged(caplog) == [
-        "This archive has no build.json, as archive.sh writes it: its files are not checked",
-    ]
 
 
 def test_weights_of_an_archive_without_a_graph_are_hashed_on_a_cpu_too(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from handlers.metrics import (
     HISTOGRAMS,
     ITEM_ERRORS,
     ITEMS,
-    MOST_WAITING,
     SUCCEEDED,
     Recorder,
     Reporter,
@@ -79,14 +78,6 @@ def test_first_drain_declares_every_histogram_at_zero() -> None:
     samples = Recorder().drain()
     assert {sample.value for sample in samples} == {0}
     assert {sample.counter for sample in samples} == {c for h in HISTOGRAMS for c in (h.bucket, h.sum, h.count)}
-
-
-def test_recorder_that_is_never_drained_adds_up_and_keeps_no_events() -> None:
-    subject = recorder()
-    for _ in range(3 * MOST_WAITING):
-        subject.record([(execution_event(2), (0.25, 0.5, 0.125, 0.75, 2))])
-    assert subject.waiting <= MOST_WAITING
-    assert totals(subject.drain())["handler_executions_total", "2"] == 3 * MOST_WAITING
 
 
 def test_events_of_many_threads_are_neither_lost_nor_doubled() -> None:

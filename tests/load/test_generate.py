@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from load import expect, generate, measure, results
+from load import expect, generate, measure
 from load.__main__ import main
 from load.generate import Attack, ClosedLoop, Load, OpenLoop, Target
 from load.inputs import Inputs
@@ -187,14 +187,6 @@ def test_run_that_is_stopped_keeps_what_it_has_and_waits_for_no_answer(
         summary = replace(attack(url, load), until=stop).run()
     assert summary.completed >= 5
     assert "ended early" in summary.invalid_reasons
-
-
-def test_run_that_cannot_record_more_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "MAX_EXCHANGES", 20)
-    with serving(soon) as url:
-        summary = attack(url, ClosedLoop(2), duration_s=60).run()
-    assert 15 <= summary.completed <= 21
-    assert summary.invalid_reasons[0] == "cut short after 20 requests, the most that are recorded"
 
 
 @pytest.mark.parametrize(

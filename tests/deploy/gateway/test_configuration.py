@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.gateway.configuration import Configuration, only_node
+from deploy.gateway.configuration import Configuration
 from deploy.gateway.names import Names, lookup
 from deploy.gateway.settings import CONFIG, Settings, read
 from deploy.run import node as node_files
@@ -99,24 +99,6 @@ def test_file_that_is_not_as_it_should_be_changes_nothing(
     broken.unlink()
     config.write_text("management: true")
     assert changed(configuration)[0].management
-
-
-def test_ports_stay_until_the_next_start(configuration: Configuration, config: Path) -> None:
-    configuration.read()
-    config.write_text("ports: {http: 9000}\nmanagement: true")
-    settings, _ = changed(configuration)
-    assert (settings.ports.http, settings.management) == (8000, True)
-
-
-def test_only_node_is_that_of_the_properties(tmp_path: Path) -> None:
-    path = tmp_path / "config.properties"
-    path.write_text("inference_address=http://0.0.0.0:9080\nmanagement_address=http://127.0.0.1:9081\n")
-    found, keys = only_node(path), str(tmp_path / "key_file.json")
-    expected = ("http://127.0.0.1:9080", "http://127.0.0.1:9081", keys)
-    assert (found.inference, found.management, found.token_file) == expected
-    path.write_text("inference_address=https://127.0.0.1:9080\n")
-    with pytest.raises(InvalidConfig, match="http://HOST:PORT"):
-        only_node(path)
 
 
 # -- nodes found by a name ----------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from deploy.gateway import metadata as metadata_module
 from deploy.gateway.control import gateway as gateway_module
 from deploy.gateway.state import Replica
 from deploy.run.node import Node
@@ -137,28 +136,3 @@ def test_metadata_is_asked_once_of_all_nodes_and_again_when_the_workers_are_othe
     # One without READY workers is not asked.
     scene.first.models["classifier"] = [described("classifier", ready=0, start="T2")]
     assert [len(questions(scene)) for _ in range(3)] == [2] * 3
-
-
-@pytest.mark.parametrize("said", [None, {"label": "cat"}, {"inputs": [{"name": 1}], "outputs": []}])
-def test_handler_that_does_not_know_the_question_is_asked_again_later(
-    scene: Scene, said: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metadata_module, "REFUSED_S", 0.1)
-    say(scene, said, "T1")
-    wait(lambda: len(questions(scene)) >= 3)
-    assert scene.version.metadata is None
-    say(scene, METADATA, "T1")
-    wait(lambda: bool(questions(scene)) and scene.version.metadata == METADATA)
-
-
-def test_function_that_knows_its_outputs_once_it_has_run_is_asked_until_then(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metadata_module, "OUTPUTS_S", 0.1)
-    say(scene, {**METADATA, "outputs": []}, "T1")
-    wait(lambda: len(questions(scene)) >= 4)
-    assert scene.version.metadata == {**METADATA, "outputs": []}
-    say(scene, METADATA, "T1")
-    wait(lambda: bool(questions(scene)) and scene.version.metadata == METADATA)
-    asked = len(questions(scene))
-    assert [len(questions(scene)) for _ in range(3)] == [asked] * 3

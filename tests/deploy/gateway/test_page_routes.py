@@ -66,19 +66,6 @@ def test_files_are_those_of_the_folder_and_no_others(page: Scene) -> None:
     assert get(page, "/page/nothing.js").json()["type"] == "NotFound"
 
 
-def test_since_that_is_no_number_is_refused(page: Scene) -> None:
-    for since in ("yesterday", "nan", ""):
-        answer = get(page, f"/summary?since={since}")
-        assert (answer.status_code, answer.json()["type"]) == (400, "InvalidSince")
-
-
-def test_large_answers_are_compressed_for_those_who_take_it(page: Scene) -> None:
-    packed = get(page, "/page/page.css", Accept_Encoding="gzip")
-    plain = get(page, "/page/page.css", Accept_Encoding="identity")
-    assert [answer.headers.get("Content-Encoding") for answer in (packed, plain)] == ["gzip", None]
-    assert (packed.content, packed.headers["Vary"]) == (plain.content, "Accept-Encoding")
-
-
 def test_page_has_no_inline_script_or_style_and_asks_nobody_else() -> None:
     for path in PAGE.iterdir():
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")

@@ -124,20 +124,6 @@ def test_node_or_model_that_was_away_begins_anew() -> None:
     assert points(summary) == []
 
 
-def test_quantiles_are_of_ten_seconds_batch_sizes_and_points_of_five_minutes() -> None:
-    summary = seen({"a": {}}, *[{"a": WHOLE}] * 699)
-    assert len(points(summary)) == 151
-    summary = seen({"a": {}}, *[{"a": WHOLE}] * 7)
-    assert [point["p50_ms"] for point in points(summary)] == [63.0] * 5 + [None] * 2
-    assert document(summary)["batch_sizes"] == [[1, 2], [4, 3], [None, 1]]
-    assert len(points(summary, since_s=points(summary)[-3]["time_s"])) == 2
-    for second in range(116, 406, 2):
-        summary.observe(second, ONE, {"a": WHOLE})
-    assert document(summary)["batch_sizes"] == []
-    # However often it is scraped, memory is bounded.
-    assert len(points(seen(*[{"a": WHOLE}] * 700, step_s=0.1))) == 300
-
-
 def test_document_has_the_state_of_every_replica() -> None:
     partly = {"a": READY, "b": Replica(2, 1, 8, 20, is_default=True)}
     versions = {"1.0": Version("1.0", partly, {"task": "any"}), "2.0": Version("2.0", {"b": READY})}

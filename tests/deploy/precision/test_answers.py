@@ -1,8 +1,6 @@
 """How answers are compared: numbers that can be checked by hand, tiny models of each task, and the examples' inputs."""
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import openvino
@@ -12,49 +10,20 @@ from deploy.loaded import loaded, task_class
 from deploy.models import model
 from deploy.precision import samples
 from deploy.precision.answers import (
-    Span,
     ask,
-    compared_rows,
-    compared_spans,
-    compared_vectors,
     exact_settings,
     is_comparable,
     proof,
 )
-from deploy.precision.inputs import decoded, listed, payload, some, split
+from deploy.precision.inputs import decoded, listed, some, split
 from deploy.tasks import BUILT_IN
 from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.engines.openvino import OpenVinoEngine
-from handlers.errors import InvalidInput
 from handlers.vision.config import ImageClassificationConfig
 from handlers.vision.images import Geometry
 from tests import tiny_models
 from tests.photographs import crops
-
-NAN = float("nan")
-
-
-def test_rows_agree_where_their_likeliest_class_does() -> None:
-    exact = [np.array([[0.6, 0.4]]), np.array([[0.5, 0.3], [0.1, 0.9]])]
-    others = [np.array([[0.4, 0.6]]), np.array([[0.5, 0.2], [0.2, 0.8]])]
-    assert compared_rows(exact, others) == pytest.approx((2 / 3, 0.2, 3))
-    # The first class would be the likeliest of no numbers.
-    assert compared_rows([np.array([[0.6, 0.4]])], [np.array([[NAN, NAN]])]) == (0.0, 1.0, 1)
-
-
-def test_spans_agree_at_the_same_place() -> None:
-    exact = [Span(0, 4, 0.9), Span(3, 5, 0.5), Span(3, 5, 0.5)]
-    others = [Span(0, 4, 0.8), Span(3, 6, 0.45), Span(-1, -1, NAN)]
-    assert compared_spans(exact, others) == pytest.approx((1 / 3, 1, 3))
-    assert compared_spans(exact[:2], others[:2]) == pytest.approx((1 / 2, 0.1, 2))
-
-
-def test_vectors_are_compared_by_their_cosine() -> None:
-    exact = [np.array([1.0, 0.0]), np.array([3.0, 4.0])]
-    near = compared_vectors(exact, [np.array([2.0, 0.0]), np.array([4.0, 3.0])])
-    assert near == pytest.approx((49 / 50, 1 / 25, 2))
-    assert compared_vectors(exact, [np.array([NAN, 0.0]), np.array([0.0, 0.0])]) == (0.0, 1.0, 2)
 
 
 def broken(folder: Path) -> Path:
@@ -92,27 +61,6 @@ def test_answers_of_the_same_graph_agree_and_of_a_broken_one_do_not(handler: str
     assert not other.holds
     # What the time does not allow is left out, but for the first micro-batch.
     assert len(ask(task, items, task.engine, longest_s=0)) == 16
-
-
-@pytest.mark.parametrize(
-    ("function", "labels", "is_taken"),
-    [("none", ("ONE",), False), ("sigmoid", ("ONE",), True), ("none", ("A", "B"), True)],
-)
-def test_numbers_that_are_no_labels_are_not_compared(function: str, labels: tuple[str, ...], is_taken: bool) -> None:
-    task = SimpleNamespace(function=function, labels=labels)
-    assert is_comparable("text_classification", task) is is_taken
-
-
-def test_lines_of_questions_are_json_objects(tmp_path: Path) -> None:
-    asked = {"question": "Who kept the inn?", "context": "Anna kept the inn."}
-    (tmp_path / "lines.jsonl").write_text(f"{json.dumps({**asked, 'more': 1})}\nWho?\n[1]\n")
-    first, *others = listed(tmp_path / "lines.jsonl")
-    assert payload(first, {"question", "context"}, is_text=True).value == asked
-    for each in others:
-        with pytest.raises(InvalidInput, match="not a JSON object of context and question"):
-            payload(each, {"question", "context"}, is_text=True)
-    # Of a task that takes one text, a line is that text.
-    assert payload(others[1], {"text"}, is_text=True).value == "[1]"
 
 
 def test_images_are_twenty_crops_and_of_a_folder_what_is_none_is_left_out(tmp_path: Path) -> None:

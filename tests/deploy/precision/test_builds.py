@@ -13,9 +13,8 @@ from openvino import opset13 as opset
 
 from deploy.models import MODEL_LIST
 from deploy.precision import int8
-from deploy.precision.int8 import calibrating
 from deploy.precision.quantise import Order, samples
-from deploy.precision.wanted import Wanted, processor
+from deploy.precision.wanted import processor
 from tests import tiny_models
 from tests.deploy.conftest import ArchiveSh
 
@@ -125,23 +124,8 @@ def test_precision_that_cannot_be_is_refused_before_anything_is_built(
     assert not archive_sh.store.exists()
 
 
-def test_what_was_asked_for_is_another_where_an_input_is(tmp_path: Path) -> None:
-    lines = tmp_path / "lines.txt"
-    lines.write_text("A text.\n")
-    first = Wanted("int8", lines).identity()
-    assert Wanted("int8", lines).identity() == first
-    assert len({first, Wanted("int8", lines, least=0.9).identity(), Wanted().identity()}) == 3
-    lines.write_text("Another text.\n")
-    assert Wanted("int8", lines).identity() != first
-
-
 def test_proofs_hold_for_the_instructions_of_the_processor(tmp_path: Path) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text("model name\t: x\nflags\t\t: fpu amx_int8 sse avx512_vnni avx2\nflags\t\t: fpu\n")
     assert processor(path) == "amx_int8 avx2 avx512_vnni"
     assert processor(tmp_path / "none") == ""
-
-
-@pytest.mark.parametrize(("answer_s", "count"), [(0.01, 225), (0.1, 75), (5.0, 32)])
-def test_as_many_inputs_calibrate_as_the_time_allows(answer_s: float, count: int) -> None:
-    assert calibrating(225, answer_s) == count

@@ -1,7 +1,6 @@
 """One client's request does not keep an adaptive worker from another's: it looks, decodes and expires meanwhile."""
 
 import json
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,7 @@ import pytest
 
 from handlers.adaptive.decoder import LARGE_BYTES, LEAST_THREADS
 from handlers.adaptive.in_flight import InFlightRequest
-from handlers.engines import Arrays, Outputs
 from handlers.errors import EXPIRED
-from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.slots import Slot
 from handlers.protocol.requests import Payload, Request
 from tests.handlers.adaptive.frontend import Frontend
@@ -30,25 +27,6 @@ def handler(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GatedHan
     yield handler
     handler.gate.set()
     handler.slow_gate.set()
-
-
-def test_worker_looks_for_newcomers_while_the_engine_runs_for_a_lone_client(tmp_path: Path) -> None:
-    handler = started(GatedHandler, tmp_path, {"max_instances": 100}, max_batch_items=1)
-    with Frontend(handler) as frontend:
-        # So many that a worker which finds nobody beside a lone client stops fetching.
-        for _ in range(40):
-            assert frontend.send(b"2").body == 4
-        handler.gate.clear()
-        # More than a lone client's request may be for the frontend's own thread to run it.
-        first = frontend.submit(listed(*range(0, 200, 2)))
-        handler.wait(running=1)
-        # Learns at once that it cannot be served, while the engine stands.
-        hurried = frontend.submit(b"4", X_Timeout_Ms="1")
-        assert hurried.result(TIMEOUT_S).body["type"] == "Overloaded"
-        assert not first.done()
-        handler.gate.set()
-        assert first.result(TIMEOUT_S).status == 200
-    assert handler.forgets()
 
 
 SLOW = b"slow" + b"21".rjust(LARGE_BYTES)
@@ -108,26 +86,6 @@ def test_request_over_its_budget_is_413_and_costs_the_engine_nothing(handler: Ga
     assert (fine.body, good.body) == ({"predictions": [8.0, 12.0]}, 16.0)
     assert not {2.0, 3.0} & {number for batch in handler.module.batches for number in batch}
     assert handler.forgets()
-
-
-def test_long_item_that_could_not_be_in_time_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
-    """Once items differ in length, that of one which is not decoded yet follows from its bytes."""
-
-    class Long(GatedHandler):
-        """Takes a millisecond a token, of which a number is as many as it says."""
-
-        def cost(self, item: float) -> Cost:
-            return Cost(int(item))
-
-        def forward(self, inputs: Arrays, items: Any) -> Outputs:
-            time.sleep(sum(items) / 1000)
-            return super().forward(inputs, items)
-
-    handler = started(Long, tmp_path, took=[(1, 0.001), (1000, 1.0)])
-    with Frontend(handler) as frontend:
-        for number in (10, 20):
-            assert frontend.send(str(number).encode().rjust(number)).body == 2 * number
-        assert frontend.send(b"1000".rjust(1000), X_Timeout_Ms="300").body["type"] == "Overloaded"
 
 
 class Body(str):

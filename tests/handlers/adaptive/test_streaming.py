@@ -1,31 +1,17 @@
 """Answers that are streamed: what a client sees of them, and what the frontend does."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from handlers.adaptive.in_flight import InFlightRequest
-from handlers.adaptive.response_timing import ResponseTiming
-from handlers.adaptive.shared_state import SharedState
-from handlers.adaptive.streamed_answer import StreamedAnswer
-from handlers.metrics import Recorder
-from handlers.pipeline.slots import Generated, Slot
-from handlers.protocol.requests import Request
-from handlers.scheduling.latency_model import LatencyModel
-from handlers.scheduling.policy import Policy
-from handlers.scheduling.scheduler import Scheduler
-from handlers.scheduling.streams import Streams
 from tests.handlers.adaptive.frontend import Frontend
 from tests.handlers.adaptive.gated import TIMEOUT_S, wait_for
 from tests.handlers.adaptive.spelling import FAILURE, FICKLE, UNREADABLE, SpellingHandler, asking, events, started
 
 TEXT = "abcdefghij"
-# Of a worker that is idle otherwise, between two chunks of an answer.
-PIECE_S = 0.02
 
 
 @pytest.fixture
@@ -94,18 +80,6 @@ def test_answer_that_is_whole_before_its_first_chunk_is_one_plain_reply_of_all_e
             # The double fails where a first message is a last chunk.
             assert joined(whole.body) == ("a", {"spelled": "a"})
             assert whole.headers["content-type"] == "text/event-stream"
-
-
-def test_pieces_of_a_quick_engine_are_sent_together(handler: SpellingHandler) -> None:
-    text = "ab" * 1000
-    with Frontend(handler) as frontend:
-        began_s = time.perf_counter()
-        streams = [frontend.stream(asking(text, stream=True)) for _ in range(4)]
-        assert all(joined(answer.result(TIMEOUT_S).body)[0] == text for _, answer in streams)
-        seconds = time.perf_counter() - began_s
-    # One exchange brings the pieces of all; beside them are those that look for newcomers and those of first pieces.
-    assert frontend.exchanges <= 2 * seconds / PIECE_S + 30
-    assert all(len(stream.chunks) <= seconds / PIECE_S + 3 for stream, _ in streams)
 
 
 def test_error_before_the_first_piece_is_a_plain_answer_with_its_status(handler: SpellingHandler) -> None:
@@ -194,31 +168,3 @@ def test_stream_of_what_is_not_one_text_over_http_is_refused(handler: SpellingHa
     for answer, reason in zip(refused, ("no list", "no list", "no tensors", "HTTP"), strict=True):
         assert answer.status == 400
         assert reason in json.dumps(answer.body)
-
-
-def test_streamed_request_that_expires_is_answered_plainly(tmp_path: Path) -> None:
-    handler = started(tmp_path, queue_timeout_ms=100)
-    with Frontend(handler) as frontend:
-        handler.speller.hold()
-        busy = frontend.submit(asking("busy"))
-        handler.wait()
-        _, late = frontend.stream(asking(TEXT, stream=True))
-        assert (late.result(TIMEOUT_S).status, late.result().body["type"]) == (504, "QueueTimeout")
-        handler.speller.go()
-        assert busy.result(TIMEOUT_S).status == 200
-    handler.wait_until_idle()
-
-
-def test_client_that_has_gone_is_sent_no_piece_that_was_ready() -> None:
-    """A reply to an id that the frontend has forgotten would end the worker."""
-    scheduler = Scheduler(Policy(max_latency_s=1.0, max_items=8), Streams(LatencyModel()))
-    shared = SharedState(scheduler, ResponseTiming(window=8, enough_s=0.1), Recorder())
-    slot = Slot(None, generated=Generated(pieces=None, tokens=[1, 2]))  # type: ignore[arg-type]
-    request = InFlightRequest(id="a", request=Request(()), slots=[slot], arrived_s=0.0)
-    request.stream, request.running = StreamedAnswer(has_begun=True), 1
-    with shared.lock:
-        shared.in_flight.add([request])
-        shared.talking[request] = slot
-        for gone in shared.in_flight.take_missing(set()):
-            shared.abandon(gone)
-        assert shared.take_due(with_refused=True).tokens == []

@@ -16,11 +16,10 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2
 
-from handlers.adaptive.decoder import LARGE_BYTES, LEAST_THREADS
+from handlers.adaptive.decoder import LEAST_THREADS
 from handlers.adaptive.fail_fast import Guard
 from handlers.errors import InvalidConfig
 from handlers.protocol.grpc_status import PROTOBUF
-from handlers.protocol.requests import Request
 from tests.handlers.adaptive.frontend import Body, Field, Frontend
 from tests.handlers.adaptive.gated import (
     RUN_S,
@@ -238,21 +237,6 @@ def test_priorities_go_in_their_order_and_whose_time_is_up_is_504_at_once_and_ne
     assert handler.forgets()
 
 
-def test_request_whose_time_is_up_is_run_last_where_that_is_configured(start: Start) -> None:
-    handler = start(max_batch_items=1, timeout_action="delay")
-    with Frontend(handler) as frontend:
-        handler.module.batches.clear()
-        handler.gate.clear()
-        busy = frontend.submit(b"0")
-        handler.wait()
-        late, fine = frontend.submit_together([(b"2", {"x_timeout_ms": "100"}), (b"4", {})])
-        handler.wait(waiting=2)
-        time.sleep(0.11)
-        handler.gate.set()
-        assert [result_of(each.result(TIMEOUT_S)) for each in (busy, late, fine)] == [0, 4, 8]
-    assert handler.module.batches == [[0], [4], [2]]
-
-
 def assert_refused(answer: Answer, status: int, type_: str) -> None:
     assert (answer.status, answer.body["code"], answer.body["type"]) == (status, status, type_), answer
     assert answer.headers["content-type"] == "application/json"
@@ -284,45 +268,6 @@ def test_request_that_allows_less_than_its_run_takes_is_refused_before_any_work(
     assert_refused(answer, 503, "Overloaded")
     assert answer.body["message"].endswith("the request allows 1.")
     assert handler.module.batches == []
-
-
-def test_refused_body_that_is_one_item_is_not_read(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    handler = start(max_queue_items=1)
-    unpacked, unpack = [], handler.unpack
-
-    def noted(row: Any, headers: Any) -> Request:
-        unpacked.append(bytes(row["body"]))
-        return unpack(row, headers)
-
-    monkeypatch.setattr(handler, "unpack", noted)
-
-    def text(number: int, **headers: str) -> tuple[Body, dict[str, str]]:
-        return [Field("body", "text/plain; charset=utf-8", str(number).encode())], headers
-
-    with Frontend(handler) as frontend:
-        handler.gate.clear()
-        handler.slow_gate.clear()
-        busy = frontend.submit(b"2")
-        handler.wait()
-        # Is decoded for long, and in vain.
-        waiting = frontend.submit(b"slow" + b"x".rjust(LARGE_BYTES))
-        handler.wait(waiting=1)
-        # The first is read: only then is it known that there is no room.
-        refused = frontend.submit_together([text(6), text(8), text(10, X_Priority="x"), (b"12", {}), text(14)])
-        refused += frontend.submit_together([text(16, X_Model_Metadata="1")])
-        answers = [answer.result(TIMEOUT_S) for answer in refused]
-        handler.slow_gate.set()
-        assert waiting.result(TIMEOUT_S).status == 500
-        # There is room again, though the engine is busy.
-        last = frontend.submit_together([text(18)])[0]
-        handler.wait(waiting=1)
-        handler.gate.set()
-        assert [result_of(each.result(TIMEOUT_S)) for each in (busy, last)] == [4.0, 36.0]
-        for answer in (*answers[:2], answers[3], answers[4]):
-            assert_refused(answer, 503, "QueueFull")
-        assert [answer.status for answer in answers[2::3]] == [400, 200]
-    assert [int(body) for body in unpacked if len(body) < LARGE_BYTES] == [2, 6, 10, 12, 18]
-    assert handler.forgets()
 
 
 # -- what must not go wrong ------------------------------------------------------------------------------------------

@@ -189,18 +189,3 @@ def test_decoding_follows_the_models_own_settings(said: dict[str, Any], expected
     decoding = Decoding.read(transformers.GenerationConfig(**said), ["a", "b", "c"], has_start=True)
     options = decoding.options({"num_beams": 4}, 20)
     assert {name: options[name] for name in expected} == expected
-
-
-def test_decoding_of_a_request_comes_before_the_models_own() -> None:
-    own = transformers.GenerationConfig(no_repeat_ngram_size=3, decoder_start_token_id=2, forced_bos_token_id=1)
-    decoding = Decoding.read(own, ["a", "b", "c"], has_start=True)
-    assert decoding.options({"no_repeat_ngram_size": 0}, 9)["no_repeat_ngram_size"] == 0
-    asked: tuple[dict[str, Any], ...] = (
-        {},
-        {"num_beams": 4, "early_stopping": True},
-        {"num_beams": 4, "early_stopping": False},
-    )
-    assert [decoding.options(each, 9)["patience"] for each in asked] == [1.0, 1.0, 2.0]
-    # It begins with the start that the converted model lacks, and with the language.
-    assert Decoding.read(own, ["a", "b", "c"], has_start=False).prefix({}) == ["c", 1]
-    assert decoding.prefix({"forced_bos_token_id": 0}) == [0]

@@ -8,8 +8,6 @@ import pytest
 
 from handlers.archive_files import BUILD, Build
 from handlers.base import BatchHandler
-from handlers.errors import InvalidConfig
-from handlers.pipeline.micro_batches import Cost
 from handlers.tasks.image_classification import ImageClassificationHandler
 from handlers.tasks.question_answering import QuestionAnsweringHandler
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
@@ -106,17 +104,6 @@ def test_metadata_of_a_task_is_that_of_its_loaded_model(
     assert {name: answered[name] for name in expected} == expected
 
 
-def test_most_rows_of_a_request_are_as_many_as_its_tokens_allow(tmp_path: Path) -> None:
-    class Padded(DoublingHandler):
-        def cost(self, item: float) -> Cost:
-            return Cost(256)
-
-    handler = started(Padded(), tmp_path, {"max_request_tokens": 1000})
-    assert metadata(handler)["max_batch_size"] == 3
-    answers = serve(handler, [inquiry(number=[1.0] * 3), inquiry(number=[1.0] * 4)])
-    assert [answer.status for answer in answers] == [200, 413]
-
-
 def test_tensors_have_the_names_that_the_archives_owner_gave(tmp_path: Path) -> None:
     names = {
         "inputs": {"question": "QUESTION", "context": "passage"},
@@ -141,17 +128,3 @@ def test_tensors_have_the_names_that_the_archives_owner_gave(tmp_path: Path) -> 
         400,
         {"error": "The inputs must be named QUESTION, passage; options: align_to_words, max_answer_tokens, top_k."},
     )
-
-
-@pytest.mark.parametrize(
-    ("names", "problem"),
-    [
-        ({"inputs": {"text": "number"}}, "tensors.inputs: text: this task has number"),
-        ({"outputs": {"result": "error"}}, "tensors.outputs: error is taken already"),
-        ({"inputs": {"number": " "}}, "tensors.inputs: every tensor needs a name of its own"),
-        ({"inputs": {"number": 7}}, r"tensors: inputs.number: Input should be a valid string"),
-    ],
-)
-def test_names_of_tensors_that_mean_nothing_keep_a_model_from_loading(names: Any, problem: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match=problem):
-        started(DoublingHandler(), tmp_path, {"tensors": names})

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from handlers.errors import InvalidPriority, InvalidTimeout
-from handlers.protocol.headers import Terms, is_grpc
+from handlers.protocol.headers import Terms
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,3 @@ def test_parameters_that_are_no_level_or_time_are_invalid(value: Any) -> None:
         Terms.of({}, 3, {"priority": value})
     with pytest.raises(InvalidTimeout, match=r"^timeout must be a whole number of microseconds above 0, or 0 "):
         Terms.of({}, 3, {"timeout": value})
-
-
-@pytest.mark.parametrize(
-    ("headers", "expected"),
-    [
-        # Fields of the row have their content types among the headers.
-        ({"data": {"content-type": ""}}, True),
-        ({"explain": {"content-type": "text/plain"}, "Host": "localhost"}, False),
-    ],
-)
-def test_request_without_any_header_came_by_grpc(headers: dict[str, Any], expected: bool) -> None:
-    assert is_grpc(headers) is expected

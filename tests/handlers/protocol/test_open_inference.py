@@ -86,16 +86,6 @@ def test_bytes_options_become_text_and_what_is_none_fails_alone() -> None:
     assert (second.code, second.type) == (400, "InvalidText")
 
 
-@pytest.mark.parametrize("is_binary", [True, False])
-@pytest.mark.parametrize(("dimensions", "items"), [((2, 4, 5, 3), 2), ((4, 5, 3), 1)])
-def test_pixels_become_one_array_an_image(dimensions: tuple[int, ...], items: int, is_binary: bool) -> None:
-    pixels = np.arange(np.prod(dimensions), dtype=np.uint8).reshape(dimensions)
-    payloads = sent(IMAGE, tensor("image", pixels, is_binary=is_binary)).payloads
-    for payload, expected in zip(payloads, pixels.reshape(items, 4, 5, 3), strict=True):
-        assert isinstance(payload, Payload)
-        np.testing.assert_array_equal(payload.value, expected, strict=True)
-
-
 def test_image_files_are_bytes_in_binary_and_base64_in_json() -> None:
     files = np.array([b"\xff\xd8", b"\x89PNG"], object)
     assert sent(IMAGE, tensor("image", files)).payloads == (Payload(b"\xff\xd8"), Payload(b"\x89PNG"))
@@ -207,11 +197,6 @@ def test_item_that_failed_has_an_empty_row_and_its_error(is_binary: bool) -> Non
     np.testing.assert_array_equal(result.as_numpy("start"), [[3, -1], [-1, -1], [3, 3]])
     first, error, last = result.as_numpy("error")
     assert (json.loads(error), len(first), len(last)) == (BROKEN.to_json(), 0, 0)
-
-
-def test_request_whose_items_all_failed_has_the_first_error() -> None:
-    reply = Inference(TEXT.model).pack([BROKEN, ItemError(400, "EmptyInput", "Empty.")])
-    assert (reply.status, json.loads(reply.body)) == (422, {"error": "Broken."})
 
 
 @pytest.mark.parametrize(

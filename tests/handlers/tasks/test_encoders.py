@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import shutil
 import unicodedata
 from collections.abc import Callable
 from functools import cache
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 import transformers
 
-from handlers.archive_files import CHECKPOINT
 from handlers.errors import InvalidConfig
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.tasks.text_classification import TextClassificationHandler
@@ -218,13 +216,6 @@ def test_options_and_forms_of_one_text_share_a_forward_pass(
     assert all('batch;desc="6"' in answer.headers["Server-Timing"] for answer in answers)
 
 
-def test_texts_of_many_lengths_share_few_forward_passes(tiny_archive: Archives) -> None:
-    texts = ["word " * count for count in range(1, 61)]
-    (answer,) = serve(start(tiny_archive, "mean"), [json.dumps({"instances": texts}).encode()])
-    assert len(answer.body["predictions"]) == 60
-    assert int(answer.headers["Server-Timing"].rpartition('"')[0].rpartition('"')[2]) >= 5
-
-
 def test_places_are_characters_of_the_text_as_it_was_sent(tiny_archive: Archives) -> None:
     text = "  👩‍👩‍👧 é e\u0301 Anna crossed the bridge."
     (answer,) = serve(start(tiny_archive, "words"), [of_text(text, aggregation="none")])
@@ -249,15 +240,3 @@ def test_initialize_wrong_settings_are_refused(
 ) -> None:
     with pytest.raises(InvalidConfig, match=words):
         start(tiny_archive, name, **settings)
-
-
-def test_initialize_without_a_fast_tokenizer_is_refused(tiny_archive: Archives, tmp_path: Path) -> None:
-    shutil.copytree(tiny_archive(**MODELS["words"]), tmp_path / "slow")
-    folder = tmp_path / "slow" / CHECKPOINT
-    (folder / "tokenizer.json").unlink()
-    (folder / "vocab.json").write_text("{}")
-    (folder / "merges.txt").write_text("#version\n")
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "CTRLTokenizer"}))
-    with pytest.raises(InvalidConfig, match=r"tokenizer.json"):
-        started(TokenClassificationHandler(), tmp_path / "slow", {})

@@ -18,9 +18,8 @@ from deploy.models import Model
 from deploy.sources import source
 from deploy.vision import stage
 from handlers.tasks.image_classification import ImageClassificationHandler
-from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import Answer, serve, started
-from tests.photographs import encoded, path, photograph
+from tests.photographs import path, photograph
 
 # A small network on small images; its weights are seeded, and its 1000 logits deviate by one.
 ARCH, RESIZE, CROP, CLASSES = "squeezenet1_1", 72, 64, 1000
@@ -132,43 +131,6 @@ def test_images_in_any_company_get_their_own_answers_and_errors(handler: ImageCl
         random.Random(seed).shuffle(order)
         for place, answer in zip(order, serve(handler, [rows[place] for place in order]), strict=True):
             assert same(answer, alone[place])
-
-
-def test_instances_keep_their_order_options_and_errors(handler: ImageClassificationHandler) -> None:
-    instances: list[Any] = [{"b64": b64(photograph(name))} for name in NAMES[:3]]
-    instances[1:1] = [{"b64": "%%%"}, {"url": "http://x"}]
-    instances[0]["top_k"] = 1
-    plain, one, most, listed = serve(
-        handler,
-        [
-            photograph("coffee"),
-            *(json.dumps({"b64": b64(photograph("coffee")), "top_k": top_k}).encode() for top_k in (1, 5 * CLASSES)),
-            json.dumps({"instances": instances, "top_k": 2}).encode(),
-        ],
-    )
-    assert [len(answer.body) for answer in (plain, one, most)] == [5, 1, CLASSES]
-    predictions = listed.body["predictions"]
-    assert [predictions[i]["error"]["type"] for i in (1, 2)] == ["CorruptInput", "UnknownShape"]
-    wanted = [list(answer.body) for answer in serve(handler, [photograph(name) for name in NAMES[:3]])]
-    assert [list(predictions[i]) for i in (0, 3, 4)] == [wanted[0][:1], wanted[1][:2], wanted[2][:2]]
-
-
-def test_tensors_of_files_and_of_pixels_are_columns_of_the_same(handler: ImageClassificationHandler) -> None:
-    cat = Image.open(path("chelsea")).convert("RGB").resize((96, 74))
-    pixels = {"datatype": "UINT8", "shape": [1, 74, 96, 3], "data": np.asarray(cat).ravel().tolist()}
-    alone, files, decoded = serve(
-        handler,
-        [
-            {"body": {"b64": b64(encoded(cat, "PNG")), "top_k": 2}},
-            inquiry(image=[b64(encoded(cat, "PNG")), "canary"], top_k=[2, 2]),
-            {"body": {"inputs": [{"name": "image", **pixels}], "parameters": {"top_k": 2}}},
-        ],
-    )
-    columned = columns(files)
-    assert columned["label"] == [list(alone.body), ["", ""]]
-    assert columned["score"][0] == pytest.approx(list(alone.body.values()), rel=1e-4)
-    assert json.loads(columned["error"][1])["type"] == "CorruptInput"
-    assert columns(decoded)["label"] == [list(alone.body)]
 
 
 def test_images_with_too_many_pixels_together_are_413_and_the_neighbours_are_served(archive: Path) -> None:

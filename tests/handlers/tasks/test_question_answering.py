@@ -14,7 +14,6 @@ import pytest
 from handlers.errors import InvalidConfig
 from handlers.tasks.question_answering import QuestionAnsweringHandler
 from handlers.text.answer_spans import TUNING
-from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import serve, started
 from tests.handlers.tasks.answers_oracle import STRIDE, WINDOW, Oracle, assert_best
 from tests.tiny_models import LIMIT, PAGE, TEXTS
@@ -102,23 +101,6 @@ def test_answers_align_to_words_widens_a_part_of_a_word(handler: QuestionAnsweri
     assert not {entry["answer"] for entry in exact.body} <= set(context.split())
 
 
-def test_micro_batches_keep_the_budget_of_windows(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = answerer(bert, max_tokens=8 * WINDOW)
-    sizes: list[tuple[int, int]] = []
-    run = ready.engine.run
-
-    def counted(inputs: Any) -> Any:
-        sizes.append(inputs["input_ids"].shape)
-        return run(inputs)
-
-    monkeypatch.setattr(ready.engine, "run", counted)
-    rows = [asked(QUESTIONS[0], PAGE[:700]), *[asked(*pair) for pair in PAIRS[:8]]] * 2
-    assert {answer.status for answer in serve(ready, rows)} == {200}
-    assert max(windows * length for windows, length in sizes) <= 8 * WINDOW
-    assert max(windows for windows, _ in sizes) > 5
-    assert len(sizes) < len(rows) / 2
-
-
 # Rows with the status, type and message of their errors. What their clients sent, qzqz, is nobody else's to see.
 BAD: list[tuple[Any, int, str, str]] = [
     (asked("Who? " * LIMIT, PAGE), 413, "TextTooLong", r"question: \d+ tokens; \d+ leave room for windows"),
@@ -155,23 +137,6 @@ def test_questions_in_any_company_get_their_own_answers_and_errors(
             assert re.search(words, answers[place].body["message"])
         assert "qz" not in json.dumps([answers[place].body for place in range(len(PAIRS) + len(BAD))])
     assert "qz" not in caplog.text
-
-
-def test_questions_in_every_form_get_the_same_answers(handler: QuestionAnsweringHandler) -> None:
-    one, two, empty = asked(QUESTIONS[0], PAGE), asked(QUESTIONS[1], PAGE, top_k=2), asked(" ", PAGE)
-    questions = [*QUESTIONS[:2], " "]
-    shared = [{"question": QUESTIONS[0]}, {"question": QUESTIONS[1], "top_k": 2}]
-    tensors = inquiry(question=questions, context=[PAGE] * 3, top_k=[1, 2, 1])
-    *alone, listed, columned = serve(
-        handler, [one, two, empty, {"body": {"instances": shared, "context": PAGE}}, tensors]
-    )
-    first, second, error = (answer.body for answer in alone)
-    assert listed.body == {"predictions": [first, second]}
-    arrays = columns(columned)
-    for name, nothing in {"answer": "", "start": -1, "end": -1}.items():
-        assert arrays[name] == [[first[name], nothing], [each[name] for each in second], [nothing, nothing]]
-    assert arrays["score"][1] == pytest.approx([each["score"] for each in second], abs=1e-4)
-    assert [each and json.loads(each) for each in arrays["error"]] == ["", "", error]
 
 
 @pytest.mark.parametrize("settings", [{"doc_stride": WINDOW}, {"max_length": LIMIT + 1}, {"max_windows": 0}])

@@ -1,6 +1,5 @@
 """What a model of tensors gives beside its signature, and what it cannot run: only the row at fault fails."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -85,34 +84,6 @@ def test_failed_rows_have_their_place_in_every_form(tmp_path: Path) -> None:
     assert (in_npy.status, in_npy.body["type"]) == (500, "WrongOutput")
 
 
-# Undeclared, and not the same for every row: nothing can be said against each alone.
-MOODS = """
-def infer(x):
-    if (x < 0).any():
-        return {"negative": x}
-    if (x > 9).any():
-        return {"y": np.ones((len(x), 2))}
-    return {"y": x.astype(np.int64) if (x > 5).any() else x}
-"""
-
-
-def test_undeclared_outputs_of_one_answer_must_fit_together(tmp_path: Path) -> None:
-    handler = function(tmp_path / "moods", MOODS, max_items=1)
-    assert ask(handler, instances(1.0, -2.0)).body == {"predictions": [1.0, -2.0]}
-    for other, message in (
-        (-2.0, "The rows have not all the same outputs, and cannot stand in one answer."),
-        (6.0, "y: the rows are of different datatypes"),
-        (10.0, "y: the rows are of different sizes"),
-    ):
-        x = np.array([1.5, other])
-        for answer in answers(handler, [(inputs(x=x.tolist()), {}), inference({"x": x}), (npy(x), ACCEPT_NPY)]):
-            assert answer.status == 500
-            assert message in str(answer.body)
-    for number, (names, message) in enumerate((("error", "the name is taken, by the"), (1, "An output is named 1;"))):
-        named = function(tmp_path / str(number), f"def infer(x):\n    return {{{names!r}: x}}\n")
-        assert message in str(ask(named, instances(1), {}).body)
-
-
 class Odd(torch.nn.Module):
     """What is no tensor."""
 
@@ -126,15 +97,6 @@ def test_program_that_gives_what_is_no_tensor_says_so(tmp_path: Path) -> None:
     error = answer.body["predictions"][0]["error"]
     assert (answer.status, error["type"]) == (500, "WrongOutput")
     assert error["message"] == "output_1: a int came back; an array is needed."
-
-
-@pytest.mark.parametrize("values", ["x.view(np.matrix).T", "np.array(x, '>f8')", "x[::-1][::-1]"])
-def test_arrays_of_any_kind_are_answered_as_plain_ones(values: str, tmp_path: Path) -> None:
-    handler = function(tmp_path, f"def infer(x):\n    return {{'y': {values}}}\n")
-    x = np.array([1.0, 2.0])
-    in_json, in_binary = answers(handler, [inference({"x": x}), inference({"x": x}, True)])
-    assert columns(in_json)["y"].ravel().tolist() == columns(in_binary)["y"].ravel().tolist() == [1, 2]
-    assert np.load(io.BytesIO(ask(handler, npy(x), ACCEPT_NPY).body)).ravel().tolist() == [1, 2]
 
 
 def test_numbers_that_json_has_not_are_null_in_it_and_themselves_elsewhere(tmp_path: Path) -> None:

@@ -1,17 +1,14 @@
 """What clients send by mistake to a model of tensors: 400 with the tensor's name, what is expected, what was sent."""
 
-import io
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from handlers.tasks.tensors import TensorsHandler
-from handlers.tensor_models.files import NPY, NPZ
+from handlers.tensor_models.files import NPZ
 from tests.handlers.tensor_models.models import (
-    ACCEPT_NPY,
     Body,
     as_json,
     ask,
@@ -150,53 +147,3 @@ def test_request_that_is_wrong_as_a_whole_is_told_so(case: Any, handler: Tensors
 
 
 ONE = "def infer(image):\n    return {'a': image, 'b': image}\n"
-
-
-def test_file_of_one_array_is_held_against_the_signature(tmp_path: Path) -> None:
-    handler = function(tmp_path, ONE, inputs={"image": {"datatype": "FP32", "shape": [-1, 1, 2, 2]}})
-    wrong = ask(handler, npy(np.ones((2, 2, 2))))
-    assert (wrong.status, wrong.body["type"]) == (400, "TensorMismatch")
-    assert wrong.body["message"] == "image: FP32 [-1, 1, 2, 2] is expected; FP64 [2, 2, 2] was sent."
-    good = npy(np.ones((1, 1, 2, 2), F32))
-    assert ask(handler, good).status == 200
-    two = ask(handler, good, ACCEPT_NPY)
-    assert (two.status, two.body["type"]) == (406, "NotAcceptable")
-    for broken, headers in (
-        ({"body": good["body"][:-1]}, {}),
-        ({"body": good["body"] + b"x"}, {}),
-        ({"body": b"no file"}, {"body": {"content-type": NPY}}),
-    ):
-        answer = ask(handler, broken, headers)
-        assert (answer.status, answer.body["type"]) == (400, "MalformedTensor")
-
-
-def test_names_that_an_owner_gave_are_those_of_messages(tmp_path: Path) -> None:
-    handler = function(
-        tmp_path,
-        "def infer(x, m):\n    return {'y': x if 6 not in x else x.astype(int)}\n",
-        inputs={
-            "x": {"datatype": "FP32", "shape": [-1, -1], "pad": {"mask": "m"}},
-            "m": {"datatype": "BOOL", "shape": [-1, -1]},
-        },
-        tensors={"inputs": {"x": "INPUT", "m": "MASK"}, "outputs": {"y": "OUTPUT"}},
-    )
-    for row, message in (
-        ({"INPUT": ["a"]}, "INPUT: FP32 [-1] is expected"),
-        ({"x": [1.0]}, "x: the model has no such input; it has INPUT, MASK."),
-        ({"MASK": [True]}, "INPUT: FP32 [-1, -1] is expected; nothing was sent."),
-        ({"INPUT": [6.0]}, "OUTPUT: INT64 came back; FP32 is expected."),
-    ):
-        assert message in ask(handler, as_json(row)).body["message"]
-    assert ask(handler, as_json({"INPUT": [1, 2]})).body == {"OUTPUT": [1.0, 2.0]}
-
-
-def test_text_with_a_lone_surrogate_is_its_clients_mistake(tmp_path: Path) -> None:
-    handler = function(tmp_path, ONE)
-    file = io.BytesIO()
-    np.save(file, np.array(["\ud800"]))
-    # TorchServe's own parser of JSON, which decode_input_request turns on, lets them through.
-    parsed = {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["\ud800"]}]}
-    for body in (file.getvalue(), parsed, {"image": "\ud800"}, {"inputs": {"image": ["\ud800"]}}):
-        answer = ask(handler, {"body": body})
-        assert answer.status == 400
-        assert "image: there is text with a lone surrogate" in str(answer.body)

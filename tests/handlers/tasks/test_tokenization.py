@@ -12,12 +12,9 @@ import pytest
 import transformers
 
 from deploy.models import model
-from deploy.sources import source
-from deploy.tokenization import stage
 from handlers.archive_files import CHECKPOINT
 from handlers.protocol.requests import Payload
 from handlers.tasks.tokenization import TokenizationHandler
-from tests import tiny_models
 from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import serve, started
 
@@ -80,17 +77,6 @@ def test_tensors_are_padded_and_cut_as_settings_and_options_say(
     assert columns(answer) == listed(oracle(TEXTS, **expected))
 
 
-def test_options_are_each_items_own(handler: TokenizationHandler, oracle: Any) -> None:
-    options: list[dict[str, Any]] = [
-        {"max_length": 4, "truncation": True},
-        {},
-        {"padding": "max_length", "max_length": 60},
-        {"max_length": 6, "truncation": True},
-    ]
-    (answer,) = serve(handler, [json.dumps({"instances": [{"text": TEXTS[1], **each} for each in options]}).encode()])
-    assert answer.body["predictions"] == [listed(oracle(TEXTS[1], **each)) for each in options]
-
-
 def test_bad_items_fail_alone_and_have_rows_of_nothing(handler: TokenizationHandler) -> None:
     too_long, wrong = {"text": "canary", "max_length": 257}, {"text": "canary", "padding": True}
     rows = [
@@ -129,16 +115,3 @@ def test_threads_with_options_of_their_own_use_the_tokenizer_one_after_the_other
         prepared = list(pool.map(lambda item: handler.prepare([item])[0], items))
     assert [len(item.ids) for item in prepared] == [8, 100, 200, 256]  # type: ignore[union-attr]
     assert most == 1
-
-
-def test_pads_with_the_tokenizers_own_token_and_needs_no_weights(tmp_path: Path) -> None:
-    """RoBERTa's is not 0."""
-    checkpoint = tiny_models.checkpoint(tmp_path / "checkpoint", "roberta", "sentence_embedding")
-    (tmp_path / "archive").mkdir()
-    stage(ENTRY, source(ENTRY, str(checkpoint)), "auto", tmp_path / "archive")
-    assert not list((tmp_path / "archive").rglob("*.safetensors"))
-    texts = ["x", "Anna Berg kept the inn."]
-    (answer,) = serve(tokenizer(tmp_path / "archive"), [inquiry(text=texts)])
-    oracle = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    assert oracle.pad_token_id != 0
-    assert columns(answer) == listed(oracle(texts, padding=True))

@@ -31,7 +31,7 @@ from tests.handlers.tasks.translating import (
     staged,
     translations,
 )
-from tests.tiny_seq2seq import PAGE, SENTENCES
+from tests.tiny_seq2seq import PAGE
 
 Starter = Callable[..., TranslationHandler]
 
@@ -165,39 +165,6 @@ def test_translation_prepared_by_two_threads_at_once_keeps_each_texts_own_langua
     with ThreadPoolExecutor(2) as pool:
         prepared = list(pool.map(lambda index: m2m100.prepare([items[index % 2]])[0], range(20)))
     assert prepared == [expected[index % 2] for index in range(20)]
-
-
-def test_translation_runs_are_groups_times_micro_batches(
-    marian: TranslationHandler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = ["Nobody.", "A bell.", SENTENCES[0]]
-    sizes = calls(marian, monkeypatch)
-    monkeypatch.setattr(marian, "overhead", Overhead(tokens=0, items=0))
-    translations(marian, texts)
-    monkeypatch.setattr(marian, "overhead", Overhead(items=100))
-    translations(marian, texts)
-    # The default said aloud makes no group of its own, nor do options of beams without beams.
-    translations(marian, [{"text": "A bell.", "num_beams": 1, "length_penalty": 3, "max_new_tokens": 8}, "A bell."])
-    assert sizes == [1, 1, 1, 3, 2]
-
-
-def test_translation_of_every_form_and_default_is_the_same(start: Starter) -> None:
-    handler = start("m2m100", src_lang="en", tgt_lang="fr", num_beams=2)
-    oracle, text = Oracle(handler), "The sea is rough."
-    french, german = (oracle.tokenizer.get_lang_id(code) for code in ("fr", "de"))
-    rows = [{"text": text}, {"instances": [{"text": text}, text]}, {"text": text, "tgt_lang": "de", "num_beams": 1}]
-    *same, listed, other = (answer.body for answer in serve(handler, [text.encode(), text, *encoded(rows)]))
-    wanted = {"translation_text": oracle(text, src_lang="en", forced_bos_token_id=french, num_beams=2)}
-    assert same == [wanted] * 3
-    assert listed == {"predictions": [wanted] * 2}
-    assert other == {"translation_text": oracle(text, src_lang="en", forced_bos_token_id=german)}
-
-
-def test_translation_text_that_brings_its_marian_prefix_needs_no_target(start: Starter) -> None:
-    handler = start("marian-multilingual")
-    assert len(set(translations(handler, [">>fra<< A bell.", {"text": "A bell.", "tgt_lang": "fra"}]))) == 1
-    (answer,) = serve(handler, [b"A bell."])
-    assert (answer.status, answer.body["message"]) == (400, "tgt_lang: needed; known are deu, fra.")
 
 
 BAD: list[tuple[Any, int, str, str]] = [

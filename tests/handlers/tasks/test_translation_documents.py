@@ -1,6 +1,5 @@
 """Languages that are identified, and texts that are translated sentence by sentence, in both modes."""
 
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -8,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from handlers.errors import InvalidConfig
 from handlers.tasks.translation import TranslationHandler
 from tests import tiny_seq2seq
 from tests.handlers.adaptive.frontend import Frontend
 from tests.handlers.adaptive.spelling import events
-from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import Answer, serve, started
 from tests.handlers.tasks import translating
-from tests.handlers.tasks.translating import DETECTOR, adaptive, calls, encoded, staged, translations
+from tests.handlers.tasks.translating import DETECTOR, adaptive, calls, encoded, staged
 
 PLAIN = translating.SETTINGS
 SETTINGS = {**PLAIN, "tgt_lang": "de", "detector": DETECTOR}
@@ -103,40 +100,11 @@ def test_language_is_said_in_the_code_of_the_model_and_refused_where_nothing_say
     assert uncertain["message"].endswith("min_score is 0.5. Name it.")
 
 
-def test_identified_languages_are_tensors_too(detecting: TranslationHandler) -> None:
-    (answer,) = serve(detecting, [inquiry(text=[FRENCH, TEXT, ESPERANTO], split=["none", "sentences", "none"])])
-    columned = columns(answer)
-    assert columned["src_lang"] == ["fr", "en", ""]
-    whole, document = ask(detecting, {"text": FRENCH}, {"text": TEXT, "split": "sentences"})
-    assert columned["translation_text"] == [whole["translation_text"], document["translation_text"], ""]
-    assert columned["src_lang_score"][:2] == pytest.approx([whole["src_lang_score"], document["src_lang_score"]])
-    assert json.loads(columned["error"][2])["type"] == "UnknownLanguage"
-    names = {tensor.name: tensor.datatype for tensor in detecting.metadata.outputs}
-    assert names == {"translation_text": "BYTES", "src_lang": "BYTES", "src_lang_score": "FP32"}
-
-
 def test_without_a_detector_nothing_is_identified(start: Starter) -> None:
     handler = start(**PLAIN, tgt_lang="de", src_lang="en")
     (auto,) = ask(handler, {"text": FRENCH, "src_lang": "auto"}, status=400)
     assert auto["message"].startswith("src_lang: auto needs a detector")
     assert ask(handler, {"text": FRENCH})[0].keys() == {"translation_text"}
-
-
-@pytest.mark.parametrize(
-    ("family", "settings", "message"),
-    [
-        ("marian", {"detector": DETECTOR}, "detector: this model's source language is fixed"),
-        ("m2m100", {"detector": {"file": "lid.ftz"}}, "detector: the name of a file is needed, or package and file"),
-        ("m2m100", {"detector": "lid.ftz"}, "m2m100: detector: no file m2m100/lid.ftz"),
-        ("m2m100", {"detector": "model-config.yaml"}, "detector: this archive lacks detector.ftz and detector.bin"),
-    ],
-)
-def test_detector_that_cannot_be_had_is_a_wrong_configuration(
-    start: Starter, family: str, settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InvalidConfig) as raised:
-        start(family, **settings)
-    assert message in str(raised.value)
 
 
 # -- sentence by sentence ---------------------------------------------------------------------------------------------
@@ -154,22 +122,6 @@ def test_document_is_its_sentences_translated_and_joined_as_it_was(
     # It shares micro-batches with other texts.
     assert again == other
     assert (sum(sizes), len(sizes) < 5) == (5, True)
-
-
-def test_documents_among_instances_keep_their_places(detecting: TranslationHandler) -> None:
-    instances = [
-        {"text": FRENCH},
-        {"text": TEXT},
-        {"text": ""},
-        {"text": f"{FRENCH} Ok. Hotel Taxi."},
-        {"text": ESPERANTO},
-    ]
-    (answer,) = ask(detecting, {"instances": instances, "split": "sentences"})
-    french, document, empty, two, esperanto = answer["predictions"]
-    assert [french, document] == ask(detecting, {"text": FRENCH}, {"text": TEXT, "split": "sentences"})
-    assert (empty["error"]["type"], esperanto["error"]["type"]) == ("EmptyInput", "UnknownLanguage")
-    # A document's language is that of all its sentences; alone, one could be of any.
-    assert (two["src_lang"], two["translation_text"].startswith(french["translation_text"] + " ")) == ("fr", True)
 
 
 LONG = "sea " * 300
@@ -229,29 +181,7 @@ def test_a_sentence_that_the_model_fails_on_fails_its_text(
     assert good.keys() == {"translation_text"}
 
 
-def test_prefix_of_a_target_holds_for_all_sentences_and_a_fixed_pair_needs_no_language(start: Starter) -> None:
-    for handler, prefix, options in (
-        (start("marian", **PLAIN), "", {}),
-        (start("marian", "deu", "fra", **PLAIN), ">>fra<< ", {"tgt_lang": "fra"}),
-    ):
-        wanted = translations(handler, [{"text": text, **options} for text in SENTENCES[:2]])
-        row = {"text": f"{prefix}{SENTENCES[0]} {SENTENCES[1]}", "split": "sentences"}
-        assert translations(handler, [row]) == [" ".join(wanted)]
-
-
 # -- in adaptive mode -------------------------------------------------------------------------------------------------
-
-
-def test_languages_and_documents_are_answered_as_in_classic_mode(detecting: TranslationHandler) -> None:
-    split: dict[str, Any] = {"split": "sentences"}
-    rows: list[Any] = [{"text": FRENCH}, {"text": "hm"}, {"text": ESPERANTO}, {"text": TEXT, **split}]
-    rows += [{"instances": [{"text": TEXT}, {"text": ""}, {"text": FRENCH}], **split}, {"text": LONG, **split}]
-    rows += [{"text": "One. " * 300, **split}]
-    with Frontend(adaptive(detecting.model_dir, {**SETTINGS, "src_lang": "en"}), window=32) as frontend:
-        pending = frontend.submit_together([(row, {}) for row in encoded(rows)])
-        answers = [each.result(60) for each in pending]
-    for answer, wanted in zip(answers, serve(detecting, encoded(rows)), strict=True):
-        assert (answer.status, answer.body) == (wanted.status, wanted.body)
 
 
 def test_streamed_text_is_identified_and_not_split(detecting: TranslationHandler) -> None:

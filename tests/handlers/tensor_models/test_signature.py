@@ -79,27 +79,3 @@ def test_configuration_that_is_wrong_or_that_the_model_contradicts_is_told_so(
 ) -> None:
     with pytest.raises(InvalidConfig, match=message):
         sample_rows(signed(SAID, config := settings(**values)), config)
-
-
-def test_samples_are_rows_of_the_sizes_that_are_named() -> None:
-    said = Said((*SAID.inputs[:2], Tensor("text", "BYTES", (3, -1)), Tensor("half", "BF16", (-1,))))
-    inputs = {"x": PAD, "text": {"batch_dim": 1}}
-    config = settings(inputs=inputs, warm_up=[{"x": [4, 2]}, {"x": [6, 2], "m": [6]}])
-    rows = sample_rows(signed(said, config), config)
-    assert [{name: array.shape for name, array in row.items()} for row in rows] == [
-        {"x": (1, 4, 2), "text": (3, 1), "half": (1,)},
-        {"x": (1, 6, 2), "m": (1, 6), "text": (3, 1), "half": (1,)},
-    ]
-    for sizes in ([5, 3], [5]):
-        config = settings(warm_up=[{"x": sizes}])
-        with pytest.raises(InvalidConfig, match=r"warm_up: x: a row is \[-1, 2\], and not"):
-            sample_rows(signed(Said(SAID.inputs[:2]), config), config)
-
-
-def test_limits_follow_from_max_batch_size() -> None:
-    assert settings().max_instances == settings().max_items == 64
-    small = settings(max_batch_size=2)
-    assert (small.max_items, small.max_instances) == (2, 2)
-    split = settings(max_batch_size=2, split_requests=True, max_instances=100)
-    assert (split.max_items, split.max_instances) == (2, 100)
-    assert settings(max_batch_size=4, scheduling={"max_batch_items": 16}).scheduling.max_batch_items == 4

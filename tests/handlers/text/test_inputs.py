@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-import transformers
 
 from handlers.errors import ItemError
 from handlers.protocol.requests import Payload
-from handlers.text.answer_lengths import AnswerLengths, in_few_classes
 from handlers.text.inputs import Text, right_padded, rounded_length, text_of, tokenised
 
 
@@ -38,27 +36,3 @@ def test_right_padded_rows_are_masked_where_they_are_padding() -> None:
     assert np.array_equal(input_ids, [[1, 2, 9], [3, 9, 9]])
     assert np.array_equal(attention_mask, [[1, 1, 0], [1, 0, 0]])
     assert input_ids.dtype == attention_mask.dtype == np.int64
-
-
-@pytest.mark.parametrize(
-    ("said", "positions", "wanted", "usual", "limit"),
-    [
-        ({"max_length": 512}, 512, 512, 511, 512),
-        ({"max_length": 512}, 128, 512, 128, 128),
-        ({"max_new_tokens": 64, "max_length": 512}, None, 512, 64, 512),
-        ({"max_length": None}, None, 512, 256, 512),
-        ({"max_length": None}, None, 100, 100, 100),
-    ],
-)
-def test_answer_lengths_are_the_least_of_what_files_positions_and_settings_say(
-    said: dict[str, int | None], positions: int | None, wanted: int, usual: int, limit: int
-) -> None:
-    generation = transformers.GenerationConfig()
-    for name, value in said.items():
-        setattr(generation, name, value)
-    assert AnswerLengths.read(generation, positions, wanted) == AnswerLengths(usual, limit)
-
-
-def test_answer_length_follows_the_sources_up_to_the_usual_in_few_classes() -> None:
-    assert [AnswerLengths(256, 512).of(source) for source in (1, 10, 40, 100)] == [35, 62, 152, 256]
-    assert [in_few_classes(tokens) for tokens in (1, 2, 35, 64, 65)] == [1, 2, 64, 64, 128]

@@ -10,7 +10,7 @@ from PIL import Image
 
 from handlers.errors import CorruptInput, ImageTooLarge
 from handlers.vision.images import Geometry, decode_image
-from handlers.vision.metadata import LIMITS, orientation, strip
+from handlers.vision.metadata import LIMITS, strip
 from tests.photographs import encoded, jpeg, photograph
 
 GEOMETRY = Geometry(resize_size=232, crop_size=224, max_pixels=10_000_000)
@@ -102,25 +102,6 @@ def test_decode_metadata_makes_no_difference_to_the_pixels(body: bytes) -> None:
 def test_strip_a_header_that_leads_nowhere_is_broken(body: bytes) -> None:
     with pytest.raises(CorruptInput):
         strip(body)
-
-
-@pytest.mark.parametrize(
-    ("exif", "xmp", "expected"),
-    [
-        (b"", b"", 1),
-        (directory(struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0)), b"", 6),
-        (b"MM\0*\0\0\0\x08\0\1" + struct.pack(">HHIHH", 0x0112, 3, 1, 8, 0), b"", 8),
-        (directory(struct.pack("<HHII", 0x0112, 4, 1, 3)), b"", 3),
-        (directory(struct.pack("<HHIHH", 0x0112, 3, 1, 9, 0)), b"", 1),
-        (directory(struct.pack("<HHII", 0x0112, 2, 1, 3)), b'tiff:Orientation="5"', 5),
-        (directory(struct.pack("<HHII", 0x0110, 2, 1, 3)), b"<tiff:Orientation>7</tiff:Orientation>", 7),
-        (b"II*\0\xff\xff\xff\xff", b"", 1),
-        (b"II*\0\x08\0\0\0\xff\xff", b"", 1),
-        (b"garbage", b"garbage", 1),
-    ],
-)
-def test_orientation_is_read_from_exif_then_xmp(exif: bytes, xmp: bytes, expected: int) -> None:
-    assert orientation(exif, xmp) == expected
 
 
 def test_png_that_is_cut_off_anywhere_is_corrupt_and_never_unknown() -> None:

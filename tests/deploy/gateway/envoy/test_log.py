@@ -52,12 +52,6 @@ def test_clients_trace_is_passed_on_with_the_gateways_own_span_and_logged(gatewa
     assert gateway.logged(request_id="a-404")["trace_id"] == TRACE
 
 
-def test_request_without_a_trace_gets_one_of_its_own(gateway: Gateway) -> None:
-    first, second = traced(gateway)[0], traced(gateway)[0]
-    assert first != second
-    assert int(first, 16) and int(second, 16)
-
-
 @pytest.mark.parametrize(
     "broken",
     [

@@ -201,17 +201,6 @@ def test_withdrawn_model_gets_nothing_new_and_answers_what_it_has(gateway: Gatew
     wait(lambda: gateway.in_flight() == 0)
 
 
-def test_withdrawn_version_leaves_the_others_and_takes_the_nodes_whose_default_it_is(gateway: Gateway) -> None:
-    first, second = gateway.nodes
-    gateway.serve(withdrawn(gateway, "2.0"))
-    wait(lambda: gateway.status("/predictions/m/2.0") == 404)
-    assert [gateway.status(path) for path in ("/predictions/m/1.0", "/predictions/m")] == [200, 200]
-    gateway.serve(withdrawn(gateway, "2.0", default_on=second.name))
-    wait(lambda: gateway.served_by("/predictions/m") == {first.name})
-    # And by its own name the version that is served is still asked for there.
-    wait(lambda: gateway.served_by("/predictions/m/1.0") == {first.name, second.name})
-
-
 def test_canary_gets_its_share_and_those_with_its_header(gateway: Gateway) -> None:
     def paths(count: int, path: str = "/predictions/m", **headers: str) -> Counter[str]:
         return Counter(gateway.received("POST", path, headers=headers)["path"] for _ in range(count))
