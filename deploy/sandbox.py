@@ -78,7 +78,7 @@ def started(
         extra: further lines of configuration.
 
     Raises:
-        StartFailed: it did not come up.
+        ServerError: it did not come up.
     """
     with tempfile.TemporaryDirectory(prefix="torchserve-", ignore_cleanup_errors=True) as folder:
         text = config_for(config.read_text(encoding="utf-8"), Ports.free(), ROOT, model_store)

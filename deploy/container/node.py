@@ -79,6 +79,7 @@ class NodeProcess:
         self._local = settings.local()
         self._envoy = Envoy(settings.envoy, [LISTENER])
         self._document = node_envoy.bootstrap(settings, self._local.node())
+        self._logs: subprocess.Popen[bytes] | None = None
         self._view: View | None = None
         self._health = Health()
         self._is_up = False
@@ -102,6 +103,8 @@ class NodeProcess:
         finally:
             self._local.server.stop()
             self._envoy.stop(LAST_ANSWER_S)
+            if self._logs is not None:
+                self._logs.terminate()
             print("node: ended", flush=True)
 
     def _told(self, *_: object) -> None:
@@ -114,7 +117,7 @@ class NodeProcess:
         local, server = self._local, self._local.server
         # Containers' logs are what their process prints. Files are put aside as they grow, which tail follows.
         words = ["tail", "--quiet", "--lines=0", "--follow=name", "--retry", f"--pid={os.getpid()}"]
-        subprocess.Popen([*words, *(str(server.logs / name) for name in LOGS)], stderr=subprocess.DEVNULL)
+        self._logs = subprocess.Popen([*words, *(str(server.logs / name) for name in LOGS)], stderr=subprocess.DEVNULL)
         prepare(self._settings.envoy)
         self._show(View())
         self._keep_envoy()

@@ -9,17 +9,15 @@ Requests that clients send straight to a node's port are not counted.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from deploy.gateway.__main__ import Background
-from deploy.gateway.settings import CONFIG, RUN, Settings, read
+from deploy.gateway.settings import Settings, read
 from deploy.run.machine import LocalNode
 from deploy.run.server import ServerError
 from handlers.errors import InvalidConfig
-from torchserve_client.errors import ManagementError
+from torchserve_client.errors import ManagementError, Unreachable
 from torchserve_client.gateway import Gateway
 
 # Seconds after the gateway was told: Envoy reads its files anew within ms, and a request that was routed just before
@@ -32,40 +30,25 @@ ROUTED_S = 60.0
 MARK = "drained"
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """The gateway of this machine.
+def settings_of(config: Path) -> Settings:
+    """Read gateway.yaml; the defaults where there is none.
 
-    Attributes:
-        config: its gateway.yaml.
-        run: the folder in which it leaves its process id.
+    Raises:
+        ServerError: it is not as it should be.
     """
+    try:
+        return read(config)
+    except FileNotFoundError:
+        return Settings()
+    except (InvalidConfig, yaml.YAMLError) as error:
+        raise ServerError(str(error)) from None
 
-    config: Path = CONFIG
-    run: Path = RUN
 
-    def runs(self) -> bool:
-        """Return whether it runs; without it, its port may be another gateway's, with nodes of the same names."""
-        return Background(self.run).process() is not None
-
-    def settings(self) -> Settings:
-        """Read gateway.yaml; the defaults where there is none.
-
-        Raises:
-            ServerError: it is not as it should be.
-        """
-        try:
-            return read(self.config)
-        except FileNotFoundError:
-            return Settings()
-        except (InvalidConfig, yaml.YAMLError) as error:
-            raise ServerError(str(error)) from None
-
-    def control(self) -> Gateway:
-        """Return a client of its control API, which the caller closes."""
-        ports = self.settings().ports
-        anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104
-        return Gateway(f"http://{anywhere.get(ports.internal_address, ports.internal_address)}:{ports.control}")
+def control(settings: Settings) -> Gateway:
+    """Return a client of this machine's gateway."""
+    ports = settings.ports
+    anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104
+    return Gateway(f"http://{anywhere.get(ports.internal_address, ports.internal_address)}:{ports.control}")
 
 
 def wait_idle(
@@ -148,36 +131,29 @@ def wait_routed(gateway: Gateway, name: str) -> None:
         time.sleep(LOOK_S)
 
 
-def leave(local: LocalNode, edge: Edge) -> None:
-    """Take a node of this machine out before it is stopped, where a gateway stands in front of it."""
-    if not edge.runs():
-        return
-    gateway = edge.control()
+def leave(local: LocalNode, config: Path) -> None:
+    """Take a node of this machine out before it is stopped, where the gateway of `config` stands in front of it."""
+    settings = settings_of(config)
+    gateway = control(settings)
     try:
         name = name_of(gateway, local)
         if not gateway.node(name).is_draining:
-            (local.folder / MARK).write_text(name)
-            take_out(gateway, name, edge.settings().limits.response_s)
+            (local.folder / MARK).touch()
+            take_out(gateway, name, settings.limits.response_s)
+    except Unreachable:
+        print(f"{local.title}: no gateway runs: what it has in hand is cut off")
     except ManagementError as error:
-        print(f"{local.title}: {error.message}")
-    finally:
-        gateway.close()
+        print(error.message)
 
 
-def come_back(local: LocalNode, edge: Edge) -> None:
+def come_back(local: LocalNode, config: Path) -> None:
     """Let a node that `leave` took out get requests again."""
     mark = local.folder / MARK
-    if not mark.exists() or not edge.runs():
+    if not mark.exists():
         return
-    gateway = edge.control()
+    gateway = control(settings_of(config))
     try:
-        gateway.drain(mark.read_text(), is_draining=False)
+        gateway.drain(name_of(gateway, local), is_draining=False)
         mark.unlink()
     except ManagementError as error:
-        if error.status == 404:
-            # The gateway has forgotten it, and that it was taken out.
-            mark.unlink()
-        else:
-            print(f"{local.title}: taken out, and not put back: {error.message}; drain --undo does it")
-    finally:
-        gateway.close()
+        print(f"{local.title}: taken out, and not put back: {error.message}; drain --undo does it")

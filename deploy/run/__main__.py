@@ -14,8 +14,8 @@ import threading
 from pathlib import Path
 
 from deploy.archive import ArchiverFailed
-from deploy.gateway.drain import MARK, Edge, come_back, leave, name_of, take_out, wait_routed
-from deploy.gateway.settings import CONFIG, RUN
+from deploy.gateway.drain import MARK, come_back, control, leave, name_of, settings_of, take_out, wait_routed
+from deploy.gateway.settings import CONFIG
 from deploy.models import ROOT
 from deploy.run import production, serve
 from deploy.run.machine import FOLDER, LocalNode, everything
@@ -24,7 +24,6 @@ from deploy.run.server import ServerError
 from deploy.sources import WeightsUnavailable
 from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError
-from torchserve_client.gateway import Gateway
 
 
 def start(options: argparse.Namespace) -> None:
@@ -35,7 +34,7 @@ def start(options: argparse.Namespace) -> None:
     """
     layout = serve.layout_of(serve.config_of(options.config), options.nodes, options.folder)
     for node in serve.start(layout, options.folder):
-        come_back(node, edge_of(options))
+        come_back(node, options.gateway_config)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -48,12 +47,12 @@ def run(options: argparse.Namespace) -> None:
     if layout.nodes > 1 and options.node is None:
         raise ServerError(f"run watches one node, and there are {layout.nodes}: name it with --node")
     (node,) = serve.start(layout, options.folder, options.node or "node-1")
-    come_back(node, edge_of(options))
+    come_back(node, options.gateway_config)
     is_told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_told.set())
     watch(node, is_told)
-    leave(node, edge_of(options))
+    leave(node, options.gateway_config)
     stop_node(node, is_for_good=False)
 
 
@@ -70,15 +69,15 @@ def drain(options: argparse.Namespace) -> None:
         ServerError: it has not answered what it has, or cannot be stopped.
     """
     name: str = options.target
-    gateway = gateway_of(options)
+    settings = settings_of(options.gateway_config)
+    gateway = control(settings)
     if options.undo:
         gateway.drain(name, is_draining=False)
         (options.folder / name / MARK).unlink(missing_ok=True)
         print(f"{name}: gets requests again")
         return
     management = gateway.node(name).management
-    limit_s = edge_of(options).settings().limits.response_s if options.timeout is None else options.timeout
-    if not take_out(gateway, name, limit_s):
+    if not take_out(gateway, name, settings.limits.response_s if options.timeout is None else options.timeout):
         raise ServerError(f"{name} stays taken out, and is not stopped")
     if options.keep:
         return
@@ -99,8 +98,8 @@ def restart(options: argparse.Namespace) -> None:
         ManagementError: the gateway does not answer.
         ServerError: there is nothing to restart, no other node would serve meanwhile, or one does not come back.
     """
-    gateway = gateway_of(options)
-    limit_s = edge_of(options).settings().limits.response_s
+    settings = settings_of(options.gateway_config)
+    gateway = control(settings)
     nodes = running(options)
     if not nodes:
         raise ServerError("no node of this machine runs")
@@ -112,7 +111,7 @@ def restart(options: argparse.Namespace) -> None:
         if not others or not all(others.values()):
             lacking = ", ".join(other for other, is_routed in others.items() if not is_routed) or "no other node"
             raise ServerError(f"{name} is left as it is: {lacking} would not serve for it")
-        if not take_out(gateway, name, limit_s):
+        if not take_out(gateway, name, settings.limits.response_s):
             gateway.drain(name, is_draining=False)
             raise ServerError(f"{name} is left as it is, and gets requests again: it has not answered what it has")
         stop_node(local, is_for_good=False)
@@ -132,16 +131,6 @@ def running(options: argparse.Namespace) -> list[LocalNode]:
     return [each for each in every if each.server.pid() is not None]
 
 
-def edge_of(options: argparse.Namespace) -> Edge:
-    """Return the gateway of this machine."""
-    return Edge(options.gateway_config, options.gateway_run)
-
-
-def gateway_of(options: argparse.Namespace) -> Gateway:
-    """Return a client of the gateway's control API."""
-    return Gateway(options.gateway) if options.gateway else edge_of(options).control()
-
-
 def main(arguments: list[str]) -> int:
     """Run a command; 1 with one line when it fails."""
     parser = argparse.ArgumentParser(
@@ -152,7 +141,6 @@ def main(arguments: list[str]) -> int:
     common.add_argument("--config", default=str(ROOT / "config.properties"), metavar="NAME|PATH")
     common.add_argument("--folder", type=Path, default=FOLDER, help="of the nodes; default: .nodes")
     common.add_argument("--gateway-config", type=Path, default=CONFIG, metavar="PATH", help="gateway.yaml")
-    common.add_argument("--gateway-run", type=Path, default=RUN, metavar="PATH", help="folder that the gateway runs in")
     for command in (start, run, stop, drain, restart):
         added = commands.add_parser(command.__name__, parents=[common], description=command.__doc__)
         added.set_defaults(function=command)
@@ -160,8 +148,6 @@ def main(arguments: list[str]) -> int:
             added.add_argument("--nodes", type=_positive, metavar="N", help="how many share this machine; default: 1")
         if command is run:
             added.add_argument("--node", metavar="NAME", help="the one to run, node-1 to node-N")
-        if command in (drain, restart):
-            added.add_argument("--gateway", metavar="URL", help="the control API; default: as gateway.yaml has it")
         if command is drain:
             added.add_argument("target", metavar="NODE", help="its name, as the gateway has it: node-2")
             added.add_argument("--undo", action="store_true", help="let it get requests again")

@@ -23,8 +23,6 @@ from deploy.run.server import ServerError
 
 # Seconds between two looks at a server that is watched.
 LOOK_S = 1.0
-# Seconds that the system is given to close the ports of a server that was killed.
-PORTS_S = 10.0
 
 
 def banner(*lines: str) -> None:
@@ -44,7 +42,7 @@ def start_node(local: LocalNode) -> bool:
         Whether it serves what it did before: it was started, and not stopped for good since.
 
     Raises:
-        StartFailed: it did not come up.
+        ServerError: it did not come up.
         ManagementError: it does not answer any more.
     """
     with _locked(local.folder):
@@ -57,10 +55,9 @@ def start_node(local: LocalNode) -> bool:
             return is_restored
         if (death := server.died()) is not None:
             banner(f"{local.title}: {death}", "It is started anew.")
-            server.forget()
         kept = record.keep()
         print(f"{local.title}: starting ...", flush=True)
-        server.start(ports_s=PORTS_S if death is not None else 0.0)
+        server.start()
         print(f"{local.title}: started, process {server.pid()}, log in {shown(server.logs)}/", flush=True)
         if is_restored:
             for line in restore(local, kept):

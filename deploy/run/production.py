@@ -16,8 +16,7 @@ from deploy.run.machine import LocalNode
 from deploy.run.nodes import banner, start_node
 from deploy.run.properties import Settings
 from deploy.run.restore import Record
-from deploy.run.server import LoadFailed, Server, ServerError
-from torchserve_client.errors import LoadFailed as NotLoaded
+from deploy.run.server import Server, ServerError
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 
@@ -102,10 +101,7 @@ def prove(node: LocalNode) -> list[tuple[str, str]]:
     prefix = "" if node.is_alone else f"{node.name}: "
     print(f"{prefix}{', '.join(name for name, _ in models)}: waiting for workers ...", flush=True)
     for name, version in models:
-        try:
-            wait_loaded(management, name, logs[name], version)
-        except NotLoaded as error:
-            raise LoadFailed(error.message) from None
+        wait_loaded(management, name, logs[name], version)
     problem = too_little(server.settings, [Served.described(management.describe(*model)) for model in models])
     if problem is not None:
         raise NotAsConfigured(f"{server.config.name}: {problem}")

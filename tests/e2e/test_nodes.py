@@ -20,7 +20,7 @@ import psutil
 import pytest
 import yaml
 
-from deploy.gateway.drain import Edge, come_back
+from deploy.gateway.drain import come_back
 from deploy.models import ROOT
 from deploy.run.machine import Layout, LocalNode, local_nodes, reachable
 from deploy.run.node import write
@@ -73,7 +73,7 @@ class Site:
 
     def serve(self, *command: str) -> list[str]:
         """The words of `python -m deploy.run`."""
-        return ["deploy.run", *command, *self.words, "--gateway-run", str(self.run)]
+        return ["deploy.run", *command, *self.words]
 
     def wait_routed(self) -> None:
         """Wait until both nodes get requests."""
@@ -224,7 +224,7 @@ def test_supervised_node_is_restored_after_a_kill_and_remembers_after_a_sigterm(
         supervisor.kill()
         supervisor.wait()
     assert start(node) == [MOBILENET]
-    come_back(node, Edge(site.edge, site.run))
+    come_back(node, site.edge)
     site.wait_routed()
 
 
