@@ -1,5 +1,6 @@
 """Debian's Prometheus, unpacked by tests/nightly/packages/prometheus.sh, on a free port with our rules."""
 
+import json
 import re
 import subprocess
 import time
@@ -14,10 +15,17 @@ import yaml
 from deploy.models import ROOT
 from deploy.sandbox import free_ports
 
+DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "torchserve.json"
 BIN = ROOT / ".tools" / "prometheus" / "usr" / "bin"
 SHIPPED = ROOT / "deploy" / "prometheus"
 # Seconds; a machine that stalls must not fail a test.
 PATIENCE_S = 60.0
+
+
+def panels() -> dict[str, list[str]]:
+    """The dashboard's panels: title -> its queries."""
+    found = json.loads(DASHBOARD.read_text())["panels"]
+    return {each["title"]: [target["expr"] for target in each["targets"]] for each in found if each["type"] != "row"}
 
 
 class Prometheus:

@@ -20,14 +20,12 @@ import yaml
 
 from deploy.archive import Recipe
 from deploy.gateway import sandbox
-from deploy.grafana import picture
-from deploy.grafana.panels import ROWS, Panel
 from deploy.models import ROOT, model
 from deploy.run.properties import Settings
 from deploy.run.server import Server
 from deploy.sandbox import started
 from tests.nightly import prometheus
-from tests.nightly.prometheus import Prometheus
+from tests.nightly.prometheus import Prometheus, panels
 
 CLASSIC, ADAPTIVE = "language-id", "language-id-adaptive"
 MODELS = (CLASSIC, ADAPTIVE)
@@ -152,11 +150,10 @@ def test_every_panel_has_data(scene: Scene) -> None:
 
     def empty() -> list[str]:
         return [
-            f"{panel.title}: {query.expression}"
-            for row in ROWS
-            for panel in row.panels
-            for query in panel.queries
-            if not [value for _, value in scene.filled(query.expression) if value == value]  # noqa: PLR0124  # no NaN
+            f"{title}: {query}"
+            for title, queries in panels().items()
+            for query in queries
+            if not [value for _, value in scene.filled(query) if value == value]  # noqa: PLR0124  # no NaN
         ]
 
     # Quantiles want something within their 20 s.
@@ -167,15 +164,8 @@ def test_every_panel_has_data(scene: Scene) -> None:
         pytest.fail("\n".join(empty()))
 
 
-def of(title: str) -> Panel:
-    (found,) = (panel for row in ROWS for panel in row.panels if panel.title == title)
-    return found
-
-
 def values(scene: Scene, title: str, label: str) -> dict[str, float]:
-    return {
-        labels.get(label, ""): value for query in of(title).queries for labels, value in scene.filled(query.expression)
-    }
+    return {labels.get(label, ""): value for query in panels()[title] for labels, value in scene.filled(query)}
 
 
 def test_panels_show_what_is_so(scene: Scene) -> None:
@@ -190,12 +180,12 @@ def test_panels_show_what_is_so(scene: Scene) -> None:
     heap_bytes = Settings.read(ROOT / "config.properties").heap_bytes
     assert scene.prometheus.value("frontend_heap_max_bytes") == pytest.approx(heap_bytes, rel=0.01)
     assert all(0 < share < 0.85 for share in values(scene, "Heap", "node").values())
-    parts = [scene.filled(query.expression)[0][1] for query in of("Where the time goes").queries]
+    parts = [scene.filled(query)[0][1] for query in panels()["Where the time goes"]]
     assert len(parts) == 5
     assert all(0 <= part < 10 for part in parts)
-    low, middle, high = (scene.filled(query.expression)[0][1] for query in of("Latency in the worker").queries)
+    low, middle, high = (scene.filled(query)[0][1] for query in panels()["Latency in the worker"])
     assert 0 < low <= middle <= high
-    (inf,) = (value for labels, value in scene.filled(of("Batch size").queries[0].expression) if labels["le"] == "+Inf")
+    (inf,) = (value for labels, value in scene.filled(panels()["Batch size"][0]) if labels["le"] == "+Inf")
     assert inf > 0
     assert "200" in values(scene, "Answers by status", "envoy_response_code")
     assert "InvalidText" in {labels["Type"] for labels, _ in scene.prometheus.query("handler_item_errors_total")}
@@ -208,21 +198,6 @@ def test_every_recording_rule_gives_something(scene: Scene) -> None:
     assert len(rules) > 10
     assert [name for name in rules if not scene.prometheus.query(name)] == []
     assert [rule for group in groups for rule in group["rules"] if rule["health"] != "ok"] == []
-
-
-def test_picture_draws_every_panel(scene: Scene) -> None:
-    charts = [panel for row in ROWS for panel in row.panels if panel.kind != "stat"]
-    drawn = picture.figure(scene.prometheus.url, time.time() - 30, time.time())
-    assert {trace.xaxis for trace in drawn.data} == {
-        f"x{number + 1 if number else ''}" for number in range(len(charts))
-    }
-    (batches,) = (trace for trace in drawn.data if trace.type == "heatmap")
-    # Cumulative buckets apart: as many micro-batches as there were, none below nothing.
-    assert batches.y[0] == "1"
-    assert min(value for row in batches.z for value in row) >= 0
-    words = [annotation.text for annotation in drawn.layout.annotations]
-    assert any("Not Grafana's own screen" in text for text in words)
-    assert {panel.title for panel in ROWS[0].panels} <= set(words)
 
 
 @pytest.mark.skipif(not SCALED.exists(), reason="no overlay of KEDA in this checkout")

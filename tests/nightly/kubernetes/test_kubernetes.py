@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy import inference_services, prometheus_rules
 from deploy.container import envoy as node_envoy
 from deploy.container.node import LAST_ANSWER_S
 from deploy.container.settings import NOTICE_S, PORT
@@ -175,10 +174,12 @@ def test_a_field_that_there_is_not_is_found_in_an_object_of_every_maker() -> Non
         assert any("noSuchField" in problem for problem in kserve_problems(misspelled(kind)))
 
 
-def test_written_files_are_those_of_their_sources() -> None:
-    folder = inference_services.FOLDER
-    assert {path.name: path.read_text() for path in folder.iterdir()} == inference_services.files(models())
-    assert prometheus_rules.FILE.read_text() == prometheus_rules.text()
+def test_rules_of_the_operator_are_prometheus_own() -> None:
+    rules = of_kind(component("monitoring"), "PrometheusRule")
+    files = {f"torchserve-{path.stem}": path for path in (ROOT / "deploy" / "prometheus" / "rules").glob("*.yml")}
+    assert {each["metadata"]["name"] for each in rules} == files.keys()
+    for each in rules:
+        assert each["spec"] == yaml.safe_load(files[each["metadata"]["name"]].read_text())
 
 
 # -- who finds whom, and at which port ---------------------------------------------------------------------------------
@@ -299,7 +300,8 @@ def test_grace_covers_a_drain_and_an_update_takes_no_replica_away() -> None:
     (runtime,) = of_kind(overlay("kserve"), "ServingRuntime")
     word, seconds = runtime["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     assert word == "sleep"
-    assert int(seconds) + drain_s <= inference_services.GRACE_S
+    for each in of_kind(overlay("kserve"), "InferenceService"):
+        assert int(seconds) + drain_s <= each["spec"]["predictor"]["terminationGracePeriodSeconds"]
 
 
 def test_pods_are_restricted_and_mount_what_there_is() -> None:

@@ -1,1 +1,0 @@
-"""The dashboard: its panels as data, and the JSON that Grafana reads."""
