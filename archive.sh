@@ -3,4 +3,4 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 [ -e "$here/.venv/.installed" ] || make --no-print-directory -C "$here" .venv/.installed
-PYTHONPATH="$here" exec "$here/.venv/bin/python" -m deploy.archive "$@"
+PYTHONPATH="$here" exec "$here/.venv/bin/python" -m deploy.build "$@"

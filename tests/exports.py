@@ -1,18 +1,18 @@
 """Exports that all tests of this checkout share, between modules, processes and runs.
 
-deploy.exports keeps each under the fingerprint of what it is made from, code and weights and tools, with its files'
-sums: what is stale or cut is not found, and made anew. Archives are packed from them in a second and never kept.
+deploy.build.exports keeps each under the fingerprint of what it is made from, code and weights and tools, with its
+files' sums: what is stale or cut is not found, and made anew. Archives are packed from them in a second and never kept.
 """
 
 import tempfile
 from importlib import import_module
 from pathlib import Path
 
-from deploy.exports import Exports
-from deploy.fingerprint import export_fingerprint
+from deploy.build.exports import Exports
+from deploy.build.fingerprint import export_fingerprint
+from deploy.build.sources import source
+from deploy.build.tasks import task_of
 from deploy.models import ROOT, Model, model
-from deploy.sources import source
-from deploy.tasks import task_of
 
 # `make serve` and the bench keep theirs here as well.
 FOLDER = ROOT / "model_store" / ".exports"

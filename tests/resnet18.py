@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch._utils import _rebuild_tensor_v2
 
+from deploy.build.weights import StateDict
 from deploy.models import Model
-from deploy.weights import StateDict
 
 FILE = "assets/2025_resnet_imagenet_1k_pretrained_state_dict.pkl"
 NAME = "resnet-18"
@@ -60,7 +60,7 @@ def entry(folder: Path, config: str = CONFIG) -> Model:
         config: its model-config.yaml.
 
     Returns:
-        The entry of a model list, as `deploy.archive.Recipe` takes it.
+        The entry of a model list, as `deploy.build.archive.Recipe` takes it.
     """
     own = folder / NAME
     own.mkdir()

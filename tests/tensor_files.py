@@ -14,9 +14,9 @@ import yaml
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from deploy.build.sources import source
+from deploy.build.stagers.tensors import stage
 from deploy.models import Engine, Model
-from deploy.sources import source
-from deploy.tensors import stage
 from handlers.config import parse
 from handlers.engines import Engine as RunningEngine
 from handlers.tensor_models.config import TensorsConfig

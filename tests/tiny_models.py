@@ -10,9 +10,9 @@ import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from deploy.build.sources import source
+from deploy.build.stagers.text import head_of, stage
 from deploy.models import model
-from deploy.sources import source
-from deploy.text import head_of, stage
 
 # Most tokens that each of them takes.
 LIMIT = 192

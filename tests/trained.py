@@ -2,9 +2,9 @@
 
 from functools import cache
 
+from deploy.build.sources import source
+from deploy.build.weights import StateDict, load
 from deploy.models import model
-from deploy.sources import source
-from deploy.weights import StateDict, load
 from tests import resnet18 as broccoli
 
 

@@ -23,6 +23,6 @@ case "$command" in
     node | drain) exec python -m deploy.container "$command" "$@" ;;
     edge) edge "$@" ;;
     client) exec torchserve-client "$@" ;;
-    archive) exec python -m deploy.archive --export-path "${MODEL_STORE:-/models}" "$@" ;;
+    archive) exec python -m deploy.build --export-path "${MODEL_STORE:-/models}" "$@" ;;
     *) exec "$command" "$@" ;;
 esac

@@ -13,7 +13,8 @@ import sys
 import threading
 from pathlib import Path
 
-from deploy.archive import ArchiverFailed
+from deploy.build.archive import ArchiverFailed
+from deploy.build.sources import WeightsUnavailable
 from deploy.gateway.drain import MARK, come_back, control, leave, name_of, settings_of, take_out, wait_routed
 from deploy.gateway.settings import CONFIG
 from deploy.models import ROOT
@@ -21,7 +22,6 @@ from deploy.run import production, serve
 from deploy.run.machine import FOLDER, LocalNode, everything
 from deploy.run.nodes import start_node, stop_node, watch, watcher
 from deploy.run.server import ServerError
-from deploy.sources import WeightsUnavailable
 from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError
 

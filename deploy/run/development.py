@@ -14,14 +14,14 @@ from pathlib import Path
 
 import requests
 
-from deploy.archive import Archive, Recipe, cache_of, report
+from deploy.build.archive import Archive, Recipe, cache_of, report
+from deploy.build.sources import WeightsUnavailable
 from deploy.memory import Served, too_little
 from deploy.models import ROOT, model
 from deploy.run.machine import LocalNode
 from deploy.run.nodes import banner, start_node
 from deploy.run.restore import Record
 from deploy.run.server import Server, ServerError
-from deploy.sources import WeightsUnavailable
 from torchserve_client.archives import describe, original_version
 from torchserve_client.management import ManagementError
 

@@ -299,7 +299,7 @@ class _Run:
 
 
 def read_vocabulary(folder: Path) -> list[str]:
-    """Read the tokens of a converted model by their ids, which are the tokenizer's; deploy.translation checks that."""
+    """Read the tokens of a converted model by their ids, which are the tokenizer's: the builder checks that."""
     tokens: list[str] = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
     return tokens
 

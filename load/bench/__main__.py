@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from deploy.archive import ArchiverFailed
+from deploy.build.archive import ArchiverFailed
 from deploy.gateway.sandbox import NotStarted
 from deploy.run.server import ServerError
 from load.bench import archives, gateway, int8, machine, modes, peer_process, resnet, tensors, texts

@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from deploy.archive import Recipe, run_archiver
+from deploy.build.archive import Recipe, run_archiver
+from deploy.build.precision.wanted import Wanted
+from deploy.build.sources import WeightsUnavailable
 from deploy.models import ROOT, model
-from deploy.precision.wanted import Wanted
-from deploy.sources import WeightsUnavailable
 from handlers.scheduling.policy import CONTINUOUS
 from load.bench.rounds import Bench, progress, quietly
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import openvino
 
-from deploy.precision.wanted import Wanted
+from deploy.build.precision.wanted import Wanted
 from deploy.sandbox import started
 from load.bench import archives, samples
 from load.bench.archives import BATCH, CLASSIC, CPU_ONLY, WINDOW

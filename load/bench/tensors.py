@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from deploy.archive import Recipe
+from deploy.build.archive import Recipe
 from deploy.models import model
 from deploy.sandbox import started
 from load.bench import peer_process

@@ -19,7 +19,7 @@ import pytest
 import requests
 import yaml
 
-from deploy.archive import Recipe
+from deploy.build.archive import Recipe
 from deploy.gateway import sandbox
 from deploy.gateway.sandbox import Sandbox
 from deploy.models import Engine, Model, model

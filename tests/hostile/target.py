@@ -13,9 +13,9 @@ import openvino
 import torch
 from ts.service import Service
 
-from deploy import language_id
+from deploy.build.sources import source
+from deploy.build.stagers import language_id
 from deploy.models import model
-from deploy.sources import source
 from handlers.base import BatchHandler
 from handlers.tasks.image_classification import ImageClassificationHandler
 from handlers.tasks.language_id import LanguageIdHandler

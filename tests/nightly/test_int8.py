@@ -19,8 +19,8 @@ import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
-from deploy.archive import main
-from deploy.fingerprint import proofs_of
+from deploy.build.archive import main
+from deploy.build.fingerprint import proofs_of
 from deploy.models import ROOT
 from deploy.run.server import Server
 from handlers.archive_files import GRAPH, INT8_GRAPH, proofs
@@ -152,7 +152,7 @@ def test_int8_calibrated_on_black_images_is_refused_with_its_figures_and_the_old
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # No layer is looked for: what knows nothing of the inputs is refused after minutes as after seconds.
-    monkeypatch.setattr("deploy.precision.int8.ranked", lambda *_: [])
+    monkeypatch.setattr("deploy.build.precision.int8.ranked", lambda *_: [])
     for number in range(10):
         Image.new("RGB", (224 + number, 224)).save(tmp_path / f"{number}.png")
     before = (built.path / "build.json").read_bytes()

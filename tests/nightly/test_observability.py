@@ -18,7 +18,7 @@ import pytest
 import requests
 import yaml
 
-from deploy.archive import Recipe
+from deploy.build.archive import Recipe
 from deploy.gateway import sandbox
 from deploy.models import ROOT, model
 from deploy.run.properties import Settings

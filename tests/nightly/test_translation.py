@@ -7,9 +7,9 @@ import pytest
 import sacrebleu
 import yaml
 
-from deploy.archive import main
+from deploy.build.archive import main
+from deploy.build.stagers.translation_quality import answers
 from deploy.models import ROOT
-from deploy.translation_quality import answers
 from handlers.text.translation_config import TranslationConfig
 from tests import held_out
 

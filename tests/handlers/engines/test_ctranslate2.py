@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from deploy.translation import converted
+from deploy.build.stagers.translation import converted
 from handlers.engines import Divisible, Progress, Progressive
 from handlers.engines.ctranslate2 import CTranslate2Engine, compute_type
 from handlers.engines.decoding import Decoding

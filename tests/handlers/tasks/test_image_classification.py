@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.transforms import functional
 
+from deploy.build.sources import source
+from deploy.build.stagers.vision import stage
 from deploy.models import Model
-from deploy.sources import source
-from deploy.vision import stage
 from handlers.tasks.image_classification import ImageClassificationHandler
 from tests.handlers.serving import Answer, serve, started
 from tests.photographs import path, photograph

@@ -8,9 +8,9 @@ from typing import Any
 import fasttext
 import pytest
 
-from deploy.language_id import stage
+from deploy.build.sources import Source, WeightsUnavailable
+from deploy.build.stagers.language_id import stage
 from deploy.models import model
-from deploy.sources import Source, WeightsUnavailable
 from handlers.errors import InvalidConfig
 from handlers.tasks.language_id import LanguageIdHandler
 from tests.handlers.open_inference import columns, inquiry

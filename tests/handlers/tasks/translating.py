@@ -8,9 +8,9 @@ import pytest
 import torch
 import transformers
 
-from deploy import translation
+from deploy.build.sources import source
+from deploy.build.stagers import translation
 from deploy.models import Model
-from deploy.sources import source
 from handlers.engines.seq2seq import load_tokenizer
 from handlers.tasks.translation import TranslationHandler
 from tests.handlers.adaptive.gated import SCHEDULING

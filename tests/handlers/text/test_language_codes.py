@@ -6,8 +6,8 @@ from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CO
 from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as MBART
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 
+from deploy.build.sources import source
 from deploy.models import model
-from deploy.sources import source
 from handlers.text.language_codes import ModelCodes, short_code
 
 FAMILIES = {"m2m100": M2M100["m2m100"], "nllb": NLLB, "mbart": MBART}

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.build.modes import archived
 from deploy.container import envoy as node_envoy
 from deploy.container.node import LAST_ANSWER_S
 from deploy.container.settings import NOTICE_S, PORT
@@ -25,7 +26,6 @@ from deploy.gateway.settings import read as read_gateway
 from deploy.gateway.supervisor import STOP_S
 from deploy.memory import MIB, Served, too_little
 from deploy.models import ROOT, models
-from deploy.modes import archived
 from deploy.run.properties import Settings
 from tests.nightly.kubernetes.schemas import (
     NEWEST,

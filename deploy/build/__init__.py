@@ -1,0 +1,1 @@
+"""Archives: what ./archive.sh builds from a list of models."""

@@ -1,0 +1,323 @@
+"""Builds archives: `./archive.sh NAME...`.
+
+    model list + weights -> staged folder -> torch-model-archiver -> model_store/NAME.mar
+
+Every build works in folders of its own and ends in one rename, so builds can run side by side and a server never sees
+half an archive. An archive that was built from the same inputs is left as it is, and an export that was made from the
+same inputs is taken from the cache.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.build.arguments import SUFFIXES, parsed
+from deploy.build.exports import Exports
+from deploy.build.fingerprint import (
+    archive_fingerprint,
+    built_from,
+    export_fingerprint,
+    handler_files,
+    label_of,
+    proofs_of,
+)
+from deploy.build.modes import archived, why_classic
+from deploy.build.precision import staging
+from deploy.build.precision.wanted import Wanted
+from deploy.build.sources import NotMade, Source, WeightsUnavailable, source
+from deploy.build.tasks import imported_quietly, task_of
+from deploy.build.tensors.summary import line
+from deploy.models import ROOT, Engine, Model, UnknownModel, model, models
+from handlers.archive_files import BUILD, CONFIG, LABEL, PROOFS, Build, sums
+from handlers.errors import InvalidConfig
+from handlers.proofs import Proof, read_proofs
+
+
+class ArchiverFailed(Exception):
+    """torch-model-archiver did not make the archive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An archive lies on disk.
+
+    Attributes:
+        path: a file, or a folder for `no-archive`.
+        version: as registered; it ends in -untrained for random weights.
+        is_new: whether this call built it, and not found it.
+        label: what its builder says of a model that it converted; see `handlers.archive_files.Build`.
+        proofs: how near its answers are to fp32's, by precision.
+    """
+
+    path: Path
+    version: str
+    is_new: bool
+    label: Mapping[str, str | float] = field(default_factory=dict)
+    proofs: Mapping[str, Proof] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A recipe says what an archive is to be made from.
+
+    Attributes:
+        entry: the model's, of the list.
+        weights: a path, a hub id, `random`, or None for what the list says.
+        engine: what the archive carries a model for; `auto` both, and the worker picks by its device.
+        archive_format: torch-model-archiver's name of it.
+        export_path: the model store.
+        cache_path: the folder of cached exports; None for a hidden one in the model store.
+        min_chrf: how near a converted model's answers must be to the original's, in chrF; None for any.
+        wanted: what is asked for of precisions.
+    """
+
+    entry: Model
+    weights: str | None = None
+    engine: Engine = "auto"
+    archive_format: str = "zip-store"
+    export_path: Path = ROOT / "model_store"
+    cache_path: Path | None = None
+    min_chrf: float | None = None
+    wanted: Wanted = field(default_factory=Wanted)
+
+    @property
+    def path(self) -> Path:
+        """The place where the archive lies or will."""
+        return self.export_path / (self.entry.name + SUFFIXES[self.archive_format])
+
+    def find(self) -> Archive | None:
+        """Find the archive on disk, if it was made from this recipe and nothing has changed since.
+
+        Raises:
+            WeightsUnavailable: a file or package is missing.
+            InvalidConfig: no task serves the model.
+        """
+        self.wanted.check(self.entry, self.engine)
+        origin = source(self.entry, self.weights)
+        if built_from(self.path) != self._fingerprint(origin):
+            return None
+        label = label_of(self.path)
+        _check_quality(self.entry, label, self.min_chrf)
+        return Archive(self.path, self._version(origin), is_new=False, label=label, proofs=proofs_of(self.path))
+
+    def build(self) -> Archive:
+        """Make the archive, whatever is there.
+
+        Raises:
+            WeightsUnavailable, InvalidConfig, ArchiverFailed: with one line for the user.
+        """
+        self.wanted.check(self.entry, self.engine)
+        entry, origin = self.entry, source(self.entry, self.weights)
+        task, config = task_of(entry), archived(entry)
+        self.export_path.mkdir(parents=True, exist_ok=True)
+        # Beside the archive to come, so that the last step is a rename; hidden, so that nothing serves it.
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=self.export_path) as work:
+            stage, temporary, out = (Path(work) / name for name in ("stage", "tmp", "out"))
+            for folder in (stage, temporary, out):
+                folder.mkdir()
+            self._stage(origin, stage)
+            label, proofs = _taken(stage, LABEL), _taken(stage, PROOFS)
+            _check_quality(entry, label, self.min_chrf)
+            _check_root(entry, stage, task.path.name)
+            for name, path in handler_files().items():
+                (stage / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, stage / name)
+            config["handler"] = {**(config.get("handler") or {}), "engine": self.engine}
+            config_path = Path(work) / CONFIG
+            config_path.write_text(yaml.safe_dump(config, sort_keys=False))
+            build = Build(
+                fingerprint=self._fingerprint(origin),
+                weights=origin.identity,
+                is_folder=self.archive_format == "no-archive",
+                files=sums({**_packed(stage), task.path.name: task.path, CONFIG: config_path}),
+                label=label,
+                proofs=proofs,
+            )
+            (stage / BUILD).write_text(build.to_json())
+            arguments = {
+                "--model-name": entry.name,
+                "--version": self._version(origin),
+                "--handler": str(task.path),
+                "--extra-files": str(stage),
+                "--config-file": str(config_path),
+                "--archive-format": self.archive_format,
+                "--export-path": str(out),
+            }
+            run_archiver(entry.name, arguments, temporary)
+            _replace(out / self.path.name, self.path)
+        return Archive(self.path, self._version(origin), is_new=True, label=label, proofs=read_proofs(proofs))
+
+    def _stage(self, origin: Source, folder: Path) -> None:
+        """Write what the task serves, or link it from the cache where it takes long to make."""
+        task = task_of(self.entry)
+
+        def make(empty: Path) -> None:
+            imported_quietly(task.builder).stage(self.entry, origin, self.engine, empty)
+
+        key = export_fingerprint(self.entry, task, origin, self.engine)
+        exports = Exports(self.cache_path or self.export_path / ".exports")
+        if key is None:
+            make(folder)
+        else:
+            exports.take(key, make, folder)
+        staging.add(self.entry, self.wanted, folder, exports, key, is_trained=origin.is_trained)
+
+    def _version(self, origin: Source) -> str:
+        return self.entry.version if origin.is_trained else f"{self.entry.version}-untrained"
+
+    def _fingerprint(self, origin: Source) -> str:
+        packing = (self._version(origin), self.engine, self.archive_format, self.wanted.identity())
+        return archive_fingerprint(self.entry, task_of(self.entry), origin, packing)
+
+
+def _taken(stage: Path, name: str) -> dict[str, Any]:
+    """Take what a builder says of a model out of the stage; it goes into build.json."""
+    path = stage / name
+    if not path.is_file():
+        return {}
+    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    # It may be a link into the cache: only this name of it goes.
+    path.unlink()
+    return said
+
+
+def _check_quality(entry: Model, label: Mapping[str, str | float], min_chrf: float | None) -> None:
+    """Check that a converted model answers as the original does.
+
+    Raises:
+        InvalidConfig: it does not, or nothing says so.
+    """
+    if min_chrf is None:
+        return
+    chrf = label.get("chrf")
+    if chrf is None:
+        raise InvalidConfig(
+            f"{entry.name}: --min-chrf {min_chrf:g}: nothing was measured; that needs a model that is converted, and "
+            "samples.txt beside model-config.yaml"
+        )
+    if float(chrf) < min_chrf:
+        raise InvalidConfig(f"{entry.name}: chrF {chrf} against the model in fp32 is less than --min-chrf {min_chrf:g}")
+
+
+def _check_root(entry: Model, stage: Path, handler: str) -> None:
+    """Check that nothing staged takes the name of what every archive has, or of a module that the worker needs.
+
+    Raises:
+        InvalidConfig: a checkpoint or the task brings such a file.
+    """
+    ours = {"handlers", "MAR-INF", BUILD, CONFIG, handler}
+    for path in sorted(stage.iterdir()):
+        is_shadow = path.suffix in ("", ".py") and path.stem in sys.stdlib_module_names
+        if path.name in ours or is_shadow:
+            raise InvalidConfig(f"{entry.name}: {path.name} cannot be staged: the archive or the worker has its own")
+
+
+def _packed(stage: Path) -> dict[str, Path]:
+    """Find the staged files that torch-model-archiver packs, by their paths in the archive."""
+    files = {path.relative_to(stage): path for path in stage.rglob("*") if path.is_file()}
+    return {name.as_posix(): path for name, path in files.items() if not any(map(_is_left_out, name.parts[:-1]))}
+
+
+def _is_left_out(folder: str) -> bool:
+    return folder.startswith(".") or folder in ("__MACOSX", "__pycache__")
+
+
+def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
+    """Run torch-model-archiver.
+
+    Args:
+        name: the model's, for the error.
+        arguments: values by option.
+        temporary: a folder of this call's own: the archiver works in $TMPDIR/<model name> and deletes that first.
+
+    Raises:
+        ArchiverFailed: with its last line.
+    """
+    finished = subprocess.run(
+        [str(Path(sys.executable).with_name("torch-model-archiver")), *(a for pair in arguments.items() for a in pair)],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if finished.returncode != 0:
+        reason = (finished.stderr.strip() or finished.stdout.strip()).rpartition("\n")[2]
+        raise ArchiverFailed(f"{name}: torch-model-archiver failed: {reason}")
+
+
+def _replace(new: Path, path: Path) -> None:
+    """Put the new archive in place; a folder cannot replace another in one step, so the old one steps aside."""
+    if path.is_dir():
+        path.rename(new.with_name("old"))
+    new.replace(path)
+
+
+def cache_of(environment: Mapping[str, str]) -> Path | None:
+    """Tell where exported graphs are kept, as CACHE_DIR says; None where it says nothing."""
+    folder = environment.get("CACHE_DIR")
+    return Path(folder).resolve() if folder else None
+
+
+def main(arguments: list[str]) -> int:
+    """Build what the command line names; 1 when one could not be built."""
+    options = parsed(arguments)
+    cache_path = cache_of(os.environ)
+    try:
+        for name in list(models(options.models)) if options.all else options.names:
+            started = time.monotonic()
+            recipe = Recipe(
+                model(name, options.models),
+                options.weights,
+                options.engine,
+                options.archive_format,
+                options.export_path.resolve(),
+                cache_path,
+                options.min_chrf,
+                Wanted(options.precision, options.calibrate, options.validate, options.min_agreement),
+            )
+            try:
+                archive = (None if options.force else recipe.find()) or recipe.build()
+            except NotMade as error:
+                # Whoever wants all there is gets it; who names one needs that one.
+                if not options.all:
+                    raise
+                print(f"archive.sh: left out: {error}", file=sys.stderr)
+                continue
+            report(archive, time.monotonic() - started)
+            if reason := why_classic(recipe.entry.config()):
+                print(f"{os.path.relpath(archive.path)}: classic mode, since model-config.yaml has {reason}")
+            if signature := line(recipe.entry, archive.path):
+                print(f"{os.path.relpath(archive.path)}: {signature}")
+    except (UnknownModel, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError) as error:
+        print(f"archive.sh: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def report(archive: Archive, seconds: float) -> None:
+    """Print one line on what became of an archive."""
+    place = os.path.relpath(archive.path)
+    if not archive.is_new:
+        print(f"{place}: up to date")
+        return
+    size = archive.path.stat().st_size if archive.path.is_file() else 0
+    print(
+        f"{place}: built, version {archive.version}" + (f", {size / 1e6:.0f} MB" if size else "") + f", {seconds:.0f} s"
+    )
+    if archive.label:
+        print(f"{place}: {', '.join(f'{name} {value}' for name, value in archive.label.items())}")
+    for precision, proof in archive.proofs.items():
+        short = "" if not proof.is_refuted else f", less than {proof.least:g}: `precision: auto` leaves it out"
+        print(f"{place}: {precision}: {proof}{short}")
+    if archive.version.endswith("-untrained"):
+        print(f"{place}: UNTRAINED: its weights are random, its answers mean nothing", file=sys.stderr)

@@ -1,0 +1,204 @@
+"""Fingerprints: hashes of everything that decides what is built, and of nothing else.
+
+    archive: handlers/, the builders, the task's file, the model's files -> is the archive on disk still right?
+    export:  the exporting code, the settings that it reads, the weights -> is there a cached export of it?
+
+Files count with their content and their place, so that moving one is a change too. Which modules of deploy/ take part
+is read from their imports; none is imported, since torch takes seconds.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import json
+import tarfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from deploy.build.sources import Source
+from deploy.build.task_file import read
+from deploy.build.tasks import Task, beside
+from deploy.models import ROOT, Engine, Model
+from handlers.config import parse
+from handlers.proofs import Proof, read_proofs
+
+# Another version of one of these packages makes another archive of the same inputs.
+TOOLS = ("torch", "torchvision", "transformers", "safetensors", "openvino", "ctranslate2", "torch-model-archiver")
+
+
+def handler_files(root: Path = ROOT) -> dict[str, Path]:
+    """Find what every archive has under handlers/: Python modules, by their paths from the repository's root."""
+    return _named(root, [*(root / "handlers").rglob("*.py")])
+
+
+def imported(root: Path, *modules: str) -> dict[str, Path]:
+    """Find the files of deploy/ and handlers/ that modules consist of, with everything that they import from there.
+
+    Args:
+        root: the folder of both packages.
+        modules: names of the first ones, dotted.
+
+    Returns:
+        The files by their paths from the root.
+    """
+    files: set[Path] = set()
+    waiting = {path for name in modules if (path := _module(root, name))}
+    while waiting:
+        path = waiting.pop()
+        files.add(path)
+        waiting |= {other for name in _imports(path.read_bytes()) if (other := _module(root, name))} - files
+    return _named(root, [*files])
+
+
+@functools.cache
+def _imports(source: bytes) -> frozenset[str]:
+    """Names of what a module imports, by its text: each archive asks for the same ones several times."""
+    return frozenset(_imported_names(source))
+
+
+def _imported_names(source: bytes) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _module(root: Path, name: str) -> Path | None:
+    """The file of a module, or of the one that the last part of the name is taken from; None outside our packages."""
+    parts = name.split(".")
+    if parts[0] not in ("deploy", "handlers"):
+        return None
+    for place in (root.joinpath(*parts), root.joinpath(*parts[:-1])):
+        for path in (place.with_suffix(".py"), place / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+def _named(root: Path, paths: list[Path]) -> dict[str, Path]:
+    return {path.relative_to(root).as_posix(): path for path in paths}
+
+
+def archive_fingerprint(model: Model, task: Task, origin: Source, packing: tuple[str, ...], root: Path = ROOT) -> str:
+    """Hash everything that an archive is made from.
+
+    Args:
+        model: the entry of the list.
+        task: the one that serves it.
+        origin: where its weights come from.
+        packing: what else was asked for: version, engine, format.
+        root: the folder of deploy/ and handlers/.
+    """
+    files = {
+        **handler_files(root),
+        **imported(root, "deploy.build.archive", task.builder),
+        f"task/{task.path.name}": task.path,
+        **{f"model/{name}": path for name, path in _own(model, task).items()},
+    }
+    return _digest(files, model.name, model.handler, origin.identity, packing)
+
+
+def export_fingerprint(model: Model, task: Task, origin: Source, engine: Engine, root: Path = ROOT) -> str | None:
+    """Hash everything that decides what a built-in task stages; None where staging is as cheap as copying.
+
+    The task's own code is not among it, except what its class states as attributes, such as the head of its model: an
+    edited handler finds its graph in the cache.
+    """
+    if task.export_settings is None:
+        return None
+    config = parse(task.settings_class(), model.config().get("handler"))
+    settings = {name: getattr(config, name) for name in task.export_settings}
+    files = {
+        **imported(root, task.builder),
+        **{f"model/{name}": path for name, path in beside(model, task).items()},
+    }
+    stated = read(task.path).attributes
+    return _digest(files, model.handler, origin.identity, engine, settings, stated)
+
+
+# What decodes the inputs of tasks whose precisions are proven: with other code, they are other inputs.
+DECODING = ("handlers.vision.images", "handlers.text.inputs", "handlers.text.answer_spans")
+
+
+def precision_fingerprint(
+    model: Model, samples: Mapping[str, Path], export: str, *facts: str, root: Path = ROOT
+) -> str:
+    """Hash everything that decides the precisions of an archive, and what is found of them.
+
+    Args:
+        model: the entry of the list.
+        samples: files of the examples that answers are compared on, by any names.
+        export: the fingerprint of the graph in fp32.
+        facts: what was asked for, with the identity of the inputs; what the machine computes in, since a proof holds
+            for that.
+        root: the folder of deploy/ and handlers/.
+    """
+    settings = {name: value for name, value in (model.config().get("handler") or {}).items() if name != "scheduling"}
+    files = {**imported(root, "deploy.build.precision.making", "deploy.build.precision.quantise", *DECODING), **samples}
+    return _digest(files, export, facts, settings)
+
+
+def _own(model: Model, task: Task) -> dict[str, Path]:
+    config = {model.config_path.name: model.config_path} if model.config_path.exists() else {}
+    return {**config, **beside(model, task)}
+
+
+def _digest(files: Mapping[str, Path], *facts: object) -> str:
+    digest = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    tools = [f"{name} {importlib.metadata.version(name)}" for name in TOOLS]
+    digest.update(repr((facts, tools)).encode())
+    return digest.hexdigest()
+
+
+def built_from(path: Path) -> str | None:
+    """Read the fingerprint inside an archive; None where there is no archive of ours."""
+    found = _build(path).get("fingerprint")
+    return found if isinstance(found, str) else None
+
+
+def label_of(path: Path) -> dict[str, str | float]:
+    """Read what an archive's builder said of a model that it converted; nothing where it converted none."""
+    found = _build(path).get("label")
+    return found if isinstance(found, dict) else {}
+
+
+def proofs_of(path: Path) -> dict[str, Proof]:
+    """Read how near an archive's answers are to fp32's, by precision; nothing where nothing was compared."""
+    try:
+        return read_proofs(_build(path).get("proofs") or {})
+    except ValueError:
+        return {}
+
+
+def _build(path: Path) -> dict[str, Any]:
+    """Read build.json inside an archive; nothing where there is no archive of ours."""
+    try:
+        found = json.loads(packed(path, "build.json"))
+    except (LookupError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def packed(path: Path, name: str) -> bytes:
+    """Read one file of an archive of any format.
+
+    Raises:
+        LookupError: there is no such archive, or no such file in it.
+    """
+    try:
+        if path.is_dir():
+            return (path / name).read_bytes()
+        if path.suffix == ".mar":
+            with zipfile.ZipFile(path) as archive:
+                return archive.read(name)
+        with tarfile.open(path) as archive:
+            member = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/{name}")
+            return member.read() if member else b""
+    except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
+        raise LookupError(name) from error

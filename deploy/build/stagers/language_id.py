@@ -1,0 +1,28 @@
+"""Stages what an archive of language identification holds: one fastText model, checked."""
+
+import shutil
+from pathlib import Path
+
+from deploy.build.sources import Source, WeightsUnavailable
+from deploy.models import Engine, Model
+from handlers.config import parse
+from handlers.engines.fasttext import FastTextEngine
+from handlers.text.config import LanguageIdConfig
+
+SUFFIXES = (".ftz", ".bin")
+
+
+def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - it has one of its own
+    """Write model.ftz or model.bin.
+
+    Raises:
+        WeightsUnavailable: it is no fastText model.
+        InvalidConfig: the configuration is wrong, or fastText cannot read the file.
+    """
+    parse(LanguageIdConfig, model.config().get("handler"))
+    path = Path(origin.location)
+    if origin.kind != "file" or path.suffix not in SUFFIXES:
+        raise WeightsUnavailable(f"{model.name}: {origin.location or origin.kind} is no fastText model (.ftz or .bin)")
+    staged = folder / f"model{path.suffix}"
+    shutil.copyfile(path, staged)
+    FastTextEngine(staged)

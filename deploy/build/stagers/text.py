@@ -1,0 +1,58 @@
+"""Stages what an archive of a task on a transformers encoder holds, made from a Hugging Face folder or hub id."""
+
+import shutil
+import warnings
+from pathlib import Path
+
+import openvino
+import torch
+
+from deploy.build.hub import checkpoint
+from deploy.build.sources import Source
+from deploy.build.task_loading import task_class
+from deploy.build.tasks import task_of
+from deploy.models import Engine, Model
+from handlers.archive_files import CHECKPOINT, GRAPH
+from handlers.config import parse
+from handlers.text.config import TextConfig
+from handlers.text.encoders import Encoder, Head, load_encoder
+
+
+def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
+    """Write the checkpoint, without its weights for `openvino`, and model.xml with model.bin, but for `torch`.
+
+    Raises:
+        WeightsUnavailable: the model cannot be had, or only as a pickle.
+        InvalidConfig: the configuration is wrong, or the folder holds no model for the task.
+    """
+    config: TextConfig = parse(task_of(model).settings_class(), model.config().get("handler"))
+    with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
+        if engine != "torch":
+            encoder = load_encoder(head_of(model.handler), source, trust_remote_code=config.trust_remote_code)
+            openvino.save_model(export(encoder), folder / GRAPH, compress_to_fp16=False)
+        discarded = shutil.ignore_patterns("*.safetensors*") if engine == "openvino" else None
+        shutil.copytree(source, folder / CHECKPOINT, ignore=discarded)
+
+
+def head_of(task: str) -> Head:
+    """Read what the class of a built-in task says of its model's head.
+
+    Args:
+        task: the name of a task on an encoder.
+    """
+    head: Head = task_class(task).head
+    return head
+
+
+def export(encoder: Encoder) -> openvino.Model:
+    """Export an encoder as a graph: (B, T) int64 inputs, any B and T, under the encoder's names."""
+    # Two of one and three of the other: an axis of length one could be taken for a constant.
+    example = {name: torch.ones(2, 3, dtype=torch.int64) for name in encoder.input_names}
+    with torch.no_grad(), warnings.catch_warnings():
+        # Tracing warns of every Python branch in transformers; tests hold the graph against the model instead.
+        warnings.simplefilter("ignore")
+        graph = openvino.convert_model(encoder.eval(), example_input=example)
+    for port, name in zip(graph.outputs, encoder.output_names, strict=True):
+        port.get_tensor().set_names({name})
+    graph.reshape({port: openvino.PartialShape([-1, -1]) for port in graph.inputs})
+    return graph

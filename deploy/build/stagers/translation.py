@@ -1,0 +1,134 @@
+"""Stages what an archive of a translation model holds, made from a Hugging Face folder or hub id.
+
+a family that CTranslate2 has -> converted once -> ctranslate2/, and checkpoint/ without its weights
+                              -> both asked the same sentences -> label.json: engine, precision, chrF
+any other, or --engine torch  -> checkpoint/ as it is
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import transformers
+from ctranslate2.converters import TransformersConverter
+
+from deploy.build.hub import checkpoint
+from deploy.build.named_files import named_by
+from deploy.build.sources import Source
+from deploy.build.stagers.translation_quality import read_samples, similarity
+from deploy.models import Engine, Model
+from handlers.archive_files import CHECKPOINT, LABEL
+from handlers.config import parse
+from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, read_vocabulary
+from handlers.engines.decoding import foreign_settings
+from handlers.engines.seq2seq import load_tokenizer, read_generation
+from handlers.errors import InvalidConfig
+from handlers.text.detection import DETECTOR, load_detector
+from handlers.text.translation_config import TranslationConfig
+
+# Families that CTranslate2 runs, as `model_type` names them; NLLB's is M2M100's.
+FAMILIES = frozenset({"marian", "m2m_100", "t5", "bart", "mbart", "pegasus"})
+
+# Whether BART's kin normalise before each layer, not after it.
+NORMALISED_BEFORE = {"bart": False, "mbart": True, "pegasus": True}
+
+
+def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
+    """Write the converted model where CTranslate2 has its family, else the weights; and tokenizer and configuration.
+
+    The detector of languages that the configuration names goes beside it.
+
+    Raises:
+        WeightsUnavailable: the model cannot be had, or only as a pickle.
+        InvalidConfig: the configuration is wrong, or the engine is OpenVINO.
+    """
+    config = parse(TranslationConfig, model.config().get("handler"))
+    if engine == "openvino":
+        # What exports decoders with their caches, optimum-intel, holds transformers back at 5.5.
+        raise InvalidConfig(f"{model.name}: translation runs on CTranslate2 or torch; give --engine torch, or none")
+    if path := named_by(model, DETECTOR):
+        shutil.copyfile(path, folder / f"{DETECTOR}{path.suffix}")
+        load_detector(folder)
+    with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
+        is_converted = engine == "auto" and converted(model.name, source, config, folder / CONVERTED)
+        discarded = shutil.ignore_patterns("*.safetensors*") if is_converted else None
+        shutil.copytree(source, folder / CHECKPOINT, ignore=discarded)
+        if is_converted:
+            label: dict[str, str | float] = {"engine": "ctranslate2", "precision": stored_precision(config.precision)}
+            if texts := read_samples(model.folder):
+                label |= {"chrf": round(similarity(folder, source, config, texts), 1), "samples": len(texts)}
+            (folder / LABEL).write_text(json.dumps(label))
+
+
+def stored_precision(precision: str) -> str:
+    """The precision that weights are stored in: that of the setting, and int8 where it leaves the choice."""
+    return "int8" if precision == "auto" else precision
+
+
+def converted(name: str, source: Path, config: TranslationConfig, target: Path) -> bool:
+    """Convert a checkpoint for CTranslate2.
+
+    Args:
+        name: the model's, for what is said.
+        source: the checkpoint.
+        config: the archive's settings.
+        target: the folder to write; it is left out where CTranslate2 cannot run the model as it should.
+
+    Returns:
+        Whether it was converted. Of a family that CTranslate2 has, stderr says why not.
+    """
+    reason = _hindrance(source, config)
+    if reason is None:
+        precision = stored_precision(config.precision)
+        # fp32 keeps what the checkpoint has: weights of 16 bits are no better in 32, and twice as large.
+        quantization = None if precision == "fp32" else COMPUTE_TYPES.get(precision, precision)
+        # Its bar would stand between archive.sh's lines.
+        transformers.utils.logging.disable_progress_bar()
+        converter = _Converter(str(source), trust_remote_code=config.trust_remote_code)
+        converter.convert(str(target), quantization=quantization)
+        if not _has_ids_of(source, target, config):
+            shutil.rmtree(target)
+            reason = "its vocabulary is not in the order of its tokenizer's"
+    if reason:
+        print(f"{name}: torch runs it, not CTranslate2: {reason}", file=sys.stderr)
+    return reason is None
+
+
+class _Converter(TransformersConverter):  # type: ignore[misc]
+    """Reads a folder and nothing else, and of weights only safetensors."""
+
+    def load_model(self, model_class: Any, model_name_or_path: str, **options: Any) -> Any:
+        model = model_class.from_pretrained(model_name_or_path, use_safetensors=True, local_files_only=True, **options)
+        kind = model.config.model_type
+        if kind in NORMALISED_BEFORE and not hasattr(model.config, "normalize_before"):
+            # The converter asks the configuration what transformers has in the class.
+            model.config.normalize_before = NORMALISED_BEFORE[kind]
+            model.config.normalize_embedding = hasattr(model.model.encoder, "layernorm_embedding")
+        return model
+
+    def load_tokenizer(self, tokenizer_class: Any, model_name_or_path: str, **options: Any) -> Any:  # noqa: ARG002
+        return load_tokenizer(Path(model_name_or_path), trust_remote_code=self._trust_remote_code)
+
+
+def _hindrance(source: Path, config: TranslationConfig) -> str | None:
+    """Say why CTranslate2 cannot run a model; an empty text where its family says it all, None where it can."""
+    model = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    if model.get("model_type") not in FAMILIES:
+        return ""
+    if model.get("share_encoder_decoder_embeddings") is False:
+        return "it has a vocabulary for each language"
+    generation, _ = read_generation(source, trust_remote_code=config.trust_remote_code)
+    if foreign := foreign_settings(generation):
+        return f"its generation_config.json has {', '.join(foreign)}"
+    return None
+
+
+def _has_ids_of(source: Path, target: Path, config: TranslationConfig) -> bool:
+    """Whether a token has the same number in the converted model as in the tokenizer."""
+    if not (target / "shared_vocabulary.json").is_file():
+        return False
+    vocabulary = read_vocabulary(target)
+    known = load_tokenizer(source, trust_remote_code=config.trust_remote_code).get_vocab()
+    return all(vocabulary[number] == token for token, number in known.items() if number < len(vocabulary))

@@ -1,0 +1,79 @@
+"""Stages what an archive of image classification holds, made from a state dict."""
+
+import json
+from pathlib import Path
+
+import openvino
+import torch
+import torchvision
+
+from deploy.build.sources import Source, WeightsUnavailable
+from deploy.build.weights import StateDict, load
+from deploy.models import Engine, Model
+from handlers.archive_files import GRAPH
+from handlers.config import parse
+from handlers.errors import InvalidConfig
+from handlers.vision.config import ImageClassificationConfig
+from handlers.vision.pixel_classifier import PixelClassifier
+
+
+def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
+    """Write index_to_name.json, and model.xml with model.bin, model.pt, or both for `auto`.
+
+    Raises:
+        WeightsUnavailable: the weights, or labels for them, cannot be had.
+        InvalidConfig: the model's configuration is wrong.
+    """
+    config = parse(ImageClassificationConfig, model.config().get("handler"))
+    if config.arch not in torchvision.models.list_models(torchvision.models):
+        raise InvalidConfig(f"{model.name}: arch: {config.arch} is no classifier of torchvision.models")
+    state = load(model, config.arch, origin)
+    # The classifier's head comes last in a state dict of torchvision; its first axis is the classes.
+    class_count = next(reversed(state.values())).shape[0]
+    labels = _labels(model, config.arch, class_count)
+    (folder / "index_to_name.json").write_text(json.dumps(dict(enumerate(labels)), ensure_ascii=False))
+    classifier = _classifier(config, state, class_count)
+    if engine != "torch":
+        openvino.save_model(_exported(config, classifier), folder / GRAPH, compress_to_fp16=False)
+    if engine != "openvino":
+        torch.save(state, folder / "model.pt")
+
+
+def _classifier(config: ImageClassificationConfig, state: StateDict, class_count: int) -> torch.nn.Module:
+    classifier: torch.nn.Module = torchvision.models.get_model(config.arch, weights=None, num_classes=class_count)
+    try:
+        classifier.load_state_dict(state)
+    except RuntimeError as error:
+        problem = str(error).splitlines()[1].strip()
+        raise WeightsUnavailable(f"the weights are not those of {config.arch}: {problem}") from error
+    return classifier
+
+
+def _exported(config: ImageClassificationConfig, classifier: torch.nn.Module) -> openvino.Model:
+    """Export a classifier as a graph: pixels (B, S, S, 3) uint8 -> logits (B, classes), any B."""
+    module = PixelClassifier(classifier, config.mean, config.std).eval()
+    side = config.crop_size
+    example = torch.zeros(2, side, side, 3, dtype=torch.uint8)
+    graph = openvino.convert_model(module, example_input=example, input=[-1, side, side, 3])
+    graph.inputs[0].get_tensor().set_names({"pixels"})
+    graph.outputs[0].get_tensor().set_names({"logits"})
+    return graph
+
+
+def _labels(model: Model, arch: str, class_count: int) -> list[str]:
+    """Name the classes: by the model's own file, or as torchvision's weights do where the count fits."""
+    own = model.folder / "index_to_name.json"
+    if own.is_file():
+        names = json.loads(own.read_text(encoding="utf-8"))
+        # TorchServe's own example pairs each name with its WordNet id: ["n01440764", "tench"].
+        listed = [names.get(str(index)) for index in range(class_count)]
+        labels = [name[-1] if isinstance(name, list) else name for name in listed]
+    else:
+        labels = torchvision.models.get_model_weights(arch).DEFAULT.meta["categories"]
+    if len(labels) != class_count or None in labels:
+        raise WeightsUnavailable(
+            f"{model.name}: the weights have {class_count} classes; name them in {own.relative_to(own.parents[2])}"
+        )
+    if len(set(labels)) != class_count:
+        raise WeightsUnavailable(f"{model.name}: two classes have the same name; an answer could not hold both")
+    return labels

@@ -1,0 +1,1 @@
+"""Models of tensors as they are found: files, graphs, programs, functions, and the proof that rows stay apart."""

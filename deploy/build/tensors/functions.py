@@ -1,0 +1,75 @@
+"""Stages a model that is a Python function: infer.py, and what lies in its folder.
+
+files -> function/ -> imported, and run as a worker does where the configuration says what its inputs are
+"""
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from deploy.build.tensors.files import ModelFile
+from deploy.build.tensors.proof import NotRun, prove, reason, rows
+from deploy.models import Model
+from handlers.engines.function import FunctionEngine
+from handlers.errors import InvalidConfig
+from handlers.tensor_models.config import TensorsConfig
+from handlers.tensor_models.function import FOLDER, load_function
+from handlers.tensor_models.signature import Said, Tensor, signed
+
+
+def stage_function(model: Model, file: ModelFile, config: TensorsConfig, folder: Path) -> None:
+    """Copy the function and what belongs to it.
+
+    Raises:
+        InvalidConfig: it cannot be imported or loaded, or does not batch.
+    """
+    target = folder / FOLDER
+    names = file.beside or (Path(file.path.name),)
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file.path.parent / name, target / name)
+    with _imports_undone(target):
+        _run(model, target, config)
+    _remove_others(target, names)
+
+
+def _run(model: Model, folder: Path, config: TensorsConfig) -> None:
+    function = load_function(folder)
+    signature = signed(Said(tuple(Tensor(name) for name in function.inputs)), config)
+    if not rows(signature, config):
+        return
+    try:
+        if function.load is not None:
+            function.load(folder, "cpu")
+    except Exception as error:
+        raise InvalidConfig(f"load failed: {reason(error)}") from error
+    try:
+        prove(FunctionEngine(function.infer, function.inputs).run, signature, config)
+    except NotRun as error:
+        # It may refuse what no client of it would send; nobody but its author knows.
+        print(f"{model.name}: not shown to batch: {error}")
+
+
+@contextmanager
+def _imports_undone(folder: Path) -> Iterator[None]:
+    """Forget the modules of a folder: those of the next function may have the same names."""
+    path = [*sys.path]
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        for name, module in [*sys.modules.items()]:
+            if Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
+                del sys.modules[name]
+
+
+def _remove_others(folder: Path, names: Sequence[Path]) -> None:
+    """Remove what running the function left: compiled Python, and files that `load` wrote."""
+    kept = {folder / name for name in names}
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+        elif path.is_file() and path not in kept:
+            path.unlink()

@@ -1,0 +1,146 @@
+"""OpenVINO's graphs: read from files, and given the signature's names and shapes.
+
+.onnx, .xml -> read_graph -> graph, Said
+graph + Signature -> shaped: its ports named, their batch dimension free, none of them BF16
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openvino
+import openvino.opset8
+from openvino.frontend import FrontEndManager
+
+from deploy.build.tensors.proof import reason
+from handlers.engines.program import ONLY_OUTPUT, OUTPUT
+from handlers.errors import InvalidConfig
+from handlers.tensor_models.signature import Said, Shape, Signature, Tensor
+
+DATATYPES = {
+    "boolean": "BOOL",
+    **{f"{kind}{bits}": f"{name}{bits}" for kind, name in (("u", "UINT"), ("i", "INT")) for bits in (8, 16, 32, 64)},
+    **{"f16": "FP16", "bf16": "BF16", "f32": "FP32", "f64": "FP64"},
+}
+TYPES = {datatype: getattr(openvino.Type, name) for name, datatype in DATATYPES.items()}
+# OpenVINO's reader of each kind of file: this one, and not an attempt with each that it has.
+READERS = {".onnx": "onnx", ".xml": "ir"}
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A graph as it was read or converted.
+
+    Attributes:
+        model: OpenVINO's.
+        ports: the name of each input in it, by the name that requests have; those that nothing reads may lack.
+    """
+
+    model: openvino.Model
+    ports: Mapping[str, str]
+
+
+def read_graph(path: Path) -> tuple[Graph, Said]:
+    """Read an ONNX file, or an .xml with its .bin beside it, and what it says of itself.
+
+    Raises:
+        InvalidConfig: it is broken, or has what OpenVINO does not run.
+    """
+    try:
+        reader = FrontEndManager().load_by_framework(READERS[path.suffix])
+        model = reader.convert(reader.load(str(path)))
+    except Exception as error:
+        raise InvalidConfig(f"OpenVINO cannot read it: {reason(error)}") from error
+    if not model.inputs or not model.outputs:
+        raise InvalidConfig(f"it has {len(model.inputs)} inputs and {len(model.outputs)} outputs")
+    inputs = [_said(port, port.node.friendly_name) for port in model.inputs]
+    names = output_names(len(model.outputs))
+    # The reader of ONNX calls a result `y/sink_port_0`.
+    outputs = [
+        _said(port, port.node.friendly_name.removesuffix("/sink_port_0"), name)
+        for port, name in zip(model.outputs, names, strict=True)
+    ]
+    ports = {tensor.name: port.any_name for tensor, port in zip(inputs, model.inputs, strict=True)}
+    return Graph(model, ports), Said(tuple(inputs), tuple(outputs))
+
+
+def _said(port: Any, own: str, otherwise: str = "") -> Tensor:
+    """Read one input or output; of the names that a tensor has, its own is the one in the file."""
+    names = port.get_names()
+    if not names:
+        port.get_tensor().set_names({otherwise or own})
+    name = own if own in names else min(names, default=otherwise or own)
+    kind = port.element_type.get_type_name()
+    if kind not in DATATYPES:
+        raise InvalidConfig(
+            f"{name}: it is of {kind}s, which OpenVINO does not run; an infer.py may take BYTES, and run the file"
+        )
+    return Tensor(name, DATATYPES[kind], shape_of(port))
+
+
+def shape_of(port: Any) -> Shape | None:
+    """Read the shape of an input or output; None where its rank is free."""
+    shape = port.partial_shape
+    return None if shape.rank.is_dynamic else tuple(size.get_length() if size.is_static else -1 for size in shape)
+
+
+def output_names(count: int) -> list[str]:
+    """Name the outputs of a model that does not, as PyTorch's engine does."""
+    return [ONLY_OUTPUT] if count == 1 else [OUTPUT.format(index) for index in range(count)]
+
+
+def shaped(graph: Graph, signature: Signature, outputs: Sequence[str]) -> openvino.Model:
+    """Give a graph the signature's names and shapes, and numpy's datatypes.
+
+    Args:
+        graph: it is used up.
+        signature: whose inputs all have a shape.
+        outputs: the names of its outputs, in their order.
+
+    Raises:
+        InvalidConfig: it cannot have a free batch dimension.
+    """
+    parameters = {name: port.node for port in graph.model.inputs for name in port.get_names()}
+    found = [parameters.get(graph.ports[name]) for name in signature.inputs]
+    for node, tensor in zip(found, signature.inputs.values(), strict=True):
+        if node is not None:
+            node.set_partial_shape(openvino.PartialShape([*(tensor.shape or ())]))
+    try:
+        graph.model.validate_nodes_and_infer_types()
+    except RuntimeError as error:
+        raise InvalidConfig(f"its batch dimension cannot be freed: {reason(error)}") from error
+    # An input that nothing reads may be gone; requests still have it.
+    nodes = [node or _unread(tensor) for node, tensor in zip(found, signature.inputs.values(), strict=True)]
+    nodes = [_without_bf16(node) for node in nodes]
+    seen: set[tuple[str, int]] = set()
+    results = []
+    for port in graph.model.outputs:
+        source = port.node.input_value(0)
+        kind, key = source.get_element_type(), (source.get_node().friendly_name, source.get_index())
+        # A name is a tensor's: one that is an input as well, or an output twice, has to become another.
+        if kind == openvino.Type.bf16 or key in seen or source.get_node().get_type_name() == "Parameter":
+            target = openvino.Type.f32 if kind == openvino.Type.bf16 else kind
+            source = openvino.opset8.convert(source, target.get_type_name()).output(0)
+        seen.add(key)
+        results.append(openvino.opset8.result(source))
+    made = openvino.Model(results, nodes)
+    for port, name in zip([*made.inputs, *made.outputs], [*signature.inputs, *outputs], strict=True):
+        port.get_tensor().set_names({name})
+    made.validate_nodes_and_infer_types()
+    return made
+
+
+def _unread(tensor: Tensor) -> Any:
+    shape = openvino.PartialShape([*(tensor.shape or ())])
+    return openvino.opset8.parameter(shape, TYPES[tensor.datatype or "FP32"])
+
+
+def _without_bf16(node: Any) -> Any:
+    if node.get_element_type() != openvino.Type.bf16:
+        return node
+    other = openvino.opset8.parameter(node.get_partial_shape(), openvino.Type.f32)
+    rounded = openvino.opset8.convert(other, "bf16").output(0)
+    for target in node.output(0).get_target_inputs():
+        target.replace_source_output(rounded)
+    return other

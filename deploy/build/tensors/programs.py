@@ -1,0 +1,160 @@
+"""PyTorch's own files: programs of torch.export and TorchScript, read and converted.
+
+.pt2                       -> read_program -> Program, Said
+.pt and model-config.yaml  -> read_program -> Program, Said
+Program + Signature -> converted -> Graph of OpenVINO's
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openvino
+import torch
+from torch.export.graph_signature import OutputKind
+
+from deploy.build.tensors.graphs import TYPES, Graph, output_names
+from deploy.build.tensors.proof import reason
+from handlers.errors import InvalidConfig
+from handlers.tensor_models.config import InputConfig, TensorsConfig
+from handlers.tensor_models.signature import Said, Signature, Tensor
+
+DTYPES = {
+    "BOOL": torch.bool,
+    **{f"UINT{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)},
+    **{f"INT{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{"FP16": torch.float16, "BF16": torch.bfloat16, "FP32": torch.float32, "FP64": torch.float64},
+}
+DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program of PyTorch's.
+
+    Attributes:
+        module: what PyTorch runs.
+        source: what OpenVINO converts.
+        ports: see Graph.
+        has_shapes: whether OpenVINO has to be told the inputs' datatypes and shapes.
+    """
+
+    module: torch.nn.Module
+    source: Any
+    ports: Mapping[str, str]
+    has_shapes: bool
+
+
+def read_program(path: Path, config: TensorsConfig) -> tuple[Program, Said]:
+    """Read a .pt2 or a .pt, and what it says of itself; TorchScript says the names of its inputs.
+
+    Raises:
+        InvalidConfig: it is broken, is not what its suffix says, or takes or gives what is no tensor.
+    """
+    with _quiet():
+        return _exported(path, config) if path.suffix == ".pt2" else _script(path, config)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep a library's warnings to itself: what matters here is raised."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _exported(path: Path, config: TensorsConfig) -> tuple[Program, Said]:
+    try:
+        exported = torch.export.load(path)
+    except Exception as error:
+        raise InvalidConfig(f"it is no program that torch.export.save wrote: {reason(error)}") from error
+    positional, keywords = exported.call_spec.in_spec.children()
+    if keywords.num_leaves or positional.num_leaves != positional.num_children:
+        raise InvalidConfig("its arguments must be positional, and each a tensor; export it anew")
+    returned = exported.call_spec.out_spec
+    if not returned.is_leaf() and returned.num_leaves != returned.num_children:
+        raise InvalidConfig("forward must return a tensor, or a tuple or dictionary of tensors")
+    values = {node.name: node.meta.get("val") for node in exported.graph.nodes}
+    inputs = [_said(str(name), values.get(str(name))) for name in exported.graph_signature.user_inputs]
+    kept = [each.arg for each in exported.graph_signature.output_specs if each.kind == OutputKind.USER_OUTPUT]
+    names = [*map(str, returned.context)] if returned.type is dict else output_names(len(kept))
+    outputs = [_said(name, values.get(getattr(arg, "name", ""))) for name, arg in zip(names, kept, strict=True)]
+    for tensor in inputs:
+        _check_range(exported, tensor, values[tensor.name], config)
+    ports = {tensor.name: tensor.name for tensor in inputs}
+    return Program(exported.module(), exported, ports, has_shapes=True), Said(tuple(inputs), tuple(outputs))
+
+
+def _said(name: str, value: Any) -> Tensor:
+    kind = value.dtype if isinstance(value, torch.Tensor) else "no tensor"
+    if kind not in DATATYPES:
+        raise InvalidConfig(f"{name}: it is {kind}, which cannot be served")
+    return Tensor(name, DATATYPES[kind], tuple(size if isinstance(size, int) else -1 for size in value.shape))
+
+
+def _check_range(exported: Any, tensor: Tensor, value: torch.Tensor, config: TensorsConfig) -> None:
+    """Check that a program takes as many rows as one run may have, where it says how many it takes."""
+    at = config.inputs.get(tensor.name, InputConfig()).batch_dim
+    sizes: Sequence[Any] = value.shape
+    size = sizes[at] if at < len(sizes) else 0
+    bound = None if isinstance(size, int) else exported.range_constraints.get(size.node.expr)
+    if bound is not None and bound.upper < config.max_batch_size:
+        raise InvalidConfig(
+            f"{tensor.name} was exported for at most {bound.upper} rows; max_batch_size is {config.max_batch_size}"
+        )
+
+
+def _script(path: Path, config: TensorsConfig) -> tuple[Program, Said]:
+    try:
+        script = torch.jit.load(path, map_location="cpu").eval()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise InvalidConfig(
+            "it is no TorchScript, as torch.jit.save writes it; a pickled model or a state dict is not taken, since "
+            "the one could run anything and the other is no model"
+        ) from error
+    arguments = [each for each in script.forward.schema.arguments[1:] if not each.has_default_value()]
+    if others := [each.name for each in arguments if str(each.type) != "Tensor"]:
+        raise InvalidConfig(f"forward must take tensors; {', '.join(others)} is none")
+    names = [each.name for each in arguments]
+    for name in names:
+        given = config.inputs.get(name, InputConfig())
+        if given.datatype is None or given.shape is None:
+            raise InvalidConfig(
+                f"inputs.{name}: TorchScript says neither datatype nor shape; model-config.yaml must, under handler: "
+                f"inputs: {{{name}: {{datatype: FP32, shape: [-1, ...]}}}}"
+            )
+        if given.datatype not in DTYPES:
+            raise InvalidConfig(f"inputs.{name}: TorchScript takes no {given.datatype}")
+    inner_names = [each.debugName() for each in script.graph.inputs()][1 : len(names) + 1]
+    ports = dict(zip(names, inner_names, strict=True))
+    return Program(script, script, ports, has_shapes=False), Said(tuple(Tensor(name) for name in names))
+
+
+def converted(program: Program, signature: Signature) -> Graph:
+    """Convert a program to OpenVINO's graph.
+
+    Raises:
+        InvalidConfig: OpenVINO has not all of its operations.
+    """
+    arguments: dict[str, Any] = {}
+    if not program.has_shapes:
+        arguments["input"] = {
+            program.ports[name]: (openvino.PartialShape([*(tensor.shape or ())]), TYPES[tensor.datatype or "FP32"])
+            for name, tensor in signature.inputs.items()
+        }
+    try:
+        with _quiet():
+            model = openvino.convert_model(program.source, **arguments)
+    except Exception as error:
+        raise InvalidConfig(
+            f"OpenVINO cannot convert it: {reason(error)}; --engine torch packs it for PyTorch alone"
+        ) from error
+    return Graph(model, program.ports)

@@ -1,0 +1,94 @@
+"""The weights of a torchvision classifier, read from where they come from.
+
+--weights or the model list -> Source (what, without reading it) -> load -> state dict
+"""
+
+import contextlib
+import io
+import socket
+import urllib.error
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torchvision
+
+from deploy.build.sources import RANDOM_SEED, Source, WeightsUnavailable
+from deploy.models import Model
+
+# The download server may be silent for so many seconds: a closed network should not look like a hanging build.
+NETWORK_TIMEOUT_S = 20
+
+StateDict = dict[str, torch.Tensor]
+
+
+def load(model: Model, arch: str, origin: Source) -> StateDict:
+    """Read the weights of a torchvision classifier.
+
+    Raises:
+        WeightsUnavailable: they cannot be fetched, or are no state dict.
+    """
+    if origin.kind == "random":
+        return _random(arch)
+    if origin.kind == "torchvision":
+        return _published(model, arch, origin.location)
+    try:
+        return _state_dict(torch.load(origin.location, map_location="cpu", weights_only=True))
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise WeightsUnavailable(f"{model.name}: {origin.location} is no state dict: {reason}") from error
+
+
+def _published(model: Model, arch: str, name: str) -> StateDict:
+    known = torchvision.models.get_model_weights(arch)
+    if name not in known.__members__:
+        raise WeightsUnavailable(
+            f"{model.name}: torchvision publishes no {name} for {arch}, only {', '.join(known.__members__)}"
+        )
+    weights = known[name]
+    print(f"{model.name}: published weights {name}, {weights.url}")
+    previous = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(NETWORK_TIMEOUT_S)
+    try:
+        # torch.hub announces the download a second time.
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            state: StateDict = weights.get_state_dict(progress=False, check_hash=True, map_location="cpu")
+    except (OSError, urllib.error.URLError) as error:
+        raise WeightsUnavailable(
+            f"{model.name}: cannot fetch {weights.url} ({error}); "
+            "give --weights PATH (a state dict), or --weights random for an untrained demo"
+        ) from error
+    finally:
+        socket.setdefaulttimeout(previous)
+    return state
+
+
+def _state_dict(loaded: Any) -> StateDict:
+    """Take a state dict, or the one in a training checkpoint; DistributedDataParallel's prefix goes."""
+    for key in ("state_dict", "model"):
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    if not isinstance(loaded, Mapping) or not all(isinstance(v, torch.Tensor) for v in loaded.values()):
+        raise ValueError("it holds no mapping of names to tensors")
+    return {name.removeprefix("module."): tensor for name, tensor in loaded.items()}
+
+
+def _random(arch: str) -> StateDict:
+    """Make seeded weights whose numbers stay in range, as trained ones' do and fresh ones of a deep net do not.
+
+    Batch norms take their statistics from blurred noise, and the head is scaled to logits of unit deviation on it.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(RANDOM_SEED)
+        classifier = torchvision.models.get_model(arch, weights=None)
+        noise = torch.nn.functional.interpolate(torch.randn(8, 3, 7, 7), size=(224, 224), mode="bilinear")
+        for module in classifier.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.momentum = None  # a cumulative average
+        classifier.train()(noise)
+        deviation = classifier.eval()(noise).std()
+        *_, head_weight, head_bias = classifier.parameters()
+        head_weight /= deviation
+        head_bias /= deviation
+    state: StateDict = classifier.state_dict()
+    return state

@@ -1,0 +1,131 @@
+"""archive.sh and precisions: int8 made, proven and found again; refused below the bar; what it must be given.
+
+NNCF is in an environment of its own, which tests/nightly/test_int8.py has: a quantiser of the tests' own stands in.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openvino
+import pytest
+from openvino import opset13 as opset
+
+from deploy.build.precision import int8
+from deploy.build.precision.quantise import Order, samples
+from deploy.build.precision.wanted import processor
+from deploy.models import MODEL_LIST
+from tests import tiny_models
+from tests.deploy.build.conftest import ArchiveSh
+
+TEXTS = [f"The ferry was late on day {number}, and {number * 7} people waited in the rain." for number in range(24)]
+
+
+def coarse(order: Order, _longest_s: float) -> None:
+    """Round what each product of matrices is given to 64 values."""
+    graph = openvino.Core().read_model(order.graph)
+    assert len([*samples(Path(order.inputs))]) >= 10
+    for operation in graph.get_ordered_ops():
+        if operation.get_type_name() == "MatMul":
+            bounds = [opset.constant(bound, dtype="float32") for bound in (-4, 4, -4, 4)]
+            rounding = opset.fake_quantize(operation.input_value(0), *bounds, 64)
+            operation.input(0).replace_source_output(rounding.output(0))
+    openvino.save_model(graph, order.out, compress_to_fp16=False)
+
+
+@pytest.fixture
+def quantiser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8, "interpreter", lambda: Path("unused"))
+    monkeypatch.setattr(int8, "program", lambda _: coarse)
+    # No layer is looked for.
+    monkeypatch.setattr(int8, "ranked", lambda *_: [])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_models.checkpoint(tmp_path_factory.mktemp("tiny"), "bert", "sentence_embedding"))
+
+
+def wanted(archive_sh: ArchiveSh, checkpoint: str, count: int = len(TEXTS), handler: str = "sentence_embedding") -> Any:
+    """A tiny model, and texts to calibrate with, of which one is none; returns the arguments of a build with int8."""
+    archive_sh.write_list("tiny", handler, config={})
+    folder = archive_sh.folder / "texts"
+    folder.mkdir()
+    for number, text in enumerate(TEXTS[:count]):
+        (folder / f"{number:02}.txt").write_text(text)
+    (folder / "broken.txt").write_bytes(b"\xff\xfe")
+    arguments = ["tiny", "--weights", checkpoint, "--engine", "openvino"]
+    return [*arguments, "--precision", "int8", "--calibrate", str(folder)]
+
+
+@pytest.mark.usefixtures("quantiser")
+def test_int8_is_proven_and_found_again_and_below_the_bar_refused_with_the_old_archive_in_place(
+    archive_sh: ArchiveSh, checkpoint: str
+) -> None:
+    arguments = wanted(archive_sh, checkpoint)
+    lines = archive_sh(*arguments, "--min-agreement", "0.5")
+    archive = archive_sh.store / "tiny"
+    build = json.loads((archive / "build.json").read_text())
+    assert {"model.xml", "model-int8.xml", "model-int8.bin"} <= set(build["files"])
+    assert any("texts: 1 of 25 inputs are left out: broken.txt: " in line for line in lines)
+    # A quarter of 24 is held back.
+    assert build["label"] == {"int8_calibrated_on": 18, "int8_layers_in_floating_point": 0}
+    proof = build["proofs"]["int8"]
+    assert (proof["measure"], proof["samples"], proof["least"]) == ("cosine", 6, 0.5)
+    assert 0.5 < proof["agreement"] < 1
+    assert any(f"tiny: int8: cosine {proof['agreement']:.4f} of 6 samples" in line for line in lines)
+    has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    assert ("bf16" in build["proofs"]) is has_bf16
+    assert archive_sh(*arguments, "--min-agreement", "0.5") == [f"{lines[-1].partition(': ')[0]}: up to date"]
+    refusal = archive_sh.refused(*arguments, "--min-agreement", "1")
+    assert refusal.startswith(f"tiny: int8: cosine {proof['agreement']:.4f} of 6 samples")
+    assert "less than --min-agreement 1, so nothing was built" in refusal
+    assert json.loads((archive / "build.json").read_text()) == build
+
+
+@pytest.mark.usefixtures("quantiser")
+def test_too_few_inputs_or_none_that_the_model_takes_are_one_line(archive_sh: ArchiveSh, checkpoint: str) -> None:
+    words = "tiny: --calibrate: 9 inputs; at least 10 are needed"
+    assert archive_sh.refused(*wanted(archive_sh, checkpoint, 9)) == words
+    broken = archive_sh.folder / "broken"
+    broken.mkdir()
+    (broken / "one.txt").write_bytes(b"\xff\xfe")
+    asked = ["tiny", "--weights", checkpoint, "--engine", "openvino", "--validate", str(broken)]
+    assert f"{broken}: the model takes none of its 1 inputs: one.txt: " in archive_sh.refused(*asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("mobilenet-v2", {}, "needs --calibrate FOLDER, of images, at least 10"),
+        ("sentence-embedding", {}, "needs --calibrate FILE, of texts, one a line"),
+        ("question-answering", {}, 'of lines {"question": ..., "context": ...}'),
+        ("translation", {}, "translation runs in int8 by itself"),
+        ("mnist", {}, "this is tensors"),
+        ("mobilenet-v2", {"engine": "torch", "calibrate": "photographs"}, "leave out --engine torch"),
+        ("mobilenet-v2", {"calibrate": "gone"}, "gone: No such file or directory"),
+        ("mobilenet-v2", {"calibrate": "empty"}, "empty: no inputs in it"),
+        ("mobilenet-v2", {"calibrate": "texts"}, "images come as a folder of them"),
+        ("sentence-embedding", {"calibrate": "texts", "validate": "texts"}, "--validate has the inputs of --calibrate"),
+    ],
+)
+def test_precision_that_cannot_be_is_refused_before_anything_is_built(
+    name: str, given: dict[str, str], words: str, archive_sh: ArchiveSh
+) -> None:
+    for folder in ("photographs", "empty"):
+        (archive_sh.folder / folder).mkdir()
+    (archive_sh.folder / "photographs" / "one.jpg").write_bytes(b"\xff\xd8")
+    (archive_sh.folder / "texts").write_text("A text.\n")
+    places = {
+        option: value if option == "engine" else str(archive_sh.folder / value) for option, value in given.items()
+    }
+    options = [word for option, value in places.items() for word in (f"--{option}", value)]
+    assert words in archive_sh.refused(name, "--models", str(MODEL_LIST), "--precision", "int8", *options)
+    assert not archive_sh.store.exists()
+
+
+def test_proofs_hold_for_the_instructions_of_the_processor(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text("model name\t: x\nflags\t\t: fpu amx_int8 sse avx512_vnni avx2\nflags\t\t: fpu\n")
+    assert processor(path) == "amx_int8 avx2 avx512_vnni"
+    assert processor(tmp_path / "none") == ""

@@ -1,0 +1,111 @@
+"""A task in a file of the user's: what may be wrong with such a file, and what of it and of a checkpoint is packed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from deploy.models import ROOT
+from tests.deploy.build.conftest import ArchiveSh
+
+EXAMPLE = ROOT / "examples" / "custom-task"
+
+
+@pytest.fixture
+def colours(archive_sh: ArchiveSh) -> Path:
+    """A copy of the example, to be spoilt; returns the model's folder."""
+    shutil.copytree(EXAMPLE, archive_sh.folder, dirs_exist_ok=True)
+    return archive_sh.folder / "colours"
+
+
+def spoil(colours: Path, change: dict[str, str]) -> None:
+    """Replace each text in whichever of the example's files has it."""
+    files = [path for path in colours.parent.rglob("*") if path.suffix in (".py", ".yaml")]
+    for old, new in change.items():
+        holding = [path for path in files if old in path.read_text()]
+        assert holding, f"the example has no {old!r}"
+        for path in holding:
+            path.write_text(path.read_text().replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        # Found in its text, which is not run.
+        ({"class ColourNames": "class Other:\n    pass\n\n\nclass ColourNames"}, "2 classes (Other, ColourNames)"),
+        ({"class ColourNames": "if True:\n    class Other: pass\nclass ColourNames"}, "2 classes (Other, ColourNames)"),
+        ({"class ColourNames": "def make():\n  class ColourNames"}, "holds no class; a task's file holds exactly one"),
+        ({"\nColour = ": "\nhandle = "}, "`handle` at its top level would be served instead of the class"),
+        ({"\nColour = ": "\ndef handle(data, context): ...\n\nColour = "}, "`handle` at its top level would be served"),
+        ({"class ColourNames(BatchHandler[HandlerConfig, Colour]):": "class ColourNames:"}, "is no BatchHandler"),
+        ({"def load(": "def load(("}, "colour_names.py, line 33: Function parameters cannot be"),
+        ({'("palette.csv",)': 'tuple(["palette.csv"])'}, "staged_files must be written out"),
+        ({'("palette.csv",)': '("../models.yaml",)'}, "staged_files: ../models.yaml leaves the folder"),
+        # Found as it is imported and its settings are read.
+        ({"def collate(": "def colate("}, "colour_names.py: ColourNames lacks collate"),
+        ({'    inputs = frozenset({"colour"})\n': ""}, "colour_names.py: ColourNames lacks inputs"),
+        (
+            {"import csv": "import nobodys_package"},
+            "cannot be imported: ModuleNotFoundError: No module named 'nobodys_",
+        ),
+        ({"\nColour = ": '\nimport collections\nP = collections.namedtuple("P", "x")\nColour = '}, "2 classes (Colou"),
+        ({"max_items: 32": "max_itmes: 32"}, "handler: max_itmes: Unexpected keyword argument"),
+    ],
+)
+def test_task_that_cannot_be_served_is_one_line(
+    change: dict[str, str], words: str, archive_sh: ArchiveSh, colours: Path
+) -> None:
+    spoil(colours, change)
+    assert words in archive_sh.refused("colours")
+    assert not (archive_sh.store / "colours").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("types.py", "types.py: it is named like a module of the standard library"),
+        ("handlers.py", "handlers.py: it is named like a package of this repository"),
+        ("torch.py", "torch.py: it is named like an installed package"),
+        ("colour-names.py", "colour-names.py: colour-names is no name of a Python module"),
+    ],
+)
+def test_task_named_like_another_module_is_one_line(
+    name: str, words: str, archive_sh: ArchiveSh, colours: Path
+) -> None:
+    (archive_sh.folder / "colour_names.py").rename(archive_sh.folder / name)
+    spoil(colours, {"handler: colour_names.py": f"handler: {name}"})
+    assert words in archive_sh.refused("colours")
+
+
+@pytest.mark.parametrize("name", ["handlers/base.py", "types.py", "json/x.txt", "build.json"])
+def test_file_that_would_hide_the_workers_own_is_not_staged(name: str, archive_sh: ArchiveSh, colours: Path) -> None:
+    (colours / name).parent.mkdir(exist_ok=True)
+    (colours / name).write_text("")
+    spoil(colours, {'("palette.csv",)': f'("palette.csv", "{name}")'})
+    assert f"colours: {name.partition('/')[0]} cannot be staged" in archive_sh.refused("colours")
+
+
+TRUSTING = {
+    "class ColourNames(": "from handlers.text.config import TextConfig\n\n\nclass ColourNames(",
+    "config_class = HandlerConfig": "config_class = TextConfig",
+}
+
+
+@pytest.mark.parametrize(("kind", "trusted"), [("hub", True), ("hub", False), ("folder", True), ("folder", None)])
+def test_code_of_a_checkpoint_is_packed_only_where_the_settings_trust_it(
+    kind: str, trusted: bool | None, archive_sh: ArchiveSh, colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if trusted is not None:
+        spoil(colours, {**TRUSTING, "max_items: 32": f"trust_remote_code: {json.dumps(trusted)}"})
+    source = archive_sh.folder / "source"
+    for name in ("config.json", "model.safetensors", "modeling_own.py", "deep/types.py"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("{}")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(source))
+    archive_sh("colours", "--weights", "somebody/something" if kind == "hub" else str(source))
+    staged = archive_sh.store / "colours" / "checkpoint"
+    assert (staged / "config.json").is_file()
+    code = {path.relative_to(staged).as_posix() for path in staged.rglob("*.py")}
+    assert code == ({"modeling_own.py", "deep/types.py"} if trusted else set())

