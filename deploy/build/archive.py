@@ -33,7 +33,7 @@ from deploy.build.fingerprint import (
 )
 from deploy.build.modes import archived, why_classic
 from deploy.build.precision import staging
-from deploy.build.precision.wanted import Wanted
+from deploy.build.precision.request import PrecisionRequest
 from deploy.build.sources import NotMade, Source, WeightsUnavailable, source
 from deploy.build.tasks import imported_quietly, task_of
 from deploy.build.tensors.summary import line
@@ -88,7 +88,7 @@ class Recipe:
     export_path: Path = ROOT / "model_store"
     cache_path: Path | None = None
     min_chrf: float | None = None
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: PrecisionRequest = field(default_factory=PrecisionRequest)
 
     @property
     def path(self) -> Path:
@@ -283,7 +283,7 @@ def main(arguments: list[str]) -> int:
                 options.export_path.resolve(),
                 cache_path,
                 options.min_chrf,
-                Wanted(options.precision, options.calibrate, options.validate, options.min_agreement),
+                PrecisionRequest(options.precision, options.calibrate, options.validate, options.min_agreement),
             )
             try:
                 archive = (None if options.force else recipe.find()) or recipe.build()

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from deploy.build.precision.inputs import TUNING
-from deploy.build.precision.wanted import LEAST
+from deploy.build.precision.inputs import FEWEST, MOST
+from deploy.build.precision.request import LEAST
 from deploy.models import MODEL_LIST, ROOT, models
 
 # These are torch-model-archiver's own names, and what each appends. zip-store is our default: weights do not compress.
@@ -54,8 +54,8 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
         "--precision", choices=["int8"], help="add an int8 graph; needs deploy/extras/environment.sh int8"
     )
     words = (
-        f"what int8 learns from: a folder of images or texts, or a file of lines; at least {TUNING.fewest}, of which "
-        f"no more than {TUNING.most} are taken"
+        f"what int8 learns from: a folder of images or texts, or a file of lines; at least {FEWEST}, of which "
+        f"no more than {MOST} are taken"
     )
     group.add_argument("--calibrate", type=Path, metavar="FOLDER|FILE", help=words)
     words = "what precisions are held against fp32 with; default: a quarter of --calibrate, or the examples' samples"

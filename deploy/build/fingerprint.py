@@ -138,7 +138,7 @@ def precision_fingerprint(
         root: the folder of deploy/ and handlers/.
     """
     settings = {name: value for name, value in (model.config().get("handler") or {}).items() if name != "scheduling"}
-    files = {**imported(root, "deploy.build.precision.making", "deploy.build.precision.quantise", *DECODING), **samples}
+    files = {**imported(root, "deploy.build.precision.prove", "deploy.build.precision.quantise", *DECODING), **samples}
     return _digest(files, export, facts, settings)
 
 

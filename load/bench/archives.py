@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from deploy.build.archive import Recipe, run_archiver
-from deploy.build.precision.wanted import Wanted
+from deploy.build.precision.request import PrecisionRequest
 from deploy.build.sources import WeightsUnavailable
 from deploy.models import ROOT, model
 from handlers.scheduling.policy import CONTINUOUS
@@ -60,14 +60,16 @@ def classifier() -> str:
     return "resnet-152" if took_s < SLOW_S else "mobilenet-v2"
 
 
-def build(bench: Bench, name: str, store: Path, wanted: Wanted | None = None, weights: str | None = None) -> Path:
+def build(
+    bench: Bench, name: str, store: Path, wanted: PrecisionRequest | None = None, weights: str | None = None
+) -> Path:
     """Build an example as a folder of a model store; of random weights where the published ones cannot be had.
 
     That is remarked, and how near the answers are to fp32's of precisions that are wanted.
     """
     progress(f"archive: {name}")
     options: Any = {"archive_format": "no-archive", "export_path": store, "cache_path": EXPORTS}
-    recipe = Recipe(model(name), weights, wanted=wanted or Wanted(), **options)
+    recipe = Recipe(model(name), weights, wanted=wanted or PrecisionRequest(), **options)
     with quietly():
         try:
             archive = recipe.build()

@@ -11,7 +11,7 @@ from typing import Literal
 
 import openvino
 
-from deploy.build.precision.wanted import Wanted
+from deploy.build.precision.request import PrecisionRequest
 from deploy.sandbox import started
 from load.bench import archives, samples
 from load.bench.archives import BATCH, CLASSIC, CPU_ONLY, WINDOW
@@ -32,8 +32,10 @@ def rows(bench: Bench) -> Iterator[Row]:
     floating = "bf16" if "BF16" in capabilities else "fp32"
     images, texts = calibration(bench.work)
     # Random weights answer otherwise in int8: the bar is no matter of a measurement of speed.
-    classified = archives.build(bench, bench.classifier, bench.work / "store", Wanted(INT8, images, least=0.0))
-    embedded = archives.build(bench, EMBEDDING, bench.work / "store", Wanted(INT8, texts, least=0.0))
+    classified = archives.build(
+        bench, bench.classifier, bench.work / "store", PrecisionRequest(INT8, images, least=0.0)
+    )
+    embedded = archives.build(bench, EMBEDDING, bench.work / "store", PrecisionRequest(INT8, texts, least=0.0))
     with ExitStack() as stack:
         for precision in (INT8, floating):
             archives.variant(classified, f"images-{precision}", CLASSIC, precision=precision)

@@ -1,48 +1,55 @@
-"""Inputs that a precision is made with and held against fp32 with: read from where a user has them.
+"""Inputs that a precision is made with and held against fp32 with: a user's own, or else the examples'.
 
     folder of files | file of lines -> the client's own Source -> names and what a client would send
                                     -> the task's decode and prepare -> items, and what it does not take
     items                           -> split                         -> to calibrate with, to validate with
 
+    photographs of the model's folder, or of examples/ -> crops by a seed -> payloads
+    requests of the model's folder, sample sentences   -> texts           -> payloads
+
 Folders and files are read as `torchserve-client predict` reads them. A line is a text; where a task takes several
 fields, question and context, it is a JSON object of them.
 """
 
+import io
 import json
 import math
 import random
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from PIL import Image
+
+from deploy.models import MODEL_LIST, Model
 from handlers.errors import InvalidConfig, InvalidInput, ItemError
 from handlers.protocol.requests import Payload
 from torchserve_client.errors import InvalidPayload
 from torchserve_client.inputs import Input, source
 
+# Tasks whose answers can be held against fp32's, by what an input of theirs is.
+IMAGES = ("image_classification",)
+TEXTS = ("text_classification", "token_classification", "sentence_embedding")
+QUESTIONS = ("question_answering",)
+TASKS = (*IMAGES, *TEXTS, *QUESTIONS)
+
 SEED = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """How many inputs there must be, and how many are taken.
-
-    Attributes:
-        fewest: inputs below which nothing can be both learned and proven; a quarter of ten is two or three.
-        most: inputs of either part that are read; NNCF's own default for calibration, and enough for a share of 0.99.
-        held_out: the share of the inputs that is kept back where none are given to validate with.
-        named: inputs that a message names.
-    """
-
-    fewest: int = 10
-    most: int = 300
-    held_out: float = 0.25
-    named: int = 3
-
-
-TUNING = Tuning()
-
+# Inputs below which nothing can be both learned and proven; a quarter of ten is two or three. Most that are read for
+# either part: NNCF's own default for calibration, and enough for a share of 0.99.
+FEWEST, MOST = 10, 300
+# The share of the inputs that is kept back where none are given to validate with.
+HELD_OUT = 0.25
+# Inputs that a message names.
+NAMED = 3
+# So many crops of photographs; they take a trained ResNet-152 two seconds in fp32.
+CROPS = 20
+# A crop's side, as a share of the photograph's shorter one: what is photographed stays in it.
+SHARES = (0.7, 1.0)
+SUFFIXES = (".jpg", ".jpeg", ".png")
+EXAMPLES = MODEL_LIST.parent
+SENTENCES = EXAMPLES / "translation" / "samples.txt"
+# Asked of each sentence, so that a model has more than one question to answer.
+QUESTION = "Who or what is it about?"
 
 Kind = TypeVar("Kind")
 
@@ -65,12 +72,12 @@ def listed(path: Path) -> list[Input]:
 
 def some(inputs: Sequence[Kind], seed: int = SEED) -> list[Kind]:
     """Take as many of the inputs as both parts may have, in an order that the seed decides."""
-    return random.Random(seed).sample(inputs, min(len(inputs), math.ceil(TUNING.most / (1 - TUNING.held_out))))  # noqa: S311
+    return random.Random(seed).sample(inputs, min(len(inputs), math.ceil(MOST / (1 - HELD_OUT))))  # noqa: S311
 
 
 def split(inputs: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
     """Divide inputs that stand in an order of chance: those to calibrate with, and a quarter to validate with."""
-    count = math.ceil(TUNING.held_out * len(inputs))
+    count = math.ceil(HELD_OUT * len(inputs))
     return list(inputs[count:]), list(inputs[:count])
 
 
@@ -135,7 +142,65 @@ def left_out(path: Path, count: int, refused: Sequence[str]) -> str | None:
     """
     if not refused:
         return None
-    first = "; ".join(refused[: TUNING.named]) + ("; ..." if len(refused) > TUNING.named else "")
+    first = "; ".join(refused[:NAMED]) + ("; ..." if len(refused) > NAMED else "")
     if len(refused) == count:
         raise InvalidConfig(f"{path}: the model takes none of its {count} inputs: {first}")
     return f"{path}: {len(refused)} of {count} inputs are left out: {first}"
+
+
+def sample_files(model: Model) -> list[Path]:
+    """Find the files that a model's samples are made from."""
+    if model.handler in IMAGES:
+        return _images(model.folder) or [path for folder in sorted(EXAMPLES.iterdir()) for path in _images(folder)]
+    return [*_requests(model.folder), SENTENCES]
+
+
+def sample_payloads(model: Model) -> list[Payload]:
+    """Make a model's samples."""
+    if model.handler in IMAGES:
+        return [Payload(body) for body in crops(sample_files(model))]
+    lines = (line.strip() for line in SENTENCES.read_text(encoding="utf-8").splitlines())
+    texts = [line for line in lines if line and not line.startswith("#")]
+    own = [each for path in _requests(model.folder) for each in _instances(path)]
+    if model.handler in QUESTIONS:
+        asked = [{"question": QUESTION, "context": text} for text in texts]
+        return [Payload(each) for each in (*filter(_is_question, own), *asked)]
+    return [Payload(text) for text in (*(each for each in map(_text, own) if each), *texts)]
+
+
+def crops(photographs: list[Path], count: int = CROPS, seed: int = SEED) -> Iterator[bytes]:
+    """Cut squares out of photographs, at places and in sizes that a seed decides, in turn; PNG."""
+    generator = random.Random(seed)  # noqa: S311
+    pictures = [Image.open(path).convert("RGB") for path in photographs]
+    for index in range(count if pictures else 0):
+        picture = pictures[index % len(pictures)]
+        side = int(min(picture.size) * generator.uniform(*SHARES))
+        left, top = (generator.randrange(length - side + 1) for length in picture.size)
+        with io.BytesIO() as body:
+            picture.crop((left, top, left + side, top + side)).save(body, "PNG", compress_level=1)
+            yield body.getvalue()
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
+
+
+def _requests(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob("*.json")) if not path.name.endswith((".expected.json", "_name.json"))]
+
+
+def _instances(path: Path) -> list[Any]:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict):
+        return []
+    found = document.get("instances", [document])
+    return found if isinstance(found, list) else []
+
+
+def _text(instance: Any) -> str | None:
+    text = instance.get("text") if isinstance(instance, dict) else instance
+    return text if isinstance(text, str) else None
+
+
+def _is_question(instance: Any) -> bool:
+    return isinstance(instance, dict) and {"question", "context"} <= instance.keys()

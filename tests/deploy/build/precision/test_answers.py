@@ -6,14 +6,13 @@ import numpy as np
 import openvino
 import pytest
 
-from deploy.build.precision import samples
 from deploy.build.precision.answers import (
     ask,
     exact_settings,
     is_comparable,
     proof,
 )
-from deploy.build.precision.inputs import decoded, listed, some, split
+from deploy.build.precision.inputs import decoded, listed, sample_payloads, some, split
 from deploy.build.task_loading import loaded, task_class
 from deploy.build.tasks import BUILT_IN
 from deploy.models import model
@@ -47,7 +46,7 @@ def test_answers_of_the_same_graph_agree_and_of_a_broken_one_do_not(handler: str
     config = parse(BUILT_IN[handler].settings_class(), {})
     task = loaded(handler, folder, exact_settings(handler, config))
     assert is_comparable(handler, task)
-    items = task.prepare([task.decode(each) for each in samples.payloads(model(handler.replace("_", "-")))])
+    items = task.prepare([task.decode(each) for each in sample_payloads(model(handler.replace("_", "-")))])
     assert 20 <= len(items) <= 40
     exact = ask(task, items, task.engine)
     same = proof(handler, exact, ask(task, items, OpenVinoEngine(folder / GRAPH, precision="fp32")), 0.99)
@@ -64,9 +63,9 @@ def test_answers_of_the_same_graph_agree_and_of_a_broken_one_do_not(handler: str
 
 
 def test_images_are_twenty_crops_and_of_a_folder_what_is_none_is_left_out(tmp_path: Path) -> None:
-    found = samples.payloads(model("mobilenet-v2"))
+    found = sample_payloads(model("mobilenet-v2"))
     assert len({bytes(each.value) for each in found if isinstance(each.value, bytes)}) == 20
-    assert samples.payloads(model("mobilenet-v2")) == found
+    assert sample_payloads(model("mobilenet-v2")) == found
     for number, body in enumerate(crops(2, sides=(64, 65))):
         (tmp_path / f"{number}.jpg").write_bytes(body)
     (tmp_path / "cut.jpg").write_bytes(crops(1, sides=(64, 65))[0][:300])

@@ -11,9 +11,9 @@ import openvino
 import pytest
 from openvino import opset13 as opset
 
-from deploy.build.precision import int8
+from deploy.build.precision import prove
 from deploy.build.precision.quantise import Order, samples
-from deploy.build.precision.wanted import processor
+from deploy.build.precision.request import processor
 from deploy.models import MODEL_LIST
 from tests import tiny_models
 from tests.deploy.build.conftest import ArchiveSh
@@ -21,7 +21,7 @@ from tests.deploy.build.conftest import ArchiveSh
 TEXTS = [f"The ferry was late on day {number}, and {number * 7} people waited in the rain." for number in range(24)]
 
 
-def coarse(order: Order, _longest_s: float) -> None:
+def coarse(_python: Path, order: Order) -> None:
     """Round what each product of matrices is given to 64 values."""
     graph = openvino.Core().read_model(order.graph)
     assert len([*samples(Path(order.inputs))]) >= 10
@@ -35,10 +35,8 @@ def coarse(order: Order, _longest_s: float) -> None:
 
 @pytest.fixture
 def quantiser(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "interpreter", lambda: Path("unused"))
-    monkeypatch.setattr(int8, "program", lambda _: coarse)
-    # No layer is looked for.
-    monkeypatch.setattr(int8, "ranked", lambda *_: [])
+    monkeypatch.setattr(prove, "interpreter", lambda: Path("unused"))
+    monkeypatch.setattr(prove, "quantise", coarse)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def test_int8_is_proven_and_found_again_and_below_the_bar_refused_with_the_old_a
     assert {"model.xml", "model-int8.xml", "model-int8.bin"} <= set(build["files"])
     assert any("texts: 1 of 25 inputs are left out: broken.txt: " in line for line in lines)
     # A quarter of 24 is held back.
-    assert build["label"] == {"int8_calibrated_on": 18, "int8_layers_in_floating_point": 0}
+    assert build["label"] == {"int8_calibrated_on": 18}
     proof = build["proofs"]["int8"]
     assert (proof["measure"], proof["samples"], proof["least"]) == ("cosine", 6, 0.5)
     assert 0.5 < proof["agreement"] < 1

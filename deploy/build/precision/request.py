@@ -1,28 +1,22 @@
 """What `archive.sh` was asked for of precisions, checked before anything takes long. Imports no library of models.
 
---precision int8 --calibrate PATH --validate PATH --min-agreement X -> Wanted -> checked for a model, or InvalidConfig
+--precision int8 --calibrate PATH --validate PATH --min-agreement X -> PrecisionRequest -> checked for a model
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from deploy.build.precision.inputs import TUNING, listed
+from deploy.build.precision.inputs import FEWEST, IMAGES, QUESTIONS, TASKS, listed
 from deploy.models import Engine, Model
 from handlers.errors import InvalidConfig
 
 # Share of equal answers, or mean cosine: what is below it is not to be served.
 LEAST = 0.99
 
-# Tasks whose answers can be held against fp32's, and what an input of theirs is.
-IMAGES = ("image_classification",)
-TEXTS = ("text_classification", "token_classification", "sentence_embedding")
-QUESTIONS = ("question_answering",)
-TASKS = (*IMAGES, *TEXTS, *QUESTIONS)
-
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PrecisionRequest:
     """What was asked for.
 
     Attributes:
@@ -59,7 +53,7 @@ class Wanted:
             raise InvalidConfig(f"{model.name}: --precision int8 is OpenVINO's: leave out --engine torch")
         if self.calibrate is None:
             raise InvalidConfig(
-                f"{model.name}: --precision int8 needs --calibrate {_needed(model)}, at least {TUNING.fewest} and best "
+                f"{model.name}: --precision int8 needs --calibrate {_needed(model)}, at least {FEWEST} and best "
                 "some hundred of what clients send; the ranges of activations are learnt from them"
             )
         self._check_paths(model)

@@ -1,0 +1,220 @@
+"""The precisions of a staged archive, and their proofs: out of the cache where it has them, or made here.
+
+files of an archive, inputs -> answers in fp32 -> answers in bf16, where the processor has it -> proof
+                                               -> int8, where it was asked for                -> proof, or a refusal
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+from numpy.typing import NDArray
+
+from deploy.build.precision.answers import ask, exact_settings, is_comparable, proof
+from deploy.build.precision.inputs import (
+    FEWEST,
+    IMAGES,
+    MOST,
+    decoded,
+    left_out,
+    listed,
+    sample_payloads,
+    some,
+    split,
+)
+from deploy.build.precision.quantise import Order
+from deploy.build.precision.request import PrecisionRequest
+from deploy.build.task_loading import loaded
+from deploy.build.tasks import task_of
+from deploy.models import ROOT, Model
+from handlers.archive_files import GRAPH, INT8_GRAPH, LABEL, PROOFS
+from handlers.config import parse
+from handlers.engines.openvino import OpenVinoEngine
+from handlers.errors import InvalidConfig, ItemError
+from handlers.proofs import Proof
+
+Arrays = Mapping[str, NDArray[Any]]
+
+EXTRA = ROOT / ".extras" / "int8"
+# Seconds that answers in fp32 may take, of inputs that validate; the first micro-batch is always answered.
+EXACT_S = 60.0
+# Seconds that NNCF may take: a build takes five minutes at most, of which the export and the archive have one.
+QUANTISE_S = 240.0
+# Seconds that the inputs which calibrate may take, and how many fp32 answers one of them costs there: 4 with
+# ResNet-152, 7 with MobileNetV2. So many calibrate however long they take: more hardly move the ranges.
+STATISTICS_S, STATISTICS_RUNS, LEAST_CALIBRATING = 60.0, 8.0, 32
+# Inputs that an answer in fp32 is timed with.
+TIMED = 8
+
+
+def make(model: Model, request: PrecisionRequest, folder: Path, out: Path, *, is_trained: bool) -> None:
+    """Write proofs.json, and the int8 graph with a label where it was asked for.
+
+    Args:
+        model: the entry of the list, of a task whose answers can be compared.
+        request: what was asked for, checked.
+        folder: the archive's files so far, with a graph for OpenVINO.
+        out: gets the files.
+        is_trained: whether the weights mean anything; of random ones int8 alone is proven.
+
+    Raises:
+        InvalidConfig: the inputs do not do, or int8 is not near enough.
+    """
+    config = parse(task_of(model).settings_class(), model.config().get("handler"))
+    task = loaded(model.handler, folder, exact_settings(model.handler, config))
+    if not is_comparable(model.handler, task):
+        if request.precision or request.validate:
+            raise InvalidConfig(f"{model.name}: its answers are numbers, not labels: no agreement is defined")
+        _write(out, {})
+        return
+    calibration, validation = _inputs(model, request, task)
+    # With the engine in fp32, which `prove` puts others in the place of.
+    arrays = _calibrating(task, calibration) if calibration else []
+    exact = ask(task, validation, task.engine, EXACT_S)
+    validation = validation[: len(exact)]
+
+    def prove(graph: Path, precision: Any) -> Proof:
+        engine = OpenVinoEngine(graph, precision=precision, threads=config.threads)
+        return proof(model.handler, exact, ask(task, validation, engine), request.least)
+
+    proofs: dict[str, Proof] = {}
+    if is_trained and "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        proofs["bf16"] = prove(folder / GRAPH, "bf16")
+    if request.precision == "int8":
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory() as work:
+            inputs = Path(work) / "inputs.npz"
+            numbered = {
+                f"{number:05d}/{name}": array for number, each in enumerate(arrays) for name, array in each.items()
+            }
+            np.savez(inputs, **numbered)  # type: ignore[arg-type]
+            is_transformer = model.handler not in IMAGES
+            quantise(interpreter(), Order(str(folder / GRAPH), str(inputs), str(out / INT8_GRAPH), is_transformer))
+        # What stays in floating point is bf16 where the processor has it, as in a worker.
+        proofs["int8"] = prove(out / INT8_GRAPH, "int8")
+        _say(
+            model, f"int8: {proofs['int8']}; calibrated on {len(arrays)} inputs, {time.perf_counter() - started:.0f} s"
+        )
+        _check(model, proofs["int8"], proofs.get("bf16"), is_trained=is_trained)
+    _write(out, proofs, len(arrays) if request.precision else None)
+
+
+def _say(model: Model, line: str) -> None:
+    # At once: the next line may be a minute away.
+    print(f"{model.name}: {line}", flush=True)
+
+
+def _inputs(model: Model, request: PrecisionRequest, task: Any) -> tuple[list[Any], list[Any]]:
+    """Decode what is to calibrate and what is to validate.
+
+    Raises:
+        InvalidConfig: there is too little of it.
+    """
+    given = [None if path is None else _read(model, path, task) for path in (request.calibrate, request.validate)]
+    calibration, validation = given
+    if calibration is not None and len(calibration) < FEWEST:
+        raise InvalidConfig(f"{model.name}: --calibrate: {len(calibration)} inputs; at least {FEWEST} are needed")
+    if calibration is not None and validation is None:
+        calibration, validation = split(calibration)
+    if validation is None:
+        items = task.prepare([task.decode(each) for each in sample_payloads(model)])
+        validation = [item for item in items if not isinstance(item, ItemError)]
+    return (calibration or [])[:MOST], validation[:MOST]
+
+
+def _read(model: Model, path: Path, task: Any) -> list[Any]:
+    """Decode a folder's files or a file's lines, in an order that a seed decides."""
+    inputs = some(listed(path))
+    items, refused = decoded(task, inputs, is_text=model.handler not in IMAGES)
+    if line := left_out(path, len(inputs), refused):
+        _say(model, line)
+    return items
+
+
+def _calibrating(task: Any, items: Sequence[Any]) -> list[Arrays]:
+    """Give the model's inputs of the items that calibrate: as many as the time allows."""
+    first = items[:TIMED]
+    # Once before it counts: the engine prepares itself for a shape.
+    ask(task, first, task.engine)
+    started = time.perf_counter()
+    ask(task, first, task.engine)
+    answer_s = (time.perf_counter() - started) / len(first)
+    count = max(LEAST_CALIBRATING, int(STATISTICS_S / (STATISTICS_RUNS * answer_s)))
+    return [task.collate([item]) for item in items[:count]]
+
+
+def interpreter() -> Path:
+    """Find a Python that has NNCF: this one, or that of the extra's own environment.
+
+    Raises:
+        InvalidConfig: there is none; it says how to make one.
+    """
+    if find_spec("nncf") is not None:
+        return Path(sys.executable)
+    if not (EXTRA / ".installed").is_file():
+        raise InvalidConfig("--precision int8 needs NNCF, once: deploy/extras/environment.sh int8")
+    return EXTRA / "bin" / "python"
+
+
+def quantise(python: Path, order: Order) -> None:
+    """Run the program of quantise.py.
+
+    Args:
+        python: that has NNCF.
+        order: what it is to make.
+
+    Raises:
+        InvalidConfig: it failed, or took too long.
+    """
+    with tempfile.TemporaryDirectory() as work:
+        path, log = Path(work) / "order.json", Path(work) / "log"
+        path.write_text(order.to_json(), encoding="utf-8")
+        command = [str(python), "-W", "ignore", "-m", "deploy.build.precision.quantise", str(path)]
+        with log.open("w") as written:
+            try:
+                finished = subprocess.run(
+                    command,
+                    cwd=ROOT,
+                    env={**os.environ, "PYTHONPATH": str(ROOT)},
+                    stdout=written,
+                    stderr=written,
+                    timeout=QUANTISE_S,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise InvalidConfig(
+                    f"--precision int8: NNCF was not done after {QUANTISE_S:.0f} s; give fewer or smaller inputs"
+                ) from None
+        if finished.returncode != 0:
+            reason = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            raise InvalidConfig(f"--precision int8: NNCF failed: {reason or finished.returncode}")
+
+
+def _check(model: Model, made: Proof, bf16: Proof | None, *, is_trained: bool) -> None:
+    """Check that an int8 graph is as near as was asked for.
+
+    Raises:
+        InvalidConfig: it is not; the figures are in it.
+    """
+    if made.holds:
+        return
+    why = "" if is_trained else "; the weights are random: --min-agreement 0 builds it all the same"
+    most = "" if bf16 is None or bf16.holds else f"; bf16, too, has {bf16.agreement:.4f} on these inputs"
+    raise InvalidConfig(
+        f"{model.name}: int8: {made}: less than --min-agreement {made.least:g}, so nothing was built{most}{why}"
+    )
+
+
+def _write(out: Path, proofs: Mapping[str, Proof], calibrated: int | None = None) -> None:
+    (out / PROOFS).write_text(json.dumps({name: each.to_json() for name, each in proofs.items()}), encoding="utf-8")
+    if calibrated is not None:
+        (out / LABEL).write_text(json.dumps({"int8_calibrated_on": calibrated}), encoding="utf-8")
