@@ -1,7 +1,7 @@
 """Starts, watches, drains and stops the TorchServes of this machine.
 
 start           what `make serve` does: archives, nodes, models, one prediction
-run             the same for one node, and stay until it ends: for systemd
+run             one node, with what it served before, until it ends: for systemd
 stop            what `make stop` does after the gateway has ended
 drain NODE      take a node out at the gateway, wait for its last answer, stop it; --keep, --undo
 restart         every node of this machine, one after the other, without a lost request
@@ -18,9 +18,9 @@ from deploy.build.sources import WeightsUnavailable
 from deploy.gateway.drain import MARK, come_back, control, leave, name_of, settings_of, take_out, wait_routed
 from deploy.gateway.settings import CONFIG
 from deploy.models import ROOT
-from deploy.run import production, serve
+from deploy.run import serve
 from deploy.run.machine import FOLDER, LocalNode, everything
-from deploy.run.nodes import start_node, stop_node, watch, watcher
+from deploy.run.nodes import stop_node, watch, watcher
 from deploy.run.server import ServerError
 from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError
@@ -33,7 +33,9 @@ def start(options: argparse.Namespace) -> None:
         ServerError: see `serve.start`.
     """
     layout = serve.layout_of(serve.config_of(options.config), options.nodes, options.folder)
-    for node in serve.start(layout, options.folder):
+    nodes = serve.prepare(layout, options.folder)
+    serve.start(nodes)
+    for node in nodes:
         come_back(node, options.gateway_config)
 
 
@@ -41,12 +43,15 @@ def run(options: argparse.Namespace) -> None:
     """Start one node, and stay until a SIGTERM or Ctrl-C, which drain and stop it.
 
     Raises:
-        ServerError: see `serve.start`; or it has died.
+        ServerError: see `serve.bring_up`; or it has died.
     """
     layout = serve.layout_of(serve.config_of(options.config), options.nodes, options.folder)
     if layout.nodes > 1 and options.node is None:
         raise ServerError(f"run watches one node, and there are {layout.nodes}: name it with --node")
-    (node,) = serve.start(layout, options.folder, options.node or "node-1")
+    nodes = {each.name: each for each in serve.prepare(layout, options.folder)}
+    if (node := nodes.get(options.node or "node-1")) is None:
+        raise ServerError(f"no node {options.node}: there are {', '.join(nodes)}")
+    serve.bring_up(node)
     come_back(node, options.gateway_config)
     is_told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -116,10 +121,7 @@ def restart(options: argparse.Namespace) -> None:
             raise ServerError(f"{name} is left as it is, and gets requests again: it has not answered what it has")
         stop_node(local, is_for_good=False)
         print(f"{name}: stopped", flush=True)
-        if local.server.settings.has_model_api:
-            start_node(local)
-        else:
-            production.prove(local)
+        serve.bring_up(local)
         gateway.drain(name, is_draining=False)
         wait_routed(gateway, name)
         print(f"{name}: gets requests again", flush=True)

@@ -20,7 +20,6 @@ from deploy.memory import Served, too_little
 from deploy.models import ROOT, model
 from deploy.run.machine import LocalNode
 from deploy.run.nodes import banner, start_node
-from deploy.run.restore import Record
 from deploy.run.server import Server, ServerError
 from torchserve_client.archives import describe, original_version
 from torchserve_client.management import ManagementError
@@ -30,29 +29,18 @@ PHOTOGRAPH = ROOT / "examples" / MAIN / "cat.jpg"
 WORKERS = 1
 
 
-def start(nodes: Sequence[LocalNode], *, is_watched: bool) -> None:
-    """Build archives, start the nodes, register the models on all of them, and print a prediction.
-
-    Args:
-        nodes: running or not.
-        is_watched: whether a node that comes back serves what it did, and nothing else: what was unregistered stays
-            away.
-    """
-    built: dict[str, Archive] | None = None
-    if not (is_watched and all(Record(node).exists() for node in nodes)):
-        built = archives(cache_of(os.environ))
+def start(nodes: Sequence[LocalNode]) -> None:
+    """Build archives, start the nodes, register the models on all of them, and print a prediction."""
+    built = archives(cache_of(os.environ))
     with ThreadPoolExecutor(len(nodes)) as pool:
-        restored = list(pool.map(start_node, nodes))
-    others = [node for node, is_restored in zip(nodes, restored, strict=True) if not (is_watched and is_restored)]
-    if built is not None and others:
-        register(others, built)
+        list(pool.map(start_node, nodes))
+    register(nodes, built)
     for node in nodes:
         management = node.server.management
         served = [Served.described(management.describe(name)) for name in management.models()]
         if (problem := too_little(node.server.settings, served)) is not None:
             banner(f"{node.server.config.name}: {problem}")
-    if built is not None and others:
-        predict(others[0].server, list(built)[-1])
+    predict(nodes[0].server, list(built)[-1])
 
 
 def archives(cache_path: Path | None) -> dict[str, Archive]:

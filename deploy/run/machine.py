@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from deploy.models import ROOT
-from deploy.run.node import NODES, Node
+from deploy.run.node import NODES, Node, replace
 from deploy.run.properties import Settings, moved
 from deploy.run.server import Server, ServerError
 from deploy.run.share import WHOLE, Share, cores_here, gpus_here, shares
@@ -87,8 +87,7 @@ class Layout:
 
     def write(self, folder: Path = FOLDER) -> None:
         """Write it for `read`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "layout.json", json.dumps({"config": str(self.config.resolve()), "nodes": self.nodes}))
+        replace(folder / "layout.json", json.dumps({"config": str(self.config.resolve()), "nodes": self.nodes}))
 
     @classmethod
     def read(cls, folder: Path = FOLDER) -> "Layout | None":
@@ -149,7 +148,7 @@ def placed(
         raise ServerError(f"{temporary}: too long a path for the workers' sockets; {SOCKET_PATH} bytes at most")
     temporary.mkdir(parents=True, exist_ok=True)
     config = place / "config.properties"
-    _write(config, moved(text, root, values))
+    replace(config, moved(text, root, values))
     return LocalNode(name, place, Server(config, directory=place, temporary=temporary, share=share))
 
 
@@ -203,11 +202,3 @@ def _addresses(settings: Settings, shift: int) -> dict[str, str]:
 def _reached(url: str) -> str:
     """An address that is listened at, as one that is called."""
     return url.rstrip("/").replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-
-
-def _write(path: Path, text: str) -> None:
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        # Supervisors of several nodes write the same at the same time.
-        new = path.with_suffix(f".{os.getpid()}")
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)

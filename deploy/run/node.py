@@ -85,9 +85,13 @@ def read(path: Path = NODES) -> list[Node]:
 
 
 def write(nodes: Sequence[Node], path: Path = NODES) -> None:
-    """Leave the nodes for `read`; whoever reads meanwhile sees the old file or the new one."""
-    path.parent.mkdir(exist_ok=True)
-    # Supervisors of several nodes write the same at the same time.
+    """Write the nodes for `read`."""
+    replace(path, TypeAdapter(list[Node]).dump_json(list(nodes), indent=1).decode())
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file that others may read, or write too, at the same time: they see the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(f".{os.getpid()}")
-    new.write_bytes(TypeAdapter(list[Node]).dump_json(list(nodes), indent=1))
+    new.write_text(text, encoding="utf-8")
     new.replace(path)

@@ -35,11 +35,8 @@ def shown(path: Path) -> Path:
     return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
-def start_node(local: LocalNode) -> bool:
+def start_node(local: LocalNode) -> None:
     """Start a node unless it runs, and have it serve what it served.
-
-    Returns:
-        Whether it serves what it did before: it was started, and not stopped for good since.
 
     Raises:
         ServerError: it did not come up.
@@ -47,23 +44,21 @@ def start_node(local: LocalNode) -> bool:
     """
     with _locked(local.folder):
         server, record = local.server, Record(local)
-        # Where models cannot be registered, the configuration alone says what is served.
-        is_restored = record.exists() and server.settings.has_model_api
         if server.pid() is not None:
             server.authorize()
             print(f"{local.title}: already running, process {server.pid()}")
-            return is_restored
+            return
         if (death := server.died()) is not None:
             banner(f"{local.title}: {death}", "It is started anew.")
         kept = record.keep()
         print(f"{local.title}: starting ...", flush=True)
         server.start()
         print(f"{local.title}: started, process {server.pid()}, log in {shown(server.logs)}/", flush=True)
-        if is_restored:
+        # Where models cannot be registered, the configuration alone says what is served.
+        if server.settings.has_model_api:
             for line in restore(local, kept):
                 print(line, flush=True)
         record.done()
-        return is_restored
 
 
 def stop_node(local: LocalNode, *, is_for_good: bool) -> bool:

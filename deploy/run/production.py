@@ -24,12 +24,8 @@ class NotAsConfigured(ServerError):
     """The configuration names what is not there, or not what is."""
 
 
-def start(nodes: Sequence[LocalNode], *, is_watched: bool) -> None:
-    """Start nodes, prove that they serve what is named, and print how to call it.
-
-    Args:
-        nodes: running or not, all of one configuration.
-        is_watched: whether what is printed ends in a log, where no key may be.
+def start(nodes: Sequence[LocalNode]) -> None:
+    """Start nodes of one configuration, prove that they serve what is named, and print how to call it.
 
     Raises:
         ServerError: something is not as it should be. The nodes that this call has started are stopped again.
@@ -37,7 +33,7 @@ def start(nodes: Sequence[LocalNode], *, is_watched: bool) -> None:
     new = [node for node in nodes if node.server.pid() is None]
     try:
         with ThreadPoolExecutor(len(nodes)) as pool:
-            (models, *_) = pool.map(prove, nodes)
+            proven = list(pool.map(prove, nodes))
     except BaseException:
         for node in new:
             # A server that died is left as it is, for the message that says of what.
@@ -45,12 +41,7 @@ def start(nodes: Sequence[LocalNode], *, is_watched: bool) -> None:
                 node.server.stop()
             Record(node).forget()
         raise
-    for node in nodes:
-        for name, version in models:
-            print(f"{'' if node.is_alone else f'{node.name}: '}{name}: READY, version {version}", flush=True)
-    if untrained := [name for name, version in models if version.endswith("-untrained")]:
-        banner(f"{', '.join(untrained)}: RANDOM weights: the answers mean nothing.")
-    for node in [] if is_watched else nodes:
+    for node, models in zip(nodes, proven, strict=True):
         for line in calls(node.server, models):
             print(f"\n$ {line}")
 
@@ -107,6 +98,10 @@ def prove(node: LocalNode) -> list[tuple[str, str]]:
         raise NotAsConfigured(f"{server.config.name}: {problem}")
     if server.settings.has_tokens and not server.key("inference"):
         raise ServerError(f"{server.keys} has no key: calls need one")
+    for name, version in models:
+        print(f"{prefix}{name}: READY, version {version}", flush=True)
+    if untrained := [name for name, version in models if version.endswith("-untrained")]:
+        banner(f"{prefix}{', '.join(untrained)}: RANDOM weights: the answers mean nothing.")
     return models
 
 

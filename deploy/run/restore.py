@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from deploy.run.machine import LocalNode
+from deploy.run.node import replace
 from deploy.run.properties import parse
 from torchserve_client.archives import describe
 from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError, NotReady
@@ -65,10 +66,7 @@ class Record:
     def keep(self) -> list[Registration]:
         """Return what is to be restored, before a start, and keep it until `done`; nothing where `exists` is false."""
         found = self.read() if self.exists() else []
-        self._mark.parent.mkdir(parents=True, exist_ok=True)
-        new = self._pending.with_suffix(".new")
-        new.write_text(json.dumps([asdict(each) for each in found], indent=1))
-        new.replace(self._pending)
+        replace(self._pending, json.dumps([asdict(each) for each in found], indent=1))
         for path in self._files():
             path.unlink(missing_ok=True)
         self._mark.touch()

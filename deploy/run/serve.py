@@ -5,6 +5,7 @@ config.production.properties  -> production:  archives there -> nodes started ->
 """
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from deploy.models import ROOT
 from deploy.run import development, production
 from deploy.run.machine import Layout, LocalNode, everything, local_nodes, reachable
 from deploy.run.node import NODES, write
-from deploy.run.nodes import banner, stop_node, watcher
+from deploy.run.nodes import banner, start_node, stop_node, watcher
 from deploy.run.server import ServerError
 from deploy.run.share import cores_here, gpus_here, shortage
 from torchserve_client.management import ManagementError
@@ -55,38 +56,47 @@ def layout_of(config: Path, nodes: int | None, folder: Path) -> Layout:
     return Layout(config, nodes or 1)
 
 
-def start(layout: Layout, folder: Path, only: str | None = None) -> list[LocalNode]:
-    """Start the nodes of a layout until they answer predictions; what runs already is used as it is.
+def prepare(layout: Layout, folder: Path) -> list[LocalNode]:
+    """Write down what is to run, for the gateway and for later commands, and return its nodes.
 
-    Args:
-        layout: what is to run.
-        folder: of the nodes.
-        only: the one node that is started, to be watched; None for all.
+    Raises:
+        ServerError: there is no room for them, or the gateway could not reach them.
+    """
+    nodes = local_nodes(layout, folder)
+    if (words := shortage(cores_here(), gpus_here(os.environ), layout.nodes)) is not None:
+        banner(words)
+    layout.write(folder)
+    write(reachable(nodes), folder / NODES.name)
+    return nodes
 
-    Returns:
-        The nodes that run now.
+
+def start(nodes: Sequence[LocalNode]) -> None:
+    """Start nodes until they answer predictions, and print one, or how to ask for it; what runs is used as it is.
 
     Raises:
         ServerError: something is not as it should be. What this call has started is stopped again where the
             configuration names its models; where they are registered, what is served so far is served on.
     """
-    every = local_nodes(layout, folder)
-    nodes = [each for each in every if only in (None, each.name)]
-    if not nodes:
-        raise ServerError(f"no node {only}: there are {', '.join(each.name for each in every)}")
-    if (words := shortage(cores_here(), gpus_here(os.environ), layout.nodes)) is not None:
-        banner(words)
-    layout.write(folder)
-    write(reachable(every), folder / NODES.name)
     try:
         if nodes[0].server.settings.has_model_api:
-            development.start(nodes, is_watched=only is not None)
+            development.start(nodes)
         else:
-            production.start(nodes, is_watched=only is not None)
+            production.start(nodes)
     except (ServerError, ManagementError, OSError) as error:
         deaths = [f"{each.title}: {death}" for each in nodes if (death := each.server.died()) is not None]
         raise ServerError("; ".join([str(error), *deaths])) from None
-    return nodes
+
+
+def bring_up(node: LocalNode) -> None:
+    """Start one node, with what its configuration names, or with what was registered before.
+
+    Raises:
+        ServerError, ManagementError: it does not come up.
+    """
+    if node.server.settings.has_model_api:
+        start_node(node)
+    else:
+        production.prove(node)
 
 
 def stop(config: Path, folder: Path) -> None:
