@@ -31,7 +31,7 @@ BOOTSTRAP = Path(__file__).with_name("envoy.yaml")
 LISTENER, ROUTES_FILE = "node", "routes.json"
 NO_TOKENS = Tokens()
 # What Envoy adds of itself, and a worker would parse.
-ADDED = ["x-forwarded-proto", "x-forwarded-for", "x-request-id"]
+ADDED = ["x-forwarded-proto"]
 
 
 @dataclass(frozen=True, slots=True)
