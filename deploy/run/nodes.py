@@ -47,16 +47,18 @@ def start_node(local: LocalNode) -> None:
         if server.pid() is not None:
             server.authorize()
             print(f"{local.title}: already running, process {server.pid()}")
-            return
-        if (death := server.died()) is not None:
-            banner(f"{local.title}: {death}", "It is started anew.")
-        kept = record.keep()
-        print(f"{local.title}: starting ...", flush=True)
-        server.start()
-        print(f"{local.title}: started, process {server.pid()}, log in {shown(server.logs)}/", flush=True)
+            # Whoever started it may have ended before all was restored.
+            wanted = record.waiting()
+        else:
+            if (death := server.died()) is not None:
+                banner(f"{local.title}: {death}", "It is started anew.")
+            wanted = record.keep()
+            print(f"{local.title}: starting ...", flush=True)
+            server.start()
+            print(f"{local.title}: started, process {server.pid()}, log in {shown(server.logs)}/", flush=True)
         # Where models cannot be registered, the configuration alone says what is served.
         if server.settings.has_model_api:
-            for line in restore(local, kept):
+            for line in restore(local, wanted):
                 print(line, flush=True)
         record.done()
 

@@ -74,14 +74,17 @@ class Record:
 
     def read(self) -> list[Registration]:
         """Return what is not restored yet, and what is served beside it."""
-        try:
-            waiting = [Registration(**each) for each in json.loads(self._pending.read_text())]
-        except (OSError, ValueError, TypeError):
-            waiting = []
-        found = {(each.model, each.version): each for each in waiting}
+        found = {(each.model, each.version): each for each in self.waiting()}
         for each in self._last():
             found.setdefault((each.model, each.version), each)
         return list(found.values())
+
+    def waiting(self) -> list[Registration]:
+        """Return what is not restored yet."""
+        try:
+            return [Registration(**each) for each in json.loads(self._pending.read_text())]
+        except (OSError, ValueError, TypeError):
+            return []
 
     def done(self) -> None:
         """All that can be restored is: what TorchServe writes is the record from now on."""
@@ -96,15 +99,13 @@ class Record:
 
     def _last(self) -> list[Registration]:
         for path in reversed(self._files()):
-            found = registrations(path.read_text(encoding="utf-8", errors="replace"))
-            if found is not None:
+            if (found := registrations(path.read_text(encoding="utf-8", errors="replace"))) is not None:
                 return found
         return []
 
     def _files(self) -> list[Path]:
         """The snapshots, the oldest first: by when they were written, since their names are local time."""
-        found = [path for path in self._snapshots.glob("*.cfg") if path.is_file()]
-        return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
+        return sorted(self._snapshots.glob("*.cfg"), key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
 def registrations(snapshot: str) -> list[Registration] | None:

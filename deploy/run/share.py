@@ -50,7 +50,7 @@ def shares(cores: Sequence[int], gpus: Sequence[str], nodes: int) -> list[Share]
 
 
 def shortage(cores: Sequence[int], gpus: Sequence[str], nodes: int) -> str | None:
-    """Say what nodes must share because there are more of them; None where each has its own."""
+    """Return what nodes must share because there are more of them, in words; None where each has its own."""
     lacking = [
         f"{len(items)} {what}{'s' if len(items) > 1 else ''}"
         for items, what in ((gpus, "GPU"), (cores, "core"))
@@ -61,7 +61,7 @@ def shortage(cores: Sequence[int], gpus: Sequence[str], nodes: int) -> str | Non
 
 @contextmanager
 def on_cores(share: Share) -> Iterator[None]:
-    """Let what this thread starts within the block, and all that it starts, run on the share's cores alone."""
+    """Have what this thread starts within the block run on the share's cores alone."""
     if not share.cores or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -74,19 +74,19 @@ def on_cores(share: Share) -> Iterator[None]:
 
 
 def visible_gpu(share: Share) -> dict[str, str]:
-    """What the environment of its processes has more, so that they see its GPU and no other."""
+    """Return the variables with which its processes see its GPU and no other."""
     return {} if share.gpu is None else {"CUDA_VISIBLE_DEVICES": share.gpu}
 
 
 def cores_here() -> list[int]:
-    """Numbers of the cores that this process may run on."""
+    """Return the numbers of the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def gpus_here(environment: Mapping[str, str]) -> list[str]:
-    """The GPUs of this machine, or those of them that CUDA_VISIBLE_DEVICES leaves."""
+    """Return the GPUs of this machine, or those of them that CUDA_VISIBLE_DEVICES leaves."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]

@@ -99,6 +99,7 @@ def test_death_in_the_middle_of_a_restoration_loses_nothing(node: Node) -> None:
     node.serves()
     node.serves(made("a"), made("c"))
     assert {each.model for each in node.record.keep()} == {"a", "b", "c"}
+    assert len(node.record.waiting()) == 3
     node.record.done()
     node.serves(made("a"))
     assert node.record.read() == [made("a")]
