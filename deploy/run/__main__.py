@@ -57,8 +57,9 @@ def run(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_told.set())
     watch(node, is_told)
-    leave(node, options.gateway_config)
-    stop_node(node, is_for_good=False)
+    if is_told.is_set():
+        leave(node, options.gateway_config)
+        stop_node(node, is_for_good=False)
 
 
 def stop(options: argparse.Namespace) -> None:
@@ -144,7 +145,8 @@ def main(arguments: list[str]) -> int:
     common.add_argument("--folder", type=Path, default=FOLDER, help="of the nodes; default: .nodes")
     common.add_argument("--gateway-config", type=Path, default=CONFIG, metavar="PATH", help="gateway.yaml")
     for command in (start, run, stop, drain, restart):
-        added = commands.add_parser(command.__name__, parents=[common], description=command.__doc__)
+        words = (command.__doc__ or "").partition("\n")[0]
+        added = commands.add_parser(command.__name__, parents=[common], description=words)
         added.set_defaults(function=command)
         if command in (start, run):
             added.add_argument("--nodes", type=_positive, metavar="N", help="how many share this machine; default: 1")
