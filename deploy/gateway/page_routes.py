@@ -1,8 +1,7 @@
-"""Routes of the page at `/`: its files, what it shows, and the OpenAPI document of what is served.
+"""Routes of the page at `/`: its files, and what it shows.
 
 GET /, /page/NAME  -> files of deploy/gateway/page, read once; a browser asks again with their ETag
 GET /summary       -> summary.Summary.document, as it is now; ?since=TIME leaves out older points
-GET /openapi.json  -> openapi.document of the models that are there now
 """
 
 import hashlib
@@ -14,7 +13,6 @@ from pathlib import Path
 import orjson
 from aiohttp import ETag, web
 
-from deploy.gateway import openapi
 from deploy.gateway.state import Fleet
 from deploy.gateway.summary import Summary
 
@@ -100,15 +98,10 @@ def add_routes(app: web.Application, summary: Summary, fleet: Callable[[], Fleet
             return _error(400, "InvalidSince", "since must be a number of seconds.")
         return _json(200, summary.document(fleet(), since_s), NO_STORE)
 
-    async def describe(request: web.Request) -> web.StreamResponse:
-        body = orjson.dumps(openapi.document(fleet()))
-        return _send(request, File(body, "application/json", hashlib.sha256(body).hexdigest()[:32]))
-
     routes: Mapping[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {
         "/": page,
         "/page/{name}": file,
         "/summary": summarise,
-        "/openapi.json": describe,
     }
     for path, handler in routes.items():
         app.router.add_get(path, handler)

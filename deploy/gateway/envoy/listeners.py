@@ -17,7 +17,6 @@ from deploy.gateway.envoy.keys import key_filters
 from deploy.gateway.envoy.resources import LISTENER, TYPE, Resource, address, lua, only, seconds, sent, typed, watched
 from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.envoy.tls import transport
-from deploy.gateway.envoy.tracing import only_valid_trace, tracing
 from deploy.gateway.settings import Settings
 
 HTTP_FILTERS, EXTENSIONS = "envoy.filters.http.", "envoy.extensions.filters.http."
@@ -91,14 +90,20 @@ def _manager(settings: Settings, name: str, filters: list[Resource]) -> Resource
         preserve_external_request_id=True,
         always_set_request_id_in_response=True,
         server_name="gateway",
-        **tracing(),
+        # A client's X-Request-Id stays as it is: Envoy would write into it whether it traces.
+        request_id_extension={
+            "typed_config": {
+                "@type": TYPE + "envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig",
+                "pack_trace_reason": False,
+                "use_request_id_for_trace_sampling": False,
+            }
+        },
         # What only the gateway may say; before anything else reads it.
         early_header_mutation_extensions=[
             typed(
                 "envoy.http.early_header_mutation.header_mutation",
                 "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
                 mutations=[
-                    *only_valid_trace(),
                     {"remove": "x-client"},
                     {"remove": "x-model-metadata"},
                     {"remove_on_match": {"key_matcher": {"prefix": "x-envoy-", "ignore_case": True}}},

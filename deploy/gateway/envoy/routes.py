@@ -1,7 +1,7 @@
 """Which request goes where.
 
 HTTP   /predictions/M[/V], /v2/models/M[/versions/V]/infer -> nodes; what names no version: a canary's share first
-       /, /page/, /openapi.json, /summary, /v2/...         -> the control process
+       /, /page/, /summary, /v2/...                        -> the control process
        everything else                                     -> 404
 gRPC   ModelInfer of a model that is known -> as above, by the path that the Lua filter makes of its message
        other methods of the service        -> the control process
@@ -137,8 +137,7 @@ def _http(settings: Settings) -> Iterator[Resource]:
     yield _control({"path_separated_prefix": "/page", "headers": [_methods("GET|HEAD")]}, settings, is_open=True)
     for path in OPEN[1:]:
         yield _control({"path": path}, settings, is_open=True)
-    for path in ("/openapi.json", "/summary"):
-        yield _control({"path": path, "headers": [_methods("GET|HEAD")]}, settings)
+    yield _control({"path": "/summary", "headers": [_methods("GET|HEAD")]}, settings)
     if not settings.management:
         yield _nothing("/v2/repository")
     yield _control({"path": "/v2"}, settings)

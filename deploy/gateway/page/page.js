@@ -322,19 +322,6 @@ find("forget-key").addEventListener("click", () => {
 
 // -- the rest ---------------------------------------------------------------------------------------------------------
 
-find("openapi").addEventListener("click", async (event) => {
-  // A link cannot carry a key; a saved copy can be had with one.
-  if (api.key() === null) return;
-  event.preventDefault();
-  try {
-    const response = await api.request("/openapi.json");
-    const address = URL.createObjectURL(await response.blob());
-    h("a", { href: address, download: "openapi.json" }).click();
-    setTimeout(() => URL.revokeObjectURL(address), 10000);
-  } catch (error) {
-    trouble(error.message);
-  }
-});
 addEventListener("hashchange", () => store.summary && location.hash.startsWith("#/") && draw());
 document.addEventListener("visibilitychange", () => !document.hidden && poll());
 showKeyState();

@@ -28,7 +28,6 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
         ("node", "POST", "//predictions//%6d", "/predictions/m"),
         ("control", "GET", "/", None),
         ("control", "GET", "/page/app.js", None),
-        ("control", "GET", "/openapi.json", None),
         ("control", "GET", "/summary", None),
         ("control", "GET", "/v2", None),
         ("control", "GET", "/v2/models/m/versions/1/config", None),
