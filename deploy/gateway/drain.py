@@ -11,12 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
-
 from deploy.gateway.settings import Settings, read
 from deploy.run.machine import LocalNode
 from deploy.run.server import ServerError
-from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError, Unreachable
 from torchserve_client.gateway import Gateway
 
@@ -28,20 +25,6 @@ LOOK_S = 0.1
 ROUTED_S = 60.0
 # The file that says that the node took itself out, and no operator did.
 MARK = "drained"
-
-
-def settings_of(config: Path) -> Settings:
-    """Read gateway.yaml; the defaults where there is none.
-
-    Raises:
-        ServerError: it is not as it should be.
-    """
-    try:
-        return read(config)
-    except FileNotFoundError:
-        return Settings()
-    except (InvalidConfig, yaml.YAMLError) as error:
-        raise ServerError(str(error)) from None
 
 
 def control(settings: Settings) -> Gateway:
@@ -132,8 +115,16 @@ def wait_routed(gateway: Gateway, name: str) -> None:
 
 
 def leave(local: LocalNode, config: Path) -> None:
-    """Take a node of this machine out before it is stopped, where the gateway of `config` stands in front of it."""
-    settings = settings_of(config)
+    """Take a node of this machine out before it is stopped, where a gateway stands in front of it.
+
+    Args:
+        local: the node.
+        config: the gateway's gateway.yaml.
+
+    Raises:
+        InvalidConfig, OSError: `config` cannot be read.
+    """
+    settings = read(config)
     gateway = control(settings)
     try:
         name = name_of(gateway, local)
@@ -151,7 +142,7 @@ def come_back(local: LocalNode, config: Path) -> None:
     mark = local.folder / MARK
     if not mark.exists():
         return
-    gateway = control(settings_of(config))
+    gateway = control(read(config))
     try:
         gateway.drain(name_of(gateway, local), is_draining=False)
         mark.unlink()

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from deploy.build.archive import ArchiverFailed
 from deploy.build.sources import WeightsUnavailable
-from deploy.gateway.drain import MARK, come_back, control, leave, name_of, settings_of, take_out, wait_routed
-from deploy.gateway.settings import CONFIG
+from deploy.gateway.drain import MARK, come_back, control, leave, name_of, take_out, wait_routed
+from deploy.gateway.settings import CONFIG, read
 from deploy.models import ROOT
 from deploy.run import serve
 from deploy.run.machine import FOLDER, LocalNode, everything
@@ -75,7 +75,7 @@ def drain(options: argparse.Namespace) -> None:
         ServerError: it has not answered what it has, or cannot be stopped.
     """
     name: str = options.target
-    settings = settings_of(options.gateway_config)
+    settings = read(options.gateway_config)
     gateway = control(settings)
     if options.undo:
         gateway.drain(name, is_draining=False)
@@ -104,7 +104,7 @@ def restart(options: argparse.Namespace) -> None:
         ManagementError: the gateway does not answer.
         ServerError: there is nothing to restart, no other node would serve meanwhile, or one does not come back.
     """
-    settings = settings_of(options.gateway_config)
+    settings = read(options.gateway_config)
     gateway = control(settings)
     nodes = running(options)
     if not nodes:
