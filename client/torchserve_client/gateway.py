@@ -26,7 +26,7 @@ class NodeState:
         is_up: whether its management API answers.
         is_draining: whether it gets no new requests.
         is_routed: whether it gets requests, for every model that it serves: Envoy itself has found them READY.
-        in_flight: requests that it has not answered yet.
+        in_flight: requests that it has not answered yet; None while that is not known.
         management: the address of its management API, as the gateway has it.
     """
 
@@ -34,7 +34,7 @@ class NodeState:
     is_up: bool
     is_draining: bool
     is_routed: bool
-    in_flight: int
+    in_flight: int | None
     management: str = ""
 
 
@@ -190,11 +190,12 @@ def _model_state(document: dict[str, Any]) -> ModelState:
 
 
 def _state(document: dict[str, Any]) -> NodeState:
+    in_flight = document["in_flight"]
     return NodeState(
         str(document["name"]),
         document["state"] == "up",
         bool(document["is_draining"]),
         bool(document["is_routed"]),
-        int(document["in_flight"]),
+        None if in_flight is None else int(in_flight),
         str(document.get("management", "")),
     )

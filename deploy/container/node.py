@@ -192,8 +192,8 @@ class NodeProcess:
             try:
                 return self._envoy.statistic("cluster.inference.upstream_rq_active")
             except admin.NoAnswer:
-                # It has died, and is started again: edges send what it had to another node.
-                return 0
+                # What is not known is not answered: Envoy is asked again, or the one that takes its place.
+                return 1
 
         limit_s, notice_s = self._health.response_timeout_s, self._settings.notice_s
         wait_idle(in_flight, lambda words: print(f"node: {words}", flush=True), notice_s=notice_s, limit_s=limit_s)

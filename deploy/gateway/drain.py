@@ -9,6 +9,7 @@ Requests that clients send straight to a node's port are not counted.
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from deploy.gateway.settings import Settings, read
@@ -81,11 +82,20 @@ def take_out(gateway: Gateway, name: str, limit_s: float) -> bool:
         ManagementError: the gateway does not know it, or does not answer.
     """
     gateway.drain(name)
+    last = 1
+
+    def in_flight() -> int:
+        # Where the control process or Envoy gives no answer, the last count stands: what is not known is not answered.
+        nonlocal last
+        with suppress(Unreachable):
+            if (count := gateway.node(name).in_flight) is not None:
+                last = count
+        return last
 
     def say(words: str) -> None:
         print(f"{name}: {words}", flush=True)
 
-    return not wait_idle(lambda: gateway.node(name).in_flight, say, notice_s=MOMENT_S, limit_s=limit_s)
+    return not wait_idle(in_flight, say, notice_s=MOMENT_S, limit_s=limit_s)
 
 
 def name_of(gateway: Gateway, local: LocalNode) -> str:

@@ -238,13 +238,13 @@ class Gateway:
             logger.warning("Envoy's requests in flight: %s", type(error).__name__)
             return None
 
-    async def traffic(self) -> Mapping[str, Traffic]:
-        """Node -> what Envoy has there; empty where Envoy does not answer."""
+    async def traffic(self) -> Mapping[str, Traffic] | None:
+        """Node -> what Envoy has there; None where Envoy does not answer."""
         try:
             return await asyncio.to_thread(self.edge.traffic)
         except OSError as error:
             logger.warning("Envoy's requests in flight: %s", type(error).__name__)
-            return {}
+            return None
 
     async def _write(self) -> None:
         while True:

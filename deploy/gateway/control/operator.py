@@ -123,8 +123,8 @@ class Operator:
         await gateway.write()
         return web.json_response(withdrawal.document(gateway.fleet, model, version, await gateway.requests()))
 
-    def _node(self, name: str, traffic: Mapping[str, Traffic]) -> dict[str, Any]:
-        in_flight, is_routed = traffic.get(name, Traffic(0, False))
+    def _node(self, name: str, traffic: Mapping[str, Traffic] | None) -> dict[str, Any]:
+        in_flight, is_routed = (None, False) if traffic is None else traffic.get(name, Traffic(0, False))
         return {
             "name": name,
             "management": self._gateway.fleet.nodes[name].management,
