@@ -46,8 +46,7 @@ from handlers.pipeline.warm_up import prepare
 from handlers.protocol import requests, streaming
 from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata
-from handlers.protocol.open_inference import Model
-from handlers.protocol.output_tensors import Documents, OutputTensors
+from handlers.protocol.output_tensors import Documents, Model, OutputTensors
 from handlers.protocol.requests import Items, Payload, Request
 from handlers.protocol.responses import Reply
 from handlers.scheduling.policy import settled

@@ -19,8 +19,8 @@ from deploy.build.stagers.tensors import stage
 from deploy.models import Engine, Model
 from handlers.config import parse
 from handlers.engines import Engine as RunningEngine
+from handlers.tasks.tensors import load_model
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.models import load_model
 
 WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3) / 10 - 0.5
 # What TorchScript does not say.

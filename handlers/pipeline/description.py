@@ -4,23 +4,33 @@ task's class, its settings, a run of its sample -> described -> Shape, Metadata
 """
 
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from functools import partial
+from inspect import cleandoc
 from typing import Any, Protocol
 
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
+
 from handlers.engines import Engine
+from handlers.errors import InvalidConfig
 from handlers.pipeline import runner
 from handlers.pipeline.warm_up import decoded, result
 from handlers.protocol.fields import Fields
-from handlers.protocol.metadata import Metadata, TensorMetadata, names_given, options_metadata
-from handlers.protocol.open_inference import ERROR, Model
-from handlers.protocol.output_tensors import OutputTensors, Renamed
+from handlers.protocol.metadata import Metadata, TensorMetadata
+from handlers.protocol.output_tensors import ERROR, Model, OutputTensors, Renamed
 from handlers.protocol.requests import Items, Payload, Shape
+from handlers.protocol.responses import encode
 
 # The names that engines' descriptions end with: the settings', CTranslate2's own beside them, and torch's.
 ARITHMETIC = re.compile(r"(fp|bf|int)[0-9]+(_[a-z]+[0-9]+)?")
 TORCH_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+# Of a docstring's "Attributes:", "name, name: what they are." and the lines that go on with it.
+ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n     +.*)*)", re.MULTILINE)
+# What metadata repeats of the JSON Schema of an option.
+SCHEMA_WORDS = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
 class Task(runner.Task, Protocol):
@@ -51,7 +61,7 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
     """
     config = task.config
     inputs = _inputs(task)
-    given = names_given("outputs", task.output_tensors.names, config.tensors.outputs, (ERROR,))
+    given = _names_given("outputs", task.output_tensors.names, config.tensors.outputs, (ERROR,))
     outputs = Renamed(task.output_tensors, given) if config.tensors.outputs else task.output_tensors
     own = Fields(
         task.inputs,
@@ -74,7 +84,7 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
         outputs=outputs.metadata(partial(result, task, item)),
         max_batch_size=_most_rows(task, item),
         max_instances=config.max_instances,
-        options=options_metadata(task.options_class, config),
+        options=_options(task.options_class, config),
         accepts=[*task.media_types, "application/json"],
     )
     return shape, metadata
@@ -93,7 +103,7 @@ def _inputs(task: Task) -> Mapping[str, TensorMetadata]:
     names = known if known >= task.inputs else sorted(task.inputs)
     own = {name: task.input_tensors.get(name) or _tensor(name, task.item_dimensions) for name in names}
     options = [field.name for field in fields(task.options_class)]
-    given = names_given("inputs", [tensor.name for tensor in own.values()], task.config.tensors.inputs, options)
+    given = _names_given("inputs", [tensor.name for tensor in own.values()], task.config.tensors.inputs, options)
     return {key: replace(tensor, name=given[tensor.name]) for key, tensor in own.items()}
 
 
@@ -106,3 +116,87 @@ def _most_rows(task: Task, item: Any) -> int:
     """How many rows like this item one request may carry."""
     most, tokens = task.config.max_instances, task.config.max_request_tokens
     return most if tokens is None or item is None else max(1, min(most, tokens // task.cost(item).tokens))
+
+
+def _names_given(kind: str, own: Iterable[str], given: Mapping[str, str], reserved: Iterable[str]) -> dict[str, str]:
+    """Give each tensor the name that the archive's owner chose for it, or else the task's.
+
+    Args:
+        kind: `inputs` or `outputs`, for the message.
+        own: the task's names.
+        given: the owner's name by the task's.
+        reserved: names that mean something else.
+
+    Returns:
+        The name of each tensor by the task's name, in the order of `own`.
+
+    Raises:
+        InvalidConfig: a tensor there is not, or a name twice, empty, or reserved.
+    """
+    names = {name: given.get(name, name) for name in own}
+    if unknown := sorted(given.keys() - names.keys()):
+        raise InvalidConfig(f"tensors.{kind}: {', '.join(unknown)}: this task has {', '.join(names)}")
+    if len(set(names.values())) < len(names) or not all(name.strip() for name in names.values()):
+        raise InvalidConfig(f"tensors.{kind}: every tensor needs a name of its own")
+    if taken := sorted(set(names.values()) & set(reserved)):
+        raise InvalidConfig(f"tensors.{kind}: {', '.join(taken)} is taken already, by an option or the errors")
+    return names
+
+
+def _options(options_class: Any, config: Any) -> dict[str, dict[str, Any]]:
+    """Describe the options of an item.
+
+    Args:
+        options_class: their dataclass.
+        config: the settings; one that is named like an option is its default.
+
+    Returns:
+        For each option "type", "default" and those of SCHEMA_WORDS that hold, and its "description" where a docstring
+        has one.
+    """
+    properties = _properties(options_class)
+    described = {**_descriptions(type(config)), **_descriptions(options_class)}
+    options = {}
+    for each in fields(options_class):
+        schema = properties.get(each.name, {})
+        default = getattr(config, each.name, None)
+        options[each.name] = {
+            **_schema(schema),
+            "default": default if _is_json(default) else schema.get("default"),
+            **({"description": described[each.name]} if each.name in described else {}),
+        }
+    return options
+
+
+def _properties(options_class: Any) -> Mapping[str, Any]:
+    """Write a dataclass as JSON Schema, by field; without what JSON does not have, in a task of one's own."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            properties: Mapping[str, Any] = TypeAdapter(options_class).json_schema().get("properties", {})
+    except PydanticUserError:
+        return {}
+    return properties
+
+
+def _is_json(default: Any) -> bool:
+    """Whether there is a default that JSON can hold."""
+    try:
+        encode(default)
+    except (TypeError, ValueError):
+        return False
+    return default is not None
+
+
+def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Take what a schema says of a value that is there: None stands for the default."""
+    choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
+    (choice,) = choices if len(choices) == 1 else ({},)
+    return {"type": "any", **{word: choice[word] for word in SCHEMA_WORDS if word in choice}}
+
+
+def _descriptions(cls: Any) -> dict[str, str]:
+    """Read what the docstring of a class says of its attributes."""
+    _, _, attributes = cleandoc(cls.__doc__ or "").partition("Attributes:\n")
+    found = ATTRIBUTE.findall(attributes)
+    return {name: " ".join(text.split()) for names, text in found for name in names.split(", ")}

@@ -48,7 +48,7 @@ from handlers.metrics import (
 from handlers.pipeline.budget import excess
 from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.slots import FinishedMicroBatch, Generated, Pieces, Slot, attempt, server_timing
-from handlers.protocol.allowance import SharedAllowance
+from handlers.protocol.allowance import Allowance
 from handlers.protocol.headers import GRPC_HEADERS, is_grpc
 from handlers.protocol.metadata import Metadata, asks_for_metadata
 from handlers.protocol.requests import Payload, Request, failed
@@ -352,7 +352,7 @@ def _sharing(payloads: tuple[Payload | ItemError, ...]) -> tuple[Payload | ItemE
     """Give the items of a request one allowance, where there are several."""
     if len(payloads) < 2:
         return payloads
-    allowance = SharedAllowance()
+    allowance = Allowance()
     return tuple(
         replace(payload, allowance=allowance) if isinstance(payload, Payload) else payload for payload in payloads
     )

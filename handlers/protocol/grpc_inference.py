@@ -1,7 +1,7 @@
 """Inference by Triton's gRPC service, in the form in which Envoy's bridge hands it on: a message as a body.
 
-    body -> decompressed -> ModelInferRequest -> read -> Inquiry, as the Open Inference Protocol's JSON gives one
-    GrpcInference + one result per item -> pack -> Reply with a ModelInferResponse
+    body -> decompressed -> ModelInferRequest -> read -> Inquiry, as handlers.protocol.open_inference makes of JSON
+    GrpcInference, an Inference + one result per item -> pack -> Reply with a ModelInferResponse
 
 Clients compress the message alone, so the body says by its first bytes that it is gzip or zlib. Tensors stand in
 `raw_input_contents`, one for each input, as binary tensors do in JSON's stead; or in `contents`, typed. Answers are
@@ -10,26 +10,31 @@ else with the first such request.
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from handlers.errors import BodyTooLarge, ItemError, MalformedMessage, MalformedTensor, UnknownShape, shown
+from handlers.errors import BodyTooLarge, ItemError, MalformedMessage, MalformedTensor, UnknownShape
 from handlers.protocol import open_inference, tensors
 from handlers.protocol.grpc_messages import CLASSES
-from handlers.protocol.grpc_status import PROTOBUF, GrpcErrors
-from handlers.protocol.open_inference import Inference, Inquiry, Model
-from handlers.protocol.responses import Reply
+from handlers.protocol.open_inference import Inference, Inquiry
+from handlers.protocol.output_tensors import Model
+from handlers.protocol.responses import PROTOBUF, GrpcErrors, Reply
 
 ModelInferRequest, ModelInferResponse = CLASSES["ModelInferRequest"], CLASSES["ModelInferResponse"]
 OutputTensor = ModelInferResponse.InferOutputTensor
 
 # The most tensors, parameters and outputs of one request: an empty one takes two bytes here and a hundred once read.
 MOST_FIELDS = 1000
+# Fields of ModelInferRequest that have parameters, inputs and outputs: the number of `parameters` within each.
+_PARAMETERS = {5: 4, 6: 2}
+# The other fields that one of them has: name, datatype, contents, and a dimension each where the shape is not packed.
+_TENSOR_FIELDS = 3 + tensors.MAX_DIMENSIONS
 # The tag of raw_output_contents: field 6, of bytes.
 _RAW_OUTPUT = bytes([6 << 3 | 2])
 # How gzip and zlib begin; no message does.
@@ -55,51 +60,37 @@ _CONTENTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcInference:
-    """The form of an answer by gRPC; see `handlers.protocol.responses.Form`.
+class GrpcInference(Inference):
+    """The form of an answer by gRPC. Every output is binary, whatever the client says of it."""
 
-    Attributes:
-        inference: what the client asks for; whether outputs are binary makes no difference here.
-    """
+    def _failed(self, error: ItemError) -> Reply:
+        return GrpcErrors().pack([error])
 
-    inference: Inference
-
-    def pack(self, results: Sequence[Any]) -> Reply:
-        """See `Form`. Every item has its row, with nothing in it where it failed; if all failed, gRPC's own error."""
-        if open_inference.shared_error(results):
-            return GrpcErrors().pack(results)
-        model = self.inference.model
-        try:
-            arrays = {name: array for name, (array, _) in self.inference.outputs(results).items()}
-        except UnknownShape as unknown:
-            return GrpcErrors().pack([ItemError.of(unknown)])
+    def _written(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Reply:
         message = ModelInferResponse(
-            model_name=model.name,
-            model_version=model.version or "",
-            id=self.inference.id or "",
+            model_name=self.model.name,
+            model_version=self.model.version or "",
+            id=self.id or "",
             outputs=[
                 OutputTensor(name=name, datatype=tensors.datatype_of(array), shape=array.shape)
-                for name, array in arrays.items()
+                for name, (array, _) in arrays.items()
             ],
         )
         # What protobuf is not given, it need not copy twice; these fields are the last in any case.
         parts = [message.SerializeToString()]
-        for array in arrays.values():
+        for array, _ in arrays.values():
             raw = tensors.to_binary(array)
             parts += [_RAW_OUTPUT, _to_varint(len(raw)), raw]
         return Reply(200, b"".join(parts), PROTOBUF)
 
 
-def read(body: bytes | bytearray, model: Model, max_bytes: int) -> tuple[Inquiry, GrpcInference]:
+def read(body: bytes | bytearray, model: Model, max_bytes: int) -> Inquiry:
     """Read one request.
 
     Args:
         body: a ModelInferRequest, compressed maybe.
         model: the model that is asked.
         max_bytes: the most bytes of the message, uncompressed.
-
-    Returns:
-        What it asks, and the form of its answer.
 
     Raises:
         MalformedMessage: the body is no such message.
@@ -118,8 +109,7 @@ def read(body: bytes | bytearray, model: Model, max_bytes: int) -> tuple[Inquiry
         "parameters": _parameters(message.parameters),
         "outputs": [{"name": o.name, "parameters": _parameters(o.parameters)} for o in message.outputs] or None,
     }
-    inquiry = open_inference.inquiry(document, _tensors(message), model)
-    return inquiry, GrpcInference(inquiry.form)
+    return open_inference.inquiry(document, _inputs(message), GrpcInference, model)
 
 
 def decompressed(body: bytes | bytearray, max_bytes: int) -> bytes | bytearray:
@@ -147,25 +137,50 @@ def _check_count(body: bytes | bytearray) -> None:
     """Refuse a message of too many fields before protobuf makes objects of them."""
     if len(body) <= 2 * MOST_FIELDS:
         return
-    start, count = 0, 0
+    count = 0
     try:
-        while start < len(body):
-            tag, start = _varint(body, start)
-            kind = tag & 7
-            if kind == 2:
-                length, start = _varint(body, start)
-                start += length
-            elif kind == 0:
-                _, start = _varint(body, start)
-            elif kind in (1, 5):
-                start += 8 if kind == 1 else 4
-            else:
-                raise MalformedMessage("The body is no ModelInferRequest.")
-            count += 1
+        for number, start, end in _fields(body, 0, len(body)):
+            count += 1 + (_excess_fields(body, start, end, _PARAMETERS[number]) if number in _PARAMETERS else 0)
             if count > MOST_FIELDS:
                 raise UnknownShape(f"The message has more than {MOST_FIELDS} tensors, outputs and parameters.")
     except IndexError:
         raise MalformedMessage("The body is no ModelInferRequest.") from None
+
+
+def _excess_fields(body: bytes | bytearray, start: int, end: int, parameters: int) -> int:
+    """Count the parameters of a tensor or an output, and its other fields beyond those that a tensor has."""
+    count, others = 0, 0
+    for number, _, _ in _fields(body, start, end):
+        if number == parameters:
+            count += 1
+        else:
+            others += 1
+        if count + others > MOST_FIELDS + _TENSOR_FIELDS:
+            break
+    return count + max(0, others - _TENSOR_FIELDS)
+
+
+def _fields(body: bytes | bytearray, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the number of each field of a message, and where its value starts and ends.
+
+    Raises:
+        IndexError: the message is cut off.
+        MalformedMessage: a field is of a type that no message of this service has.
+    """
+    while start < end:
+        tag, start = _varint(body, start)
+        kind = tag & 7
+        if kind == 2:
+            length, start = _varint(body, start)
+            value_end = start + length
+        elif kind == 0:
+            _, value_end = _varint(body, start)
+        elif kind in (1, 5):
+            value_end = start + (8 if kind == 1 else 4)
+        else:
+            raise MalformedMessage("The body is no ModelInferRequest.")
+        yield tag >> 3, start, value_end
+        start = value_end
 
 
 def _varint(body: bytes | bytearray, start: int) -> tuple[int, int]:
@@ -198,27 +213,21 @@ def _value(parameter: Any) -> Any:
     return None if kind is None else getattr(parameter, kind)
 
 
-def _tensors(message: Any) -> dict[str, NDArray[Any]]:
+def _inputs(message: Any) -> dict[str, NDArray[Any]]:
     """Read the input tensors, by name."""
     raw = message.raw_input_contents
     if not message.inputs:
         raise UnknownShape('"inputs" must have at least one tensor.')
     if raw and len(raw) != len(message.inputs):
         raise MalformedTensor(f"raw_input_contents has {len(raw)} tensors; there are {len(message.inputs)} inputs.")
-    arrays: dict[str, NDArray[Any]] = {}
-    for index, tensor in enumerate(message.inputs):
-        try:
-            if tensor.name in arrays:
-                raise MalformedTensor("there is one of that name already.")
-            if any(name.startswith("shared_memory") for name in tensor.parameters):
-                raise UnknownShape("shared memory is not supported.")
-            arrays[tensor.name] = _tensor(tensor, raw[index] if raw else None)
-        except (MalformedTensor, UnknownShape) as error:
-            raise type(error)(f"Input {index}, {shown(tensor.name)}: {error}") from None
-    return arrays
+    left = iter(raw)
+    return open_inference.read_inputs(
+        message.inputs, attrgetter("name"), lambda tensor: _tensor(tensor, next(left, None))
+    )
 
 
 def _tensor(tensor: Any, raw: bytes | None) -> NDArray[Any]:
+    open_inference.check_no_shared_memory(tensor.parameters)
     dtype = tensors.read_dtype(tensor.datatype)
     # A shape may be as long as a body, and is cut before it is a list; one more than there may be is refused.
     shape = tensors.read_shape(list(tensor.shape[: tensors.MAX_DIMENSIONS + 1]))

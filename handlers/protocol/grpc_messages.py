@@ -1,6 +1,6 @@
 """The messages of Triton's gRPC service, inference.GRPCInferenceService, made as this module is imported.
 
-    _MESSAGES, one line a message -> descriptors in a pool of their own -> CLASSES -> ModelInferRequest(...)
+    _MESSAGES, one line a message -> descriptors in a pool of their own -> CLASSES["ModelInferRequest"](...)
 
 https://github.com/triton-inference-server/common/blob/main/protobuf/grpc_service.proto and model_config.proto are the
 protocol: names and numbers of fields are theirs. What this project never answers is left out: streams, shared memory,
@@ -176,11 +176,3 @@ def _classes() -> dict[str, Any]:
 
 # The class of each message by its name; one within another is an attribute of that class, too.
 CLASSES = _classes()
-
-
-def __getattr__(name: str) -> Any:
-    """Give the class of a message: `grpc_messages.ModelInferRequest`, or imported by that name."""
-    try:
-        return CLASSES[name]
-    except KeyError:
-        raise AttributeError(f"{__name__} has no message {name}") from None

@@ -1,31 +1,19 @@
 """What a model says of itself: its tensors, options and limits. Pure.
 
     header X-Model-Metadata, on any request -> asks_for_metadata
-    task's class, settings, loaded model    -> Metadata -> pack -> Reply, without an item and so without the engine
+    Metadata, as handlers.pipeline.description makes it -> pack -> Reply, without an item and so without the engine
 
 The names are those of the Open Inference Protocol's own metadata, which a gateway makes of it.
 """
 
-import re
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from inspect import cleandoc
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter
-from pydantic.errors import PydanticUserError
-
-from handlers.errors import InvalidConfig
 from handlers.protocol.headers import header
 from handlers.protocol.responses import Reply, encode
 
 METADATA_HEADER = "x-model-metadata"
-
-# Of a docstring's "Attributes:", "name, name: what they are." and the lines that go on with it.
-ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n     +.*)*)", re.MULTILINE)
-# What JSON Schema says of a value, as far as it is told.
-TOLD = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,86 +84,3 @@ def asks_for_metadata(headers: Mapping[str, Any]) -> bool:
         headers: the request's, and for each field {"content-type": as sent}.
     """
     return header(headers, METADATA_HEADER) is not None
-
-
-def names_given(kind: str, own: Iterable[str], given: Mapping[str, str], reserved: Iterable[str]) -> dict[str, str]:
-    """Give each tensor the name that the archive's owner chose for it, or else the task's.
-
-    Args:
-        kind: `inputs` or `outputs`, for the message.
-        own: the task's names.
-        given: the owner's name by the task's.
-        reserved: names that mean something else.
-
-    Returns:
-        The name of each tensor by the task's name, in the order of `own`.
-
-    Raises:
-        InvalidConfig: a tensor there is not, or a name twice, empty, or reserved.
-    """
-    names = {name: given.get(name, name) for name in own}
-    if unknown := sorted(given.keys() - names.keys()):
-        raise InvalidConfig(f"tensors.{kind}: {', '.join(unknown)}: this task has {', '.join(names)}")
-    if len(set(names.values())) < len(names) or not all(name.strip() for name in names.values()):
-        raise InvalidConfig(f"tensors.{kind}: every tensor needs a name of its own")
-    if taken := sorted(set(names.values()) & set(reserved)):
-        raise InvalidConfig(f"tensors.{kind}: {', '.join(taken)} is taken already, by an option or the errors")
-    return names
-
-
-def options_metadata(options_class: Any, config: Any) -> dict[str, dict[str, Any]]:
-    """Describe the options of an item.
-
-    Args:
-        options_class: their dataclass.
-        config: the settings; one that is named like an option is its default.
-
-    Returns:
-        For each option "type", "default" and what else of TOLD holds, and its "description" where a docstring has one.
-    """
-    properties = _properties(options_class)
-    described = {**_descriptions(type(config)), **_descriptions(options_class)}
-    options = {}
-    for each in fields(options_class):
-        schema = properties.get(each.name, {})
-        default = getattr(config, each.name, None)
-        options[each.name] = {
-            **_told(schema),
-            "default": default if _is_json(default) else schema.get("default"),
-            **({"description": described[each.name]} if each.name in described else {}),
-        }
-    return options
-
-
-def _properties(options_class: Any) -> Mapping[str, Any]:
-    """Write a dataclass as JSON Schema, by field; without what JSON does not have, in a task of one's own."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            properties: Mapping[str, Any] = TypeAdapter(options_class).json_schema().get("properties", {})
-    except PydanticUserError:
-        return {}
-    return properties
-
-
-def _is_json(default: Any) -> bool:
-    """Whether there is a default that JSON can hold."""
-    try:
-        encode(default)
-    except (TypeError, ValueError):
-        return False
-    return default is not None
-
-
-def _told(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Take what a schema says of a value that is there: None stands for the default."""
-    choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
-    (choice,) = choices if len(choices) == 1 else ({},)
-    return {"type": "any", **{word: choice[word] for word in TOLD if word in choice}}
-
-
-def _descriptions(cls: Any) -> dict[str, str]:
-    """Read what the docstring of a class says of its attributes."""
-    _, _, attributes = cleandoc(cls.__doc__ or "").partition("Attributes:\n")
-    found = ATTRIBUTE.findall(attributes)
-    return {name: " ".join(text.split()) for names, text in found for name in names.split(", ")}

@@ -1,79 +1,35 @@
 """Open Inference Protocol v2, which KServe, Triton and their clients speak: body -> tensors, results -> body. Pure.
 
     body -> split -> JSON document, binary tensors behind it
-    both -> read  -> tensors by name, options of all items, and the Inference that packs the answer
+    both -> read  -> Inquiry: tensors by name, options of all items, and the Inference that packs the answer
     Inference + one result per item -> pack -> Reply, JSON or binary as the client asked
 
-https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol is the protocol; binary tensors are
-Triton's extension of it. The first dimension of every tensor counts items. How tensors become items is not the
-protocol's affair but that of handlers.protocol.requests.
+`read_inputs`, `inquiry` and `Inference` are the protocol itself; handlers.protocol.grpc_inference reads and writes the
+same as gRPC's messages. https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol is the
+protocol; binary tensors are Triton's extension of it. The first dimension of every tensor counts items. How tensors
+become items is decided in handlers.protocol.requests.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from handlers.errors import ItemError, MalformedTensor, UnknownShape, shown
 from handlers.protocol import tensors
-from handlers.protocol.output_tensors import Documents, OutputTensors, scattered
+from handlers.protocol.output_tensors import ERROR, Model, errors_of
 from handlers.protocol.responses import Reply, encode, encode_padded
 
 # This header says how many bytes the JSON document has, where binary tensors follow it, in requests and answers alike.
 LENGTH_HEADER = "Inference-Header-Content-Length"
 BINARY_TYPE = "application/octet-stream"
 
-# The output with the errors of the items; an answer has it when any item failed, or when the client asks for it.
-ERROR = "error"
-
 # These parameters say what the headers X-Priority and X-Timeout-Ms do; handlers.protocol.headers reads them.
 TERMS = frozenset({"priority", "timeout"})
 # These parameters are the protocol's own or Triton's scheduling's; all others are options of the task.
 PROTOCOL_PARAMETERS = TERMS | {"binary_data_output", "sequence_id", "sequence_start", "sequence_end"}
 TRITON_PREFIX = "triton_"
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What an answer says of the model.
-
-    Attributes:
-        name: the name under which it is registered.
-        version: its version; None leaves it out of answers.
-        outputs: how its results become tensors.
-        batch_dims: the dimension of an output that counts rows, where it is not the first, by name.
-    """
-
-    name: str = ""
-    version: str | None = None
-    outputs: OutputTensors = field(default_factory=Documents)
-    batch_dims: Mapping[str, int] = field(default_factory=dict)
-
-    def arrays(self, results: Sequence[Any]) -> dict[str, NDArray[Any]]:
-        """Make the outputs, by name: a row for every item, with nothing in it where the item failed.
-
-        Args:
-            results: one per item, at least one of them no error.
-        """
-        good = [result for result in results if not isinstance(result, ItemError)]
-        arrays = dict(self.outputs.arrays(good))
-        if len(good) == len(results):
-            return arrays
-        is_good = np.array([not isinstance(result, ItemError) for result in results])
-        return {name: scattered(array, is_good, self.batch_dims.get(name, 0)) for name, array in arrays.items()}
-
-    def output(self, name: str) -> str | None:
-        """Find the output that a request asks for; where a model has one, clients call it what they like.
-
-        Returns:
-            Its name among `outputs`, or ERROR; None where there is no such output. Where the model's outputs are known
-            only once it has run, any name is one until then.
-        """
-        if name in (*self.outputs.names, ERROR) or not self.outputs.names:
-            return name
-        return self.outputs.names[0] if len(self.outputs.names) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +50,15 @@ class Inference:
 
     def pack(self, results: Sequence[Any]) -> Reply:
         """See `Form`. Every item has its row, with nothing in it where it failed; if all failed, {"error": ...}."""
-        if error := shared_error(results):
-            return Reply(error.code, encode({"error": error.message}))
+        if all(isinstance(result, ItemError) for result in results):
+            return self._failed(results[0])
         try:
-            outputs = self.outputs(results)
+            outputs = self._outputs(results)
         except UnknownShape as unknown:
-            return Reply(unknown.code, encode({"error": str(unknown)}))
+            return self._failed(ItemError.of(unknown))
         return self._written(outputs)
 
-    def outputs(self, results: Sequence[Any]) -> dict[str, tuple[NDArray[Any], bool]]:
+    def _outputs(self, results: Sequence[Any]) -> dict[str, tuple[NDArray[Any], bool]]:
         """Make the tensors that the client wants, in its order, by name; beside each, whether it is to be binary.
 
         Args:
@@ -122,7 +78,12 @@ class Inference:
             raise UnknownShape(_no_output(unknown[0], arrays))
         return {name: (arrays[sources[name]], is_binary) for name, is_binary in wanted.items()}
 
+    def _failed(self, error: ItemError) -> Reply:
+        """Write the error of a request that has no result."""
+        return Reply(error.code, encode({"error": error.message}))
+
     def _written(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Reply:
+        """Write the outputs, by name; beside each, whether it is to be binary."""
         document: dict[str, Any] = {"model_name": self.model.name}
         if self.model.version is not None:
             document["model_version"] = self.model.version
@@ -201,15 +162,49 @@ def read(document: Any, binary: memoryview, model: Model) -> Inquiry:
     """
     if not is_inference(document) or not document["inputs"]:
         raise UnknownShape('"inputs" must be a list of tensors, at least one.')
-    return inquiry(document, _tensors(document["inputs"], binary), model)
+    left = _Binary(binary)
+    arrays = read_inputs(document["inputs"], _name, lambda tensor: _tensor(tensor, left))
+    if left.bytes:
+        raise MalformedTensor(f"{len(left.bytes)} bytes follow the last binary tensor.")
+    return inquiry(document, arrays, Inference, model)
 
 
-def inquiry(document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], model: Model) -> Inquiry:
+def read_inputs(
+    inputs: Iterable[Any], name_of: Callable[[Any], str], read_tensor: Callable[[Any], NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Read the input tensors, by name.
+
+    Args:
+        inputs: as they were sent, in their order.
+        name_of: finds the name of one of them.
+        read_tensor: reads one; called once for each, in their order.
+
+    Raises:
+        UnknownShape, MalformedTensor: one is wrong; the message says which.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    for index, tensor in enumerate(inputs):
+        place = f"Input {index}"
+        try:
+            name = name_of(tensor)
+            place += f", {shown(name)}"
+            if name in arrays:
+                raise MalformedTensor("there is one of that name already.")
+            arrays[name] = read_tensor(tensor)
+        except (MalformedTensor, UnknownShape) as error:
+            raise type(error)(f"{place}: {error}") from None
+    return arrays
+
+
+def inquiry(
+    document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], form: type[Inference], model: Model
+) -> Inquiry:
     """Read what a request holds beside its inputs.
 
     Args:
         document: may have "id", "parameters" and "outputs".
         arrays: the inputs.
+        form: how the answer is to be written.
         model: the model that is asked.
 
     Raises:
@@ -227,47 +222,47 @@ def inquiry(document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], mod
             terms[name] = value
         elif name not in PROTOCOL_PARAMETERS and not name.startswith(TRITON_PREFIX):
             options[name] = value
-    return Inquiry(arrays, options, Inference(model, request_id, wanted, is_binary), terms)
+    return Inquiry(arrays, options, form(model, request_id, wanted, is_binary), terms)
 
 
-def _tensors(inputs: Sequence[Any], binary: memoryview) -> dict[str, NDArray[Any]]:
-    """Read the input tensors, by name; binary ones follow each other in the same order."""
-    arrays: dict[str, NDArray[Any]] = {}
-    for index, tensor in enumerate(inputs):
-        place = f"Input {index}"
-        try:
-            name = _name(tensor)
-            place += f", {shown(name)}"
-            if name in arrays:
-                raise MalformedTensor("there is one of that name already.")
-            dtype, shape = tensors.read_dtype(tensor.get("datatype")), tensors.read_shape(tensor.get("shape"))
-            size = _binary_size(_parameters(tensor), binary)
-            if size is None:
-                arrays[name] = tensors.from_json(dtype, shape, tensor.get("data"))
-            else:
-                arrays[name] = tensors.from_binary(dtype, shape, binary[:size])
-                binary = binary[size:]
-        except (MalformedTensor, UnknownShape) as error:
-            raise type(error)(f"{place}: {error}") from None
-    if binary:
-        raise MalformedTensor(f"{len(binary)} bytes follow the last binary tensor.")
-    return arrays
+@dataclass(slots=True)
+class _Binary:
+    """The bytes behind the JSON document that no tensor has taken yet."""
+
+    bytes: memoryview
+
+    def take(self, size: Any) -> memoryview:
+        """Take the next tensor's.
+
+        Raises:
+            MalformedTensor: the size is no number, or there are not so many.
+        """
+        if type(size) is not int or not 0 <= size <= len(self.bytes):
+            raise MalformedTensor(
+                f'"binary_data_size" must be a number of bytes; {len(self.bytes)} are left of those behind the JSON '
+                f"document, which ends where {LENGTH_HEADER} says."
+            )
+        taken, self.bytes = self.bytes[:size], self.bytes[size:]
+        return taken
 
 
-def _binary_size(parameters: Mapping[str, Any], binary: memoryview) -> int | None:
-    """Say how many of the remaining bytes are the tensor's; None where it stands in the document."""
-    if "binary_data_size" not in parameters or len(parameters) > 1:
-        if any(name.startswith("shared_memory") for name in parameters):
-            raise UnknownShape("shared memory is not supported.")
-        if "binary_data_size" not in parameters:
-            return None
-    size = parameters["binary_data_size"]
-    if type(size) is not int or not 0 <= size <= len(binary):
-        raise MalformedTensor(
-            f'"binary_data_size" must be a number of bytes; {len(binary)} are left of those behind the JSON document, '
-            f"which ends where {LENGTH_HEADER} says."
-        )
-    return size
+def _tensor(tensor: Mapping[str, Any], left: _Binary) -> NDArray[Any]:
+    dtype, shape = tensors.read_dtype(tensor.get("datatype")), tensors.read_shape(tensor.get("shape"))
+    parameters = _parameters(tensor)
+    check_no_shared_memory(parameters)
+    if "binary_data_size" not in parameters:
+        return tensors.from_json(dtype, shape, tensor.get("data"))
+    return tensors.from_binary(dtype, shape, left.take(parameters["binary_data_size"]))
+
+
+def check_no_shared_memory(parameters: Iterable[str]) -> None:
+    """Refuse a tensor whose parameters say that it lies in memory of its client's.
+
+    Raises:
+        UnknownShape: they do.
+    """
+    if any(name.startswith("shared_memory") for name in parameters):
+        raise UnknownShape("shared memory is not supported.")
 
 
 def _wanted(outputs: Any, model: Model, is_binary: bool) -> dict[str, bool]:
@@ -328,17 +323,3 @@ def _content(array: NDArray[Any], binary_size: int | None) -> dict[str, Any]:
     if binary_size is None:
         return {"data": tensors.to_json(array)}
     return {"parameters": {"binary_data_size": binary_size}}
-
-
-def shared_error(results: Sequence[Any]) -> ItemError | None:
-    """Give the first error where every item failed; otherwise None, and the errors stand in the output ERROR."""
-    for result in results:
-        if not isinstance(result, ItemError):
-            return None
-    first: ItemError = results[0]
-    return first
-
-
-def errors_of(results: Sequence[Any]) -> NDArray[Any]:
-    """Write each item's error as JSON, and "" for good items: (B,) objects."""
-    return np.array([encode(r.to_json()) if isinstance(r, ItemError) else b"" for r in results], object)

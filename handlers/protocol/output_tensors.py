@@ -2,25 +2,28 @@
 
     embeddings                       -> Vectors   -> FP32 (B, D)
     ranked labels, answers           -> Ranked    -> one tensor (B, k) for each of their fields; shorter lists padded
-    records with one text each       -> Texts     -> BYTES (B,)
     records with the same fields     -> Columns   -> one tensor (B,) for each of their fields
     token ids, masks                 -> Padded    -> INT64 (B, T) each, as wide as the longest
     anything else                    -> Documents -> BYTES (B,), each item's JSON
 
-A task says which in one line, and an archive's owner may give them other names (Renamed); `scattered` puts the rows of
-good items where they belong among failed ones.
+A task says which in one line, and an archive's owner may give them other names (Renamed). Model puts the rows of good
+items where they belong among failed ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.errors import ItemError
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.responses import encode
 from handlers.protocol.tensors import datatype_of, to_bfloat16
+
+# The output with the errors of the items; an answer has it when any item failed, or when the client asks for it.
+ERROR = "error"
 
 Arrays = Mapping[str, NDArray[Any]]
 Record = Mapping[str, Any]
@@ -101,26 +104,6 @@ class Documents:
     def arrays(self, results: Sequence[Any]) -> Arrays:
         """See `OutputTensors`; BYTES (B,)."""
         return {self.name: np.array([encode(result) for result in results], object)}
-
-    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
-        """See `OutputTensors`."""
-        return [TensorMetadata(self.name)]
-
-
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """Takes the one field of each result."""
-
-    name: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """See `OutputTensors`."""
-        return (self.name,)
-
-    def arrays(self, results: Sequence[Record]) -> Arrays:
-        """See `OutputTensors`; BYTES (B,)."""
-        return {self.name: np.array([result[self.name] for result in results], object)}
 
     def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
         """See `OutputTensors`."""
@@ -256,7 +239,48 @@ def one_or_many(result: Record | Sequence[Record]) -> Sequence[Record]:
     return [result] if isinstance(result, Mapping) else result
 
 
-def scattered(array: NDArray[Any], is_good: NDArray[np.bool_], dimension: int = 0) -> NDArray[Any]:
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What an answer says of the model.
+
+    Attributes:
+        name: the name under which it is registered.
+        version: its version; None leaves it out of answers.
+        outputs: how its results become tensors.
+        batch_dims: the dimension of an output that counts rows, where it is not the first, by name.
+    """
+
+    name: str = ""
+    version: str | None = None
+    outputs: OutputTensors = field(default_factory=Documents)
+    batch_dims: Mapping[str, int] = field(default_factory=dict)
+
+    def arrays(self, results: Sequence[Any]) -> dict[str, NDArray[Any]]:
+        """Make the outputs, by name: a row for every item, with nothing in it where the item failed.
+
+        Args:
+            results: one per item, at least one of them no error.
+        """
+        good = [result for result in results if not isinstance(result, ItemError)]
+        arrays = dict(self.outputs.arrays(good))
+        if len(good) == len(results):
+            return arrays
+        is_good = np.array([not isinstance(result, ItemError) for result in results])
+        return {name: _scattered(array, is_good, self.batch_dims.get(name, 0)) for name, array in arrays.items()}
+
+    def output(self, name: str) -> str | None:
+        """Find the output that a request asks for; where a model has one, clients call it what they like.
+
+        Returns:
+            Its name among `outputs`, or ERROR; None where there is no such output. Where the model's outputs are known
+            only once it has run, any name is one until then.
+        """
+        if name in (*self.outputs.names, ERROR) or not self.outputs.names:
+            return name
+        return self.outputs.names[0] if len(self.outputs.names) == 1 else None
+
+
+def _scattered(array: NDArray[Any], is_good: NDArray[np.bool_], dimension: int) -> NDArray[Any]:
     """Put the rows of good items in their places, and nothing in the others'.
 
     Args:
@@ -267,12 +291,15 @@ def scattered(array: NDArray[Any], is_good: NDArray[np.bool_], dimension: int = 
     Returns:
         (B, ...) of the same dtype.
     """
-    if is_good.all():
-        return array
     shape = (*array.shape[:dimension], len(is_good), *array.shape[dimension + 1 :])
     spread = np.full(shape, _NOTHING[array.dtype.kind], array.dtype)
     spread[(slice(None),) * dimension + (is_good,)] = array
     return spread
+
+
+def errors_of(results: Sequence[Any]) -> NDArray[Any]:
+    """Write each item's error as JSON, and "" for good items: (B,) objects."""
+    return np.array([encode(r.to_json()) if isinstance(r, ItemError) else b"" for r in results], object)
 
 
 def _finite(array: NDArray[Any]) -> NDArray[Any]:

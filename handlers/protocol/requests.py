@@ -35,9 +35,9 @@ from handlers.errors import (
 )
 from handlers.protocol import open_inference
 from handlers.protocol.allowance import UNLIMITED, Allowance
-from handlers.protocol.grpc_status import PROTOBUF, GrpcErrors
 from handlers.protocol.headers import header
-from handlers.protocol.responses import Form, OneItem
+from handlers.protocol.output_tensors import Model
+from handlers.protocol.responses import PROTOBUF, Form, GrpcErrors, OneItem
 
 # The names under which TorchServe hands over a body and under which its handlers look for an input.
 BODY, DATA = "body", "data"
@@ -129,7 +129,7 @@ class Shape:
 
     items: Items
     max_body_bytes: int
-    model: open_inference.Model = field(default_factory=open_inference.Model)
+    model: Model = field(default_factory=Model)
 
 
 def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> Request:
@@ -170,7 +170,7 @@ def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> 
 
 def failed(headers: Mapping[str, Any], error: ItemError) -> Request:
     """Make a request that fails whole, and is answered as its headers let expect."""
-    return Request((error,), _error_form(headers, open_inference.Model()))
+    return Request((error,), _error_form(headers, Model()))
 
 
 def is_one_item(headers: Mapping[str, Any]) -> bool:
@@ -183,7 +183,7 @@ def is_one_item(headers: Mapping[str, Any]) -> bool:
     return media_type.startswith("image/") or media_type == "text/plain"
 
 
-def _error_form(headers: Mapping[str, Any], model: open_inference.Model) -> Form:
+def _error_form(headers: Mapping[str, Any], model: Model) -> Form:
     if _is_protobuf(headers):
         return GrpcErrors()
     is_asked_for = header(headers, open_inference.LENGTH_HEADER) is not None
@@ -232,7 +232,9 @@ def _input_field(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         raise UnknownShape(f"The form has {len(row)} fields; name the one with the input {DATA!r}.")
     else:
         raise EmptyInput("The body is empty, or a form without fields. For JSON, send Content-Type: application/json.")
-    return name, {other: _form_value(row[other]) for other in row if other != name}
+    options = {other: value for other, value in row.items() if other != name}
+    check_count(options)
+    return name, {other: _form_value(value) for other, value in options.items()}
 
 
 def _form_value(value: Any) -> Any:
@@ -269,8 +271,7 @@ def check_count(options: Mapping[str, Any]) -> None:
 
 def _from_inference(document: Any, binary: memoryview, options: Mapping[str, Any], shape: Shape) -> Request:
     try:
-        inquiry = open_inference.read(document, binary, shape.model)
-        return _asked(inquiry, inquiry.form, options, shape)
+        return _asked(open_inference.read(document, binary, shape.model), options, shape)
     except InvalidInput as error:
         return Request((ItemError.of(error),), open_inference.Inference(shape.model))
 
@@ -280,11 +281,10 @@ def _from_grpc(body: bytes | bytearray | str, options: Mapping[str, Any], shape:
     from handlers.protocol import grpc_inference  # noqa: PLC0415
 
     message = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
-    inquiry, form = grpc_inference.read(message, shape.model, shape.max_body_bytes)
-    return _asked(inquiry, form, options, shape)
+    return _asked(grpc_inference.read(message, shape.model, shape.max_body_bytes), options, shape)
 
 
-def _asked(inquiry: open_inference.Inquiry, form: Form, options: Mapping[str, Any], shape: Shape) -> Request:
+def _asked(inquiry: open_inference.Inquiry, options: Mapping[str, Any], shape: Shape) -> Request:
     shared = {**options, **inquiry.parameters}
     check_count(shared)
-    return Request(shape.items.of_tensors(inquiry.tensors, shared), form, terms=inquiry.terms)
+    return Request(shape.items.of_tensors(inquiry.tensors, shared), inquiry.form, terms=inquiry.terms)

@@ -1,19 +1,51 @@
 """Write results as one row's answer, in the form of its request. Pure.
 
-one item                  -> OneItem   -> the result, or the error
-{"instances": [...]}      -> Instances -> {"predictions": [...]}, errors in their places
+one item                  -> OneItem    -> the result, or the error
+{"instances": [...]}      -> Instances  -> {"predictions": [...]}, errors in their places
 {"inputs": [tensor, ...]} -> handlers.protocol.open_inference.Inference
+gRPC, where all fails     -> GrpcErrors -> X-Grpc-Status, X-Grpc-Message, of which Envoy makes a gRPC status
+
+https://github.com/grpc/grpc/blob/master/doc/statuscodes.md lists gRPC's codes, and PROTOCOL-HTTP2.md there how a
+message is written.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import numpy as np
 import orjson
 
 from handlers.errors import ItemError
+
+# The media type of requests that Envoy's bridge makes of gRPC calls, and of their answers.
+PROTOBUF = "application/x-protobuf"
+STATUS_HEADER, MESSAGE_HEADER = "X-Grpc-Status", "X-Grpc-Message"
+
+INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 3, 4, 5, 7, 8
+UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 12, 13, 14, 16
+# The codes that Triton answers with, where it has such an error. handlers.errors has the HTTP statuses.
+_CODES = {
+    401: UNAUTHENTICATED,
+    403: PERMISSION_DENIED,
+    404: NOT_FOUND,
+    405: UNIMPLEMENTED,
+    413: RESOURCE_EXHAUSTED,
+    429: UNAVAILABLE,
+    500: INTERNAL,
+    501: UNIMPLEMENTED,
+    502: UNAVAILABLE,
+    503: UNAVAILABLE,
+    504: DEADLINE_EXCEEDED,
+    507: RESOURCE_EXHAUSTED,
+}
+
+# gRPC's own clients take 8 KiB of all headers together; a character outside ASCII takes up to twelve bytes.
+MOST_CHARACTERS = 500
+# What stands for itself in a message: printable ASCII but %.
+_PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +85,65 @@ class Form(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OneItem:
-    """The answer is the result itself, or the error with its status."""
+    """The answer is the result itself, or the error with its status.
+
+    Attributes:
+        value_of: makes a value of a result; numbers in it that JSON has not are written as null. None where a result is
+            a value, and such a number an error.
+    """
+
+    value_of: Callable[[Any], Any] | None = None
 
     def pack(self, results: Sequence[Any]) -> Reply:
         """See `Form`."""
         (result,) = results
         if isinstance(result, ItemError):
             return Reply(result.code, encode(result.to_json()))
-        return Reply(200, encode(result))
+        return Reply(200, encode(result) if self.value_of is None else encode_padded(self.value_of(result)))
 
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """The answer is {"predictions": [...]}, where errors stand in their places as {"error": {...}}."""
+    """The answer is {"predictions": [...]}, where errors stand in their places as {"error": {...}}.
+
+    Attributes:
+        value_of: see `OneItem`.
+    """
+
+    value_of: Callable[[Any], Any] | None = None
 
     def pack(self, results: Sequence[Any]) -> Reply:
         """See `Form`. The status is 200 when at least one item has a result, otherwise that of the first error."""
-        predictions = [{"error": r.to_json()} if isinstance(r, ItemError) else r for r in results]
-        return Reply(status_of(results), encode({"predictions": predictions}))
+        value_of = self.value_of or (lambda result: result)
+        predictions = [{"error": r.to_json()} if isinstance(r, ItemError) else value_of(r) for r in results]
+        write = encode if self.value_of is None else encode_padded
+        return Reply(status_of(results), write({"predictions": predictions}))
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcErrors:
+    """The form of an answer to a gRPC request that fails whole; see `Form`."""
+
+    def pack(self, results: Sequence[Any]) -> Reply:
+        """See `Form`; the first of the results is an ItemError."""
+        first, *_ = results
+        return Reply(first.code, b"", PROTOBUF, error_headers(first.code, first.message))
+
+
+def code_of(status: int) -> int:
+    """Give gRPC's code of an HTTP status, 400 or more."""
+    return _CODES.get(status, INVALID_ARGUMENT if status < 500 else INTERNAL)
+
+
+def error_headers(status: int, message: str) -> dict[str, str]:
+    """Write an error for Envoy.
+
+    Args:
+        status: the HTTP status, 400 or more.
+        message: one sentence for people; what is beyond MOST_CHARACTERS is cut off.
+    """
+    text = quote(message[:MOST_CHARACTERS], safe=_PLAIN, errors="replace")
+    return {STATUS_HEADER: str(code_of(status)), MESSAGE_HEADER: text}
 
 
 def status_of(results: Sequence[Any]) -> int:

@@ -167,19 +167,39 @@ def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArra
         raise MalformedTensor("BF16 must be binary, with parameters.binary_data_size.")
     if not isinstance(data, list):
         raise MalformedTensor('"data" must be a list; a binary tensor has parameters.binary_data_size instead.')
-    # They stay objects: left to itself, numpy gives every element the room of the longest string among them.
-    objects = np.array(data, object)
-    if not set(map(type, objects.ravel().tolist())) <= JSON_TYPES[dtype.kind]:
+    objects, types = nested(data)
+    if not types <= JSON_TYPES[dtype.kind]:
         raise MalformedTensor(f'"data" must be a flat list of {_NAMES[dtype]}, or nested as the shape is.')
     if objects.size and objects.ndim != 1 and objects.shape != shape:
         raise MalformedTensor(f'"data" is nested as {list(objects.shape)}; "shape" is {list(shape)}.')
     if objects.size != math.prod(shape):
         raise MalformedTensor(f'"data" has {objects.size} elements; "shape" has {math.prod(shape)}.')
     try:
-        with np.errstate(over="raise"):
-            return np.asarray(objects.astype(dtype).reshape(shape))
-    except (OverflowError, FloatingPointError):
+        return converted(objects, dtype).reshape(shape)
+    except OverflowError:
         raise MalformedTensor(f'"data" has a number that {_NAMES[dtype]} has not.') from None
+
+
+def nested(data: Any) -> tuple[NDArray[Any], set[type]]:
+    """Make an array of objects of a value of JSON, nested as it is, and find their types.
+
+    They stay objects: left to itself, numpy makes a number of true, and gives strings the room of the longest.
+    """
+    objects = np.array(data, object)
+    return objects, set(map(type, objects.ravel().tolist()))
+
+
+def converted(objects: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Make an array of a dtype of objects whose types are those of JSON_TYPES.
+
+    Raises:
+        OverflowError: there is a number that the dtype has not.
+    """
+    try:
+        with np.errstate(over="raise"):
+            return np.asarray(objects.astype(dtype))
+    except FloatingPointError as error:
+        raise OverflowError from error
 
 
 def datatype_of(array: NDArray[Any]) -> str:

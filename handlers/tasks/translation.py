@@ -25,7 +25,7 @@ from handlers.engines.seq2seq import (
 from handlers.engines.torch import torch_precision
 from handlers.errors import InvalidConfig, ItemError, UnknownOption
 from handlers.pipeline.micro_batches import Cost, Overhead
-from handlers.protocol.output_tensors import Columns, OutputTensors, Texts
+from handlers.protocol.output_tensors import Columns, OutputTensors
 from handlers.protocol.requests import Payload, Request
 from handlers.text.answer_lengths import AnswerLengths, in_few_classes
 from handlers.text.detection import AUTO, Detector, Source, SourceText, load_detector
@@ -57,7 +57,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
     options_class = TranslationOptions
     inputs = frozenset({"text"})
     media_types = ("text/plain",)
-    output_tensors: OutputTensors = Texts("translation_text")
+    output_tensors: OutputTensors = Columns({"translation_text": object})
     # Checking a text takes microseconds; tokenising is one call for each source language.
     decodes_in_threads = False
     is_streamable = True

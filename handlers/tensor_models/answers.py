@@ -1,9 +1,9 @@
-"""The forms of answers to requests that are neither of the Open Inference Protocol nor gRPC. Pure.
+"""Outputs of rows to answers that are not of the Open Inference Protocol. Pure.
 
-    {"instances": [...]}              -> Predictions -> {"predictions": [...]}, errors in their places
-    {"inputs": {...}}, .npy, .npz     -> Columns     -> {"outputs": {...}}, "errors" beside where rows failed
-    the same, Accept: .npy or .npz    -> File        -> such a file
-    {"x": ..., ...}                   -> OneRow      -> {"y": ...}, or the error
+    {"x": ..., ...}                -> row_values -> {"y": ...}; the form is OneItem of handlers.protocol.responses
+    {"instances": [...]}           -> prediction -> {"predictions": [...]}; the form is Instances
+    {"inputs": {...}}, .npy, .npz  -> Columns    -> {"outputs": {...}}, "errors" beside where rows failed
+    the same, Accept: .npy or .npz -> File       -> such a file
 
 A result is a row's outputs, by the model's names, with the batch dimension.
 """
@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from handlers.errors import ItemError, NotAcceptable, WrongOutput
 from handlers.protocol.metadata import TensorMetadata
-from handlers.protocol.open_inference import ERROR, Model, errors_of
-from handlers.protocol.output_tensors import Arrays
+from handlers.protocol.output_tensors import ERROR, Arrays, Model, errors_of
 from handlers.protocol.responses import Reply, encode, encode_padded, status_of
+from handlers.protocol.tensors import BF16, from_bfloat16
 from handlers.tensor_models.files import NPY, NPZ, to_npy, to_npz
-from handlers.tensor_models.json_values import to_values
 from handlers.tensor_models.signature import ANY, Tensor
 
 
@@ -76,43 +75,36 @@ def described(tensor: Tensor) -> TensorMetadata:
     return TensorMetadata(tensor.name, tensor.datatype or ANY, tensor.shape or (-1,), tensor.batch_dim)
 
 
-@dataclass(frozen=True, slots=True)
-class OneRow:
-    """The answer is the row's outputs by name, or the error with its status."""
-
-    model: Model
-
-    def pack(self, results: Sequence[Any]) -> Reply:
-        """See `handlers.protocol.responses.Form`."""
-        (result,) = results
-        if isinstance(result, ItemError):
-            return Reply(result.code, encode(result.to_json()))
-        return Reply(200, encode_padded(_values(result, self.model)))
-
-
-@dataclass(frozen=True, slots=True)
-class Predictions:
-    """The answer is {"predictions": [...]}: the value of the only output, or all of them by name."""
-
-    model: Model
-
-    def pack(self, results: Sequence[Any]) -> Reply:
-        """See `Form`. The status is 200 when at least one row has a result, otherwise that of the first error."""
-        return Reply(
-            status_of(results), encode_padded({"predictions": [self._prediction(result) for result in results]})
-        )
-
-    def _prediction(self, result: Any) -> Any:
-        if isinstance(result, ItemError):
-            return {"error": result.to_json()}
-        values = _values(result, self.model)
-        return next(iter(values.values())) if len(values) == 1 else values
-
-
-def _values(result: Any, model: Model) -> dict[str, Any]:
+def row_values(model: Model, result: Any) -> dict[str, Any]:
     """Write one row's outputs for JSON, without the batch dimension."""
     arrays = model.outputs.arrays([result])
-    return {name: to_values(array.take(0, model.batch_dims.get(name, 0))) for name, array in arrays.items()}
+    return {name: _values(array.take(0, model.batch_dims.get(name, 0))) for name, array in arrays.items()}
+
+
+def prediction(model: Model, result: Any) -> Any:
+    """Write one row for a list of them: the value of the only output, or all of them by name."""
+    values = row_values(model, result)
+    return next(iter(values.values())) if len(values) == 1 else values
+
+
+def _values(array: Any) -> Any:
+    """Write an array, or one of its elements, for an encoder that takes arrays of numbers.
+
+    Bytes that are not UTF-8 are replaced.
+    """
+    if isinstance(array, bytes | str):
+        return _texts(array)
+    if array.dtype == BF16:
+        array = from_bfloat16(array)
+    if array.dtype.kind == "O":
+        return _texts(array.tolist())
+    return np.ascontiguousarray(array) if array.ndim else array.item()
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return [_texts(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +121,8 @@ class Columns:
         failed = [isinstance(result, ItemError) for result in results]
         if not any(failed):
             arrays = self.model.outputs.arrays(results)
-            return Reply(200, encode_padded({"outputs": {name: to_values(array) for name, array in arrays.items()}}))
-        rows = [None if isinstance(result, ItemError) else _values(result, self.model) for result in results]
+            return Reply(200, encode_padded({"outputs": {name: _values(array) for name, array in arrays.items()}}))
+        rows = [None if isinstance(result, ItemError) else row_values(self.model, result) for result in results]
         names = next(row.keys() for row in rows if row is not None)
         errors = [result.to_json() if isinstance(result, ItemError) else None for result in results]
         outputs = {name: [row and row[name] for row in rows] for name in names}

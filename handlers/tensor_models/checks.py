@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handlers.errors import EmptyInput, InvalidText, TensorMismatch, UnknownShape, WrongOutput, shown
-from handlers.protocol.open_inference import ERROR
+from handlers.protocol.output_tensors import ERROR
 from handlers.protocol.tensors import BF16, DTYPES, datatype_of, encoded, from_bfloat16, objects, to_bfloat16
 from handlers.tensor_models.signature import Shape, Signature, Tensor, without
 

@@ -126,7 +126,9 @@ def from_npz(body: bytes | bytearray, most_bytes: int) -> dict[str, NDArray[Any]
             if sum(member.file_size for member in members) > most_bytes:
                 raise BodyTooLarge(f"The .npz file unpacks to more than max_body_bytes, {most_bytes}.")
             return {member.filename.removesuffix(".npy"): from_npy(_unpacked(archive, member)) for member in members}
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, OSError):
+    except (
+        zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, OSError, OverflowError
+    ):  # fmt: skip
         raise MalformedTensor("The body is no .npz file: it is broken.") from None
 
 

@@ -11,22 +11,27 @@ See handlers.protocol.requests.Items.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import BatchTooLarge, ItemError, UnknownShape, UnsupportedMedia, shown
+from handlers.errors import BatchTooLarge, ItemError, TensorMismatch, UnknownShape, UnsupportedMedia, shown
 from handlers.protocol.fields import instances_of
 from handlers.protocol.headers import header
-from handlers.protocol.open_inference import Model
+from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Payload, Request, Sent, check_count
-from handlers.protocol.responses import Form
-from handlers.tensor_models.answers import Columns, File, OneRow, Predictions
+from handlers.protocol.responses import Form, Instances, OneItem
+from handlers.protocol.tensors import BF16, DTYPES, JSON_TYPES, converted, nested, to_bfloat16
+from handlers.tensor_models.answers import Columns, File, prediction, row_values
 from handlers.tensor_models.checks import checked, row_count
 from handlers.tensor_models.files import NPY, NPY_MAGIC, NPZ, NPZ_MAGIC, from_npy, from_npz
-from handlers.tensor_models.json_values import from_values
 from handlers.tensor_models.rows import Rows
-from handlers.tensor_models.signature import Signature
+from handlers.tensor_models.signature import Shape, Signature, Tensor, without
+
+# What the elements of a tensor of any datatype are read as, by the type of the first that decides.
+_GUESSED = ((str, "BYTES"), (float, "FP64"), (int, "INT64"), (bool, "BOOL"))
 
 
 class TensorItems:
@@ -91,7 +96,7 @@ class TensorItems:
             if isinstance(document["instances"], list):
                 self._check_count(len(document["instances"]))
             read = instances_of(document, self._most_rows, lambda instance: Payload(self._named(instance), options))
-            return Request(read.payloads, Predictions(self._model))
+            return Request(read.payloads, Instances(partial(prediction, self._model)))
         if isinstance(document, dict) and isinstance(document.get("inputs"), dict):
             options = {**sent.options, **{name: document[name] for name in document if name != "inputs"}}
             check_count(options)
@@ -99,7 +104,7 @@ class TensorItems:
             arrays = {name: from_values(v, self._named_so[name], is_row=False) for name, v in columns.items()}
             return Request(self.of_tensors(arrays, options), self._columns(sent))
         if isinstance(document, dict):
-            return Request((Payload(self._named(document), sent.options),), OneRow(self._model))
+            return Request((Payload(self._named(document), sent.options),), OneItem(partial(row_values, self._model)))
         raise UnknownShape(self._shapes())
 
     def decoded(self, payload: Payload) -> Mapping[str, NDArray[Any]]:
@@ -146,3 +151,45 @@ class TensorItems:
             if media_type in accepted:
                 return File(self._model, media_type)
         return Columns(self._model)
+
+
+def from_values(value: Any, tensor: Tensor, *, is_row: bool) -> NDArray[Any]:
+    """Read what a JSON document holds for an input.
+
+    Args:
+        value: a number, a string, or lists of them, nested.
+        tensor: what is expected. Where any datatype is, whole numbers are INT64, others FP64, strings BYTES.
+        is_row: whether it is one row, without the batch dimension, or all of them.
+
+    Returns:
+        An array with the batch dimension, of a dtype of DTYPES; it has as many dimensions as the tensor, and is to be
+        checked.
+
+    Raises:
+        TensorMismatch: it is no such value.
+    """
+    listed, types = nested(value)
+    datatype = tensor.datatype or next((name for kind, name in _GUESSED if kind in types), "FP64")
+    dtype = DTYPES[datatype]
+    expected = tensor.shape if not is_row or tensor.shape is None else without(tensor.shape, tensor.batch_dim)
+    if not types <= JSON_TYPES["f" if dtype == BF16 else dtype.kind]:
+        raise TensorMismatch(f"{tensor.name}: {datatype} {_listed(expected)} is expected, nested as its shape is.")
+    if expected is not None and len(listed.shape) != len(expected):
+        raise TensorMismatch(
+            f"{tensor.name}: {datatype} {_listed(expected)} is expected; {list(listed.shape)} was sent."
+        )
+    try:
+        array = converted(listed, np.dtype(np.float32) if dtype == BF16 else dtype)
+    except OverflowError:
+        raise TensorMismatch(f"{tensor.name}: there is a number that {datatype} has not.") from None
+    if dtype == BF16:
+        array = to_bfloat16(array)
+    if not is_row:
+        return array
+    if tensor.batch_dim > array.ndim:
+        raise TensorMismatch(f"{tensor.name}: a row needs at least {tensor.batch_dim} dimensions.")
+    return np.expand_dims(array, tensor.batch_dim)
+
+
+def _listed(shape: Shape | None) -> str:
+    return "of any shape" if shape is None else str(list(shape))

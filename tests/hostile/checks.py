@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from handlers.protocol.grpc_status import PROTOBUF
+from handlers.protocol.responses import PROTOBUF
 from tests.hostile.requests import CANARY
 from tests.hostile.target import Reply
 

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from handlers.protocol.grpc_messages import CLASSES
-from handlers.protocol.grpc_status import PROTOBUF
+from handlers.protocol.responses import PROTOBUF
 
 # What a payload holds; it must stand in no message, no log and no other client's answer.
 CANARY = "kanarienvogel"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from deploy.gateway.sandbox import Sandbox
 from deploy.run.server import Server
-from handlers.protocol.grpc_status import PROTOBUF
+from handlers.protocol.responses import PROTOBUF
 from tests.hostile.checks import CANARIES
 from tests.hostile.requests import STRANGE, Kind, Request
 from tests.hostile.test_requests import KINDS

@@ -15,7 +15,7 @@ from handlers.errors import InvalidConfig, WrongOutput
 from handlers.protocol.tensors import DTYPES, objects
 from handlers.tensor_models.checks import checked_outputs
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.samples import sample_rows
+from handlers.tensor_models.rows import sample_rows
 from handlers.tensor_models.signature import Signature
 
 Arrays = Mapping[str, NDArray[Any]]

@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2
 from handlers.adaptive.decoder import LEAST_THREADS
 from handlers.adaptive.fail_fast import Guard
 from handlers.errors import InvalidConfig
-from handlers.protocol.grpc_status import PROTOBUF
+from handlers.protocol.responses import PROTOBUF
 from tests.handlers.adaptive.frontend import Body, Field, Frontend
 from tests.handlers.adaptive.gated import (
     RUN_S,

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from handlers.errors import WorkTooLarge
-from handlers.protocol.allowance import UNLIMITED, SharedAllowance
+from handlers.protocol.allowance import UNLIMITED, Allowance
 
 
 def test_allowance_is_for_all_items_together_and_for_each_unit() -> None:
-    allowance = SharedAllowance()
+    allowance = Allowance()
     allowance.take("pixels", 60, 100)
     allowance.take("characters", 100, 100)
     allowance.take("pixels", 40, 100)
@@ -21,9 +21,9 @@ def test_allowance_is_for_all_items_together_and_for_each_unit() -> None:
 
 def test_allowance_that_several_threads_take_from_at_once_is_not_exceeded() -> None:
     for _ in range(50):
-        allowance, start = SharedAllowance(), threading.Barrier(4)
+        allowance, start = Allowance(), threading.Barrier(4)
 
-        def take(_: int, allowance: SharedAllowance = allowance, start: threading.Barrier = start) -> bool:
+        def take(_: int, allowance: Allowance = allowance, start: threading.Barrier = start) -> bool:
             start.wait()
             try:
                 allowance.take("pixels", 30, 100)

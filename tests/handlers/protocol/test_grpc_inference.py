@@ -19,11 +19,9 @@ from tritonclient.utils import np_to_triton_dtype
 
 from handlers.errors import INTERNAL_ERROR, ItemError
 from handlers.protocol.grpc_inference import MOST_FIELDS, GrpcInference, read
-from handlers.protocol.grpc_status import PROTOBUF, code_of, error_headers
-from handlers.protocol.open_inference import Inference, Model
-from handlers.protocol.output_tensors import Vectors
+from handlers.protocol.output_tensors import Model, Vectors
 from handlers.protocol.requests import Payload, Request, unpack
-from handlers.protocol.responses import Reply
+from handlers.protocol.responses import PROTOBUF, Reply, code_of, error_headers
 from handlers.protocol.tensors import to_bfloat16
 from tests.handlers.protocol import test_open_inference
 from tests.handlers.protocol.test_open_inference import KOREAN, TEXT
@@ -76,7 +74,7 @@ def written(datatype: str = "BYTES", shape: tuple[int, ...] = (1,), **contents: 
 
 @given(arrays())
 def test_raw_tensor_of_tritonclient_is_read_as_it_was(array: NDArray[Any]) -> None:
-    inquiry, _ = read(message(tensor("x", array)), Model(), 2**20)
+    inquiry = read(message(tensor("x", array)), Model(), 2**20)
     np.testing.assert_array_equal(inquiry.tensors["x"], array, strict=True)
 
 
@@ -89,7 +87,7 @@ def test_texts_by_grpc_are_the_items_that_binary_http_makes_of_them() -> None:
     )
     assert by_grpc.payloads == by_http.payloads
     assert by_grpc.payloads[1] == Payload(KOREAN[1], {"tgt_lang": "de", "top_k": 2})
-    assert by_grpc.form == GrpcInference(Inference(TEXT.model, "7"))
+    assert by_grpc.form == GrpcInference(TEXT.model, "7")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +108,7 @@ def test_texts_by_grpc_are_the_items_that_binary_http_makes_of_them() -> None:
     ],
 )
 def test_typed_contents_are_read_as_their_datatype(datatype: str, field: str, values: list[Any], dtype: Any) -> None:
-    inquiry, _ = read(written(datatype, (2, 1), **{field: values}).SerializeToString(), Model(), 2**20)
+    inquiry = read(written(datatype, (2, 1), **{field: values}).SerializeToString(), Model(), 2**20)
     np.testing.assert_array_equal(inquiry.tensors["text"], np.array([[v] for v in values], dtype), strict=True)
 
 
@@ -190,6 +188,24 @@ def test_message_of_many_empty_fields_is_refused_before_it_is_read(field: bytes)
     assert asked(message(tensor("text", long_text)), shape).payloads == (Payload(long_text[0], {}),)
     for cut in (b"\x3a\xff\xff", b"\x3b", b"\x2a\x00" * 9 + b"\x3a\x80"):
         assert failed(asked(b"\x3a\x81\x40" + bytes(0x2001) + cut, shape)).type == "MalformedMessage"
+
+
+def test_parameters_within_tensors_and_outputs_count_among_the_fields_of_a_message() -> None:
+    """A million of them took two seconds of the worker's only thread."""
+    shape = replace(TEXT, max_body_bytes=2**24)
+    request = written(bytes_contents=[b"a" * 3000])
+    request.outputs.add(name="label")
+    for part in (request.inputs[0], request.outputs[0]):
+        most = MOST_FIELDS - 3  # with the model's name, the input and the output
+        for number in range(most):
+            part.parameters[f"{number}"].bool_param = True
+        assert isinstance(asked(request.SerializeToString(), shape).payloads[0], Payload)
+        part.parameters["more"].bool_param = True
+        assert "more than 1000 tensors, outputs" in failed(asked(request.SerializeToString(), shape)).message
+        part.parameters.clear()
+    # A shape of a dimension each, as protobuf allows, for as long as the body.
+    dimensions = request.SerializeToString() + b"\x2a\x80\x80\x80\x02" + b"\x18\x01" * 2**21
+    assert "more than 1000 tensors, outputs" in failed(asked(dimensions, shape)).message
 
 
 def answered(shape: Any, results: list[Any], **more: Any) -> triton.InferResult:

@@ -38,9 +38,3 @@ def test_every_field_is_tritons_own(name: str) -> None:
         assert described(field) == described(others.fields_by_name[field.name])
     if name in WHOLE:
         assert ours.fields_by_name.keys() == others.fields_by_name.keys()
-
-
-def test_message_is_an_attribute_of_the_module() -> None:
-    assert grpc_messages.ServerLiveResponse(live=True).SerializeToString() == b"\x08\x01"
-    with pytest.raises(AttributeError, match="ModelStreamInferRequest"):
-        _ = grpc_messages.ModelStreamInferRequest

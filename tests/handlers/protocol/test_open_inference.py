@@ -10,8 +10,17 @@ import tritonclient.http as triton
 
 from handlers.errors import ItemError
 from handlers.protocol.fields import Fields
-from handlers.protocol.open_inference import Inference, Model
-from handlers.protocol.output_tensors import LABELS, Documents, OutputTensors, Ranked, Renamed, Vectors, one_or_many
+from handlers.protocol.open_inference import Inference
+from handlers.protocol.output_tensors import (
+    LABELS,
+    Documents,
+    Model,
+    OutputTensors,
+    Ranked,
+    Renamed,
+    Vectors,
+    one_or_many,
+)
 from handlers.protocol.requests import Payload, Request, Shape, unpack
 from handlers.protocol.responses import Reply
 

@@ -71,6 +71,7 @@ def test_accepted_body_is_items_with_their_options(
         ({"body": b'{"instances": []}'}, 400, "EmptyInput"),
         ({"body": b'{"instances": [1, 2, 3, 4]}'}, 413, "TooManyInstances"),
         ({"body": {"instances": [{"b64": ""}], **{f"option{n}": n for n in range(101)}}}, 400, "UnknownOption"),
+        ({"data": b"x", **{f"f{n}": b"" for n in range(101)}}, 400, "UnknownOption"),
         ({"a": b"1", "b": b"2"}, 400, "UnknownShape"),
         ({'{"b64": "aGk': b""}, 400, "UnknownShape"),  # curl -d without a content type
     ],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from handlers.errors import TensorMismatch
-from handlers.tensor_models.json_values import from_values
+from handlers.tensor_models.items import from_values
 from handlers.tensor_models.signature import Tensor
 
 

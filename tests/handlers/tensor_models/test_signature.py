@@ -5,7 +5,7 @@ import pytest
 from handlers.config import parse
 from handlers.errors import InvalidConfig
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.samples import sample_rows
+from handlers.tensor_models.rows import sample_rows
 from handlers.tensor_models.signature import Said, Tensor, signed
 
 SAID = Said(
