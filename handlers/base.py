@@ -278,7 +278,9 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             start = self._start_adaptive if self.config.scheduling.mode == "adaptive" else self._start_classic
             self._answer = start(window, settings, trial)
             proofs = {name: proof.to_json() for name, proof in archive_files.proofs(self.model_dir).items()}
-            self.metadata = replace(self.metadata, precision=precision_of(self.engine), proofs=proofs)
+            self.metadata = replace(
+                self.metadata, precision=precision_of(self.engine), proofs=proofs, device=self.device.type
+            )
             laps.lap("trial and warm-up")
         except Exception as error:
             # TorchServe buries the reason under a traceback or two: this is the line to read.

@@ -1,30 +1,33 @@
-"""Asks batch2, which takes two rows at a time, about five, with a client shaped as PyTriton's.
+"""Asks batch2, which takes two rows at a time, about five with PyTriton's own client, through the gateway.
 
-    python -m examples.client.pytriton [ADDRESS]
+    .extras/pytriton/bin/python -m examples.client.pytriton [http://HOST:8000 | grpc://HOST:8001]
 
-The model is examples/batch2: `./archive.sh batch2`. A program of PyTriton's moves here by its import line.
+The model is examples/batch2: `./archive.sh batch2`. PyTriton takes no NumPy 2, so it has an environment of its own:
+`make bench ONLY=peers` builds it, and `pip install nvidia-pytriton` does anywhere else.
 """
 
 import sys
 
 import numpy as np
+from pytriton.client import FuturesModelClient, ModelClient
+from pytriton.client.exceptions import PyTritonClientInferenceServerError
 
-from torchserve_client.pytriton import ChunkingClient, FuturesModelClient
-from torchserve_client.pytriton.exceptions import PyTritonClientInferenceServerError
-
-ROWS = np.arange(5, dtype=np.int32).reshape(5, 1)
+MODEL, ROWS = "batch2", np.arange(5, dtype=np.int32).reshape(5, 1)
 
 
-def main(address: str = "localhost") -> None:
-    """Print what each chunk gave, in order; then what becomes of too many rows at once."""
-    with ChunkingClient(address, "batch2") as client:
-        for future in client.infer_batch(INPUT_1=ROWS):
-            print(future.result()["OUTPUT_1"].tolist())
-    with FuturesModelClient(address, "batch2") as client:
+def main(url: str = "http://localhost:8000") -> None:
+    """Print what becomes of too many rows at once; then what each chunk of them gave, in order."""
+    with ModelClient(url, MODEL) as client:
+        size = client.model_config.max_batch_size
         try:
-            client.infer_batch(ROWS[:4]).result()
+            client.infer_batch(ROWS[: 2 * size])
         except PyTritonClientInferenceServerError as error:
             print(error)
+    # The second thread of PyTriton 0.7.0's FuturesModelClient forgets grpc:// and speaks HTTP.
+    with FuturesModelClient(url, MODEL, max_workers=1 if url.startswith("grpc:") else None) as client:
+        chunks = [client.infer_batch(ROWS[start : start + size]) for start in range(0, len(ROWS), size)]
+        for future in chunks:
+            print(future.result()["OUTPUT_1"].tolist())
 
 
 if __name__ == "__main__":

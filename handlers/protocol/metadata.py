@@ -52,6 +52,7 @@ class Metadata:
         proofs: how near its answers in a precision are to those in fp32, as `handlers.proofs.Proof.to_json` gives it,
             by precision; empty where its builder compared nothing.
         precision: the engine's arithmetic; None where that says nothing.
+        device: `cpu` or `cuda`: where the worker runs it.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Metadata:
     accepts: Sequence[str]
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     precision: str | None = None
+    device: str = "cpu"
 
     def pack(self, results: Sequence[Any]) -> Reply:  # noqa: ARG002
         """See `Form`; there are no results."""

@@ -20,11 +20,12 @@ from deploy.run.server import Server
 from tests.e2e.conftest import MOBILENET, send_together
 from tests.photographs import crops, path, photograph
 from tests.waiting import until
-from torchserve_client import Client, FuturesClient, ItemFailed, Rejected, pytriton
+from torchserve_client import ByCount, ChunkingClient, Client, FuturesClient, ItemFailed, Rejected, RetryPolicy
 from torchserve_client.cli import main
 
 # Seconds of work, so that a run can be ended in its middle.
 PHOTOGRAPHS = 600
+PATIENT = RetryPolicy(attempts=40, statuses=frozenset({404, 503}))
 
 
 @pytest.fixture
@@ -193,7 +194,7 @@ def test_predict_that_is_interrupted_or_killed_goes_on_and_asks_again_only_for_f
     assert top(next(line["answer"] for line in lines(again.out) if line["input"] == "broken.jpg")) == "espresso"
 
 
-def test_arrays_are_predicted_by_programs_of_pytritons_client_and_from_files(  # noqa: PLR0917
+def test_arrays_are_predicted_in_chunks_and_from_files(  # noqa: PLR0917
     server: Server,
     gateway: Sandbox,
     archive: Callable[..., str],
@@ -204,12 +205,12 @@ def test_arrays_are_predicted_by_programs_of_pytritons_client_and_from_files(  #
     name = serve(archive=archive(model("batch2")), name="batch2", max_batch_delay_ms=1)
     five = np.arange(5, dtype=np.int32).reshape(5, 1)
     for address in (server.settings.inference_url, gateway.http):
-        with pytriton.ChunkingClient(address.removeprefix("http://"), name, init_timeout_s=60) as chunking:
-            found = [future.result()["OUTPUT_1"].tolist() for future in chunking.infer_batch(INPUT_1=five)]
-        assert found == [[[0], [2]], [[4], [6]], [[8]]]
-        with pytriton.FuturesModelClient(address.removeprefix("http://"), name, init_timeout_s=60) as futures:
-            error: Any = futures.infer_batch(five[:4]).exception()
-        assert (error.status, "batch-size must be <= 2" in str(error)) == (400, True)
+        # The gateway may not have seen yet that the model is there.
+        with Client(address, retry=PATIENT) as asking, ChunkingClient(asking, ByCount(2)) as chunking:
+            found = [future.result()["OUTPUT_1"].tolist() for future in chunking.submit(name, {"INPUT_1": five})]
+            assert found == [[[0], [2]], [[4], [6]], [[8]]]
+            with pytest.raises(Rejected, match="batch-size must be <= 2"):
+                asking.predict(name, {"INPUT_1": five[:4]})
     packed, kind = io.BytesIO(), "application/x-npz"
     np.savez_compressed(packed, INPUT_1=five[:2])
     for address in (f"{server.settings.inference_url}/predictions/{name}", f"{gateway.http}/v2/models/{name}/infer"):

@@ -62,9 +62,6 @@ def test_examples_of_clients_print_their_answers(site: Checkout) -> None:
     lists, tensors = printed(f"python -m examples.client.chunking http://{http} http://{management}")
     assert (lists[:21], tensors) == ("as lists (1000, 384) ", "as tensors (100, 384)")
     assert printed(f"python -m examples.client.triton {http}")[0].startswith("news float32 (2, 384) [[")
-    *chunks, too_many = printed(f"python -m examples.client.pytriton {http}")
-    assert chunks == ["[[0], [2]]", "[[4], [6]]", "[[8]]"]
-    assert "batch-size must be <= 2" in too_many
 
 
 def test_last_block_ends_the_server(site: Checkout, reader: Reader) -> None:

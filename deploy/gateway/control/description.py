@@ -114,7 +114,7 @@ def configuration(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
             "max_queue_delay_microseconds": delay_ms * 1000,
         },
         "instance_group": [
-            {"name": name, "kind": "KIND_AUTO", "count": workers}
+            {"name": name, "kind": "KIND_GPU" if said.get("device") == "cuda" else "KIND_CPU", "count": workers}
             for workers in [sum(replica.workers for replica in version.replicas.values())]
             if workers
         ],

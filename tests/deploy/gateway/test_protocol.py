@@ -57,7 +57,7 @@ def test_configuration_is_what_tritons_tools_read() -> None:
         "input": [{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}],
         "output": [{"name": "scores", "data_type": "TYPE_FP32", "dims": [1000]}],
         "dynamic_batching": {"preferred_batch_size": [8], "max_queue_delay_microseconds": 20000},
-        "instance_group": [{"name": "m", "kind": "KIND_AUTO", "count": 1}],
+        "instance_group": [{"name": "m", "kind": "KIND_CPU", "count": 1}],
     }
     # A function that declares nothing: neither the datatype nor the dimensions are known.
     found = configured(inputs=[{"name": "x", "datatype": "ANY", "shape": [-1]}])

@@ -55,6 +55,7 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
         "accepts": ["application/json"],
         "proofs": {"int8": proof},
         "precision": "fp32",
+        "device": "cpu",
     }
     assert handler.module.batches == [[2.0]]
 
