@@ -35,7 +35,6 @@ from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Engine, Listener, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, InvalidConfig, ItemError
 from handlers.frontend_heap import HeapFile
-from handlers.laps import Laps
 from handlers.metrics import GAUGES, Recorder, Reporter, Sample
 from handlers.pipeline.description import described, precision_of
 from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead
@@ -246,8 +245,6 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         logging.getLogger().setLevel(logging.WARNING)
         logging.getLogger("ts.metrics").setLevel(logging.INFO)
 
-        laps = Laps.of_process()
-        laps.lap("imports")
         properties = context.system_properties
         self.model_dir = Path(properties["model_dir"])
         self._recorder = Recorder()
@@ -268,27 +265,23 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             self.config = self._read_config(settings)
             self.device = _device(properties.get("gpu_id"))
             self.fingerprint = archive_files.check(self.model_dir, is_torch_unread=not self.uses_torch)
-            laps.lap("files")
             self.engine = self.load()
-            laps.lap("load")
             trial = Trial(self, window)
             self.engine = trial.engine
             self._shape, self.metadata = described(self, context.model_name, version)
-            laps.lap("description")
             start = self._start_adaptive if self.config.scheduling.mode == "adaptive" else self._start_classic
             self._answer = start(window, settings, trial)
             proofs = {name: proof.to_json() for name, proof in archive_files.proofs(self.model_dir).items()}
             self.metadata = replace(
                 self.metadata, precision=precision_of(self.engine), proofs=proofs, device=self.device.type
             )
-            laps.lap("trial and warm-up")
         except Exception as error:
             # TorchServe buries the reason under a traceback or two: this is the line to read.
             logger.error("%s %s: %s: %s", LOAD_FAILED, context.model_name, type(error).__name__, error)
             raise
         self.reporter.start()
         self.initialized = True
-        logger.warning("Loaded %s: %s (seconds: %s)", context.model_name, self.engine.description, laps)
+        logger.warning("Loaded %s: %s", context.model_name, self.engine.description)
 
     def _read_config(self, settings: Mapping[str, Any]) -> Config:
         try:

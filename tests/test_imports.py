@@ -11,7 +11,7 @@ from deploy.models import ROOT
 # Package -> its rooms, lowest first: a room imports what stands before it, and rooms of one line nothing of each other.
 FLOORS = {
     "handlers": (
-        {"errors", "metrics", "frontend_heap", "laps", "probabilities", "proofs", "blocked_import"},
+        {"errors", "metrics", "frontend_heap", "probabilities", "proofs", "blocked_import"},
         {"archive_files", "config"},
         {"protocol", "engines"},
         {"pipeline"},

@@ -1,12 +1,28 @@
-"""A plain function of arrays as an engine: numpy, scikit-learn, or whatever else runs a model."""
+"""A plain function of arrays as an engine: numpy, scikit-learn, or whatever else runs a model.
 
+folder with infer.py -> load_function -> Function: infer, load, the names of its inputs
+function, its inputs -> FunctionEngine
+"""
+
+import importlib.util
+import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from handlers.engines import Arrays, Outputs
-from handlers.errors import OutOfMemory
+from handlers.errors import InvalidConfig, OutOfMemory
+
+# The folder of an archive that holds the function, and its file.
+FOLDER, FILE = "function", "infer.py"
+# The module's name, under which pickles of its classes know it.
+MODULE = "infer"
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class FunctionEngine:
@@ -37,3 +53,57 @@ class FunctionEngine:
         except SystemExit as error:
             # It would end the worker, and with it the requests of everybody else.
             raise RuntimeError("the function called exit") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What infer.py defines.
+
+    Attributes:
+        infer: arrays by name, with the batch dimension -> arrays by name, likewise.
+        inputs: the names of its parameters, in order.
+        load: called once before, with the folder and the device ("cpu", "cuda:0"); None where there is nothing to load.
+    """
+
+    infer: Callable[..., Any]
+    inputs: tuple[str, ...]
+    load: Callable[[Path, str], Any] | None = None
+
+
+def load_function(folder: Path) -> Function:
+    """Import infer.py from a folder, whose other modules it may import.
+
+    Raises:
+        InvalidConfig: it cannot be imported, or defines no such functions.
+    """
+    path = folder / FILE
+    spec = importlib.util.spec_from_file_location(MODULE, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise InvalidConfig(f"{FILE}: there is none")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE] = module
+    # Last: what lies beside it must not take the place of a module that anything else imports.
+    sys.path.append(str(folder))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidConfig(f"{FILE}: it cannot be imported: {type(error).__name__}: {reason}") from error
+    infer, load = getattr(module, "infer", None), getattr(module, "load", None)
+    if not callable(infer):
+        raise InvalidConfig(f"{FILE}: it defines no infer(**inputs)")
+    if load is not None and not callable(load):
+        raise InvalidConfig(f"{FILE}: load is no function; load(folder, device) is called once")
+    return Function(infer, _inputs(infer), load)
+
+
+def _inputs(infer: Callable[..., Any]) -> tuple[str, ...]:
+    """Read the names of the inputs from a function's parameters."""
+    if inspect.iscoroutinefunction(infer) or inspect.isgeneratorfunction(infer):
+        raise InvalidConfig(f"{FILE}: infer must be a plain function, neither async nor a generator")
+    parameters = inspect.signature(infer).parameters.values()
+    if wrong := [parameter.name for parameter in parameters if parameter.kind not in _NAMED]:
+        raise InvalidConfig(f"{FILE}: infer: {', '.join(wrong)}: each input is a parameter with a name of its own")
+    if not parameters:
+        raise InvalidConfig(f"{FILE}: infer has no parameters; they name its inputs")
+    return tuple(parameter.name for parameter in parameters)

@@ -125,13 +125,16 @@ class Columns:
         """See `OutputTensors`."""
         return tuple(self.dtypes)
 
-    def arrays(self, results: Sequence[Record]) -> Arrays:
+    def arrays(self, results: Sequence[Any]) -> Arrays:
         """See `OutputTensors`; (B,) each."""
         return {name: self._column(name, np.dtype(dtype), results) for name, dtype in self.dtypes.items()}
 
     def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
         """See `OutputTensors`."""
-        return [TensorMetadata(name, datatype_of(np.empty(0, dtype)), (-1,)) for name, dtype in self.dtypes.items()]
+        return self._metadata((-1,))
+
+    def _metadata(self, shape: tuple[int, ...]) -> list[TensorMetadata]:
+        return [TensorMetadata(name, datatype_of(np.empty(0, dtype)), shape) for name, dtype in self.dtypes.items()]
 
     def _column(self, name: str, dtype: np.dtype[Any], results: Sequence[Record]) -> NDArray[Any]:
         return np.array([result.get(name, _NOTHING[dtype.kind]) for result in results], dtype)
@@ -192,51 +195,32 @@ def _as_they_are(result: Sequence[Record]) -> Sequence[Record]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class Ranked(Columns):
     """Makes a tensor of each field of results that are records, best first, as wide as the longest result.
 
     Attributes:
-        dtypes: the dtype of each field, by name.
         records: finds the records of one result.
     """
 
-    dtypes: Mapping[str, Any]
     records: Callable[[Any], Sequence[Record]] = _as_they_are
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """See `OutputTensors`."""
-        return tuple(self.dtypes)
 
     def arrays(self, results: Sequence[Any]) -> Arrays:
         """See `OutputTensors`; (B, k) each, with "", NaN or -1 where a result has fewer than k records."""
         rows = [self.records(result) for result in results]
-        columns = max(map(len, rows))
-        return {name: self._column(name, np.dtype(dtype), rows, columns) for name, dtype in self.dtypes.items()}
+        return {name: self._table(name, np.dtype(dtype), rows) for name, dtype in self.dtypes.items()}
 
     def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
         """See `OutputTensors`; how many records there are is the request's affair."""
-        datatypes = {name: datatype_of(np.empty(0, dtype)) for name, dtype in self.dtypes.items()}
-        return [TensorMetadata(name, datatype, (-1, -1)) for name, datatype in datatypes.items()]
+        return self._metadata((-1, -1))
 
-    def _column(self, name: str, dtype: np.dtype[Any], rows: Sequence[Sequence[Record]], columns: int) -> NDArray[Any]:
-        column = np.full((len(rows), columns), _NOTHING[dtype.kind], dtype)
-        for row, records in zip(column, rows, strict=True):
+    def _table(self, name: str, dtype: np.dtype[Any], rows: Sequence[Sequence[Record]]) -> NDArray[Any]:
+        table = np.full((len(rows), max(map(len, rows))), _NOTHING[dtype.kind], dtype)
+        for row, records in zip(table, rows, strict=True):
             row[: len(records)] = _finite(np.array([record[name] for record in records], dtype))
-        return column
+        return table
 
 
 LABELS = {"label": object, "score": np.float32}
-
-
-def from_mapping(result: Mapping[str, float]) -> Sequence[Record]:
-    """Make records of {label: score, ...}, likeliest first."""
-    return [{"label": label, "score": score} for label, score in result.items()]
-
-
-def one_or_many(result: Record | Sequence[Record]) -> Sequence[Record]:
-    """Make a list of a result that is one record or several."""
-    return [result] if isinstance(result, Mapping) else result
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,15 @@ from handlers.engines.torch import TorchEngine
 from handlers.errors import CorruptInput, InvalidConfig, UnknownShape
 from handlers.probabilities import softmax
 from handlers.protocol.metadata import TensorMetadata
-from handlers.protocol.output_tensors import LABELS, Ranked, from_mapping
+from handlers.protocol.output_tensors import LABELS, Ranked, Record
 from handlers.protocol.requests import Payload
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
 from handlers.vision.images import Geometry, Picture, cut_square, decode_image, grey_jpeg
+
+
+def _from_mapping(result: Mapping[str, float]) -> Sequence[Record]:
+    """Make records of {label: score, ...}, likeliest first."""
+    return [{"label": label, "score": score} for label, score in result.items()]
 
 
 class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture]):
@@ -37,7 +42,7 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
     item_dimensions = 3
     input_tensors: Mapping[str, TensorMetadata] = {"b64": TensorMetadata("image", shape=(-1, 1))}
     media_types = ("image/*",)
-    output_tensors = Ranked(LABELS, from_mapping)
+    output_tensors = Ranked(LABELS, _from_mapping)
 
     def load(self) -> Engine:
         """See `BatchHandler.load`."""

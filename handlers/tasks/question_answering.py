@@ -18,13 +18,18 @@ from handlers.errors import (
     UnknownShape,
 )
 from handlers.pipeline.micro_batches import Cost
-from handlers.protocol.output_tensors import Ranked, one_or_many
+from handlers.protocol.output_tensors import Ranked, Record
 from handlers.protocol.requests import Payload
 from handlers.text.answer_spans import TUNING, Passage, characters, context_tokens, cut, likeliest_spans
 from handlers.text.config import QuestionAnsweringConfig, QuestionAnsweringOptions
 from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import read_text
+
+
+def _one_or_many(result: Record | Sequence[Record]) -> Sequence[Record]:
+    """Make a list of a result that is one record or several."""
+    return [result] if isinstance(result, Mapping) else result
 
 
 class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
@@ -35,7 +40,7 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
     media_types = ()
     head = Head("AutoModelForQuestionAnswering", ("start_logits", "end_logits"))
     options_class = QuestionAnsweringOptions
-    output_tensors = Ranked({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, one_or_many)
+    output_tensors = Ranked({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _one_or_many)
     needs_places = True
 
     def load(self) -> Engine:

@@ -11,7 +11,7 @@ from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
 from handlers.config import NoOptions, parse_options
 from handlers.engines import Arrays, Engine, Outputs
-from handlers.engines.function import FunctionEngine
+from handlers.engines.function import FILE, FOLDER, FunctionEngine, load_function
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.program import EXPORTED, SCRIPTED, ProgramEngine, load_program
 from handlers.errors import InvalidConfig
@@ -24,7 +24,6 @@ from handlers.tensor_models.answers import RowOutputs, described
 from handlers.tensor_models.checks import checked_outputs, shown_outputs
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.files import NPY, NPZ
-from handlers.tensor_models.function import FILE, FOLDER, load_function
 from handlers.tensor_models.items import TensorItems
 from handlers.tensor_models.rows import Row, Rows, sample_rows
 from handlers.tensor_models.signature import SIGNATURE, Said, Signature, Tensor, narrowed, signed

@@ -32,8 +32,7 @@ from handlers.text.detection import AUTO, Detector, Source, SourceText, load_det
 from handlers.text.documents import Divided, divided
 from handlers.text.encoders import source_limit
 from handlers.text.inputs import right_padded, text_of, tokenised
-from handlers.text.language_codes import short_code
-from handlers.text.languages import Target, read_languages
+from handlers.text.languages import Target, read_languages, short_code
 from handlers.text.pieces import Detokenizer, TextPieces
 from handlers.text.sentences import DEFAULT_LANGUAGE, cut
 from handlers.text.translation_config import TranslationConfig, TranslationOptions

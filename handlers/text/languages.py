@@ -1,16 +1,23 @@
-"""Tell each family of translation models its languages, in its own way. Pure.
+"""The languages of translation models: how each family is told them, and which code a detector's label is. Pure.
 
-tokenizer + generation config -> read_languages -> Languages: codes, and what to do for each
+tokenizer + generation config       -> read_languages -> Languages: codes, and what to do for each
+label of a detector (fr, fra_Latn)  -> key_of ->  one key per language  <- key_of <- codes of a model (fr, fr_XX, fra)
+codes -> ModelCodes: label -> the model's code, if it has one
 
 Marian (one pair)        nothing
 Marian (many targets)    ">>fra<< " before the text
 M2M100, NLLB, mBART      the tokenizer's `src_lang`; the target's token forced to come first
 SeamlessM4T              the tokenizer's `src_lang`; generate(tgt_lang=...)
 T5 and others            nothing: a task's name, where there is one, is part of the text
+
+A key is the language's code of ISO 639-3, or its macrolanguage's where that is what ISO 639-1 and most models mean by
+it: Standard Arabic (arb) and Arabic (ar, ara) are one. Where the table is from stands beside it; tests hold it against
+the lists of codes in transformers and the labels of fastText's lid.176.
 """
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +25,43 @@ from handlers.errors import UnknownOption
 
 # Codes look like fra_Latn (NLLB) or fr_XX (mBART).
 CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}")
+
+# ISO 639-1 to ISO 639-3, as the latter's registration authority, SIL, publishes it (Debian's iso-codes has it as JSON).
+_ISO_639 = (
+    "aa:aar ab:abk ae:ave af:afr ak:aka am:amh an:arg ar:ara as:asm av:ava ay:aym az:aze ba:bak be:bel bg:bul bi:bis "
+    "bm:bam bn:ben bo:bod br:bre bs:bos ca:cat ce:che ch:cha co:cos cr:cre cs:ces cu:chu cv:chv cy:cym da:dan de:deu "
+    "dv:div dz:dzo ee:ewe el:ell en:eng eo:epo es:spa et:est eu:eus fa:fas ff:ful fi:fin fj:fij fo:fao fr:fra fy:fry "
+    "ga:gle gd:gla gl:glg gn:grn gu:guj gv:glv ha:hau he:heb hi:hin ho:hmo hr:hrv ht:hat hu:hun hy:hye hz:her ia:ina "
+    "id:ind ie:ile ig:ibo ii:iii ik:ipk io:ido is:isl it:ita iu:iku ja:jpn jv:jav ka:kat kg:kon ki:kik kj:kua kk:kaz "
+    "kl:kal km:khm kn:kan ko:kor kr:kau ks:kas ku:kur kv:kom kw:cor ky:kir la:lat lb:ltz lg:lug li:lim ln:lin lo:lao "
+    "lt:lit lu:lub lv:lav mg:mlg mh:mah mi:mri mk:mkd ml:mal mn:mon mr:mar ms:msa mt:mlt my:mya na:nau nb:nob nd:nde "
+    "ne:nep ng:ndo nl:nld nn:nno no:nor nr:nbl nv:nav ny:nya oc:oci oj:oji om:orm or:ori os:oss pa:pan pi:pli pl:pol "
+    "ps:pus pt:por qu:que rm:roh rn:run ro:ron ru:rus rw:kin sa:san sc:srd sd:snd se:sme sg:sag sh:hbs si:sin sk:slk "
+    "sl:slv sm:smo sn:sna so:som sq:sqi sr:srp ss:ssw st:sot su:sun sv:swe sw:swa ta:tam te:tel tg:tgk th:tha ti:tir "
+    "tk:tuk tl:tgl tn:tsn to:ton tr:tur ts:tso tt:tat tw:twi ty:tah ug:uig uk:ukr ur:urd uz:uzb ve:ven vi:vie vo:vol "
+    "wa:wln wo:wol xh:xho yi:yid yo:yor za:zha zh:zho zu:zul "
+    # M2M100 has Northern Sotho under a code of its own.
+    "ns:nso"
+)
+_LONG = dict(pair.split(":") for pair in _ISO_639.split())
+_SHORT = {long: short for short, long in _LONG.items() if short != "ns"}
+
+# The one of a macrolanguage's languages that a model means by it, to the macrolanguage: those that NLLB, SeamlessM4T or
+# detectors name, by ISO 639-3's table of macrolanguages (SIL).
+_MACROLANGUAGES = (
+    "als:sqi arb:ara ayr:aym azj:aze cmn:zho dik:din ekk:est fuv:ful gaz:orm khk:mon kmr:kur knc:kau lvs:lav nob:nor "
+    "npi:nep ory:ori pbt:pus pes:fas plt:mlg quy:que swh:swa uzn:uzb ydd:yid zlm:msa zsm:msa"
+)
+_MACROLANGUAGE = dict(pair.split(":") for pair in _MACROLANGUAGES.split())
+
+# lid.176 names languages as Wikipedia does, whose "als" is Alemannic (in ISO 639-3 that is Tosk Albanian), and whose
+# "bh" is written in Bhojpuri.
+_WIKIPEDIA = {"als": "gsw", "bh": "bho"}
+
+# Where a model has no such language, but one that its speakers write, or that a detector hardly tells apart: Egyptian
+# Arabic, Cantonese and Wu as Arabic and Chinese, Nynorsk as Norwegian, Serbo-Croatian (which a detector says of text in
+# Latin letters) as Croatian.
+_NEAREST = {"arz": "ara", "yue": "zho", "wuu": "zho", "nno": "nor", "hbs": "hrv"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +148,40 @@ def read_languages(tokenizer: Any, generation: Any) -> Languages:
     else:
         ids = {}
     return Languages(frozenset(ids), {c: Target(arguments={"forced_bos_token_id": i}) for c, i in ids.items()})
+
+
+def key_of(code: str) -> str:
+    """Give the key of a language under any of its codes: `fr`, `fr_XX`, `fra` and `fra_Latn` have the same."""
+    base = code.partition("_")[0]
+    long = _LONG.get(base, base)
+    return _MACROLANGUAGE.get(long, long)
+
+
+def short_code(code: str) -> str:
+    """Give the code of ISO 639-1 for any code of a language; the key where there is none."""
+    key = key_of(code)
+    return _SHORT.get(key, key)
+
+
+class ModelCodes:
+    """The codes of one model's languages, found by what a detector calls them."""
+
+    def __init__(self, codes: Iterable[str]) -> None:
+        """Take the model's codes, of any family."""
+        self._by_key: dict[str, list[str]] = defaultdict(list)
+        for code in sorted(codes):
+            self._by_key[key_of(code)].append(code)
+
+    def find(self, label: str) -> str | None:
+        """Find the model's code for a language; None where the model has none.
+
+        Args:
+            label: the detector's, without prefix.
+
+        Returns:
+            Of several codes for a language the label itself (`zho_Hant` of a detector that tells scripts apart), or
+            else the first in order: `zho_Hans`.
+        """
+        key = _WIKIPEDIA.get(label) or key_of(label)
+        codes = self._by_key.get(key) or self._by_key.get(_NEAREST.get(key, ""), [])
+        return label if label in codes else next(iter(codes), None)

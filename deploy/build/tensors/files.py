@@ -11,7 +11,7 @@ from pathlib import Path
 
 from handlers.errors import InvalidConfig
 
-# The function of a model in Python: the file's name, as handlers.tensor_models.function loads it.
+# The function of a model in Python: the file's name, as handlers.engines.function loads it.
 INFER = "infer.py"
 SUFFIXES = (".onnx", ".xml", ".pt2", ".pt")
 KINDS = f"{', '.join(SUFFIXES)} or {INFER}"

@@ -12,10 +12,9 @@ from pathlib import Path
 from deploy.build.tensors.files import ModelFile
 from deploy.build.tensors.proof import NotRun, prove, reason, rows
 from deploy.models import Model
-from handlers.engines.function import FunctionEngine
+from handlers.engines.function import FOLDER, FunctionEngine, load_function
 from handlers.errors import InvalidConfig
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.function import FOLDER, load_function
 from handlers.tensor_models.signature import Said, Tensor, signed
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from deploy.build.fingerprint import packed
 from deploy.models import TENSORS, Model
 from handlers.config import parse
+from handlers.engines.function import FILE, FOLDER
 from handlers.errors import InvalidConfig
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.function import FILE, FOLDER
 from handlers.tensor_models.signature import SIGNATURE, Said, Tensor, signed
 
 

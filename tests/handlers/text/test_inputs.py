@@ -1,11 +1,10 @@
 """Texts become checked text and padded arrays; answers have a length that follows from them."""
 
-import numpy as np
 import pytest
 
 from handlers.errors import ItemError
 from handlers.protocol.requests import Payload
-from handlers.text.inputs import Text, right_padded, rounded_length, text_of, tokenised
+from handlers.text.inputs import Text, rounded_length, text_of, tokenised
 
 
 @pytest.mark.parametrize("text", ["plain", " with ends ", "한국어 문장", "👩‍👩‍👧 emoji", "עברית", "line\nbreak", "1"])
@@ -29,10 +28,3 @@ def test_rounded_length_takes_few_values_that_hold_the_tokens_with_little_paddin
             assert length <= rounded <= limit
             assert rounded - length < max(8, length / 4)
     assert len({rounded_length(length, 512) for length in range(1, 513)}) == 20
-
-
-def test_right_padded_rows_are_masked_where_they_are_padding() -> None:
-    input_ids, attention_mask = right_padded([[1, 2], [3]], 3, 9)
-    assert np.array_equal(input_ids, [[1, 2, 9], [3, 9, 9]])
-    assert np.array_equal(attention_mask, [[1, 1, 0], [1, 0, 0]])
-    assert input_ids.dtype == attention_mask.dtype == np.int64

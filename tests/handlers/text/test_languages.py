@@ -8,7 +8,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as
 
 from deploy.build.sources import source
 from deploy.models import model
-from handlers.text.language_codes import ModelCodes, short_code
+from handlers.text.languages import ModelCodes, short_code
 
 FAMILIES = {"m2m100": M2M100["m2m100"], "nllb": NLLB, "mbart": MBART}
 
