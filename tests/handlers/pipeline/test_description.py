@@ -11,7 +11,6 @@ from handlers.base import BatchHandler
 from handlers.tasks.image_classification import ImageClassificationHandler
 from handlers.tasks.question_answering import QuestionAnsweringHandler
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
-from handlers.tasks.tokenization import TokenizationHandler
 from tests import tiny_models
 from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import DoublingHandler, serve, started
@@ -62,7 +61,6 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
 
 TEXT = tensor("text", "BYTES", -1, 1)
 RANKED = [tensor("label", "BYTES", -1, -1), tensor("score", "FP32", -1, -1)]
-IDS = [tensor("input_ids", "INT64", -1, -1), tensor("attention_mask", "INT64", -1, -1)]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +89,6 @@ IDS = [tensor("input_ids", "INT64", -1, -1), tensor("attention_mask", "INT64", -
                 "max_batch_size": 256,
             },
         ),
-        (TokenizationHandler, "tokenizer", {}, {"inputs": [TEXT], "outputs": IDS, "platform": "torchserve_function"}),
     ],
 )
 def test_metadata_of_a_task_is_that_of_its_loaded_model(

@@ -44,12 +44,6 @@ def test_plan_sorts_within_groups_and_keeps_the_order_of_arrival_among_equals() 
     assert [len(batch) for batch in micro_batches([Cost()] * 5000, max_items=1024)] == [1024, 1024, 1024, 1024, 904]
 
 
-def test_plan_counts_padded_tokens() -> None:
-    # 3 x 10 = 30 padded tokens fit, a fourth would not; 35 alone is over the limit and goes alone. Of the ways to cut
-    # that take three micro-batches, 8 + 30 + 35 padded tokens is the cheapest.
-    assert micro_batches([Cost(10), Cost(8), Cost(10), Cost(10), Cost(35)], 8, 30) == [[1], [0, 2, 3], [4]]
-
-
 def test_plan_with_an_overhead_in_items_splits_only_where_shorter_runs_save_more() -> None:
     # Together: 50 * (40 + 12). Apart: 10 * (30 + 12) + 50 * (10 + 12).
     lengths = [Cost(10)] * 30 + [Cost(50)] * 10

@@ -19,7 +19,6 @@ from handlers.protocol.output_tensors import (
     Ranked,
     Renamed,
     Vectors,
-    one_or_many,
 )
 from handlers.protocol.requests import Payload, Request, Shape, unpack
 from handlers.protocol.responses import Reply
@@ -113,7 +112,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"inputs": [{**GOOD, "parameters": {"binary_data_size": 1}}]}, "MalformedTensor"),
     ({"inputs": [GOOD, GOOD]}, "MalformedTensor"),
     ({"inputs": [GOOD, {**GOOD, "name": "top_k", "shape": [2], "data": ["a", "b"]}]}, "UnknownShape"),
-    ({"inputs": [{**GOOD, "name": "a"}, {**GOOD, "name": "b"}]}, "UnknownShape"),
     ({"inputs": [{**GOOD, "name": "top_k"}]}, "UnknownShape"),
     ({"inputs": [{**GOOD, "shape": [1, 2], "data": ["a", "b"]}]}, "UnknownShape"),
     ({"inputs": [{**GOOD, "shape": [0], "data": []}]}, "EmptyInput"),
@@ -136,7 +134,6 @@ WRITTEN = json.dumps({"inputs": [GOOD]}).encode()
     [
         *((document, {}, type_) for document, type_ in WRONG),
         (b"{}", {"Inference-Header-Content-Length": "3"}, "MalformedTensor"),
-        (b"{}", {"Inference-Header-Content-Length": "-1"}, "MalformedTensor"),
         (b"{}", {"Inference-Header-Content-Length": "²"}, "MalformedTensor"),
         (b"{}", {"Inference-Header-Content-Length": "9" * 5000}, "MalformedTensor"),
         (b"{}", {"Inference-Header-Content-Length": "1"}, "MalformedJson"),
@@ -191,9 +188,9 @@ BROKEN = ItemError(422, "CorruptInput", "Broken.")
 
 @pytest.mark.parametrize("is_binary", [True, False])
 def test_item_that_failed_has_an_empty_row_and_its_error(is_binary: bool) -> None:
-    model = Model("model", "2.0", Ranked({"answer": object, "score": np.float32, "start": np.int64}, one_or_many))
+    model = Model("model", "2.0", Ranked({"answer": object, "score": np.float32, "start": np.int64}))
     one, other = ({"answer": answer, "score": 0.5, "start": 3} for answer in ("가", "b"))
-    reply = Inference(model, "seven", is_binary=is_binary).pack([one, BROKEN, [one, other]])
+    reply = Inference(model, "seven", is_binary=is_binary).pack([[one], BROKEN, [one, other]])
     result = read(reply)
     response = result.get_response()
     assert reply.status == 200
@@ -206,6 +203,9 @@ def test_item_that_failed_has_an_empty_row_and_its_error(is_binary: bool) -> Non
     np.testing.assert_array_equal(result.as_numpy("start"), [[3, -1], [-1, -1], [3, 3]])
     first, error, last = result.as_numpy("error")
     assert (json.loads(error), len(first), len(last)) == (BROKEN.to_json(), 0, 0)
+    # So it is answered to a client that names its outputs.
+    named = Inference(model, wanted={"score": is_binary}).pack([[one], BROKEN])
+    assert [output["name"] for output in read(named).get_response()["outputs"]] == ["score", "error"]
 
 
 @pytest.mark.parametrize(
@@ -219,11 +219,3 @@ def test_item_that_failed_has_an_empty_row_and_its_error(is_binary: bool) -> Non
 def test_result_that_is_no_number_is_an_error(outputs: OutputTensors, result: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         Inference(Model("model", "2.0", outputs)).pack([result])
-
-
-def test_item_that_failed_is_named_to_a_client_that_names_its_outputs() -> None:
-    form = Inference(Model("m", "1.0", Ranked(LABELS)), wanted={"score": False})
-    broken = ItemError(422, "CorruptInput", "Broken.")
-    outputs = json.loads(form.pack([[{"label": "a", "score": 0.5}], broken]).body)["outputs"]
-    assert [output["name"] for output in outputs] == ["score", "error"]
-    assert [text and json.loads(text)["type"] for text in outputs[1]["data"]] == ["", "CorruptInput"]

@@ -132,33 +132,14 @@ def test_function_without_configuration_takes_what_each_client_sends(tmp_path: P
     ]
 
 
-WRITING = """
-def infer(x):
-    assert x.flags.writeable and x.flags.c_contiguous
-    given = x.copy()
-    x[:] = 0
-    return {"y": given}
-"""
-
-
-def test_function_may_write_to_what_it_is_given(tmp_path: Path) -> None:
-    handler = function(tmp_path, WRITING, inputs={"x": {"batch_dim": 1}}, outputs={"y": {"batch_dim": 1}})
-    for count in (1, 2):
-        array = NOISE.normal(size=(3, count))
-        alone = [inference({"x": array}, True)]
-        together = [*alone, inference({"x": array}), (npy(array), {}), (npz(x=np.asfortranarray(array)), {})]
-        for sent in (alone, together):
-            got = answers(handler, sent)
-            assert {answer.status for answer in got} == {200}
-            assert all(columns(answer)["y"].tolist() == array.tolist() for answer in got[:2])
-
-
 BUFFER = """
 buffer = np.zeros((64, 2))
 
 def infer(x):
+    assert x.flags.c_contiguous
     buffer[: len(x)] = x
-    return {"y": buffer[: len(x)], "same": x}
+    x[:] = 0
+    return {"y": buffer[: len(x)], "same": buffer[: len(x)].copy()}
 """
 
 
@@ -221,13 +202,6 @@ def test_rows_over_max_batch_size_are_refused_or_split(tmp_path: Path) -> None:
     assert (split.metadata.max_instances, strict.metadata.max_instances) == (5, 2)
     over = ask(split, instances(*range(6)))
     assert (over.status, over.body["message"]) == (400, "The request has 6 rows; batch-size must be <= 5 for 'model'.")
-
-
-@pytest.mark.parametrize("mode", [{}, {"scheduling": {"mode": "adaptive", "max_batch_items": 16}}])
-def test_micro_batches_hold_no_more_rows_than_the_model_takes(mode: dict[str, Any], tmp_path: Path) -> None:
-    handler = function(tmp_path, LENGTHS, max_batch_size=2, **mode)
-    got = plainly(handler, *(instances(number, number) for number in range(8)))
-    assert {row["rows"] for answer in got for row in answer.body["predictions"]} <= {1, 2}
 
 
 # -- engines -----------------------------------------------------------------------------------------------------------

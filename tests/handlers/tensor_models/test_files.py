@@ -78,19 +78,15 @@ PICKLE = written(np.array([Bomb()], object), allow_pickle=True)
     ("body", "message"),
     [
         pytest.param(PICKLE, "Python objects", id="pickle"),
-        pytest.param(headed(described("[('a', 'O')]")), "Python objects", id="objects in records"),
         pytest.param(written(np.zeros(2, [("a", "<f4"), ("b", "<i4")])), "no datatype", id="records"),
-        pytest.param(written(np.zeros(2, np.complex64)), "complex64, which no datatype", id="complex"),
         pytest.param(headed(described("'<f4'", "(2,)")), "4 bytes behind its header", id="cut off"),
         pytest.param(headed(described("'<f4'", "(-1,)")), "dimensions", id="negative"),
         pytest.param(headed(described("'<f4'", f"({2**70}, 0)"), b""), "not its shape's", id="huge beside 0"),
         pytest.param(headed(described("'<f4'", f"({'1,' * 17})")), "17 dimensions; 16", id="17 dimensions"),
         pytest.param(headed(described("','")), "header is broken", id="dtype that is no Python"),
-        pytest.param(headed("(" * 5000), "header is broken", id="nested deeply"),
         pytest.param(b"\x93NUMPY\x01\x00\xff\xff{", "header is broken", id="header cut off"),
         pytest.param(b"\x93NUMPY\x09\x00" + bytes(20), "version 9.0; 1.0 and 2.0", id="version 9"),
         pytest.param(written(np.array(["a"]))[:-4] + b"\xff\xff\xff\x7f", "beyond Unicode", id="no character"),
-        pytest.param(b"", "header is broken", id="empty"),
     ],
 )
 def test_npy_that_is_none_is_told_so(body: bytes, message: str) -> None:
@@ -147,7 +143,6 @@ def test_npz_is_read_as_numpy_reads_it(write: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        pytest.param(zipped({"x.npy": PICKLE}), "objects", id="pickle"),
         pytest.param(zipped({"x.pkl": pickle.dumps(1)}), "no .npy file", id="no array"),
         pytest.param(zipped({"x.npy": ONES}, zipfile.ZIP_BZIP2), "another way", id="bzip2"),
         pytest.param(crowded(2), "two arrays of one name", id="one name twice"),

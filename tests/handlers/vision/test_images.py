@@ -32,7 +32,7 @@ def chelsea() -> Image.Image:
     return Image.open(path("chelsea")).convert("RGB")
 
 
-@pytest.mark.parametrize("size", [(451, 300), (300, 451), (232, 232), (100, 90), (1201, 333), (17, 900)])
+@pytest.mark.parametrize("size", [(451, 300), (232, 232), (1201, 333), (17, 900)])
 def test_image_and_its_pixels_equal_torchvision_transform(size: tuple[int, int]) -> None:
     image = chelsea().resize(size)
     decoded = decode_image(encoded(image, "PNG"), FULL)
@@ -192,17 +192,3 @@ for height in (100, 101, 201, 1000):
     )
     refused = [f"413 The image has {100 * height} pixels; max_pixels is 10000." for height in (101, 201, 1000)]
     assert (finished.stdout.splitlines(), finished.stderr) == (["(16, 16, 3)", *refused], "")
-
-
-def test_decode_flipped_bytes_never_raise_anything_else() -> None:
-    generator = np.random.default_rng(0)
-    small = chelsea().resize((60, 60))
-    for body in (jpeg(small), encoded(small, "PNG"), encoded(small, "WEBP"), animated(small)):
-        for _ in range(40):
-            broken = bytearray(body)
-            for position in generator.integers(0, len(body), 5):
-                broken[position] ^= 0xFF
-            try:
-                assert decode_image(broken, SCALED).shape == (224, 224, 3)
-            except InvalidInput:
-                pass

@@ -95,17 +95,16 @@ def test_decode_metadata_makes_no_difference_to_the_pixels(body: bytes) -> None:
     assert decode_image(body, GEOMETRY).shape == (224, 224, 3)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"\xff\xd8\xff", b"\xff\xd8\xff\xe0\xff\xff", jpeg(SMALL)[:2] + b"\xff\xd9" + jpeg(SMALL)[2:], b"GIF89a"],
-)
-def test_strip_a_header_that_leads_nowhere_is_broken(body: bytes) -> None:
-    with pytest.raises(CorruptInput):
-        strip(body)
-
-
-def test_png_that_is_cut_off_anywhere_is_corrupt_and_never_unknown() -> None:
+def test_file_that_is_cut_off_anywhere_is_corrupt_and_never_unknown() -> None:
     """chelsea.png has metadata of some kilobytes before its pixels."""
+    for header in (
+        b"\xff\xd8\xff",
+        b"\xff\xd8\xff\xe0\xff\xff",
+        jpeg(SMALL)[:2] + b"\xff\xd9" + jpeg(SMALL)[2:],
+        b"GIF89a",
+    ):
+        with pytest.raises(CorruptInput):
+            strip(header)
     whole = photograph("chelsea")
     assert whole.startswith(b"\x89PNG")
     for size in (200, 1000, 5000, len(whole) // 2):
