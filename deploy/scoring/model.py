@@ -14,7 +14,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,15 +25,8 @@ CONFIG = "model-config.yaml"
 OCTETS, TEXT = "application/octet-stream", "text/plain; charset=utf-8"
 
 
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """Says what a server's settings become where nobody waits."""
-
-    # Seconds that a batch may take: TorchServe's responseTimeout, of which a handler gives a batch a half. A day.
-    batch_s: int = 2 * 86_400
-
-
-TUNING = Tuning()
+# Seconds that a batch may take: TorchServe's responseTimeout, of which a handler gives a batch a half. A day.
+BATCH_S = 2 * 86_400
 
 
 class Answer(NamedTuple):
@@ -131,13 +123,12 @@ def _handler(folder: Path, manifest: Mapping[str, Any]) -> Any:
 
 
 def _settings(folder: Path, threads: int) -> dict[str, Any]:
-    """Read the archive's settings; batches are formed here, so there is nothing to schedule, and nobody waits."""
+    """Read the archive's settings, in classic mode: batches are formed here, and nobody waits."""
     settings: dict[str, Any] = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")) or {}
-    handler = dict(settings.get("handler") or {})
-    handler.pop("scheduling", None)
+    handler = {**(settings.get("handler") or {}), "scheduling": {"mode": "classic"}}
     if threads:
         handler |= {"threads": threads, "decode_threads": threads}
-    return {**settings, "handler": handler, "responseTimeout": TUNING.batch_s}
+    return {**settings, "continuousBatching": False, "handler": handler, "responseTimeout": BATCH_S}
 
 
 def _context(
