@@ -14,7 +14,6 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -34,25 +33,14 @@ CONVERTED = "ctranslate2"
 COMPUTE_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 ALLOCATION_FAILURES = ("out of memory", "bad_alloc", "failed to allocate")
 
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """What is measured, and how long answers are.
-
-    Attributes:
-        step_items: what an almost empty step of the decoder costs on a CPU, in items. Measured on Marian in int8 on one
-            core: 5.7 ms and 0.33 ms for each item.
-        max_new_tokens: the tokens of an answer where nobody and nothing says.
-        poll_s: seconds between two looks at a search with beams, which tells nothing while it runs; little beside the
-            tenths of a second that one takes.
-    """
-
-    step_items: int = 16
-    max_new_tokens: int = 256
-    poll_s: float = 0.002
-
-
-TUNING = Tuning()
+# What an almost empty step of the decoder costs on a CPU, in items. Measured on Marian in int8 on one core: 5.7 ms and
+# 0.33 ms for each item.
+STEP_ITEMS = 16
+# Tokens of an answer where nobody and nothing says.
+MAX_NEW_TOKENS = 256
+# Seconds between two looks at a search with beams, which tells nothing while it runs; little beside the tenths of a
+# second that one takes.
+_POLL_S = 0.002
 
 
 def device_name(device: Any) -> str | None:
@@ -220,7 +208,7 @@ class CTranslate2Engine:
                 while options["beam_size"] > 1 and not result.done():
                     if time.perf_counter() > ends_s:
                         raise OutOfTime
-                    time.sleep(TUNING.poll_s)
+                    time.sleep(_POLL_S)
                 (said,) = result.result().hypotheses
                 tokens[index] = [self._ids[token] for token in said][: limits[index]]
         except (MemoryError, RuntimeError) as error:
@@ -231,7 +219,7 @@ class CTranslate2Engine:
         return {"sequences": _padded(tokens, self._pad_id)}
 
     def _limits(self, arguments: Mapping[str, Any], count: int) -> list[int]:
-        wanted = arguments.get("max_new_tokens", TUNING.max_new_tokens)
+        wanted = arguments.get("max_new_tokens", MAX_NEW_TOKENS)
         each = [wanted] * count if isinstance(wanted, int) else list(wanted)
         return [self._decoding.limit(most) for most in each]
 

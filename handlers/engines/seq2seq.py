@@ -11,7 +11,6 @@ shares a batch with.
 import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -24,31 +23,18 @@ from handlers.engines import Arrays, Listener, Outputs, Progress, available_thre
 from handlers.engines.torch import Precision, dtype_for
 from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
 
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """What generation costs, and how long an answer is where nobody says.
-
-    Attributes:
-        step_items_cpu: what an almost empty step of the decoder costs on a CPU, in items: a generate() of their own for
-            a batch's shorter texts pays from there on. Measured on Marian in bf16 on two cores: 8 ms for a step of one
-            item, 24 ms for one of 32.
-        step_items_gpu: the same on a GPU, where a step of one item should take about as long as one of many: batches
-            stay whole. This number is not measured.
-        max_new_tokens: the tokens of an answer where nobody and nothing says.
-    """
-
-    step_items_cpu: int = 12
-    step_items_gpu: int = 256
-    max_new_tokens: int = 256
-
-
-TUNING = Tuning()
+# What an almost empty step of the decoder costs, in items, by device: a generate() of their own for a batch's shorter
+# texts pays from there on. Measured on Marian in bf16 on two cores: 8 ms for a step of one item, 24 ms for one of 32.
+# On a GPU a step of one item should take about as long as one of many: batches stay whole. That number is not
+# measured.
+_STEP_ITEMS = {"cpu": 12, "cuda": 256}
+# Tokens of an answer where nobody and nothing says.
+MAX_NEW_TOKENS = 256
 
 
 def step_items(device: torch.device) -> int:
     """What an almost empty step of the decoder costs on a device, in items; 0 where that is not known."""
-    return {"cpu": TUNING.step_items_cpu, "cuda": TUNING.step_items_gpu}.get(device.type, 0)
+    return _STEP_ITEMS.get(device.type, 0)
 
 
 class Banned(transformers.LogitsProcessor):  # type: ignore[misc]
@@ -164,13 +150,13 @@ class Generator:
             OutOfMemory: the micro-batch does not fit.
             OutOfTime: it took longer than `longest_run_s`.
         """
-        return self._generate(inputs, {"max_new_tokens": TUNING.max_new_tokens, **(arguments or {})}, ())
+        return self._generate(inputs, {"max_new_tokens": MAX_NEW_TOKENS, **(arguments or {})}, ())
 
     def run_progressively(
         self, inputs: Arrays, progress: Listener, arguments: Mapping[str, Any] | None = None
     ) -> Outputs:
         """Run generate() once, as `run` does, greedily; see `handlers.engines.Progressive`."""
-        arguments = {"max_new_tokens": TUNING.max_new_tokens, **(arguments or {})}
+        arguments = {"max_new_tokens": MAX_NEW_TOKENS, **(arguments or {})}
         generation = self.model.generation_config
         ends = generation.eos_token_id
         end_ids = {ends} if isinstance(ends, int) else set(ends or ())

@@ -20,7 +20,18 @@ from handlers.errors import (
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import Ranked, Record
 from handlers.protocol.requests import Payload
-from handlers.text.answer_spans import TUNING, Passage, characters, context_tokens, cut, likeliest_spans
+from handlers.text.answer_spans import (
+    MOST_CHARACTERS,
+    SHARED_TOKENS,
+    SPANS_PER_ANSWER,
+    SPARE_SPANS,
+    WINDOW_TOKENS,
+    Passage,
+    characters,
+    context_tokens,
+    cut,
+    likeliest_spans,
+)
 from handlers.text.config import QuestionAnsweringConfig, QuestionAnsweringOptions
 from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
@@ -48,9 +59,9 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
         engine = super().load()
         self.null_id = self.tokenizer.cls_token_id
         if self.config.max_length is None:
-            self.max_length = min(self.max_length, TUNING.window_tokens)
+            self.max_length = min(self.max_length, WINDOW_TOKENS)
         stride = self.config.doc_stride
-        self.doc_stride = min(self.max_length // 2, TUNING.shared_tokens) if stride is None else stride
+        self.doc_stride = min(self.max_length // 2, SHARED_TOKENS) if stride is None else stride
         if self.doc_stride >= self.max_length:
             raise InvalidConfig(f"doc_stride: {self.doc_stride} is not less than max_length {self.max_length}")
         return engine
@@ -132,7 +143,7 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
                 window,
                 has_null=window.ids[0] == self.null_id,
                 max_tokens=options.max_answer_tokens,
-                count=TUNING.spans_per_answer * options.top_k + TUNING.spare_spans,
+                count=SPANS_PER_ANSWER * options.top_k + SPARE_SPANS,
             )
             for span in spans:
                 place = characters(
@@ -140,8 +151,8 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
                 )
                 scores[place] = max(span.score, scores.get(place, 0.0))
         best = sorted(scores, key=lambda place: -scores[place])[: options.top_k]
-        if sum(end - start for start, end in best) > TUNING.most_characters:
-            message = f"The answers have more than {TUNING.most_characters} characters; ask for a smaller top_k."
+        if sum(end - start for start, end in best) > MOST_CHARACTERS:
+            message = f"The answers have more than {MOST_CHARACTERS} characters; ask for a smaller top_k."
             return ItemError.of(ResponseTooLarge(message))
         answers = [
             {"answer": item.text[start:end], "score": scores[start, end], "start": start, "end": end}

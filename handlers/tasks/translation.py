@@ -13,8 +13,7 @@ import numpy as np
 from handlers.base import BatchHandler
 from handlers.config import parse_options
 from handlers.engines import Arrays, Listener, Outputs
-from handlers.engines.ctranslate2 import CONVERTED, CTranslate2Engine
-from handlers.engines.ctranslate2 import TUNING as CTRANSLATE2_TUNING
+from handlers.engines.ctranslate2 import CONVERTED, STEP_ITEMS, CTranslate2Engine
 from handlers.engines.seq2seq import (
     Generator,
     load_model,
@@ -75,7 +74,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         generation, positions = read_generation(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
         if self.ends_each:
             engine: Generator | CTranslate2Engine = self._converted(converted, generation)
-            self.overhead = Overhead(items=CTRANSLATE2_TUNING.step_items)
+            self.overhead = Overhead(items=STEP_ITEMS)
         else:
             engine = self._generator()
             self.overhead = Overhead(items=step_items(self.device))

@@ -3,25 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """How long an answer is where nobody says.
-
-    Attributes:
-        most: tokens, where the model's own files name no limit either; the 20 of transformers' GenerationConfig cuts
-            most sentences.
-        factor: tokens of an answer for each of its text. English into French takes 1.1 in the mean and 1.7 at most, on
-            the 200 sentences of the tests; a language that a vocabulary cuts finely may take twice as many.
-        floor: tokens that any answer may have: a number or an abbreviation may become a sentence.
-    """
-
-    most: int = 256
-    factor: int = 3
-    floor: int = 32
-
-
-TUNING = Tuning()
+# Tokens of an answer where the model's own files name no limit either; the 20 of transformers' GenerationConfig cuts
+# most sentences.
+MOST = 256
+# Tokens of an answer for each of its text. English into French takes 1.1 in the mean and 1.7 at most, on the 200
+# sentences of the tests; a language that a vocabulary cuts finely may take twice as many.
+FACTOR = 3
+# Tokens that any answer may have: a number or an abbreviation may become a sentence.
+FLOOR = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +35,7 @@ class AnswerLengths:
             limit: the configuration's `max_new_tokens_limit`.
         """
         limit = min(limit, positions or limit)
-        longest = generation.max_length - 1 if generation.max_length else TUNING.most
+        longest = generation.max_length - 1 if generation.max_length else MOST
         return cls(min(generation.max_new_tokens or longest, limit), limit)
 
     def of(self, source_tokens: int) -> int:
@@ -55,7 +44,7 @@ class AnswerLengths:
         Args:
             source_tokens: those of its text, special ones included.
         """
-        return min(self.usual, TUNING.floor + TUNING.factor * source_tokens)
+        return min(self.usual, FLOOR + FACTOR * source_tokens)
 
 
 def in_few_classes(tokens: int) -> int:

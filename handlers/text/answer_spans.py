@@ -15,29 +15,14 @@ from handlers.probabilities import softmax
 from handlers.text.config import QuestionAnsweringOptions
 from handlers.text.inputs import Text
 
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """How a context is cut and how many spans are looked at, where nobody says.
-
-    Attributes:
-        window_tokens: the tokens of a window, those of the question and special ones included; transformers'
-            question-answering pipeline has the same.
-        shared_tokens: the tokens of the context that neighbouring windows share; that pipeline's doc_stride.
-        spans_per_answer: how many spans of each window are looked at for every answer that is asked for, since some
-            turn out to be the same words as another.
-        spare_spans: how many spans of each window are looked at beyond these.
-        most_characters: the most characters of all answers to a question; a token may have as many as the context.
-    """
-
-    window_tokens: int = 384
-    shared_tokens: int = 128
-    spans_per_answer: int = 2
-    spare_spans: int = 10
-    most_characters: int = 2**18
-
-
-TUNING = Tuning()
+# Tokens of a window, those of the question and special ones included, and tokens of the context that neighbouring
+# windows share: the max_length and doc_stride of transformers' question-answering pipeline.
+WINDOW_TOKENS, SHARED_TOKENS = 384, 128
+# Spans of each window that are looked at for every answer that is asked for, since some turn out to be the same words
+# as another; and beyond these.
+SPANS_PER_ANSWER, SPARE_SPANS = 2, 10
+# The most characters of all answers to a question; a token may have as many as the context.
+MOST_CHARACTERS = 2**18
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,24 +17,11 @@ from handlers.protocol.requests import Payload
 
 Options = TypeVar("Options")
 
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """The lengths that micro-batches are padded to, in tokens.
-
-    An engine prepares kernels for every shape it meets (OpenVINO takes 4 to 6 ms for one), so the lengths are few: 20
-    up to 512 tokens. Their distances grow with them, so that long texts are padded by less than a quarter.
-
-    Attributes:
-        steps: (most tokens, multiple), ascending: up to so many tokens, a length is rounded up to that multiple.
-        last_step: the multiple that all longer lengths are rounded up to.
-    """
-
-    steps: tuple[tuple[int, int], ...] = ((64, 8), (128, 16), (256, 32), (1024, 64))
-    last_step: int = 128
-
-
-TUNING = Tuning()
+# Lengths that micro-batches are padded to, in tokens: (most tokens, multiple), ascending; up to so many tokens, a
+# length is rounded up to that multiple, and beyond to the last. An engine prepares kernels for every shape it meets
+# (OpenVINO takes 4 to 6 ms for one), so the lengths are few: 20 up to 512 tokens. Their distances grow with them, so
+# that long texts are padded by less than a quarter.
+_STEPS, _LAST_STEP = ((64, 8), (128, 16), (256, 32), (1024, 64)), 128
 
 
 class Tokens(Protocol):
@@ -150,7 +137,7 @@ def tokenised(
 
 def rounded_length(length: int, limit: int) -> int:
     """Find the least of the few padded lengths that holds `length` tokens, but no more than the model's `limit`."""
-    step = next((step for bound, step in TUNING.steps if length <= bound), TUNING.last_step)
+    step = next((step for bound, step in _STEPS if length <= bound), _LAST_STEP)
     return max(length, min(limit, -(-length // step) * step))
 
 

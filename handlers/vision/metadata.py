@@ -17,28 +17,17 @@ from struct import Struct
 
 from handlers.errors import CorruptInput, ImageTooLarge
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a file may have of its parts.
-
-    Attributes:
-        segments: of a JPEG before its first scan, and between scans. An ICC profile takes 255 at most, and an extended
-            XMP, which holds a depth map say, one for each 64 KiB.
-        scans: of a JPEG. Programs write 10 into a progressive one, and optimisers up to about 20.
-        chunks: of a PNG. Programs write data in pieces of 8 KiB or more.
-        blocks: of a GIF before its first frame. XMP of a megabyte is 4000.
-        entries: of an Exif directory that are looked at for the orientation; cameras write some 20.
-    """
-
-    segments: int = 1000
-    scans: int = 64
-    chunks: int = 20_000
-    blocks: int = 10_000
-    entries: int = 1000
-
-
-LIMITS = Limits()
+# What a file may have of its parts. Segments of a JPEG before its first scan, and between scans: an ICC profile takes
+# 255 at most, and an extended XMP, which holds a depth map say, one for each 64 KiB.
+MOST_SEGMENTS = 1000
+# Scans of a JPEG: programs write 10 into a progressive one, and optimisers up to about 20.
+MOST_SCANS = 64
+# Chunks of a PNG: programs write data in pieces of 8 KiB or more.
+MOST_CHUNKS = 20_000
+# Blocks of a GIF before its first frame: XMP of a megabyte is 4000.
+MOST_BLOCKS = 10_000
+# Entries of an Exif directory that are looked at for the orientation: cameras write some 20.
+MOST_ENTRIES = 1000
 
 JPEG, PNG, GIF = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", (b"GIF87a", b"GIF89a")
 EXIF, XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
@@ -108,7 +97,7 @@ def _jpeg(body: bytes | bytearray) -> Stripped:
     kept: list[bytes | bytearray | memoryview] = [body[:2]]
     first: dict[bytes, bytes] = {EXIF: b"", XMP: b""}
     at = 2
-    for _ in range(LIMITS.segments):
+    for _ in range(MOST_SEGMENTS):
         marker, start = _marker(body, at)
         at = _end(body, start) if marker not in STANDALONE else start
         if marker == SOS:
@@ -119,7 +108,7 @@ def _jpeg(body: bytes | bytearray) -> Stripped:
         if marker not in DROPPED_SEGMENTS and marker not in STANDALONE:
             kept += [bytes((0xFF, marker)), view[start:at]]
     else:
-        raise ImageTooLarge(f"The JPEG has more than {LIMITS.segments} segments before its data.")
+        raise ImageTooLarge(f"The JPEG has more than {MOST_SEGMENTS} segments before its data.")
     _check_scans(body, at)
     kept += [bytes((0xFF, SOS)), view[start:]]
     return Stripped(b"".join(kept), first[EXIF], first[XMP])
@@ -145,21 +134,21 @@ def _end(body: bytes | bytearray, start: int) -> int:
 
 def _check_scans(body: bytes | bytearray, at: int) -> None:
     """Count the scans from the end of the first one's header on."""
-    if body.count(b"\xff\xda", at) < LIMITS.scans:
+    if body.count(b"\xff\xda", at) < MOST_SCANS:
         return
     # What follows the image's end, a film say, may look like scans.
     scans = 1
-    for _ in range(LIMITS.segments):
+    for _ in range(MOST_SEGMENTS):
         match = NEXT_MARKER.search(body, at)
         if match is None or match[1][0] == EOI:
             return
         scans += match[1][0] == SOS
-        if scans > LIMITS.scans:
-            raise ImageTooLarge(f"The JPEG has more than {LIMITS.scans} scans.")
+        if scans > MOST_SCANS:
+            raise ImageTooLarge(f"The JPEG has more than {MOST_SCANS} scans.")
         start = at = match.end()
         if match[1][0] not in STANDALONE and start + LENGTH.size <= len(body):
             at += max(LENGTH.size, *LENGTH.unpack_from(body, start))
-    raise ImageTooLarge(f"The JPEG has more than {LIMITS.segments} segments between its scans.")
+    raise ImageTooLarge(f"The JPEG has more than {MOST_SEGMENTS} segments between its scans.")
 
 
 def _png(body: bytes | bytearray) -> Stripped:
@@ -167,7 +156,7 @@ def _png(body: bytes | bytearray) -> Stripped:
     kept: list[bytes | bytearray | memoryview] = [body[: len(PNG)]]
     exif = xmp = b""
     at = len(PNG)
-    for _ in range(LIMITS.chunks):
+    for _ in range(MOST_CHUNKS):
         if at + CHUNK_OVERHEAD > len(body):
             # A file that is cut off: what is there is Pillow's to judge.
             return Stripped(b"".join([*kept, view[at:]]), exif, xmp)
@@ -185,7 +174,7 @@ def _png(body: bytes | bytearray) -> Stripped:
         if name == b"IEND":
             return Stripped(b"".join(kept), exif, xmp)
         at = end
-    raise ImageTooLarge(f"The PNG has more than {LIMITS.chunks} chunks.")
+    raise ImageTooLarge(f"The PNG has more than {MOST_CHUNKS} chunks.")
 
 
 def _check_gif(body: bytes | bytearray) -> None:
@@ -194,7 +183,7 @@ def _check_gif(body: bytes | bytearray) -> None:
         raise CorruptInput("The image's header is broken.")
     at = 13 + (3 << ((body[10] & 7) + 1) if body[10] & 0x80 else 0)
     is_extension = False
-    for _ in range(LIMITS.blocks):
+    for _ in range(MOST_BLOCKS):
         if at >= len(body):
             return
         if is_extension:
@@ -209,7 +198,7 @@ def _check_gif(body: bytes | bytearray) -> None:
             is_extension = True
         else:
             at += 1
-    raise ImageTooLarge(f"The GIF has more than {LIMITS.blocks} blocks before its first frame.")
+    raise ImageTooLarge(f"The GIF has more than {MOST_BLOCKS} blocks before its first frame.")
 
 
 def _exif_orientation(tiff: bytes) -> int | None:
@@ -222,7 +211,7 @@ def _exif_orientation(tiff: bytes) -> int | None:
         return None
     (count,) = Struct(f"{order}H").unpack_from(tiff, at)
     entry = Struct(f"{order}HHI4s")
-    for index in range(min(count, LIMITS.entries)):
+    for index in range(min(count, MOST_ENTRIES)):
         start = at + 2 + index * ENTRY_BYTES
         if start + ENTRY_BYTES > len(tiff):
             return None

@@ -4,7 +4,6 @@ import json
 import random
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from handlers.errors import InvalidConfig
 from handlers.tasks.question_answering import QuestionAnsweringHandler
-from handlers.text.answer_spans import TUNING
 from tests.handlers.serving import serve, started
 from tests.handlers.tasks.answers_oracle import STRIDE, WINDOW, Oracle, assert_best
 from tests.tiny_models import LIMIT, PAGE, TEXTS
@@ -167,7 +165,7 @@ def test_answers_many_questions_over_one_long_context_are_too_much_work(
 def test_answers_longer_than_an_answer_may_be_are_413_for_their_question_alone(
     handler: QuestionAnsweringHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handlers.tasks.question_answering.TUNING", replace(TUNING, most_characters=60))
+    monkeypatch.setattr("handlers.tasks.question_answering.MOST_CHARACTERS", 60)
     one, many = serve(handler, [asked(*PAIRS[0], max_answer_tokens=1), asked(*PAIRS[0], top_k=100)])
     assert (one.status, many.status, many.body["type"]) == (200, 413, "ResponseTooLarge")
 
