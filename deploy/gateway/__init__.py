@@ -1,8 +1,8 @@
 """The gateway: Envoy in front of the nodes, and what configures it.
 
-    gateway.yaml -> settings ─┐
-    nodes -> discovery -> state ┴> envoy (resources, files) -> Envoy <- clients
-                            └────> control: what is asked about models, not of them
+    gateway.yaml -> settings ─────────────────────────┐
+    nodes' management API -> nodes -> state (Fleet) ──┴> envoy: files -> Envoy <- clients
+                                           └───────────> control: what is asked about models, not of them
 
 Envoy carries every inference between client and node by itself. What is asked about models (metadata, readiness,
 statistics, the page) goes to the control process, which also writes Envoy's files anew as models and nodes come and go.

@@ -6,13 +6,16 @@ name, or .nodes/nodes.json, or
 config.properties ────────────────> nodes
 """
 
+import ipaddress
 import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from deploy.gateway import settings as gateway_settings
-from deploy.gateway.names import Names
-from deploy.gateway.settings import Settings
+from deploy.gateway.settings import Discover, Settings
 from deploy.models import ROOT
 from deploy.run import node as node_files
 from deploy.run.node import Node, NoNodes
@@ -27,69 +30,108 @@ ONLY_NODE = "node-1"
 
 # What tells one state of a file from another: when it was written, its size, its inode; None where there is none.
 Mark = tuple[int, int, int] | None
+Lookup = Callable[[str], Iterable[str]]
+
+
+def lookup(host: str) -> list[str]:
+    """Ask the system's resolver: IPv4 addresses, or where there are none IPv6 ones.
+
+    A machine with both is one node, not two.
+
+    Raises:
+        OSError: the name is not known, or nobody answers.
+    """
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    addresses = {
+        family: {str(each[4][0]) for each in found if each[0] == family and "%" not in str(each[4][0])}
+        for family in (socket.AF_INET, socket.AF_INET6)
+    }
+    return sorted(addresses[socket.AF_INET] or addresses[socket.AF_INET6])
 
 
 class Configuration:
     """Settings and nodes, as files have them."""
 
-    def __init__(self, config: Path, nodes: Path, names: Names | None = None) -> None:
+    def __init__(self, config: Path, nodes: Path, known: Sequence[Node] = (), lookup: Lookup = lookup) -> None:
         """Read nothing yet.
 
         Args:
             config: gateway.yaml.
-            nodes: nodes.json, of whoever starts nodes on this machine.
-            names: finds the nodes of a name; a test brings its own.
+            nodes: nodes.json, written by what starts nodes on this machine.
+            known: the nodes of a name that has not been resolved yet.
+            lookup: from a name to its addresses; a test brings its own.
         """
-        self._names = names or Names()
         self._config = config
         self._nodes = nodes
+        self._lookup = lookup
         self._marks: tuple[object, ...] = ()
         self._current: tuple[Settings, tuple[Node, ...]] | None = None
+        self._known = tuple(known)
+        self._problem = ""
+        self._reading = threading.Lock()
 
-    def read(self, wait_s: float = 0.0) -> tuple[Settings, tuple[Node, ...]]:
-        """Read both.
-
-        Args:
-            wait_s: seconds in which a name may be resolved for the first time.
+    def read(self) -> tuple[Settings, tuple[Node, ...]]:
+        """Read both; where nodes have a name this takes as long as a name server.
 
         Raises:
             InvalidConfig: one of them is not as it should be.
             OSError: gateway.yaml cannot be read.
         """
-        self._marks = self._look()
-        settings = gateway_settings.read(self._config)
-        if self._current is not None and settings.ports != self._current[0].ports:
-            logger.warning("%s: ports change when the gateway is started anew", self._config.name)
-            settings = replace(settings, ports=self._current[0].ports)
-        found = self._names.nodes(settings.discover, wait_s)
-        if settings.discover is not None:
-            # Until another name is resolved, those stay that there are.
-            nodes = found if found is not None else () if self._current is None else self._current[1]
-        else:
-            try:
-                nodes = settings.nodes or tuple(node_files.read(self._nodes)) or (only_node(PROPERTIES),)
-            except NoNodes as error:
-                raise InvalidConfig(str(error)) from None
-        self._current = settings, nodes
-        return self._current
+        with self._reading:
+            return self._read()
 
     def changed(self) -> tuple[Settings, tuple[Node, ...]] | None:
         """Read both where a file has changed and is as it should be; None where all stays, which the log explains."""
-        if self._look() == self._marks:
-            return None
-        before = self._current
-        try:
-            after = self.read()
-        except (InvalidConfig, OSError) as error:
-            logger.error("%s; what was read before stays", error)
-            return None
+        with self._reading:
+            before = self._current
+            is_named = before is not None and before[0].discover is not None
+            if self._look() == self._marks and not is_named:
+                return None
+            try:
+                after = self._read()
+            except (InvalidConfig, OSError) as error:
+                if str(error) != self._problem:
+                    logger.error("%s; what was read before stays", error)
+                self._problem = str(error)
+                return None
         if after == before:
             return None
         logger.info("read anew; nodes: %s", ", ".join(node.name for node in after[1]))
         return after
 
+    def _read(self) -> tuple[Settings, tuple[Node, ...]]:
+        self._marks = self._look()
+        settings = gateway_settings.read(self._config)
+        if self._current is not None and settings.ports != self._current[0].ports:
+            logger.warning("%s: ports change when the gateway is started anew", self._config.name)
+            settings = replace(settings, ports=self._current[0].ports)
+        if settings.discover is not None:
+            nodes = self._resolved(settings.discover)
+        else:
+            try:
+                nodes = settings.nodes or tuple(node_files.read(self._nodes)) or (only_node(PROPERTIES),)
+            except NoNodes as error:
+                raise InvalidConfig(str(error)) from None
+            self._problem = ""
+        self._current = settings, nodes
+        return self._current
+
+    def _resolved(self, discover: Discover) -> tuple[Node, ...]:
+        """Return the nodes of a name; those known last where it does not resolve."""
+        try:
+            addresses = sorted(set(self._lookup(discover.host)))
+            problem = ""
+        except OSError as error:
+            addresses, problem = [], f"{discover.host} does not resolve: {error.strerror or type(error).__name__}"
+        if problem and problem != self._problem:
+            logger.warning("%s; the nodes that were known stay", problem)
+        self._problem = problem
+        if addresses:
+            return tuple(node_at(address, discover.port) for address in addresses)
+        return self._known if self._current is None else self._current[1]
+
     def _look(self) -> tuple[object, ...]:
-        return (self._names.found, *map(_mark, (self._config, self._nodes, PROPERTIES)))
+        return tuple(map(_mark, (self._config, self._nodes, PROPERTIES)))
 
 
 def _mark(path: Path) -> Mark:
@@ -98,6 +140,14 @@ def _mark(path: Path) -> Mark:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def node_at(address: str, port: int) -> Node:
+    """Make a node of an address behind which a node's own Envoy listens; 10.0.0.7 is `10-0-0-7`."""
+    at = ipaddress.ip_address(address)
+    name = at.exploded.replace(".", "-").replace(":", "-")
+    url = f"http://[{at}]:{port}" if at.version == 6 else f"http://{at}:{port}"
+    return Node(name=name, inference=url, management=url, metrics=url)
 
 
 def only_node(path: Path) -> Node:

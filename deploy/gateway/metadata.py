@@ -7,7 +7,6 @@ version with a READY worker -> GET /predictions/M/V, X-Model-Metadata: 1 -> {"pl
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -17,21 +16,15 @@ from urllib.parse import quote
 
 import aiohttp
 
-from deploy.gateway.watch import CONNECT_S, NodeFailed, token
+from deploy.gateway.management import NodeFailed, ask
 from deploy.run.node import Node
 
 logger = logging.getLogger(__name__)
 
 # The question stands in the model's queue, behind what clients sent: seconds that it may.
 ANSWER_S = 60.0
-# Bytes of the longest answer that is read: a model of thousands of labels says less of itself.
-ANSWER_BYTES = 1 << 20
 # Seconds until a version is asked again that has refused, that did not answer, or that knows no outputs yet.
 REFUSED_S, FAILED_S, OUTPUTS_S = 60.0, 5.0, 5.0
-
-
-class Refused(Exception):
-    """The handler does not know the question."""
 
 
 @dataclass(slots=True)
@@ -53,7 +46,7 @@ class Metadata:
         self._asked: dict[tuple[str, str], _Asked] = {}
 
     def of(self, model: str, version: str) -> Mapping[str, Any] | None:
-        """What the version said last; None where it has not, or does not know the question."""
+        """Return what the version said last; None where it has not, or does not know the question."""
         asked = self._asked.get((model, version))
         return None if asked is None else asked.metadata
 
@@ -64,13 +57,9 @@ class Metadata:
             model, version: whose handler is asked.
             ready: the generation of READY workers on a node -> that node; at least one.
         """
-        asked = self._asked.get((model, version))
-        if asked is None or asked.generation not in ready:
-            generation = next(iter(ready))
-            if asked is None:
-                asked = self._asked[model, version] = _Asked(generation)
-            else:
-                asked.generation, asked.again_s = generation, 0.0
+        asked = self._asked.setdefault((model, version), _Asked(next(iter(ready))))
+        if asked.generation not in ready:
+            asked.generation, asked.again_s = next(iter(ready)), 0.0
         is_due = asked.again_s is not None and time.monotonic() >= asked.again_s
         if is_due and (asked.task is None or asked.task.done()):
             asked.task = asyncio.create_task(self._ask(asked, model, version, ready[asked.generation]))
@@ -90,16 +79,21 @@ class Metadata:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask(self, asked: _Asked, model: str, version: str, node: Node) -> None:
-        generation = asked.generation
-        found: Mapping[str, Any] | None = None
+        generation, found = asked.generation, asked.metadata
+        path = f"/predictions/{quote(model, safe='')}/{quote(version, safe='')}"
+        headers = {"X-Model-Metadata": "1"}
         try:
-            found = await self._answer(model, version, node)
-            again_s = None if found["outputs"] else time.monotonic() + OUTPUTS_S
-        except Refused:
-            again_s = time.monotonic() + REFUSED_S
+            status, said = await ask(self._session, node, path, timeout_s=ANSWER_S, api="inference", headers=headers)
+            if status == 200 and is_metadata(said):
+                found, again_s = said, None if said["outputs"] else time.monotonic() + OUTPUTS_S
+            elif status < 500:
+                # It does not know the question, or takes any request for one of its own.
+                found, again_s = None, time.monotonic() + REFUSED_S
+            else:
+                raise NodeFailed(str(status))
         except NodeFailed as error:
             logger.warning("%s %s on %s: metadata: %s", model, version, node.name, error)
-            found, again_s = asked.metadata, time.monotonic() + FAILED_S
+            again_s = time.monotonic() + FAILED_S
         if asked.generation != generation:
             # Others are READY by now; the next look asks them.
             return
@@ -108,37 +102,9 @@ class Metadata:
             asked.metadata = found
             self._changed()
 
-    async def _answer(self, model: str, version: str, node: Node) -> Mapping[str, Any]:
-        url = f"{node.inference}/predictions/{quote(model, safe='')}/{quote(version, safe='')}"
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
-        headers = {**token(node, "inference"), "X-Model-Metadata": "1"}
-        try:
-            async with self._session.get(url, headers=headers, timeout=timeout) as answer:
-                if 400 <= answer.status < 500:
-                    raise Refused
-                if answer.status != 200:
-                    raise NodeFailed(f"{answer.status}")
-                body = bytearray()
-                async for part in answer.content.iter_any():
-                    body += part
-                    if len(body) > ANSWER_BYTES:
-                        raise Refused
-                document: Any = json.loads(body)
-        except TimeoutError:
-            raise NodeFailed(f"no answer in {ANSWER_S:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise NodeFailed(f"cannot be reached ({type(error).__name__})") from None
-        except ValueError:
-            raise Refused from None
-        if not is_metadata(document):
-            # A handler that takes any request for one of its own has answered it.
-            raise Refused
-        found: Mapping[str, Any] = document
-        return found
-
 
 def is_metadata(document: object) -> bool:
-    """Whether it says what every part of the gateway reads: names, datatypes and shapes of inputs and outputs."""
+    """Return whether it says what the gateway reads: names, datatypes and shapes of inputs and outputs."""
     if not isinstance(document, dict):
         return False
     tensors = [document.get("inputs"), document.get("outputs")]
@@ -151,9 +117,6 @@ def _is_tensor(tensor: object) -> bool:
     if not isinstance(tensor, dict):
         return False
     shape = tensor.get("shape")
-    return (
-        isinstance(tensor.get("name"), str)
-        and isinstance(tensor.get("datatype"), str)
-        and isinstance(shape, list)
-        and all(isinstance(size, int) for size in shape)
-    )
+    words = (tensor.get("name"), tensor.get("datatype"))
+    is_shape = isinstance(shape, list) and all(isinstance(size, int) for size in shape)
+    return is_shape and all(isinstance(word, str) for word in words)

@@ -64,6 +64,8 @@ class Sandbox:
     def configure(self, **settings: Any) -> None:
         """Write gateway.yaml anew with these settings in place of what it had; it is read within a second or two."""
         new = self.config.with_suffix(".new")
+        # It may hold keys.
+        new.touch(mode=0o600)
         new.write_text(yaml.safe_dump({**self.document, **settings}), encoding="utf-8")
         new.replace(self.config)
 

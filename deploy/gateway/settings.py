@@ -1,6 +1,7 @@
 """deploy/gateway.yaml -> Settings: all that there is to set of the gateway."""
 
 import json
+import stat
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -59,9 +60,15 @@ class Discover:
     port: Port = 8085
 
 
-@dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class CanaryRequest:
-    """A canary as it is asked for, here and of the control port; see `deploy.gateway.state.Canary`."""
+@dataclass(frozen=True, config=SETTINGS)
+class Canary:
+    """The share of a model's traffic that one version gets, of requests that name no version.
+
+    Attributes:
+        version: the version that gets it.
+        percent: 0 to 100.
+        header: name and value; requests that carry it go there, whatever the share; None for none.
+    """
 
     version: Annotated[str, Field(min_length=1, max_length=64)]
     percent: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
@@ -156,7 +163,7 @@ class Settings:
     keys: tuple[Key, ...] = ()
     limits: Limits = Field(default_factory=Limits)
     management: bool = False
-    canaries: dict[Annotated[str, Field(min_length=1, max_length=256)], CanaryRequest] = Field(default_factory=dict)
+    canaries: dict[Annotated[str, Field(min_length=1, max_length=256)], Canary] = Field(default_factory=dict)
 
     @field_validator("nodes")
     @classmethod
@@ -173,9 +180,11 @@ class Settings:
         return keys
 
     @model_validator(mode="after")
-    def _check_discover(self) -> Self:
+    def _check_parts(self) -> Self:
         if self.nodes and self.discover is not None:
             raise ValueError("nodes and discover exclude each other")
+        if self.management and not self.keys:
+            raise ValueError("management: true lets everybody load and unload models: set keys")
         return self
 
 
@@ -183,7 +192,8 @@ def read(path: Path = CONFIG) -> Settings:
     """Read the settings.
 
     Raises:
-        InvalidConfig: it is no YAML, or holds what there is not; every problem is named, no key is.
+        InvalidConfig: it is no YAML, holds what there is not, or keys that others may read; every problem is named, no
+            key is.
         OSError: it cannot be read.
     """
     try:
@@ -194,10 +204,13 @@ def read(path: Path = CONFIG) -> Settings:
         raise InvalidConfig(f"{path.name}{where}: no YAML") from None
     try:
         # As JSON, in which a list may be a tuple and an object a dataclass, and nothing else is what it is not.
-        return TypeAdapter(Settings).validate_json(json.dumps(document or {}, default=str))
+        settings = TypeAdapter(Settings).validate_json(json.dumps(document or {}, default=str))
     except ValidationError as error:
         problems = (
             f"{'.'.join(map(str, problem['loc'])) or 'it'}: {problem['msg'].removeprefix('Value error, ')}"
             for problem in error.errors(include_input=False, include_url=False)
         )
         raise InvalidConfig(f"{path.name}: {'; '.join(problems)}") from None
+    if settings.keys and path.stat().st_mode & stat.S_IRWXO:
+        raise InvalidConfig(f"{path.name}: its keys may be read by others: chmod 600 {path}")
+    return settings

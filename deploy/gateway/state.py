@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from deploy.gateway.settings import Canary
 from deploy.run.node import Node
 
 
@@ -88,21 +89,6 @@ def plain(version: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Canary:
-    """The share of a model's traffic that one version gets, of requests that name no version.
-
-    Attributes:
-        version: the version that gets it.
-        percent: 0 to 100.
-        header: name and value; requests that carry it go there, whatever the share; None for none.
-    """
-
-    version: str
-    percent: float
-    header: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Fleet:
     """Everything behind the gateway.
 
@@ -112,6 +98,7 @@ class Fleet:
         models: by name; what clients may ask for.
         withdrawn: models by name, of those versions alone that somebody took off the routes; still on their nodes.
         canaries: by the model's name.
+        is_up: whether any node answered when it was asked last.
     """
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
@@ -119,6 +106,20 @@ class Fleet:
     models: Mapping[str, Model] = field(default_factory=dict)
     canaries: Mapping[str, Canary] = field(default_factory=dict)
     withdrawn: Mapping[str, Model] = field(default_factory=dict)
+    is_up: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a node answers, and all workers of every version are READY, on all nodes but those that are draining.
+
+        A version that is on draining nodes alone is not ready; nothing registered at all is.
+        """
+        return self.is_up and all(
+            replicas and all(replica.is_ready for replica in replicas)
+            for model in self.models.values()
+            for version in model.versions.values()
+            for replicas in [[replica for node, replica in version.replicas.items() if node not in self.draining]]
+        )
 
     @property
     def registered(self) -> dict[str, Model]:

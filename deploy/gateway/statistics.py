@@ -1,7 +1,7 @@
 """The nodes' counters, summed so that they never fall -> Triton's statistics of a model.
 
-    scraped: node -> {Series: value} -> Totals.add -> growth of each since it was seen last -> sums
-    sums -> statistics(model, version) -> {"inference_count", "inference_stats", "batch_stats", ...}
+    scraped: node -> {Series: value} -> Statistics.add -> growth of each since it was seen last -> charts
+        -> sums -> triton(model, version) -> {"inference_count", "inference_stats", "batch_stats", ...}
 
 A node's counters begin again at 0 when it restarts, and go with it when it is removed. What they had grown to stays in
 the sums; these are kept in a file, so that they outlive the control process too.
@@ -9,16 +9,17 @@ the sums; these are kept in a file, so that they outlive the control process too
 
 import json
 import logging
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from deploy.gateway.scrape import Series
+from deploy.gateway.metrics import Series
 
 logger = logging.getLogger(__name__)
 
-# What handlers count of requests and of the model's runs (handlers/metrics.py).
+# What handlers count of requests and of the model's runs (handlers/metrics.py): the sums of Triton's statistics.
 REQUESTS = "handler_requests_total"
 REQUEST_SECONDS = "handler_request_seconds_total"
 QUEUE_SECONDS = "handler_queue_seconds_total"
@@ -27,101 +28,157 @@ ITEMS = "handler_items_total"
 EXECUTIONS = "handler_executions_total"
 EXECUTION_SECONDS = "handler_execution_seconds_total"
 SUMMED = {REQUESTS, REQUEST_SECONDS, QUEUE_SECONDS, QUEUE_COUNT, ITEMS, EXECUTIONS, EXECUTION_SECONDS}
-# Labels that tell sums apart; all others are summed over.
-KEPT = ("Outcome", "Size", "Phase")
 PHASES = {"compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
+# What the charts are made of, beside some of them (deploy.gateway.charts).
+REQUEST, BATCH_SIZE, WAIT = "handler_request_seconds", "handler_batch_size", "handler_wait_seconds"
+QUEUE_DEPTH, QUEUE_AGE = "handler_queue_depth", "handler_queue_age_seconds"
+ITEM_ERRORS, REFUSALS = "handler_item_errors_total", "handler_refusals_total"
+FRONTEND_REQUESTS, FRONTEND_WAIT_US = "ts_inference_requests_total", "ts_queue_latency_microseconds"
+READ = SUMMED | {
+    *(ITEM_ERRORS, REFUSALS, FRONTEND_REQUESTS, FRONTEND_WAIT_US, f"{REQUEST}_bucket", f"{BATCH_SIZE}_bucket"),
+    *(f"{name}_{part}" for name in (BATCH_SIZE, WAIT, QUEUE_DEPTH, QUEUE_AGE) for part in ("sum", "count")),
+}
+# Labels that tell counters apart; all others, such as the host's name, are summed over.
+KEPT = ("Outcome", "Size", "Phase", "Type", "le")
 
-# Model, version, counter, and its value of each label that is kept, "" for none.
-Key = tuple[str, ...]
+
+class Key(NamedTuple):
+    """A counter of a version, with its value of each label in KEPT, "" for none."""
+
+    model: str
+    version: str
+    name: str
+    outcome: str = ""
+    size: str = ""
+    phase: str = ""
+    error: str = ""
+    end: str = ""
 
 
-class Totals:
+class Growth(NamedTuple):
+    """What one node's counters grew by.
+
+    Attributes:
+        seconds: since it was scraped before.
+        counters: by how much, 0 or more.
+    """
+
+    seconds: float
+    counters: Mapping[Key, float]
+
+
+class Statistics:
     """Sums of counters over nodes, workers and their restarts."""
 
     def __init__(self, path: Path) -> None:
         """Go on from what `save` left; from nothing where there is none, or it cannot be read."""
         self._path = path
-        # Node -> counter -> its value when it was seen last.
+        # Node -> counter -> its value when it was seen last; and when that was, by this process' clock.
         self._last: dict[str, dict[Key, float]] = {}
+        self._seen_s: dict[str, float] = {}
         self._sums: dict[Key, float] = defaultdict(float)
         # (Model, version) -> when its requests were seen to grow last, ms since 1970.
         self._last_ms: dict[tuple[str, str], int] = {}
         self._is_changed = False
         self._load()
 
-    def add(self, scraped: Mapping[str, Mapping[Series, float]], now_ms: int) -> None:
+    def add(
+        self, scraped: Mapping[str, Mapping[Series, float]], nodes: Collection[str], now_s: float, now_ms: int
+    ) -> list[Growth]:
         """Take in what the counters have grown by.
 
         Args:
             scraped: node -> its series; nodes that did not answer are not in it.
+            nodes: all there are; of others nothing but the sums is kept.
+            now_s: the time, by a clock that does not run backwards.
             now_ms: the time, ms since 1970.
+
+        Returns:
+            What each node's grew by, of those that this process has scraped before.
         """
+        self._last = {node: last for node, last in self._last.items() if node in nodes}
+        self._seen_s = {node: seen_s for node, seen_s in self._seen_s.items() if node in nodes}
+        found = []
         for node, values in scraped.items():
             last = self._last.setdefault(node, {})
+            grown = {}
             for key, value in _by_key(values).items():
                 before = last.get(key, 0.0)
                 # A counter that is less than it was has begun anew.
-                growth = value - before if value >= before else value
+                grown[key] = value - before if value >= before else value
                 last[key] = value
-                if growth > 0:
-                    self._sums[key] += growth
-                    self._is_changed = True
-                    if key[2] == REQUESTS:
-                        self._last_ms[key[0], key[1]] = now_ms
+            self._sum(grown, now_ms)
+            if node in self._seen_s and now_s > self._seen_s[node]:
+                found.append(Growth(now_s - self._seen_s[node], grown))
+            self._seen_s[node] = now_s
+        return found
 
-    def statistics(self, model: str, version: str) -> dict[str, Any]:
-        """Triton's statistics of a version, but for its name and version; seconds become ns, all are whole numbers."""
-        of = {key[2:]: total for key, total in self._sums.items() if key[:2] == (model, version)}
+    def _sum(self, grown: Mapping[Key, float], now_ms: int) -> None:
+        for key, growth in grown.items():
+            if growth > 0 and key.name in SUMMED:
+                self._sums[key] += growth
+                self._is_changed = True
+                if key.name == REQUESTS:
+                    self._last_ms[key.model, key.version] = now_ms
 
-        def total(name: str, **labels: str) -> float:
-            wanted = [(number, labels[label]) for number, label in enumerate(KEPT, 1) if label in labels]
+    def triton(self, model: str, version: str) -> dict[str, Any]:
+        """Return Triton's statistics of a version, but for its name and version; times in ns, all are whole numbers."""
+        of = {key: total for key, total in self._sums.items() if (key.model, key.version) == (model, version)}
+
+        def total(name: str, outcome: str = "", size: str = "", phase: str = "") -> float:
+            """Sum a counter over the labels that are not named."""
             return sum(
-                value for key, value in of.items() if key[0] == name and all(key[n] == label for n, label in wanted)
+                value
+                for key, value in of.items()
+                if key.name == name
+                and outcome in ("", key.outcome)
+                and size in ("", key.size)
+                and phase in ("", key.phase)
             )
 
         def duration(count: float, seconds: float) -> dict[str, int]:
             return {"count": round(count), "ns": round(seconds * 1e9)}
 
-        executions = total(EXECUTIONS)
-        sizes = sorted({key[2] for key in of if key[0] == EXECUTIONS and key[2].isdecimal()}, key=int)
+        def computes(size: str = "") -> dict[str, dict[str, int]]:
+            count = total(EXECUTIONS, size=size)
+            return {
+                name: duration(count, total(EXECUTION_SECONDS, size=size, phase=phase))
+                for name, phase in PHASES.items()
+            }
+
+        sizes = sorted({key.size for key in of if key.name == EXECUTIONS and key.size.isdecimal()}, key=int)
         return {
             "last_inference": self._last_ms.get((model, version), 0),
             "inference_count": round(total(ITEMS)),
-            "execution_count": round(executions),
+            "execution_count": round(total(EXECUTIONS)),
             "inference_stats": {
-                **{
-                    outcome: duration(
-                        total(REQUESTS, Outcome=outcome),
-                        total(REQUEST_SECONDS, Outcome=outcome),
-                    )
-                    for outcome in ("success", "fail")
-                },
+                **{name: duration(total(REQUESTS, name), total(REQUEST_SECONDS, name)) for name in ("success", "fail")},
                 "queue": duration(total(QUEUE_COUNT), total(QUEUE_SECONDS)),
-                **{name: duration(executions, total(EXECUTION_SECONDS, Phase=phase)) for name, phase in PHASES.items()},
+                **computes(),
                 "cache_hit": duration(0, 0),
                 "cache_miss": duration(0, 0),
             },
-            "batch_stats": [
-                {
-                    "batch_size": int(size),
-                    **{
-                        name: duration(total(EXECUTIONS, Size=size), total(EXECUTION_SECONDS, Size=size, Phase=phase))
-                        for name, phase in PHASES.items()
-                    },
-                }
-                for size in sizes
-            ],
+            "batch_stats": [{"batch_size": int(size), **computes(size)} for size in sizes],
             "memory_usage": [],
             "response_stats": {},
         }
 
     def save(self) -> None:
-        """Keep the sums in the file, where they have changed; whoever reads meanwhile sees the old ones."""
+        """Keep the sums in the file, where they have changed; who reads meanwhile sees the old ones.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         if not self._is_changed:
             return
+
+        def rows(counters: Mapping[Key, float]) -> list[list[object]]:
+            # The labels of what is summed end with the phase.
+            return [[*key[:6], value] for key, value in counters.items() if key.name in SUMMED]
+
         document = {
-            "sums": [[*key, value] for key, value in self._sums.items()],
-            "last": {node: [[*key, value] for key, value in last.items()] for node, last in self._last.items()},
+            "sums": rows(self._sums),
+            "last": {node: rows(last) for node, last in self._last.items()},
             "last_ms": [[*key, value] for key, value in self._last_ms.items()],
         }
         new = self._path.with_suffix(".new")
@@ -130,13 +187,13 @@ class Totals:
         self._is_changed = False
 
     def _load(self) -> None:
+        def counters(rows: Any) -> dict[Key, float]:
+            return {Key(*map(str, key)): float(value) for *key, value in rows}
+
         try:
             document = json.loads(self._path.read_text(encoding="utf-8"))
-            sums = {tuple(map(str, key)): float(value) for *key, value in document["sums"]}
-            last = {
-                str(node): {tuple(map(str, key)): float(value) for *key, value in values}
-                for node, values in document["last"].items()
-            }
+            sums = counters(document["sums"])
+            last = {str(node): counters(rows) for node, rows in document["last"].items()}
             last_ms = {(str(model), str(version)): int(ms) for model, version, ms in document["last_ms"]}
         except FileNotFoundError:
             return
@@ -148,11 +205,12 @@ class Totals:
 
 
 def _by_key(values: Mapping[Series, float]) -> dict[Key, float]:
-    """A node's counters, summed over labels that do not matter, such as its host's name."""
     found: dict[Key, float] = defaultdict(float)
     for series, value in values.items():
-        if series.name in SUMMED:
+        if series.name in READ and math.isfinite(value):
             labels = dict(series.labels)
-            key = (labels.get("ModelName", ""), labels.get("ModelVersion", ""), series.name)
-            found[*key, *(labels.get(label, "") for label in KEPT)] += value
+            # The handlers' metrics have the first of each, TorchServe's own the second.
+            model = labels.get("ModelName", labels.get("model_name", ""))
+            version = labels.get("ModelVersion", labels.get("model_version", ""))
+            found[Key(model, version, series.name, *(labels.get(label, "") for label in KEPT))] += value
     return found

@@ -95,8 +95,8 @@ def server(model_store: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def gateway(server: Server) -> Iterator[Sandbox]:
-    """Envoy and the control process in front of the session's TorchServe, management let through."""
-    with sandbox.started([sandbox.node_of(server)], management=True) as running:
+    """Envoy and the control process in front of the session's TorchServe."""
+    with sandbox.started([sandbox.node_of(server)]) as running:
         yield running
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.gateway.own_metrics import METRICS
+from deploy.gateway.metrics import METRICS
 from deploy.models import ROOT
 from handlers.metrics import COUNTERS, GAUGES
 from tests.nightly.prometheus import BIN, DASHBOARD, SHIPPED, panels

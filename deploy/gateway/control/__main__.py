@@ -1,4 +1,7 @@
-"""`python -m deploy.gateway.control`: the control process, as the gateway starts it.
+"""`python -m deploy.gateway.control`: the control process, as the gateway starts it. Two servers, both internal:
+
+    settings.ports.control -> /v2, /inference.GRPCInferenceService, /control, the page at /
+    settings.ports.metrics -> /metrics, and /metrics/gateway without the nodes'
 
 It ends with a SIGTERM, or with the process that started it.
 """
@@ -11,11 +14,19 @@ import signal
 import sys
 from pathlib import Path
 
+from aiohttp import web
+
 from deploy.gateway.configuration import Configuration
-from deploy.gateway.control.app import control_app, metrics_app, serve
-from deploy.gateway.control.edge import EnvoyEdge
-from deploy.gateway.control.gateway import Gateway
+from deploy.gateway.control import page
+from deploy.gateway.control.errors import answer_errors, refuse_foreign
+from deploy.gateway.control.gateway import KNOWN, Gateway
+from deploy.gateway.control.operator import Operator
+from deploy.gateway.control.protocol import Protocol
+from deploy.gateway.envoy.process import Envoy
+from deploy.gateway.nodes import read_known
+from deploy.gateway.settings import Settings, read
 from deploy.gateway.supervisor import ALIVE
+from deploy.run.node import Node
 from handlers.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
@@ -23,11 +34,47 @@ logger = logging.getLogger(__name__)
 # Seconds between two looks at gateway.yaml, nodes.json and what a name resolves to, and at the process that started
 # this one.
 LOOK_S = 1.0
-# Seconds in which the name of the nodes may be resolved before the gateway starts without any.
+# Seconds in which the name of the nodes may be resolved before the gateway starts with those that were known last.
 FIRST_S = 3.0
+# Seconds that a request in flight has to end when the process does.
+SHUTDOWN_S = 2.0
 
 
-async def control(configuration: Configuration, run: Path) -> None:
+def control_app(gateway: Gateway) -> web.Application:
+    """Make what listens on the control port."""
+    app = web.Application(middlewares=[answer_errors, refuse_foreign])
+    Protocol(gateway).add_routes(app)
+    Operator(gateway).add_routes(app)
+    page.add_routes(app, gateway)
+    return app
+
+
+def metrics_app(gateway: Gateway) -> web.Application:
+    """Make what listens on the metrics port."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        text = await (gateway.metrics() if request.path == "/metrics" else gateway.own_metrics())
+        return web.Response(text=text, content_type="text/plain", charset="utf-8")
+
+    app = web.Application(middlewares=[answer_errors])
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/metrics/gateway", metrics)
+    return app
+
+
+async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:
+    """Listen; the caller cleans the runner up.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    return runner
+
+
+async def control(config: Path, nodes_file: Path, run: Path) -> None:
     """Serve until a SIGTERM.
 
     Raises:
@@ -38,11 +85,26 @@ async def control(configuration: Configuration, run: Path) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    settings, nodes = configuration.read(FIRST_S)
-    gateway = Gateway(settings, nodes, EnvoyEdge(run), run)
-    runners = []
+    settings, nodes = read(config), tuple(read_known(run / KNOWN))
+    configuration = Configuration(config, nodes_file, nodes)
+    # A name server may take its time, and keeps nothing waiting but this.
+    reading = asyncio.create_task(asyncio.to_thread(configuration.read))
+    if (await asyncio.wait({reading}, timeout=FIRST_S))[0]:
+        settings, nodes = reading.result()
+    gateway = Gateway(settings, nodes, Envoy(run), run)
+
+    async def follow() -> None:
+        changed: tuple[Settings, tuple[Node, ...]] | None = await reading
+        while True:
+            if changed is not None and changed != (gateway.settings, tuple(gateway.nodes.by_name.values())):
+                gateway.configure(*changed)
+            await asyncio.sleep(LOOK_S)
+            changed = await asyncio.to_thread(configuration.changed)
+
+    runners, following = [], None
     try:
         await gateway.start()
+        following = asyncio.create_task(follow())
         ports = settings.ports
         runners.append(await serve(control_app(gateway), ports.internal_address, ports.control))
         runners.append(await serve(metrics_app(gateway), ports.internal_address, ports.metrics))
@@ -52,24 +114,26 @@ async def control(configuration: Configuration, run: Path) -> None:
             try:
                 await asyncio.wait_for(stopped.wait(), LOOK_S)
             except TimeoutError:
-                if (changed := configuration.changed()) is not None:
-                    gateway.configure(*changed)
+                if following.done():
+                    following.result()
     finally:
         for runner in runners:
             await runner.cleanup()
+        if following is not None:
+            following.cancel()
         await gateway.close()
 
 
 def main(arguments: list[str]) -> int:
     """Run it; 1 with one line when it fails."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.gateway.control", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m deploy.gateway.control", description="The control process.")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--nodes", type=Path, required=True)
     parser.add_argument("--run", type=Path, required=True)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        asyncio.run(control(Configuration(options.config, options.nodes), options.run))
+        asyncio.run(control(options.config, options.nodes, options.run))
     except (InvalidConfig, OSError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 1

@@ -45,19 +45,6 @@ def find(fleet: Fleet, name: str, asked: str = "") -> tuple[Model, Version]:
     return model, model.versions[version]
 
 
-def is_server_ready(fleet: Fleet) -> bool:
-    """Whether all workers of every version are READY, on all nodes but those that are draining.
-
-    A version that is on draining nodes alone is not ready; nothing registered at all is.
-    """
-    return all(
-        replicas and all(replica.is_ready for replica in replicas)
-        for model in fleet.models.values()
-        for version in model.versions.values()
-        for replicas in [[replica for node, replica in version.replicas.items() if node not in fleet.draining]]
-    )
-
-
 def is_model_ready(fleet: Fleet, version: Version) -> bool:
     """Whether requests for it are answered: on some node that takes requests, all its workers are READY."""
     return any(replica.is_ready for node, replica in version.replicas.items() if node not in fleet.draining)

@@ -2,15 +2,17 @@
 
 ProtocolError
 ├── NotFound        404, NOT_FOUND: no such model, version, route
+├── Foreign         403, PERMISSION_DENIED: a page of another site asks, or this server under a name that it has not
 ├── BadRequest      400, INVALID_ARGUMENT: it cannot be read, or asks for what cannot be
 ├── NotSupported    400, UNIMPLEMENTED: this server does not do that; no 5xx, which tools would try again
 ├── NotReady        503, UNAVAILABLE: no worker yet, or no more
 └── NodesFailed     502, INTERNAL: some nodes did not do what was asked; the message names them
 """
 
+import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from aiohttp import web
 
@@ -34,6 +36,12 @@ class NotFound(ProtocolError):
     """There is no such model, version or route."""
 
     status, grpc_status = 404, 5
+
+
+class Foreign(ProtocolError):
+    """A browser asks for a page of another site, or under a name that this server has not."""
+
+    status, grpc_status = 403, 7
 
 
 class BadRequest(ProtocolError):
@@ -91,3 +99,32 @@ async def answer_errors(
     except Exception:
         logger.exception("%s %s", request.method, request.path)
         return answer(request, 500, INTERNAL, "internal error")
+
+
+@web.middleware
+async def refuse_foreign(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Refuse what a page of another site would have a browser ask.
+
+    A foreign Origin may not change anything. The Host must be an address or localhost, or a name that is bound anew to
+    this machine would make the page one of the same site; Envoy writes localhost there, and the client's elsewhere.
+
+    Raises:
+        Foreign: it is such a request.
+    """
+    if not _is_own(request.host):
+        raise Foreign("Host must be an address or localhost")
+    origin, asked = request.headers.get("Origin"), request.headers.get("X-Forwarded-Host", request.host)
+    if origin is not None and request.method not in ("GET", "HEAD") and urlsplit(origin).netloc != asked:
+        raise Foreign("requests of another site's page are refused")
+    return await handler(request)
+
+
+def _is_own(host: str) -> bool:
+    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name == "localhost"
+    return True

@@ -1,31 +1,30 @@
 """Holds the parts of the control process together, and does what is due every few seconds.
 
-gateway.yaml, nodes.json ─> settings, nodes ─> Discovery ─┐
-operator ─> Decisions ────────────────────────────────────┴> Fleet ─> Edge.write: Envoy's files
-every two seconds: scrape ─> Totals
+gateway.yaml, nodes.json ─> settings, nodes ─> Nodes ─┐
+operator ─> Decisions ────────────────────────────────┴> Fleet ─> Envoy's files
+every two seconds: scrape ─> Statistics ─> Charts
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
+from deploy.gateway import metrics
+from deploy.gateway.charts import Charts
 from deploy.gateway.control import description
-from deploy.gateway.control.decisions import Decisions, canary_of
-from deploy.gateway.discovery import Discovery
-from deploy.gateway.envoy.process import Traffic
-from deploy.gateway.own_metrics import own_metrics
-from deploy.gateway.scrape import Series, merge, parse, scrape
-from deploy.gateway.settings import Settings
-from deploy.gateway.state import Canary, Fleet, without
-from deploy.gateway.statistics import Totals
-from deploy.gateway.summary import Summary
+from deploy.gateway.control.decisions import Decisions
+from deploy.gateway.envoy.process import Envoy, Traffic
+from deploy.gateway.nodes import Nodes
+from deploy.gateway.settings import Canary, Settings
+from deploy.gateway.state import Fleet, without
+from deploy.gateway.statistics import Statistics
 from deploy.run.node import Node
 
 logger = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 # Seconds between two scrapes of all nodes; and how old one may be that a question for statistics is answered from.
 # Handlers report once a second, so fresher is no truer.
 SCRAPE_S, FRESH_S = 2.0, 0.5
-# Seconds that the first look at the nodes may take before Envoy is configured without those that have not answered.
+# Seconds that the first look at the nodes may take; what has not answered by then keeps what it served last.
 FIRST_LOOK_S = 3.0
 # Seconds that a look at the nodes may take whose answer only has to be fresh.
 LOOK_S = 3.0
@@ -41,22 +40,8 @@ LOOK_S = 3.0
 SETTLE_S = 0.1
 # Seconds until Envoy's files are tried again, where they could not be written.
 RETRY_S = 2.0
-
-
-class Edge(Protocol):
-    """Envoy, as the control process needs it; all of it may block."""
-
-    def write(self, settings: Settings, fleet: Fleet) -> None:
-        """Configure it."""
-
-    def traffic(self) -> Mapping[str, Traffic]:
-        """Node -> what it has in flight, and whether it gets more."""
-
-    def requests(self) -> Mapping[str, Mapping[str, int]]:
-        """Cluster -> node -> requests in flight."""
-
-    def prometheus(self) -> str:
-        """Its metrics."""
+# The file of what was registered on the nodes last.
+KNOWN = "known.json"
 
 
 class Gateway:
@@ -64,27 +49,28 @@ class Gateway:
 
     Attributes:
         settings: as they were read last.
-        discovery, decisions, totals, summary: its parts.
+        nodes, decisions, statistics, charts: its parts.
         fleet: what Envoy is configured by.
     """
 
-    def __init__(self, settings: Settings, nodes: Sequence[Node], edge: Edge, run: Path) -> None:
+    def __init__(self, settings: Settings, nodes: Sequence[Node], envoy: Envoy, run: Path) -> None:
         """Wire the parts; in a running loop. `run` is the folder of what outlives a restart."""
         self.settings = settings
-        self.edge = edge
         self.fleet = Fleet()
         self.decisions = Decisions(run / "decisions.json")
-        self.totals = Totals(run / "statistics.json")
-        self.summary = Summary()
+        self.statistics = Statistics(run / "statistics.json")
+        self.charts = Charts()
+        self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+        self._envoy = envoy
         self._changed = asyncio.Event()
-        self.discovery = Discovery(self.update)
-        self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+        self.nodes = Nodes(self.session, self.update, run / KNOWN)
         self._writing = asyncio.Lock()
         self._scraping = asyncio.Lock()
         self._scraped_s = float("-inf")
-        self._answered: frozenset[str] = frozenset()
+        # The nodes' metrics as they were scraped last, by the node's name.
+        self._texts: Mapping[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self.discovery.watch(nodes)
+        self.nodes.watch(nodes)
 
     async def start(self) -> None:
         """Look at the nodes, configure Envoy, and go on doing so.
@@ -92,7 +78,7 @@ class Gateway:
         Raises:
             OSError, ValueError: Envoy's files cannot be written.
         """
-        await self.discovery.first_look(FIRST_LOOK_S)
+        await self.nodes.first_look(FIRST_LOOK_S)
         await self.write()
         self._tasks = [asyncio.create_task(each) for each in (self._write(), self._scrape())]
 
@@ -101,50 +87,39 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.discovery.close()
-        await self._session.close()
-        self.totals.save()
+        await self.nodes.close()
+        await self.session.close()
+        self.statistics.save()
 
     def configure(self, settings: Settings, nodes: Sequence[Node]) -> None:
-        """Go on with other settings and nodes."""
+        """Go on with other settings and nodes; a node that comes back under its name is not draining."""
         self.settings = settings
-        self.decisions.keep({node.name for node in nodes})
-        self.discovery.watch(nodes)
+        self.decisions.decide(draining=self.decisions.now.draining & {node.name for node in nodes})
+        self.nodes.watch(nodes)
         self._changed.set()
 
     def update(self) -> None:
         """Make the fleet anew; Envoy is told where it differs."""
-        self._forget_withdrawn()
-        models, withdrawn = without(self.discovery.models(), self.decisions.withdrawn)
+        registered = self.nodes.registered
+        if registered is not None:
+            # What is registered anew under its name is served.
+            self.decisions.decide(withdrawn=self.decisions.now.withdrawn & registered)
+        models, withdrawn = without(self.nodes.models(), self.decisions.now.withdrawn)
         canaries = {}
         for name, canary in self.canaries().items():
             # Envoy sends nobody to a version that has gone.
             if name in models and (version := models[name].find(canary.version)) is not None:
                 canaries[name] = replace(canary, version=version)
-        nodes = self.discovery.nodes
-        draining = self.decisions.draining & nodes.keys() | self.discovery.draining
-        fleet = Fleet(nodes, draining, models, canaries, withdrawn)
+        nodes = self.nodes.by_name
+        draining = self.decisions.now.draining & nodes.keys() | self.nodes.draining
+        fleet = Fleet(nodes, draining, models, canaries, withdrawn, is_up=any(map(self.nodes.is_up, nodes)))
         if fleet != self.fleet:
             self.fleet = fleet
             self._changed.set()
 
-    def _forget_withdrawn(self) -> None:
-        """Forget what is withdrawn and on no node any more; not before each has said what it has."""
-        watches = self.discovery.watches.values()
-        if watches and all(watch.is_described for watch in watches):
-            self.decisions.keep_withdrawn(
-                {
-                    (model, version)
-                    for watch in watches
-                    for model, versions in watch.models.items()
-                    for version in versions
-                }
-            )
-
     def canaries(self) -> dict[str, Canary]:
-        """By the model's name: what gateway.yaml has, and in its place what the control port was told."""
-        declared = {model: canary_of(asked) for model, asked in self.settings.canaries.items()}
-        return {**declared, **self.decisions.canaries}
+        """Return those of gateway.yaml, and in their place those of the control port, by the model's name."""
+        return {**self.settings.canaries, **self.decisions.now.canaries}
 
     async def write(self) -> None:
         """Tell Envoy what is known and decided now; it takes it over within some ms.
@@ -155,15 +130,11 @@ class Gateway:
         self.update()
         async with self._writing:
             self._changed.clear()
-            await asyncio.to_thread(self.edge.write, self.settings, self.fleet)
+            await asyncio.to_thread(self._envoy.write, self.settings, self.fleet)
+            self.nodes.save()
 
-    def is_ready(self) -> bool:
-        """Whether some node answers, and all workers of every version are READY."""
-        is_any_up = any(self.discovery.is_up(name) for name in self.fleet.nodes)
-        return is_any_up and description.is_server_ready(self.fleet)
-
-    async def statistics(self, name: str, asked: str = "") -> list[dict[str, Any]]:
-        """Statistics of a model's versions, or of every model where no name is given.
+    async def triton(self, name: str, asked: str = "") -> list[dict[str, Any]]:
+        """Return Triton's statistics of a model's versions, or of every model where no name is given.
 
         Raises:
             NotFound: there is no such version.
@@ -181,69 +152,55 @@ class Gateway:
             {
                 "name": model.name,
                 "version": description.numbered(model, version),
-                **self.totals.statistics(model.name, version),
+                **self.statistics.triton(model.name, version),
             }
             for model, version in wanted
         ]
 
-    async def scrape(self, age_s: float = 0.0) -> Mapping[str, Mapping[Series, float]]:
-        """Take in the nodes' counters, unless that was done within the last `age_s`.
-
-        Returns:
-            What each node has that answered; nothing where that was done.
-        """
+    async def scrape(self, age_s: float = 0.0) -> None:
+        """Take in the nodes' counters, unless that was done within the last `age_s`."""
         async with self._scraping:
             if time.monotonic() - self._scraped_s < age_s:
-                return {}
-            texts = await scrape(self._session, self.fleet.nodes.values())
-            self._scraped_s = time.monotonic()
-            self._answered = frozenset(texts)
-            scraped = {node: parse(text) for node, text in texts.items()}
-            self.totals.add(scraped, time.time_ns() // 1_000_000)
-            return scraped
+                return
+            self._texts = await metrics.scrape(self.session, self.fleet.nodes.values())
+            self._scraped_s = now_s = time.monotonic()
+            scraped = {node: metrics.parse(text) for node, text in self._texts.items()}
+            grown = self.statistics.add(scraped, self.fleet.nodes.keys(), now_s, time.time_ns() // 1_000_000)
+            self.charts.add(now_s, self.fleet.models.keys(), grown)
 
     async def metrics(self) -> str:
-        """Envoy's metrics, the control process' and each node's, asked for now."""
-        texts, envoy = await asyncio.gather(
-            scrape(self._session, self.fleet.nodes.values()), asyncio.to_thread(self._prometheus)
-        )
-        return merge(texts, envoy + self._own(texts.keys()))
+        """Return Envoy's metrics, asked for now, the control process', and each node's as they were scraped last."""
+        return metrics.merge(self._texts, await self.own_metrics())
 
     async def own_metrics(self) -> str:
-        """Envoy's metrics, asked for now, and the control process': of whoever scrapes the nodes for himself."""
-        return await asyncio.to_thread(self._prometheus) + self._own(self._answered)
-
-    def _own(self, answered: Container[str]) -> str:
-        up = {name: name in answered for name in self.fleet.nodes}
-        return own_metrics(self.fleet, up, self.discovery.watches)
-
-    def _prometheus(self) -> str:
+        """Return Envoy's metrics, asked for now, and the control process': where the nodes are scraped by others."""
         try:
-            return self.edge.prometheus()
+            envoy = await asyncio.to_thread(self._envoy.prometheus)
         except OSError as error:
-            logger.warning("Envoy's metrics: %s", type(error).__name__)
-            return ""
+            logger.warning("%s", error)
+            envoy = ""
+        return envoy + metrics.own(self.fleet, self._texts, self.nodes.watches)
 
     async def look(self) -> None:
         """Look at every node now; one that is slow is not waited for."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.discovery.look(), LOOK_S)
+            await asyncio.wait_for(self.nodes.look(), LOOK_S)
         self.update()
 
     async def requests(self) -> Mapping[str, Mapping[str, int]] | None:
-        """Cluster -> node -> requests in flight; None where Envoy does not answer."""
+        """Return cluster -> node -> requests in flight; None where Envoy does not answer."""
         try:
-            return await asyncio.to_thread(self.edge.requests)
+            return await asyncio.to_thread(self._envoy.requests)
         except OSError as error:
-            logger.warning("Envoy's requests in flight: %s", type(error).__name__)
+            logger.warning("%s", error)
             return None
 
     async def traffic(self) -> Mapping[str, Traffic] | None:
-        """Node -> what Envoy has there; None where Envoy does not answer."""
+        """Return node -> what Envoy has there; None where Envoy does not answer."""
         try:
-            return await asyncio.to_thread(self.edge.traffic)
+            return await asyncio.to_thread(self._envoy.traffic)
         except OSError as error:
-            logger.warning("Envoy's requests in flight: %s", type(error).__name__)
+            logger.warning("%s", error)
             return None
 
     async def _write(self) -> None:
@@ -261,9 +218,8 @@ class Gateway:
     async def _scrape(self) -> None:
         while True:
             try:
-                scraped = await self.scrape()
-                self.summary.observe(time.monotonic(), self.fleet, scraped)
-                await asyncio.to_thread(self.totals.save)
+                await self.scrape()
+                await asyncio.to_thread(self.statistics.save)
             except Exception:
                 logger.exception("scrape")
             await asyncio.sleep(SCRAPE_S)

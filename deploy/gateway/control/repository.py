@@ -7,17 +7,14 @@ Every node is tried; what any of them did not do is said of it by name.
 """
 
 import asyncio
-import json
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlencode
 
-import aiohttp
-
 from deploy.gateway.control.errors import BadRequest, NodesFailed, NotFound, NotSupported
 from deploy.gateway.control.gateway import Gateway
-from deploy.gateway.watch import CONNECT_S, NodeFailed, token
+from deploy.gateway.management import NodeFailed, ask
 from deploy.run.node import Node
 
 # Of a model's name, which becomes a part of the archive's.
@@ -73,14 +70,11 @@ class Repository:
             raise NotFound(f"Request for unknown model: '{name[:WORDS]}' is not found")
         await self._on_all(name, self._unload)
 
-    async def _on_all(self, name: str, call: Callable[["_Management", str], Awaitable[None]]) -> None:
+    async def _on_all(self, name: str, call: Callable[[Node, str], Awaitable[None]]) -> None:
         nodes = list(self._gateway.fleet.nodes.values())
-        async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
-            done = await asyncio.gather(
-                *(call(_Management(node, session), name) for node in nodes), return_exceptions=True
-            )
+        done = await asyncio.gather(*(call(node, name) for node in nodes), return_exceptions=True)
         # What is answered is so: Envoy knows of it.
-        await self._gateway.discovery.look()
+        await self._gateway.nodes.look()
         await self._gateway.write()
         failed = {node.name: problem for node, problem in zip(nodes, done, strict=True) if problem is not None}
         for problem in failed.values():
@@ -93,18 +87,20 @@ class Repository:
             # A node that does not have it has nothing to remove.
             failed = {node: problem for node, problem in failed.items() if node not in absent}
         if failed:
-            raise NodesFailed(_said((f"{node}: {problem}" for node, problem in failed.items()), len(nodes)))
+            problems = "; ".join(f"{node}: {problem}" for node, problem in failed.items())
+            raise NodesFailed(f"{len(failed)} of {len(nodes)} nodes did not do it: {problems}")
 
-    async def _load(self, node: "_Management", name: str) -> None:
-        status, described = await node.call("GET", f"/models/{name}")
+    async def _load(self, node: Node, name: str) -> None:
+        status, described = await self._call(node, "GET", f"/models/{name}")
         if status == 404:
-            status, said = await node.call("POST", "/models", url=f"{name}.mar", initial_workers=1, synchronous="false")
+            query = urlencode({"url": f"{name}.mar", "initial_workers": 1, "synchronous": "false"})
+            status, said = await self._call(node, "POST", f"/models?{query}")
             if status == 404:
                 raise Absent(f"no archive {name}.mar")
             if status not in (200, 202, 409):
                 raise NodeFailed(said)
         elif status == 200 and described[0]["minWorkers"] < 1:
-            status, said = await node.call("PUT", f"/models/{name}", min_worker=1, max_worker=1)
+            status, said = await self._call(node, "PUT", f"/models/{name}?min_worker=1&max_worker=1")
             if status not in (200, 202):
                 raise NodeFailed(said)
         deadline = asyncio.get_running_loop().time() + READY_S
@@ -113,60 +109,32 @@ class Repository:
                 raise NodeFailed(f"no READY worker in {READY_S:g} s")
             await asyncio.sleep(LOOK_S)
 
-    async def _is_ready(self, node: "_Management", name: str) -> bool:
-        status, described = await node.call("GET", f"/models/{name}")
+    async def _is_ready(self, node: Node, name: str) -> bool:
+        status, described = await self._call(node, "GET", f"/models/{name}")
         if status != 200:
             raise NodeFailed(described)
         ready = [worker for worker in described[0]["workers"] if worker["status"] == "READY"]
         return len(ready) >= max(1, int(described[0]["minWorkers"]))
 
-    async def _unload(self, node: "_Management", name: str) -> None:
-        status, versions = await node.call("GET", f"/models/{name}/all")
+    async def _unload(self, node: Node, name: str) -> None:
+        status, versions = await self._call(node, "GET", f"/models/{name}/all")
         if status == 404:
             raise Absent(f"Request for unknown model: '{name}' is not found")
         if status != 200:
             raise NodeFailed(versions)
-        _, default = await node.call("GET", f"/models/{name}")
+        _, default = await self._call(node, "GET", f"/models/{name}")
         # TorchServe removes the default version only where it is the last.
         for version in sorted(
             (str(each["modelVersion"]) for each in versions), key=lambda each: each == default[0]["modelVersion"]
         ):
-            status, said = await node.call("DELETE", f"/models/{name}/{version}")
+            status, said = await self._call(node, "DELETE", f"/models/{name}/{version}")
             if status not in (200, 202, 404):
                 raise NodeFailed(said)
 
-
-class _Management:
-    """One node's management API."""
-
-    def __init__(self, node: Node, session: aiohttp.ClientSession) -> None:
-        self._node = node
-        self._session = session
-
-    async def call(self, method: str, path: str, **query: object) -> tuple[int, Any]:
-        """Call it: the status, and what it described, or its own words.
-
-        Raises:
-            NodeFailed: it did not answer, or not in JSON.
-        """
-        url = f"{self._node.management}{path}" + (f"?{urlencode(query)}" if query else "")
-        timeout = aiohttp.ClientTimeout(total=CALL_S, sock_connect=CONNECT_S)
-        try:
-            headers = token(self._node, "management")
-            async with self._session.request(method, url, headers=headers, timeout=timeout) as answer:
-                document = json.loads(await answer.read())
-        except TimeoutError:
-            raise NodeFailed(f"no answer in {CALL_S:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise NodeFailed(f"cannot be reached ({type(error).__name__})") from None
-        except ValueError:
-            raise NodeFailed("no JSON") from None
-        if answer.status == 200 and method == "GET":
-            return answer.status, document
+    async def _call(self, node: Node, method: str, path: str) -> tuple[int, Any]:
+        """Call a node's management API: return the status, and what it described, or its own words."""
+        status, document = await ask(self._gateway.session, node, path, timeout_s=CALL_S, method=method)
+        if status == 200 and method == "GET":
+            return status, document
         said = document.get("message") if isinstance(document, dict) else None
-        return answer.status, f"{answer.status}: {str(said)[:WORDS]}"
-
-
-def _said(problems: Iterable[str], nodes: int) -> str:
-    listed = list(problems)
-    return f"{len(listed)} of {nodes} nodes did not do it: {'; '.join(listed)}"
+        return status, f"{status}: {str(said)[:WORDS]}"

@@ -13,7 +13,7 @@ from deploy.gateway.envoy.bootstrap import ADMIN
 TIMEOUT_S = 10.0
 
 
-class NoAnswer(Exception):
+class NoAnswer(ConnectionError):
     """Envoy does not run, or does not answer."""
 
 

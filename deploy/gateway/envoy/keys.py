@@ -1,12 +1,15 @@
 """Who may call, and how often: a key for each client, and a rate for each key."""
 
 import math
+from typing import Any
 
 from deploy.gateway.envoy.resources import Resource, lua, typed
-from deploy.gateway.envoy.routes import KEYS_FILTER
+from deploy.gateway.envoy.routes import KEYS, OPEN_RATE
 from deploy.gateway.settings import Key, Settings
 
 CLIENT = "x-client"
+# Requests a second, and at once, of all clients together for what needs no key: the page's files.
+OPEN_PER_S, OPEN_BURST = 100, 500
 
 
 def key_filters(settings: Settings) -> list[Resource]:
@@ -19,7 +22,7 @@ def _keys(settings: Settings) -> list[Resource]:
         return []
     # Envoy's own filter for this, api_key_auth, is "not covered by the threat model" in 1.40.
     clients = ", ".join(f"[{_quoted(key.key)}] = {_quoted(key.client)}" for key in settings.keys)
-    return [lua("keys", f"local CLIENTS = {{{clients}}}\n", KEYS_FILTER)]
+    return [lua("keys", f"local CLIENTS = {{{clients}}}\n", KEYS)]
 
 
 def _quoted(text: str) -> str:
@@ -31,25 +34,38 @@ def _rates(settings: Settings) -> list[Resource]:
     limited = [key for key in settings.keys if key.requests_per_second is not None]
     if not limited:
         return []
-    unlimited = {"max_tokens": 0xFFFFFFFF, "tokens_per_fill": 0xFFFFFFFF, "fill_interval": "1s"}
     return [
-        typed(
+        _limit(
             "gateway.rates",
-            "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit",
-            stat_prefix="rates",
-            filter_enabled=_always(),
-            filter_enforced=_always(),
-            # One bucket for all connections and threads of a client.
-            local_rate_limit_per_downstream_connection=False,
-            rate_limited_as_resource_exhausted=True,
+            {"max_tokens": 0xFFFFFFFF, "tokens_per_fill": 0xFFFFFFFF, "fill_interval": "1s"},
             always_consume_default_token_bucket=False,
-            token_bucket=unlimited,
             rate_limits=[{"actions": [{"request_headers": {"header_name": CLIENT, "descriptor_key": "client"}}]}],
             descriptors=[
                 {"entries": [{"key": "client", "value": key.client}], "token_bucket": bucket(key)} for key in limited
             ],
         )
     ]
+
+
+def open_rate() -> Resource:
+    """Make the filter that bounds how often what needs no key is asked for; routes switch it on."""
+    tokens = {"max_tokens": OPEN_BURST, "tokens_per_fill": OPEN_PER_S, "fill_interval": "1s"}
+    return {**_limit(OPEN_RATE, tokens), "disabled": True}
+
+
+def _limit(name: str, tokens: Resource, **config: Any) -> Resource:
+    return typed(
+        name,
+        "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit",
+        stat_prefix=name.removeprefix("gateway."),
+        filter_enabled=_always(),
+        filter_enforced=_always(),
+        # One bucket for all connections and threads of a client.
+        local_rate_limit_per_downstream_connection=False,
+        rate_limited_as_resource_exhausted=True,
+        token_bucket=tokens,
+        **config,
+    )
 
 
 def bucket(key: Key) -> Resource:

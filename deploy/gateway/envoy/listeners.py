@@ -1,21 +1,46 @@
 """The two ports that clients reach: what a connection may take, and the filters that its requests pass.
 
-    HTTP   keys.lua -> rates -> notes -> (inflate.lua -> decompressor) -> buffer -> (http_request.lua)
-               -> http_response.lua -> router
-    gRPC   keys.lua -> rates -> notes -> buffer -> grpc_unpack.lua -> decompressor -> buffer -> grpc_outer.lua -> bridge
-               -> grpc_inner.lua -> router
+    HTTP   keys -> rates -> open_rate -> notes -> (inflate -> decompressor) -> buffer -> (http_request)
+               -> (http_response) -> router
+    gRPC   keys -> rates -> open_rate -> notes -> buffer -> grpc_unpack -> decompressor -> unpacked -> grpc_outer
+               -> bridge -> grpc_inner -> router
 
-Scripts are of lua/; what they do to a request stands on top of each. What stands in brackets is skipped for requests
-whose headers do not ask for it: a script costs some 20 us of a core.
+    keys           who calls: 401 without a key; only where there are keys         keys.lua
+    rates          429 beyond a key's rate; only where a key has one
+    open_rate      429 beyond the rate of what needs no key; on those routes alone
+    notes          for the access log: the client, the trace, and the parts of Server-Timing
+    inflate, decompressor   of bodies with Content-Encoding alone                  inflate.lua
+    buffer, unpacked        the limit of bodies; a worker gets them whole, with their length
+    http_request   forms are bounded, and what was inflated is whole; of those alone
+    http_response  TorchServe's own errors get our form; of errors alone
+    grpc_unpack    one message, whole; unsupported methods are refused
+    grpc_outer     the model of a ModelInfer becomes the path; and the status of the answer
+    bridge         gRPC becomes a POST of the message, as TorchServe's inference API takes it
+    grpc_inner     answers that are no message become a status
+
+Those in brackets, and the two of Lua of gRPC's errors, cost an inference nothing that does not ask for them; a script
+that runs costs some 20 us of a core. What scripts do to a request stands on top of each in lua/.
 """
 
 from dataclasses import dataclass
 
 from deploy.gateway.envoy.access_log import access_log, notes
 from deploy.gateway.envoy.errors import local_reply
-from deploy.gateway.envoy.keys import key_filters
-from deploy.gateway.envoy.resources import LISTENER, TYPE, Resource, address, lua, only, seconds, sent, typed, watched
-from deploy.gateway.envoy.routes import GRPC, HTTP
+from deploy.gateway.envoy.keys import key_filters, open_rate
+from deploy.gateway.envoy.resources import (
+    LISTENER,
+    TYPE,
+    Resource,
+    address,
+    failed,
+    lua,
+    only,
+    seconds,
+    sent,
+    typed,
+    watched,
+)
+from deploy.gateway.envoy.routes import BUFFER, DECOMPRESSOR, GRPC, HTTP, INFLATE, UNPACKED
 from deploy.gateway.envoy.tls import transport
 from deploy.gateway.settings import Settings
 
@@ -69,6 +94,14 @@ def _listener(settings: Settings, name: str, port: int, filters: list[Resource])
         # Two gateways on one port would share its clients, and nobody would be told.
         "enable_reuse_port": False,
         "connection_balance_config": {"exact_balance": {}},
+        # A connection that sends nothing at all is closed as one whose head does not come is.
+        "listener_filters": [
+            typed(
+                "envoy.filters.listener.tls_inspector",
+                "envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector",
+            )
+        ],
+        "listener_filters_timeout": seconds(settings.limits.header_s),
         "per_connection_buffer_limit_bytes": CONNECTION.buffer_bytes,
         "filter_chains": [chain],
     }
@@ -136,12 +169,13 @@ def _http_filters(settings: Settings) -> list[Resource]:
     form_bytes = f"local FORM_BYTES = {settings.limits.form_bytes}\n"
     return [
         *key_filters(settings),
+        open_rate(),
         notes(),
-        only(lua("inflate"), PACKED),
+        only(lua("inflate", name=INFLATE), PACKED),
         only(_decompressor(CONNECTION.inflate_ratio), PACKED),
-        _buffer(settings, "gateway.buffer"),
+        _buffer(settings, BUFFER),
         only(lua("http_request", form_bytes), {"or_matcher": {"predicate": [INFLATED, FORM]}}),
-        lua("http_response"),
+        only(lua("http_response"), failed()),
         _router(),
     ]
 
@@ -156,11 +190,12 @@ def _grpc_filters(settings: Settings) -> list[Resource]:
     compressed_bytes = max(1024, settings.limits.body_bytes // CONNECTION.packed_share)
     return [
         *key_filters(settings),
+        open_rate(),
         notes(),
-        _buffer(settings, "gateway.buffer"),
+        _buffer(settings, BUFFER),
         lua("grpc_unpack", f"local COMPRESSED_BYTES = {compressed_bytes}\n"),
         _decompressor(CONNECTION.packed_ratio),
-        _buffer(settings, "gateway.unpacked"),
+        _buffer(settings, UNPACKED),
         lua("grpc_outer"),
         bridge,
         lua("grpc_inner"),
@@ -181,7 +216,7 @@ def _decompressor(ratio: int) -> Resource:
         max_inflate_ratio=ratio,
     )
     return typed(
-        HTTP_FILTERS + "decompressor",
+        DECOMPRESSOR,
         EXTENSIONS + "decompressor.v3.Decompressor",
         decompressor_library=library,
         request_direction_config={"advertise_accept_encoding": False},

@@ -18,13 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploy.gateway.envoy import admin
+from deploy.gateway.envoy import admin, files
 from deploy.gateway.envoy.bootstrap import LISTENERS, bootstrap
 from deploy.gateway.envoy.clusters import CONTROL
 from deploy.gateway.envoy.files import BOOTSTRAP, write_bootstrap
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.settings import Settings
+from deploy.gateway.state import Fleet
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,14 @@ class Envoy:
         self._listeners = tuple(listeners)
         self._child: subprocess.Popen[bytes] | None = None
         self._deaths: deque[float] = deque(maxlen=DEATHS)
+
+    def write(self, settings: Settings, fleet: Fleet) -> None:
+        """Write what changed of its files.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        files.write(settings, fleet, self._run)
 
     def keep(self, start: Callable[[], object]) -> None:
         """Start Envoy where it does not run.

@@ -47,6 +47,12 @@ def sent(header: str, regex: str) -> Resource:
     return {"single_predicate": {"input": asked, "value_match": {"safe_regex": {"google_re2": {}, "regex": regex}}}}
 
 
+def failed() -> Resource:
+    """Ask whether the answer is an error."""
+    asked = typed("status", "envoy.type.matcher.v3.HttpResponseHeaderMatchInput", header_name=":status")
+    return {"single_predicate": {"input": asked, "value_match": {"safe_regex": {"google_re2": {}, "regex": "[45].*"}}}}
+
+
 def only(filter_: Resource, asked: Resource) -> Resource:
     """Make a filter that requests pass by where the answer is no."""
     skip = typed("skip", "envoy.extensions.filters.common.matcher.action.v3.SkipFilter")

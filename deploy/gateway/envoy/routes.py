@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from deploy.gateway.envoy.clusters import CONTROL, cluster
 from deploy.gateway.envoy.resources import ROUTES, TYPE, Resource, seconds
-from deploy.gateway.settings import Settings
-from deploy.gateway.state import Canary, Fleet, Model, plain
+from deploy.gateway.settings import Canary, Settings
+from deploy.gateway.state import Fleet, Model, plain
 
 HTTP, GRPC = "http", "grpc"
 SERVICE = "inference.GRPCInferenceService"
@@ -24,8 +24,11 @@ REPLAY_BYTES = 32 << 20
 ABOUT = "gateway.route"
 # And in that which the scripts see.
 LUA = "envoy.filters.http.lua"
-KEYS_FILTER = "gateway.keys"
+KEYS, BUFFER, UNPACKED, OPEN_RATE = "gateway.keys", "gateway.buffer", "gateway.unpacked", "gateway.open_rate"
+INFLATE, DECOMPRESSOR = "gateway.inflate", "gateway.decompressor"
 OPEN = ("/", "/v2/health/live", "/v2/health/ready")
+# Bytes of a body where no key is asked for; and of a question to the control process, which reads no more.
+OPEN_BYTES, QUESTION_BYTES = 4 << 10, 1 << 20
 
 
 def routes(settings: Settings, fleet: Fleet, name: str) -> Resource:
@@ -41,7 +44,7 @@ def routes(settings: Settings, fleet: Fleet, name: str) -> Resource:
                 "name": name,
                 "domains": ["*"],
                 "request_body_buffer_limit": min(settings.limits.body_bytes, REPLAY_BYTES),
-                "routes": [*to_nodes, *(_http(settings) if name == HTTP else _grpc(settings)), _nothing()],
+                "routes": [*to_nodes, *(_http(settings, fleet) if name == HTTP else _grpc(settings)), _nothing()],
             }
         ],
     }
@@ -132,40 +135,75 @@ def _rewrite(path: str) -> Resource:
     return {"pattern": {"regex": r"^[^?]*"}, "substitution": path}
 
 
-def _http(settings: Settings) -> Iterator[Resource]:
-    yield _control({"path": "/", "headers": [_methods("GET|HEAD")]}, settings, is_open=True)
-    yield _control({"path_separated_prefix": "/page", "headers": [_methods("GET|HEAD")]}, settings, is_open=True)
-    for path in OPEN[1:]:
-        yield _control({"path": path}, settings, is_open=True)
-    yield _control({"path": "/summary", "headers": [_methods("GET|HEAD")]}, settings)
+def _http(settings: Settings, fleet: Fleet) -> Iterator[Resource]:
+    reads = {"headers": [_methods("GET|HEAD")]}
+    yield _control({"path": "/", **reads}, settings, is_open=True)
+    yield _control({"path_separated_prefix": "/page", **reads}, settings, is_open=True)
+    # Probes are answered by Envoy itself, however busy the control process is.
+    for path, status in (("/v2/health/live", 200), ("/v2/health/ready", 200 if fleet.is_ready else 503)):
+        yield {
+            "match": {"path": path, **reads},
+            "direct_response": {"status": status},
+            "typed_per_filter_config": _open(settings, HTTP),
+        }
+    yield _control({"path": "/summary", **reads}, settings)
     if not settings.management:
         yield _nothing("/v2/repository")
+    # Of a model that has no node: the body is read to its end, so that its client gets the answer.
+    infer = {"safe_regex": {"regex": "/v2/models/.+/infer"}, "headers": [_methods("POST")]}
+    yield _control(infer, settings, is_infer=True)
     yield _control({"path": "/v2"}, settings)
     yield _control({"path_separated_prefix": "/v2"}, settings)
 
 
 def _grpc(settings: Settings) -> Iterator[Resource]:
     for method in ("ServerLive", "ServerReady"):
-        yield _control({"path": f"/{SERVICE}/{method}"}, settings, is_open=True)
-    yield _control({"prefix": f"/{SERVICE}/"}, settings)
+        yield _control({"path": f"/{SERVICE}/{method}"}, settings, is_open=True, name=GRPC)
+    yield _control({"path": f"/{SERVICE}/ModelInfer"}, settings, is_infer=True)
+    yield _control({"prefix": f"/{SERVICE}/"}, settings, name=GRPC)
     # ModelInfer of a model that is not known; the control process says so.
-    unknown = _control({"prefix": "/predictions/"}, settings)
+    unknown = _control({"prefix": "/predictions/"}, settings, is_infer=True)
     unknown["route"]["regex_rewrite"] = _rewrite(f"/{SERVICE}/ModelInfer")
     yield unknown
 
 
-def _control(match: Resource, settings: Settings, *, is_open: bool = False) -> Resource:
+def _control(
+    match: Resource, settings: Settings, *, is_open: bool = False, is_infer: bool = False, name: str = HTTP
+) -> Resource:
     route: Resource = {
         "match": match,
-        "route": {"cluster": CONTROL, "timeout": seconds(settings.limits.response_s)},
+        "route": {
+            "cluster": CONTROL,
+            "timeout": seconds(settings.limits.response_s),
+            # The control process answers to no name but this; it compares the client's with Origin.
+            "host_rewrite_literal": "localhost",
+            "append_x_forwarded_host": True,
+        },
         # What comes unpacked is unpacked before it is sent on; of gRPC's own compression its messages tell themselves.
         "request_headers_to_remove": ["authorization", "content-encoding"],
     }
-    if is_open and settings.keys:
-        route["typed_per_filter_config"] = {
-            KEYS_FILTER: {"@type": TYPE + "envoy.config.route.v3.FilterConfig", "disabled": True}
-        }
+    if is_open:
+        route["typed_per_filter_config"] = _open(settings, name)
+    elif not is_infer:
+        route["typed_per_filter_config"] = _buffers(min(QUESTION_BYTES, settings.limits.body_bytes), name)
     return route
+
+
+def _open(settings: Settings, name: str) -> Resource:
+    """Make what holds where no key is asked for: a rate, hardly a body, and nothing is inflated."""
+    kind = TYPE + "envoy.config.route.v3.FilterConfig"
+    off = [*([KEYS] if settings.keys else []), *([INFLATE, DECOMPRESSOR] if name == HTTP else [])]
+    return {
+        **{each: {"@type": kind, "disabled": True} for each in off},
+        OPEN_RATE: {"@type": kind, "disabled": False, "config": {}},
+        **_buffers(OPEN_BYTES, name),
+    }
+
+
+def _buffers(most: int, name: str) -> Resource:
+    kind = TYPE + "envoy.extensions.filters.http.buffer.v3.BufferPerRoute"
+    filters = (BUFFER,) if name == HTTP else (BUFFER, UNPACKED)
+    return {each: {"@type": kind, "buffer": {"max_request_bytes": most}} for each in filters}
 
 
 def _nothing(under: str | None = None) -> Resource:

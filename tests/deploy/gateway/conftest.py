@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.gateway.settings import Key
 from tests.deploy.gateway.scene import Scene
 
 
@@ -16,5 +17,5 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.fixture
 def managed(tmp_path: Path) -> Iterator[Scene]:
-    with Scene(tmp_path, management=True) as made:
+    with Scene(tmp_path, management=True, keys=(Key(client="operator", key="k" * 16),)) as made:
         yield made

@@ -1,25 +1,25 @@
 """The control process in this process, over stand-ins of two nodes and of Envoy."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import requests
 
-from deploy.gateway.control.app import control_app, metrics_app, serve
+from deploy.gateway.control.__main__ import control_app, metrics_app, serve
 from deploy.gateway.control.gateway import Gateway
-from deploy.gateway.envoy.process import Traffic
+from deploy.gateway.envoy.process import Envoy, Traffic
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet, Version
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn, run
 
 
-class RecordedEdge:
-    """Envoy: keeps what it was configured with."""
+class RecordedEnvoy(Envoy):
+    """Keeps what it was configured with."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Path) -> None:
+        super().__init__(run)
         self.fleets: list[Fleet] = []
         self.is_running = True
         self.in_flight: dict[str, dict[str, int]] = {}
@@ -27,11 +27,11 @@ class RecordedEdge:
     def write(self, settings: Settings, fleet: Fleet) -> None:
         self.fleets.append(fleet)
 
-    def traffic(self) -> Mapping[str, Traffic]:
+    def traffic(self) -> dict[str, Traffic]:
         self._check()
         return {"node-1": Traffic(3, True)}
 
-    def requests(self) -> Mapping[str, Mapping[str, int]]:
+    def requests(self) -> dict[str, dict[str, int]]:
         self._check()
         return self.in_flight
 
@@ -49,13 +49,13 @@ class Scene:
 
     Attributes:
         first, second: the nodes.
-        edge: what stands in for Envoy; `fleet` is what it was configured with last.
+        envoy: what stands in for Envoy; `fleet` is what it was configured with last.
         url, metrics_url: of the control port and of the metrics port.
     """
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder, self.settings = folder, Settings(**settings)
-        self.edge = RecordedEdge()
+        self.envoy = RecordedEnvoy(folder)
         self.first, self.second = (StandIn(f"node-{number}", ["classifier/1.0"]) for number in (1, 2))
         self.open()
 
@@ -63,7 +63,7 @@ class Scene:
         """Start the control process."""
 
         async def start() -> None:
-            self.gateway = Gateway(self.settings, [self.first.node, self.second.node], self.edge, self.folder)
+            self.gateway = Gateway(self.settings, [self.first.node, self.second.node], self.envoy, self.folder)
             await self.gateway.start()
             apps = (control_app(self.gateway), metrics_app(self.gateway))
             self._runners = [await serve(app, "127.0.0.1", 0) for app in apps]
@@ -100,11 +100,11 @@ class Scene:
 
     @property
     def fleet(self) -> Fleet:
-        return self.edge.fleets[-1]
+        return self.envoy.fleets[-1]
 
     def look(self) -> None:
         """Look at the nodes now."""
-        run(self.gateway.discovery.look())
+        run(self.gateway.nodes.look())
 
     def register(self, *versions: dict[str, Any], on_both: bool = True) -> None:
         """Describe other versions of `classifier` from now on, on both nodes or on the first alone."""

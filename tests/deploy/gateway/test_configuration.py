@@ -1,25 +1,18 @@
 """gateway.yaml, nodes.json and a name with addresses: read, and read anew."""
 
 import json
-import logging
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from deploy.gateway.configuration import Configuration
-from deploy.gateway.names import Names, lookup
+from deploy.gateway.configuration import Configuration, lookup
 from deploy.gateway.settings import CONFIG, Settings, read
 from deploy.run import node as node_files
 from deploy.run.node import Node
 from handlers.errors import InvalidConfig
-from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
 
 URLS = dict.fromkeys(("inference", "management", "metrics"), "http://127.0.0.1:1")
 DISCOVER = json.dumps({"discover": {"host": "torchserve-nodes"}})
-LOOK_S = 0.05
 
 
 @pytest.fixture
@@ -54,6 +47,7 @@ def test_shipped_settings_are_the_defaults() -> None:
         ({"nodes": [{"name": "n", **URLS}] * 2}, "two have one name"),
         ({"discover": {"host": "a b"}}, "discover.host"),
         ({"discover": {"host": "a"}, "nodes": [{"name": "n", **URLS}]}, "nodes and discover exclude each other"),
+        ({"management": True}, "management: true lets everybody load and unload models: set keys"),
         ({"canaries": {"m": {"version": "2.0", "percent": 101}}}, "canaries.m.percent"),
     ],
 )
@@ -64,6 +58,15 @@ def test_settings_that_are_not_as_they_should_be_are_named(
     with pytest.raises(InvalidConfig, match=named) as raised:
         configuration.read()
     assert "too-short" not in str(raised.value)
+
+
+def test_keys_that_others_may_read_are_refused(configuration: Configuration, config: Path) -> None:
+    config.write_text(json.dumps({"keys": [{"client": "a", "key": "k" * 16}]}))
+    config.chmod(0o604)
+    with pytest.raises(InvalidConfig, match="may be read by others: chmod 600"):
+        configuration.read()
+    config.chmod(0o640)
+    assert configuration.read()[0].keys
 
 
 def test_nodes_are_those_of_the_settings_or_of_the_file_or_the_only_one(
@@ -97,73 +100,38 @@ def test_file_that_is_not_as_it_should_be_changes_nothing(
     assert configuration.changed() is None
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     broken.unlink()
-    config.write_text("management: true")
-    assert changed(configuration)[0].management
+    config.write_text("limits: {attempts: 2}")
+    assert changed(configuration)[0].limits.attempts == 2
 
 
 # -- nodes found by a name ----------------------------------------------------------------------------------------
 
 
-class NameServer:
-    """Knows one name; is slow while `answers` is not set."""
-
-    def __init__(self) -> None:
-        self.addresses: list[str] = []
-        self.failures = 0
-        self.answers = threading.Event()
-        self.answers.set()
-
-    def lookup(self, host: str) -> list[str]:
-        self.answers.wait(TIMEOUT_S)
-        if host != "torchserve-nodes" or not self.addresses:
-            self.failures += 1
-            raise OSError(-2, "Name or service not known")
-        return self.addresses
-
-
-@pytest.fixture
-def server() -> NameServer:
-    return NameServer()
-
-
-@pytest.fixture
-def named(config: Path, tmp_path: Path, server: NameServer) -> Iterator[Configuration]:
-    names = Names(server.lookup, LOOK_S)
-    yield Configuration(config, tmp_path / "nodes.json", names)
-    server.answers.set()
-    names.close()
-
-
 def test_addresses_of_the_name_are_nodes_and_stay_where_it_does_not_resolve(
-    named: Configuration, server: NameServer, config: Path, caplog: pytest.LogCaptureFixture
+    config: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    addresses: list[str] = []
+
+    def resolve(host: str) -> list[str]:
+        if host != "torchserve-nodes" or not addresses:
+            raise OSError(-2, "Name or service not known")
+        return addresses
+
     config.write_text(DISCOVER)
-    server.addresses = ["fd00::7", "10.0.0.7", "10.0.0.7"]
-    _, (first, second) = named.read(TIMEOUT_S)
+    known = Node(name="10-0-0-9", **URLS)
+    named = Configuration(config, tmp_path / "nodes.json", [known], resolve)
+    # A process that starts anew while the name does not resolve keeps what was known.
+    assert named.read()[1] == (known,)
+    addresses += ["fd00::7", "10.0.0.7", "10.0.0.7"]
+    found = named.changed()
+    assert found is not None
+    first, second = found[1]
     assert (first.name, {first.inference, first.management, first.metrics}) == ("10-0-0-7", {"http://10.0.0.7:8085"})
     assert (second.name[-4:], second.inference) == ("0007", "http://[fd00::7]:8085")
-    assert named.changed() is None
-    before, server.addresses = server.failures, []
-    wait(lambda: server.failures > before + 2)
-    assert named.changed() is None
-    server.addresses = ["127.0.0.3"]
-    wait(lambda: (found := named.changed()) is not None and [each.name for each in found[1]] == ["127-0-0-3"])
-    # It is logged once, however often it is looked up.
-    assert caplog.text.count("does not resolve") <= 1
+    addresses.clear()
+    assert [named.changed() for _ in range(3)] == [None] * 3
+    addresses.append("127.0.0.3")
+    assert changed(named)[1] == ["127-0-0-3"]
+    # It is logged once each time, however often it is looked up.
+    assert caplog.text.count("does not resolve") == 2
     assert [lookup("localhost"), lookup("127.0.0.3")] == [["127.0.0.1"], ["127.0.0.3"]]
-
-
-def test_slow_name_server_keeps_nobody_waiting_and_the_nodes_there_are(
-    named: Configuration, server: NameServer, config: Path
-) -> None:
-    config.write_text(json.dumps({"nodes": [{"name": "named", **URLS}]}))
-    named.read()
-    server.answers.clear()
-    server.addresses = ["127.0.0.2"]
-    config.write_text(DISCOVER)
-    began_s = time.monotonic()
-    assert changed(named)[1] == ["named"]
-    assert time.monotonic() - began_s < TIMEOUT_S / 2
-    server.answers.set()
-    wait(lambda: (found := named.changed()) is not None and found[1][0].name == "127-0-0-2")

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import requests
 
-from deploy.gateway.settings import CanaryRequest
-from deploy.gateway.state import Canary
+from deploy.gateway.settings import Canary
 from tests.deploy.gateway.envoy.harness import wait
 from tests.deploy.gateway.envoy.stand_ins import described, run
 from tests.deploy.gateway.scene import Scene
@@ -31,7 +30,7 @@ def test_draining_configures_envoy_and_outlives_a_restart(scene: Scene) -> None:
     assert scene.ask("GET", "/control/nodes")[1] == [expected, other]
     scene.ask("PUT", "/control/nodes/node-1", {"draining": False})
     assert scene.fleet.draining == set()
-    scene.edge.is_running = False
+    scene.envoy.is_running = False
     assert [node["in_flight"] for node in scene.ask("GET", "/control/nodes")[1]] == [None, None]
 
 
@@ -69,7 +68,7 @@ def test_canary_configures_envoy_and_outlives_a_restart(scene: Scene) -> None:
 
 
 def test_canary_of_the_settings_gives_way_to_the_control_ports_own(tmp_path: Path) -> None:
-    with Scene(tmp_path, canaries={"classifier": CanaryRequest(version="2", percent=5.0)}) as scene:
+    with Scene(tmp_path, canaries={"classifier": Canary("2", 5.0)}) as scene:
         assert scene.gateway.fleet.canaries == {}
         scene.register(OLD, NEW, on_both=False)
         # "2" is the version "2.0", as it is for the control port.
@@ -86,7 +85,7 @@ def test_canary_of_the_settings_gives_way_to_the_control_ports_own(tmp_path: Pat
 
 def test_withdrawn_model_is_not_there_and_what_is_in_flight_for_it_is_counted(managed: Scene) -> None:
     of = {"node-1": 2, "node-2": 1}
-    managed.edge.in_flight = {"classifier": of, "classifier/1.0": {"node-2": 4}, "x": {"node-1": 9}}
+    managed.envoy.in_flight = {"classifier": of, "classifier/1.0": {"node-2": 4}, "x": {"node-1": 9}}
     said = {"model": "classifier", "version": None, "is_withdrawn": True, "in_flight": 7}
     assert managed.ask("PUT", MODEL, {"withdrawn": True}) == (200, said)
     fleet = managed.fleet
@@ -95,14 +94,14 @@ def test_withdrawn_model_is_not_there_and_what_is_in_flight_for_it_is_counted(ma
     assert managed.ask("POST", "/v2/repository/index") == (200, [])
     # With its workers gone it makes nothing unready.
     managed.register(described("classifier", ready=0), on_both=False)
-    assert managed.status("/v2/health/ready") == 200
+    assert managed.gateway.fleet.is_ready
     # It outlives the control process, whose nodes have not answered at first.
     managed.restart()
     assert managed.ask("GET", MODEL) == (200, said)
     assert managed.ask("GET", "/control/models") == (200, [{**said, "version": "1.0"}])
-    managed.edge.is_running = False
+    managed.envoy.is_running = False
     assert managed.ask("GET", MODEL)[1]["in_flight"] is None
-    managed.edge.is_running, managed.edge.in_flight = True, {}
+    managed.envoy.is_running, managed.envoy.in_flight = True, {}
     served = {**said, "is_withdrawn": False, "in_flight": 0}
     assert managed.ask("PUT", MODEL, {"withdrawn": False}) == (200, served)
     assert managed.status("/v2/models/classifier") == 200
@@ -113,7 +112,7 @@ def test_withdrawn_version_leaves_the_others(scene: Scene) -> None:
     scene.ask("PUT", CANARY, {"version": "1.0", "percent": 5.0})
     assert scene.fleet.canaries
     # Requests without a version are the default's.
-    scene.edge.in_flight = {
+    scene.envoy.in_flight = {
         "classifier": {"node-1": 2},
         "classifier/1.0": {"node-1": 3},
         "classifier/2.0": {"node-2": 4},
@@ -148,14 +147,14 @@ def test_withdrawn_model_that_is_registered_anew_is_served(scene: Scene) -> None
     assert list(scene.gateway.fleet.withdrawn) == ["classifier"]
     scene.second.start()
     scene.register()
-    assert scene.gateway.decisions.withdrawn == set()
+    assert scene.gateway.decisions.now.withdrawn == set()
     scene.register(OLD)
     assert list(scene.gateway.fleet.models) == ["classifier"]
     # What is gone and back before the gateway looks is put back by hand.
     scene.ask("PUT", MODEL, {"withdrawn": True})
     scene.first.models, scene.second.models = {}, {}
     assert scene.ask("PUT", MODEL, {"withdrawn": False})[0] == 404
-    assert scene.gateway.decisions.withdrawn == set()
+    assert scene.gateway.decisions.now.withdrawn == set()
 
 
 def test_decision_that_cannot_be_is_refused(scene: Scene) -> None:
@@ -175,6 +174,28 @@ def test_decision_that_cannot_be_is_refused(scene: Scene) -> None:
     ):
         found, document = scene.ask("PUT", path, data=body)
         assert (found, words in document["error"]) == (status, True), (path, body, document)
+
+
+def test_decision_that_cannot_be_kept_does_not_hold(scene: Scene) -> None:
+    blocked = scene.folder / "decisions.new"
+    blocked.mkdir()
+    assert scene.ask("PUT", "/control/nodes/node-1", {"draining": True})[0] == 500
+    assert scene.gateway.fleet.draining == set()
+    blocked.rmdir()
+    assert scene.ask("PUT", "/control/nodes/node-1", {"draining": True})[0] == 200
+
+
+def test_page_of_another_site_decides_nothing(scene: Scene) -> None:
+    def status(method: str, **headers: str) -> int:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return scene.ask(method, "/control/nodes", headers=named)[0]
+
+    # Its name may be bound anew to this machine's address.
+    assert [status("GET", Host=host) for host in ("evil.example", "localhost:8003", "[::1]:8003")] == [403, 200, 200]
+    assert status("POST", Origin="https://evil.example") == 403
+    # Envoy says under which name its client asked.
+    assert status("POST", Origin="https://evil.example", X_Forwarded_Host="gateway.example") == 403
+    assert status("POST", Origin="https://gateway.example", X_Forwarded_Host="gateway.example") == 405
 
 
 # -- metrics ------------------------------------------------------------------------------------------------------

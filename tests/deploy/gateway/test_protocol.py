@@ -22,7 +22,6 @@ def test_questions_and_mistakes_are_answered_as_the_protocol_has_it(scene: Scene
     management = "the repository is not let through; the gateway's setting is management: true"
     for method, path, status, document in (
         ("GET", "/v2", 200, {"name": "torchserve-batching", "version": VERSION, "extensions": EXTENSIONS}),
-        ("GET", "/v2/health/live", 200, None),
         ("GET", "/v2/models/classifier/versions/1/ready", 200, None),
         ("GET", "/v2/models/x/ready", 404, {"error": UNKNOWN}),
         ("POST", "/v2/models/x/infer", 404, {"error": UNKNOWN}),
@@ -77,26 +76,26 @@ def test_configuration_is_what_tritons_tools_read() -> None:
 
 
 def test_readiness_is_that_of_all_workers(scene: Scene) -> None:
-    def ready() -> tuple[int, int]:
+    def ready() -> tuple[bool, int]:
         scene.look()
-        return scene.status("/v2/health/ready"), scene.status("/v2/models/classifier/ready")
+        return scene.gateway.fleet.is_ready, scene.status("/v2/models/classifier/ready")
 
-    assert ready() == (200, 200)
+    assert ready() == (True, 200)
     scene.first.models["classifier"] = [described("classifier", workers=2, ready=1)]
-    assert ready() == (503, 200)
+    assert ready() == (False, 200)
     # Registered without workers, as the management API does unasked.
     scene.first.models = {"classifier": [described("classifier")], "other": [described("other", workers=0, ready=0)]}
-    assert ready() == (503, 200)
+    assert ready() == (False, 200)
     scene.register(described("classifier", ready=0))
-    assert ready() == (503, 503)
+    assert ready() == (False, 503)
 
 
 def test_dead_node_makes_the_server_unready_and_its_models_not(scene: Scene) -> None:
     scene.first.close()
     scene.look()
-    assert (scene.status("/v2/health/ready"), scene.status("/v2/models/classifier/ready")) == (503, 200)
+    assert (scene.gateway.fleet.is_ready, scene.status("/v2/models/classifier/ready")) == (False, 200)
     scene.ask("PUT", "/control/nodes/node-1", {"draining": True})
-    assert scene.status("/v2/health/ready") == 200
+    assert scene.gateway.fleet.is_ready
 
 
 def test_statistics_are_summed_over_nodes_and_outlive_a_restart(scene: Scene) -> None:

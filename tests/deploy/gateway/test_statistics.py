@@ -1,12 +1,13 @@
 """Metrics of nodes: read, made into one text, and summed so that they never fall."""
 
+import json
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.gateway.scrape import Series, merge, parse
-from deploy.gateway.statistics import Totals
+from deploy.gateway.metrics import Series, merge, parse
+from deploy.gateway.statistics import Statistics
 
 # As TorchServe writes it: a comma after the last label, families in any order.
 TORCHSERVE = """\
@@ -64,12 +65,15 @@ handler_execution_seconds_total{{ModelName="m",ModelVersion="1.0",Size="8",Phase
 """
 
 
+NODES = ("n1", "n2")
+
+
 def counters(requests: float) -> dict[Series, float]:
     return parse(COUNTERS.format(requests=requests))
 
 
-def succeeded(totals: Totals) -> int:
-    return int(totals.statistics("m", "1.0")["inference_stats"]["success"]["count"])
+def succeeded(totals: Statistics) -> int:
+    return int(totals.triton("m", "1.0")["inference_stats"]["success"]["count"])
 
 
 def durations(count: int, **each_ms: float) -> dict[str, dict[str, int]]:
@@ -77,9 +81,9 @@ def durations(count: int, **each_ms: float) -> dict[str, dict[str, int]]:
 
 
 def test_statistics_of_one_node_are_tritons(tmp_path: Path) -> None:
-    totals = Totals(tmp_path / "statistics.json")
-    totals.add({"n1": counters(10)}, 1234)
-    assert totals.statistics("m", "1.0") == {
+    totals = Statistics(tmp_path / "statistics.json")
+    totals.add({"n1": counters(10)}, NODES, 0.0, 1234)
+    assert totals.triton("m", "1.0") == {
         "last_inference": 1234,
         "inference_count": 18,
         "execution_count": 3,
@@ -97,7 +101,7 @@ def test_statistics_of_one_node_are_tritons(tmp_path: Path) -> None:
         "memory_usage": [],
         "response_stats": {},
     }
-    assert totals.statistics("unknown", "1.0")["inference_count"] == 0
+    assert totals.triton("unknown", "1.0")["inference_count"] == 0
 
 
 @pytest.mark.parametrize(
@@ -114,9 +118,9 @@ def test_statistics_of_one_node_are_tritons(tmp_path: Path) -> None:
 def test_sums_over_nodes_that_come_and_go_never_fall(
     tmp_path: Path, seen: list[dict[str, float]], expected: int
 ) -> None:
-    totals, before = Totals(tmp_path / "statistics.json"), 0
+    totals, before = Statistics(tmp_path / "statistics.json"), 0
     for scraped in seen:
-        totals.add({node: counters(value) for node, value in scraped.items()}, 0)
+        totals.add({node: counters(value) for node, value in scraped.items()}, NODES, 0.0, 0)
         assert succeeded(totals) >= before
         before = succeeded(totals)
     assert before == expected
@@ -126,10 +130,22 @@ def test_sums_outlive_the_process_and_count_what_came_meanwhile(tmp_path: Path) 
     path = tmp_path / "statistics.json"
     # A file that cannot be read begins anew.
     path.write_text('{"sums": [[1]], "last": {}, "last_ms": []}')
-    first = Totals(path)
-    first.add({"n1": counters(10)}, 1000)
+    first = Statistics(path)
+    first.add({"n1": counters(10)}, NODES, 0.0, 1000)
     first.save()
-    second = Totals(path)
-    assert second.statistics("m", "1.0") == first.statistics("m", "1.0")
-    second.add({"n1": counters(13)}, 2000)
-    assert (succeeded(second), second.statistics("m", "1.0")["last_inference"]) == (13, 2000)
+    second = Statistics(path)
+    assert second.triton("m", "1.0") == first.triton("m", "1.0")
+    second.add({"n1": counters(13)}, NODES, 0.0, 2000)
+    assert (succeeded(second), second.triton("m", "1.0")["last_inference"]) == (13, 2000)
+
+
+def test_node_that_is_gone_is_forgotten_but_for_the_sums(tmp_path: Path) -> None:
+    path = tmp_path / "statistics.json"
+    totals = Statistics(path)
+    totals.add({"n1": counters(10)}, NODES, 0.0, 0)
+    totals.add({"n2": counters(1)}, ["n2"], 2.0, 0)
+    totals.save()
+    assert list(json.loads(path.read_text())["last"]) == ["n2"]
+    # Another of its name counts from 0.
+    totals.add({"n1": counters(12)}, NODES, 4.0, 0)
+    assert succeeded(totals) == 23

@@ -13,14 +13,18 @@ local function fail(handle, status, message)
     ["grpc-message"] = message}, "")
 end
 
--- Reads a varint at an offset: its value and the offset behind it, or nil.
-local function varint(body, at)
+-- Bytes at the start of a message, and fields, in which its names must stand: Triton's clients write them first, and a
+-- loop over all of a large one would hold up everything else on this thread.
+local PREFIX_BYTES, FIELDS = 65536, 1000
+
+-- Reads a varint at a place, 1 being the first: its value and the place behind it, or nil.
+local function varint(bytes, at)
   local value, scale = 0, 1
-  for offset = at, math.min(at + 9, body:length() - 1) do
-    local byte = body:getBytes(offset, 1):byte()
+  for place = at, math.min(at + 9, #bytes) do
+    local byte = bytes:byte(place)
     value = value + (byte % 128) * scale
     if byte < 128 then
-      return value, offset + 1
+      return value, place + 1
     end
     scale = scale * 128
   end
@@ -28,29 +32,34 @@ end
 
 -- Finds fields 1 and 2, model_name and model_version; every other field is skipped by its length.
 local function model_of(body)
-  local at, found = HEAD, {}
-  while at < body:length() do
+  local length = body:length() - HEAD
+  local bytes = length > 0 and body:getBytes(HEAD, math.min(length, PREFIX_BYTES)) or ""
+  local at, found = 1, {}
+  for _ = 1, FIELDS do
+    if at > #bytes then
+      break
+    end
     local key, size
-    key, at = varint(body, at)
+    key, at = varint(bytes, at)
     if not key then
       return nil
     end
     local field, wire = math.floor(key / 8), key % 8
     if wire == 0 then
-      size, at = varint(body, at)
+      size, at = varint(bytes, at)
       size = size and 0
     elseif wire == 1 then
       size = 8
     elseif wire == 2 then
-      size, at = varint(body, at)
+      size, at = varint(bytes, at)
     elseif wire == 5 then
       size = 4
     end
-    if not size or at + size > body:length() then
+    if not size or at + size > length + 1 then
       return nil
     end
     if wire == 2 and field <= 2 then
-      found[field] = size <= NAME_BYTES and body:getBytes(at, size) or "?"
+      found[field] = size <= NAME_BYTES and bytes:sub(at, at + size - 1) or "?"
     end
     at = at + size
   end

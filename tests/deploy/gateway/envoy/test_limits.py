@@ -3,6 +3,7 @@
 import gzip
 import random
 import socket
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
+from deploy.gateway.envoy.keys import OPEN_BURST, OPEN_PER_S
 from deploy.gateway.settings import Limits, Settings
 from tests.deploy.gateway.envoy.conftest import KEY
 from tests.deploy.gateway.envoy.harness import Gateway, wait
@@ -86,6 +88,44 @@ def test_heads_are_bounded(strict: Gateway, headers: dict[str, str], status: int
         assert answer.json()["code"] == status
 
 
+def test_open_routes_hold_no_bodies_and_inflate_nothing(strict: Gateway) -> None:
+    bomb = gzip.compress(bytes(30 * LIMIT))
+    for path in ("/v2/health/live", "/page/app.js"):
+        assert strict.ask("POST", path).status_code == 401
+        assert strict.ask("GET", path, data=bytes(5000)).status_code == 413
+        assert strict.ask("GET", path, data=pieces(bomb), headers={"Content-Encoding": "gzip"}).status_code == 413
+    # What is small enough is not inflated.
+    packed = gzip.compress(bytes(100_000), mtime=0)
+    found = strict.received("GET", "/page/app.js", data=packed, headers={"Content-Encoding": "gzip"})
+    assert found["bytes"] == len(packed)
+
+
+def test_probes_are_answered_without_the_control_process(gateway: Gateway) -> None:
+    before = gateway.ask("GET", "/v2/health/ready")
+    assert (before.status_code, list(before.json())) == (503, ["error"])
+    gateway.serve(is_up=True)
+    wait(lambda: gateway.ask("GET", "/v2/health/ready").status_code == 200)
+    live = [gateway.ask(method, "/v2/health/live") for method in ("GET", "HEAD")]
+    assert [(answer.status_code, answer.content) for answer in live] == [(200, b"")] * 2
+    gateway.restore()
+
+
+def test_what_needs_no_key_has_a_rate(strict: Gateway) -> None:
+    statuses = [strict.ask("GET", "/v2/health/live").status_code for _ in range(OPEN_BURST + OPEN_PER_S)]
+    assert 429 in statuses
+    assert strict.ask("POST", "/predictions/m", headers=KEY).status_code == 200
+
+
+def test_endless_fields_of_a_message_hold_nothing_up(gateway: Gateway) -> None:
+    began_s = time.monotonic()
+    # Sixteen million bytes of empty fields; no name among the first.
+    assert gateway.refused("ModelInfer", b"\x1a\x00" * (8 << 20))[0] == 3
+    for node in gateway.nodes:
+        node.answers["nothing"] = (200, {"Content-Type": "application/x-protobuf", "X-Received": "{}"}, b"")
+    assert gateway.call("ModelInfer", b"\x0a\x01m" + b"\x1a\x00" * (8 << 20), x_do="nothing")[0] == b""
+    assert time.monotonic() - began_s < 10
+
+
 # -- time and connections -----------------------------------------------------------------------------------------
 
 
@@ -109,6 +149,11 @@ def test_heads_bodies_and_answers_that_do_not_come_end(impatient: Gateway) -> No
         assert answer.startswith(f"HTTP/1.1 {status} ")
         assert f'"type": "{kind}"' in answer
         impatient.logged(details=details)
+
+
+def test_connection_that_sends_nothing_is_closed(impatient: Gateway) -> None:
+    with socket.create_connection(("127.0.0.1", impatient.settings.ports.http), timeout=10) as silent:
+        assert silent.recv(1) == b""
 
 
 def test_connections_beyond_the_limit_are_closed(impatient: Gateway) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from deploy.gateway.state import Canary, Fleet, without
+from deploy.gateway.settings import Canary
+from deploy.gateway.state import Fleet, without
 from tests.deploy.gateway.envoy.harness import SERVED, Gateway, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn, described, models_of
 

@@ -14,8 +14,8 @@ from deploy.gateway.envoy.keys import bucket
 from deploy.gateway.envoy.listeners import listeners
 from deploy.gateway.envoy.process import find
 from deploy.gateway.envoy.routes import routes
-from deploy.gateway.settings import Key, Limits, Ports, Settings, Tls
-from deploy.gateway.state import Canary, Fleet, Model, Version
+from deploy.gateway.settings import Canary, Key, Limits, Ports, Settings, Tls
+from deploy.gateway.state import Fleet, Model, Version
 from deploy.run.node import Node
 from tests.deploy.gateway.envoy.harness import REPLICA
 

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy.gateway.scrape import Series
-from deploy.gateway.state import Canary, Fleet, Model, Replica, Version
-from deploy.gateway.summary import COLUMNS, Summary
+from deploy.gateway.charts import Charts, Point
+from deploy.gateway.metrics import Series
+from deploy.gateway.settings import Canary
+from deploy.gateway.state import Fleet, Model, Replica, Version
+from deploy.gateway.statistics import Statistics
 from deploy.run.node import Node
 
 URL = "http://127.0.0.1:1"
@@ -29,15 +32,10 @@ def buckets(name: str, counts: Mapping[str, float]) -> dict[Series, float]:
 
 
 ITEMS = series("handler_items_total")
-# Half of 0.01..0.1 s in the model, half of 0..0.01 s waiting, and 3 ms in TorchServe's queue on average.
-PARTS = {
-    **buckets("handler_wait_seconds", {"0.01": 10, "0.1": 10, "+Inf": 10}),
-    **buckets("handler_forward_seconds", {"0.01": 0, "0.1": 10, "+Inf": 10}),
-    series("ts_queue_latency_microseconds"): 30_000.0,
-    series("ts_inference_requests_total"): 10.0,
-}
+# A handler that is not of this project counts nothing: TorchServe does.
+FRONTEND = {series("ts_queue_latency_microseconds"): 30_000.0, series("ts_inference_requests_total"): 10.0}
 WHOLE = {
-    **PARTS,
+    **FRONTEND,
     **buckets("handler_request_seconds", {"0.01": 0, "0.1": 90, "+Inf": 100}),
     **buckets("handler_batch_size", {"1": 2.0, "4": 5.0, "8": 5.0, "+Inf": 6.0}),
     # TorchServe counts questions about the model too.
@@ -54,46 +52,45 @@ WHOLE = {
 }
 
 
-def seen(*scrapes: Mapping[str, Values], step_s: float = 2.0) -> Summary:
-    """Return a summary that saw these scrapes, one every `step_s`."""
-    summary = Summary()
-    for number, scraped in enumerate(scrapes):
-        summary.observe(100.0 + number * step_s, ONE, scraped)
-    return summary
+class Page:
+    """What the page is told, by way of the sums."""
+
+    def __init__(self, path: Path) -> None:
+        self.statistics, self.charts = Statistics(path / "statistics.json"), Charts()
+
+    def see(self, now_s: float, fleet: Fleet, scraped: Mapping[str, Values]) -> None:
+        grown = self.statistics.add(scraped, fleet.nodes.keys(), now_s, 0)
+        self.charts.add(now_s, fleet.models.keys(), grown)
+
+    def points(self, **words: float) -> list[dict[str, Any]]:
+        (model,) = self.charts.summary(ONE, **words)["models"]
+        return [dict(zip(Point._fields, row, strict=True)) for row in model["points"]]
 
 
-def document(summary: Summary, **words: float) -> dict[str, Any]:
-    (found,) = summary.document(ONE, **words)["models"]
-    return dict(found)
-
-
-def points(summary: Summary, **words: float) -> list[dict[str, Any]]:
-    return [dict(zip(COLUMNS, row, strict=True)) for row in document(summary, **words)["points"]]
+@pytest.fixture
+def page(tmp_path: Path) -> Page:
+    return Page(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("values", "latency_of", "expected"),
+    ("values", "expected"),
     [
-        (
-            PARTS,
-            "parts",
-            {"requests_per_s": 5.0, "p50_ms": 55 + 5 + 3, "wait_ms": 3.0, "queue_items": None, "queue_age_ms": None},
-        ),
+        (FRONTEND, {"requests_per_s": 5.0, "p50_ms": None, "wait_ms": 3.0, "queue_items": None}),
         (
             WHOLE,
-            "requests",
             {"requests_per_s": 4.0, "p50_ms": 60.0 + 3, "p99_ms": 100.0 + 3, "items_per_s": 9.0, "errors_per_s": 3.0}
             | {"refusals_per_s": 2.0, "wait_ms": 3.0, "queue_items": 3.0, "queue_age_ms": 50.0},
         ),
-        ({}, "parts", {"requests_per_s": 0.0, "p50_ms": None, "p99_ms": None, "wait_ms": None}),
+        ({}, {"requests_per_s": 0.0, "p50_ms": None, "p99_ms": None, "wait_ms": None}),
     ],
-    ids=["classic", "adaptive", "nothing"],
+    ids=["of another's handler", "adaptive", "nothing"],
 )
-def test_point_is_what_counters_grew_by(values: Values, latency_of: str, expected: dict[str, float | None]) -> None:
-    summary = seen({"a": {}}, {"a": values})
-    (point,) = points(summary)
+def test_point_is_what_counters_grew_by(page: Page, values: Values, expected: dict[str, float | None]) -> None:
+    page.see(100.0, ONE, {"a": {}})
+    page.see(102.0, ONE, {"a": values})
+    (point,) = page.points()
     assert {name: point[name] for name in expected} == pytest.approx(expected)
-    assert document(summary)["latency_of"] == latency_of
+    assert page.points(since_s=102.0) == []
 
 
 @pytest.mark.parametrize(
@@ -109,26 +106,30 @@ def test_point_is_what_counters_grew_by(values: Values, latency_of: str, expecte
         ([{"a": {ITEMS: math.nan}}, {"a": {ITEMS: math.nan}}], [0.0]),
     ],
 )
-def test_rate_is_the_growth_of_all_nodes(scrapes: list[Mapping[str, Values]], expected: list[float]) -> None:
-    assert [point["items_per_s"] for point in points(seen(*scrapes))] == expected
+def test_rate_is_the_growth_of_all_nodes(
+    page: Page, scrapes: list[Mapping[str, Values]], expected: list[float]
+) -> None:
+    for number, scraped in enumerate(scrapes):
+        page.see(100.0 + number * 2, ONE, scraped)
+    assert [point["items_per_s"] for point in page.points()] == expected
 
 
-def test_node_or_model_that_was_away_begins_anew() -> None:
+def test_node_or_model_that_was_away_begins_anew(page: Page) -> None:
     """Labels of a node are no reason to remember a model."""
-    summary = seen({"a": {}}, {"a": {ITEMS: 4.0, series(ITEMS.name, "other"): 9.0}})
-    assert len(points(summary)) == 1
-    summary.observe(110.0, Fleet(), {"a": {ITEMS: 8.0}})
-    assert points(summary) == []
-    summary.observe(450.0, ONE, {})
-    summary.observe(452.0, ONE, {"a": {ITEMS: 900.0}})
-    assert points(summary) == []
+    page.see(100.0, ONE, {"a": {}})
+    page.see(102.0, ONE, {"a": {ITEMS: 4.0, series(ITEMS.name, "other"): 9.0}})
+    assert len(page.points()) == 1
+    page.see(110.0, Fleet(), {})
+    assert page.points() == []
+    page.see(452.0, ONE, {"a": {ITEMS: 900.0}})
+    assert page.points() == []
 
 
 def test_document_has_the_state_of_every_replica() -> None:
     partly = {"a": READY, "b": Replica(2, 1, 8, 20, is_default=True)}
     versions = {"1.0": Version("1.0", partly, {"task": "any"}), "2.0": Version("2.0", {"b": READY})}
     fleet = Fleet(NODES, frozenset("b"), {"m": Model("m", versions, "1.0")}, {"m": Canary("2.0", 5.0)})
-    found = Summary().document(fleet)
+    found = Charts().summary(fleet)
     assert found["nodes"] == [{"name": "a", "is_draining": False}, {"name": "b", "is_draining": True}]
     (model,) = found["models"]
     canary = {"version": "2.0", "percent": 5.0}

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from deploy.gateway.control import gateway as gateway_module
+from deploy.gateway.control.gateway import Gateway
 from deploy.gateway.state import Replica
 from deploy.run.node import Node
 from tests.deploy.gateway.envoy.harness import wait
@@ -51,9 +52,9 @@ def test_models_of_all_nodes_are_one_fleet(scene: Scene) -> None:
 def test_dead_node_keeps_what_it_served_with_nothing_ready(scene: Scene) -> None:
     assert ready(scene) == {"node-1": 1, "node-2": 1}
     scene.first.close()
-    assert (ready(scene), scene.gateway.discovery.is_up("node-1")) == ({"node-1": 0, "node-2": 1}, False)
+    assert (ready(scene), scene.gateway.nodes.is_up("node-1")) == ({"node-1": 0, "node-2": 1}, False)
     scene.first.start()
-    assert (ready(scene), scene.gateway.discovery.is_up("node-1")) == ({"node-1": 1, "node-2": 1}, True)
+    assert (ready(scene), scene.gateway.nodes.is_up("node-1")) == ({"node-1": 1, "node-2": 1}, True)
 
 
 def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_again(scene: Scene) -> None:
@@ -62,16 +63,16 @@ def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_agai
     assert ready(scene) == {"node-1": 1, "node-2": 1}
     nodes = scene.ask("GET", "/control/nodes")[1]
     assert [(node["state"], node["is_draining"]) for node in nodes] == [("up", True), ("up", False)]
-    assert scene.status("/v2/health/ready") == 200
+    assert scene.gateway.fleet.is_ready
     # It has drained and ended: a node that drained is not one that failed.
     scene.first.close()
     scene.look()
-    assert not scene.gateway.discovery.is_up("node-1")
+    assert not scene.gateway.nodes.is_up("node-1")
     assert scene.gateway.fleet.draining == {"node-1"}
     scene.first.broken = None
     scene.first.start()
     scene.look()
-    assert scene.gateway.discovery.is_up("node-1")
+    assert scene.gateway.nodes.is_up("node-1")
     assert not scene.gateway.fleet.draining
 
 
@@ -104,11 +105,32 @@ def test_keys_of_a_node_are_read_anew_for_each_look(scene: Scene, tmp_path: Path
     keys.write_text("{")
     watch(scene, [replace(scene.first.node, token_file=str(keys))])
     scene.look()
-    assert not scene.gateway.discovery.is_up("node-1")
+    assert not scene.gateway.nodes.is_up("node-1")
     keys.write_text(json.dumps({"management": {"key": "m"}, "inference": {"key": "i"}}))
     scene.look()
-    assert scene.gateway.discovery.is_up("node-1")
+    assert scene.gateway.nodes.is_up("node-1")
     assert scene.first.checks[-1]["authorization"] == "Bearer m"
+
+
+def test_process_that_starts_anew_keeps_routes_until_it_has_seen_the_model_gone(scene: Scene) -> None:
+    scene.shut()
+    scene.first.broken = lambda: web.Response(status=500)
+    scene.second.close()
+
+    async def start() -> Gateway:
+        gateway = Gateway(scene.settings, [scene.first.node, scene.second.node], scene.envoy, scene.folder)
+        await gateway.start()
+        return gateway
+
+    gateway = run(start())
+    replicas = gateway.fleet.models["classifier"].versions["1.0"].replicas
+    assert {node: each.ready_workers for node, each in replicas.items()} == {"node-1": 0, "node-2": 0}
+    scene.first.broken, scene.first.models = None, {}
+    run(gateway.nodes.look())
+    assert list(gateway.fleet.models["classifier"].versions["1.0"].replicas) == ["node-2"]
+    run(gateway.close())
+    scene.second.start()
+    scene.open()
 
 
 # -- metadata -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,239 @@
+"""What the page at `/` shows of the traffic: rates, latencies, batch sizes, queue, refusals, for five minutes. Bounded.
+
+what counters grew by (statistics) -> Chart of each model: a Point every scrape ─┐
+fleet -> models, versions, workers, metadata ────────────────────────────────────┴> summary
+"""
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from deploy.gateway import statistics as counters
+from deploy.gateway.state import Fleet, Model
+from deploy.gateway.statistics import Growth
+
+# Seconds of points that the page shows, and the most points of a model; a scrape every two seconds makes 150 of them.
+HISTORY_S, POINTS = 300.0, 300
+# Seconds whose observations a quantile and a mean are of; fewer would show a p99 of a handful.
+WINDOW_S = 10.0
+# Types of errors that say that an item was refused, not that it failed.
+REFUSED = ("Overloaded", "QueueFull", "QueueTimeout")
+# Counter, and a bucket's upper end or "" -> what it grew by on all nodes.
+Sums = dict[tuple[str, str], float]
+
+
+class Point(NamedTuple):
+    """A model's traffic between one scrape and the next; quantiles and means are of the last ten seconds.
+
+    Attributes:
+        time_s: when it was scraped, by a clock that is only good for differences.
+        requests_per_s: requests that its workers answered, or TorchServe took where workers do not count them.
+        items_per_s: texts and images in them, failed ones included.
+        p50_ms, p99_ms: of a request in the worker, and what one waited in TorchServe's own queue on average; None where
+            there was none.
+        batch_items: items of a micro-batch, on average; None where there was none.
+        wait_ms: of a request before the engine took it, in TorchServe's queue and the worker's, on average.
+        queue_items: items that were ready as a micro-batch began, on average; adaptive mode only.
+        queue_age_ms: how long the oldest of them had been there, on average; adaptive mode only.
+        refusals_per_s: requests that an adaptive worker refused.
+        errors_per_s: items without a result, but for those of refused requests.
+    """
+
+    time_s: float
+    requests_per_s: float
+    items_per_s: float
+    p50_ms: float | None
+    p99_ms: float | None
+    batch_items: float | None
+    wait_ms: float | None
+    queue_items: float | None
+    queue_age_ms: float | None
+    refusals_per_s: float
+    errors_per_s: float
+
+
+class Charts:
+    """Five minutes of each model's traffic. One event loop calls it."""
+
+    def __init__(self) -> None:
+        self._charts: dict[str, _Chart] = {}
+        self._now_s = 0.0
+
+    def add(self, now_s: float, models: Collection[str], grown: Collection[Growth]) -> None:
+        """Add a point to each of these models, and forget all others.
+
+        Args:
+            now_s: the time of the scrape, by a clock that does not run backwards.
+            models: their names.
+            grown: what each node's counters grew by; none where counting only begins.
+        """
+        self._charts = {name: self._charts.get(name) or _Chart() for name in models}
+        self._now_s = now_s
+        for name, chart in self._charts.items() if grown else ():
+            chart.add(now_s, name, grown)
+
+    def summary(self, fleet: Fleet, since_s: float = -math.inf) -> dict[str, Any]:
+        """Return everything that the page shows, as JSON has it.
+
+            {"time_s": 4711.0, "history_s": 300,
+             "nodes": [{"name": "node-0", "is_draining": false}],
+             "columns": ["time_s", "requests_per_s", ...],
+             "models": [{
+               "name": "resnet-152", "is_ready": true, "default": "1.0",
+               "canary": {"version": "2.0", "percent": 5.0} or null,
+               "versions": [{"version": "1.0", "is_ready": true, "metadata": {...} or null,
+                             "replicas": [{"node": "node-0", "workers": 1, "ready_workers": 1, "batch_size": 8,
+                                           "max_batch_delay_ms": 20, "is_default": true}]}],
+               "points": [[4709.0, 12.5, ...], ...],
+               "batch_sizes": [[1, 20], [8, 3], [null, 1]]}]}
+
+        `points` are rows of `columns`, oldest first; their meaning and units are those of `Point`. `time_s` is the last
+        scrape's. `batch_sizes` counts the micro-batches of five minutes by the most items of their bucket, null for the
+        last, open one. `metadata` is the handler's own, as in `deploy.gateway.state.Version`.
+
+        Args:
+            fleet: what is served now.
+            since_s: leave out the points up to this time, which the client has.
+        """
+        return {
+            "time_s": self._now_s,
+            "history_s": HISTORY_S,
+            "nodes": [{"name": name, "is_draining": name in fleet.draining} for name in sorted(fleet.nodes)],
+            "columns": Point._fields,
+            "models": [self._model(fleet, fleet.models[name], since_s) for name in sorted(fleet.models)],
+        }
+
+    def _model(self, fleet: Fleet, model: Model, since_s: float) -> dict[str, Any]:
+        chart = self._charts.get(model.name) or _Chart()
+        canary = fleet.canaries.get(model.name)
+        return {
+            "name": model.name,
+            "is_ready": bool(model.versions) and all(version.is_ready for version in model.versions.values()),
+            "default": model.default,
+            "canary": {"version": canary.version, "percent": canary.percent} if canary else None,
+            "versions": [
+                {
+                    "version": version.version,
+                    "is_ready": version.is_ready,
+                    "metadata": version.metadata,
+                    "replicas": [{"node": node, **asdict(each)} for node, each in sorted(version.replicas.items())],
+                }
+                for _, version in sorted(model.versions.items())
+            ],
+            "points": [
+                [None if value is None else round(value, 3) for value in point]
+                for point in chart.points
+                if point.time_s > since_s
+            ],
+            "batch_sizes": chart.batch_sizes(),
+        }
+
+
+class _Chart:
+    """One model's points and batch sizes of five minutes."""
+
+    def __init__(self) -> None:
+        self.points: deque[Point] = deque(maxlen=POINTS)
+        self._window: deque[tuple[float, Sums]] = deque()
+        # Time, and upper end -> micro-batches up to that size.
+        self._sizes: deque[tuple[float, dict[float, float]]] = deque(maxlen=POINTS)
+
+    def add(self, now_s: float, model: str, grown: Collection[Growth]) -> None:
+        """Add a point, and drop what is too old."""
+        sums: Sums = defaultdict(float)
+        rates: dict[str, float] = defaultdict(float)
+        refused_per_s = 0.0
+        for seconds, growth in grown:
+            for key, value in growth.items():
+                if key.model == model:
+                    sums[key.name, key.end] += value
+                    rates[key.name] += value / seconds
+                    refused_per_s += value / seconds if key.error in REFUSED else 0.0
+        self._window.append((now_s, sums))
+        while self._window[0][0] <= now_s - WINDOW_S:
+            self._window.popleft()
+        of_window: Sums = defaultdict(float)
+        for _, each in self._window:
+            for bucket, value in each.items():
+                of_window[bucket] += value
+        self.points.append(_point(now_s, rates, refused_per_s, of_window))
+        self._sizes.append((now_s, _buckets(sums, counters.BATCH_SIZE)))
+        while self.points[0].time_s < now_s - HISTORY_S:
+            self.points.popleft()
+        while self._sizes[0][0] < now_s - HISTORY_S:
+            self._sizes.popleft()
+
+    def batch_sizes(self) -> list[list[float | None]]:
+        """Return [most items, micro-batches] of each bucket that has any, ascending; None ends the open one."""
+        sums: dict[float, float] = defaultdict(float)
+        for _, buckets in self._sizes:
+            for bound, count in buckets.items():
+                sums[bound] += count
+        found: list[list[float | None]] = []
+        below = 0.0
+        for bound in sorted(sums):
+            if sums[bound] > below:
+                found.append([None if math.isinf(bound) else bound, sums[bound] - below])
+                below = sums[bound]
+        return found
+
+
+def _point(now_s: float, rates: Mapping[str, float], refused_per_s: float, window: Sums) -> Point:
+    def mean(histogram: str, scale: float = 1.0) -> float | None:
+        count = window[f"{histogram}_count", ""]
+        return scale * window[f"{histogram}_sum", ""] / count if count else None
+
+    requests = window[counters.FRONTEND_REQUESTS, ""]
+    frontend_ms = window[counters.FRONTEND_WAIT_US, ""] / 1000 / requests if requests else None
+
+    def latency_ms(share: float) -> float | None:
+        request_s = quantile(share, _buckets(window, counters.REQUEST))
+        return None if request_s is None else request_s * 1000 + (frontend_ms or 0.0)
+
+    waits = [each for each in (frontend_ms, mean(counters.WAIT, 1000)) if each is not None]
+    errors_per_s = rates.get(counters.ITEM_ERRORS, 0.0)
+    return Point(
+        time_s=now_s,
+        requests_per_s=rates.get(counters.REQUESTS, rates.get(counters.FRONTEND_REQUESTS, 0.0)),
+        items_per_s=rates.get(counters.ITEMS, 0.0) + errors_per_s,
+        p50_ms=latency_ms(0.5),
+        p99_ms=latency_ms(0.99),
+        batch_items=mean(counters.BATCH_SIZE),
+        wait_ms=sum(waits) if waits else None,
+        queue_items=mean(counters.QUEUE_DEPTH),
+        queue_age_ms=mean(counters.QUEUE_AGE, 1000),
+        refusals_per_s=rates.get(counters.REFUSALS, 0.0),
+        errors_per_s=max(0.0, errors_per_s - refused_per_s),
+    )
+
+
+def _buckets(sums: Sums, histogram: str) -> dict[float, float]:
+    """Return a histogram's buckets: upper end -> observations up to it."""
+    return {float(end): value for (name, end), value in sums.items() if name == f"{histogram}_bucket"}
+
+
+def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
+    """Estimate a quantile as Prometheus' histogram_quantile does: linear within a bucket.
+
+    Args:
+        share: 0..1, 0.99 for p99.
+        buckets: upper end -> observations up to it, cumulative; the last is infinity.
+
+    Returns:
+        The value; the highest finite bound where it lies beyond; None without observations.
+    """
+    bounds = sorted(buckets)
+    if not bounds or buckets[bounds[-1]] <= 0:
+        return None
+    rank = share * buckets[bounds[-1]]
+    below, below_count = 0.0, 0.0
+    for bound in bounds:
+        count = buckets[bound]
+        if count >= rank and count > below_count:
+            if math.isinf(bound):
+                return below
+            return below + (bound - below) * (rank - below_count) / (count - below_count)
+        below, below_count = bound if math.isfinite(bound) else below, max(count, below_count)
+    return below
