@@ -12,17 +12,13 @@ CLIENT = "x-client"
 OPEN_PER_S, OPEN_BURST = 100, 500
 
 
-def key_filters(settings: Settings) -> list[Resource]:
-    """Make the filters that ask for a key and hold it to its rate; none where there are no keys."""
-    return [*_keys(settings), *_rates(settings)]
-
-
-def _keys(settings: Settings) -> list[Resource]:
+def keys(settings: Settings) -> Resource | None:
+    """Make the filter that asks for a key; None where there are none."""
     if not settings.keys:
-        return []
+        return None
     # Envoy's own filter for this, api_key_auth, is "not covered by the threat model" in 1.40.
     clients = ", ".join(f"[{_quoted(key.key)}] = {_quoted(key.client)}" for key in settings.keys)
-    return [lua("keys", f"local CLIENTS = {{{clients}}}\n", KEYS)]
+    return lua("keys", f"local CLIENTS = {{{clients}}}\n", KEYS)
 
 
 def _quoted(text: str) -> str:
@@ -30,21 +26,20 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _rates(settings: Settings) -> list[Resource]:
+def rates(settings: Settings) -> Resource | None:
+    """Make the filter that holds each key to its rate; None where none has one."""
     limited = [key for key in settings.keys if key.requests_per_second is not None]
     if not limited:
-        return []
-    return [
-        _limit(
-            "gateway.rates",
-            {"max_tokens": 0xFFFFFFFF, "tokens_per_fill": 0xFFFFFFFF, "fill_interval": "1s"},
-            always_consume_default_token_bucket=False,
-            rate_limits=[{"actions": [{"request_headers": {"header_name": CLIENT, "descriptor_key": "client"}}]}],
-            descriptors=[
-                {"entries": [{"key": "client", "value": key.client}], "token_bucket": bucket(key)} for key in limited
-            ],
-        )
-    ]
+        return None
+    return _limit(
+        "gateway.rates",
+        {"max_tokens": 0xFFFFFFFF, "tokens_per_fill": 0xFFFFFFFF, "fill_interval": "1s"},
+        always_consume_default_token_bucket=False,
+        rate_limits=[{"actions": [{"request_headers": {"header_name": CLIENT, "descriptor_key": "client"}}]}],
+        descriptors=[
+            {"entries": [{"key": "client", "value": key.client}], "token_bucket": bucket(key)} for key in limited
+        ],
+    )
 
 
 def open_rate() -> Resource:

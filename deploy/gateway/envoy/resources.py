@@ -1,16 +1,17 @@
-"""The vocabulary of Envoy's API that the other modules share: durations, typed configurations, files, questions."""
+"""The vocabulary of Envoy's API that the other modules share: durations, typed configurations, files."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 Resource = dict[str, Any]
 
 LUA = Path(__file__).parent / "lua"
 
 TYPE = "type.googleapis.com/"
-CLUSTER = TYPE + "envoy.config.cluster.v3.Cluster"
 ENDPOINTS = TYPE + "envoy.config.endpoint.v3.ClusterLoadAssignment"
-LISTENER = TYPE + "envoy.config.listener.v3.Listener"
 ROUTES = TYPE + "envoy.config.route.v3.RouteConfiguration"
 
 
@@ -41,25 +42,21 @@ def lua(script: str, before: str = "", name: str = "envoy.filters.http.lua") -> 
     return typed(name, "envoy.extensions.filters.http.lua.v3.Lua", default_source_code=code)
 
 
-def sent(header: str, regex: str) -> Resource:
-    """Ask whether a request has a header of this kind."""
-    asked = typed("header", "envoy.type.matcher.v3.HttpRequestHeaderMatchInput", header_name=header)
-    return {"single_predicate": {"input": asked, "value_match": {"safe_regex": {"google_re2": {}, "regex": regex}}}}
+@cache
+def _document(name: str) -> Any:
+    return yaml.safe_load((Path(__file__).parent / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
-def failed() -> Resource:
-    """Ask whether the answer is an error."""
-    asked = typed("status", "envoy.type.matcher.v3.HttpResponseHeaderMatchInput", header_name=":status")
-    return {"single_predicate": {"input": asked, "value_match": {"safe_regex": {"google_re2": {}, "regex": "[45].*"}}}}
+def filled(name: str, part: str | None = None, /, **values: Any) -> Any:
+    """Read NAME.yaml, or a part of it, with a value in the place of each `$KEY`; where that is None nothing stands."""
 
+    def fill(document: Any) -> Any:
+        if isinstance(document, str) and document.startswith("$"):
+            return values[document[1:]]
+        if isinstance(document, dict):
+            return {key: each for key, inner in document.items() if (each := fill(inner)) is not None}
+        if isinstance(document, list):
+            return [each for inner in document if (each := fill(inner)) is not None]
+        return document
 
-def only(filter_: Resource, asked: Resource) -> Resource:
-    """Make a filter that requests pass by where the answer is no."""
-    skip = typed("skip", "envoy.extensions.filters.common.matcher.action.v3.SkipFilter")
-    matcher = {"predicate": {"not_matcher": asked}, "on_match": {"action": skip}}
-    return typed(
-        filter_["name"],
-        "envoy.extensions.common.matching.v3.ExtensionWithMatcher",
-        extension_config=filter_,
-        xds_matcher={"matcher_list": {"matchers": [matcher]}},
-    )
+    return fill(_document(name) if part is None else _document(name)[part])

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 import requests
 
-from deploy.gateway.envoy.clusters import HEALTH
+from deploy.gateway.envoy.clusters import RESETS
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, Gateway, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn
 
@@ -61,7 +61,7 @@ def test_stream_that_breaks_is_not_tried_again_nor_is_its_node_left_out(gateway:
             return len(list(answer.iter_content(chunk_size=None)))
         return -1
 
-    before, times = gateway.attempts(), HEALTH.resets + 1
+    before, times = gateway.attempts(), RESETS + 1
     with ThreadPoolExecutor(times) as threads:
         assert set(threads.map(broken, range(times))) == {-1}
     assert gateway.attempts() == before + times
