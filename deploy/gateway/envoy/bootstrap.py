@@ -15,4 +15,5 @@ def bootstrap(settings: Settings) -> Resource:
     """Make the configuration that Envoy starts with."""
     limits = settings.limits
     heap_bytes = max(HEAP_BYTES, BODIES_ON_HEAP * limits.body_bytes)
-    return filled("bootstrap", admin=ADMIN, heap_bytes=heap_bytes, connections=limits.connections)
+    made: Resource = filled("bootstrap", admin=ADMIN, heap_bytes=heap_bytes, connections=limits.connections)
+    return made

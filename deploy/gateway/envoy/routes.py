@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 from deploy.gateway.envoy.clusters import CONTROL, cluster
-from deploy.gateway.envoy.resources import ROUTES, TYPE, Resource, seconds
+from deploy.gateway.envoy.resources import ROUTES, TYPE, Resource, filled, seconds
 from deploy.gateway.settings import Canary, Settings
 from deploy.gateway.state import Fleet, Model, plain
 
@@ -100,29 +100,13 @@ def _methods(regex: str) -> Resource:
 
 def _infer(settings: Settings, model: str, version: str | None, match: Resource, path: str | None) -> Resource:
     """Send a request to the nodes of a model; `path` is what its own is rewritten to."""
-    action: Resource = {
-        "cluster": cluster(model, version),
-        "timeout": seconds(settings.limits.response_s),
-        "retry_policy": {
-            # A node that dies resets its connections. A refusal (503) is an answer, and so is what a node says of a
-            # worker that died (500, 507): sent again, both would add load where there is too much, or kill again.
-            "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes",
-            # 404: this node has it no more, or not yet; whoever has nothing to do answers it.
-            "retriable_status_codes": [404, 502],
-            "num_retries": settings.limits.attempts - 1,
-            "retry_host_predicate": [
-                {
-                    "name": "envoy.retry_host_predicates.previous_hosts",
-                    "typed_config": {
-                        "@type": TYPE + "envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
-                    },
-                }
-            ],
-            "host_selection_retry_max_attempts": "5",
-        },
-    }
-    if path is not None:
-        action["regex_rewrite"] = _rewrite(path)
+    action = filled(
+        "route",
+        cluster=cluster(model, version),
+        timeout_s=seconds(settings.limits.response_s),
+        retries=settings.limits.attempts - 1,
+        rewrite=None if path is None else _rewrite(path),
+    )
     about = {"model": model} if version is None else {"model": model, "version": version}
     metadata: Resource = {ABOUT: about}
     if match.get("path", match.get("safe_regex", {}).get("regex", "")).startswith("/v2/"):

@@ -3,46 +3,25 @@
 gateway.yaml: tls -> secret-certificate.json, secret-authority.json -> PEM files, read anew as they are renamed over
 """
 
-from pathlib import Path
-
 from deploy.gateway.envoy.resources import TYPE, Resource, typed, watched
 from deploy.gateway.settings import Tls
 from deploy.models import ROOT
 
-SECRET = TYPE + "envoy.extensions.transport_sockets.tls.v3.Secret"
 CERTIFICATE, AUTHORITY = "certificate", "authority"
-
-
-def path_of(name: str) -> Path:
-    """Find a file of the settings; a relative one stands in the repository."""
-    return ROOT / name
 
 
 def secrets(tls: Tls) -> dict[str, Resource]:
     """Name the certificates, by the file that each is told in; Envoy takes one secret from one file."""
-    certificate, key = path_of(tls.certificate), path_of(tls.key)
-    found: dict[str, Resource] = {
-        _file(CERTIFICATE): {
-            "@type": SECRET,
-            "name": CERTIFICATE,
-            "tls_certificate": {
-                "certificate_chain": {"filename": str(certificate)},
-                "private_key": {"filename": str(key)},
-                "watched_directory": {"path": str(certificate.parent)},
-            },
-        }
-    }
+    # A relative path stands in the repository.
+    certificate, key = ROOT / tls.certificate, ROOT / tls.key
+    own = {"certificate_chain": {"filename": str(certificate)}, "private_key": {"filename": str(key)}}
+    found = {CERTIFICATE: {"tls_certificate": {**own, "watched_directory": {"path": str(certificate.parent)}}}}
     if tls.client_ca is not None:
-        authority = path_of(tls.client_ca)
-        found[_file(AUTHORITY)] = {
-            "@type": SECRET,
-            "name": AUTHORITY,
-            "validation_context": {
-                "trusted_ca": {"filename": str(authority)},
-                "watched_directory": {"path": str(authority.parent)},
-            },
-        }
-    return found
+        authority = ROOT / tls.client_ca
+        trusted = {"trusted_ca": {"filename": str(authority)}, "watched_directory": {"path": str(authority.parent)}}
+        found[AUTHORITY] = {"validation_context": trusted}
+    kind = TYPE + "envoy.extensions.transport_sockets.tls.v3.Secret"
+    return {_file(name): {"@type": kind, "name": name, **secret} for name, secret in found.items()}
 
 
 def transport(tls: Tls, protocols: list[str]) -> Resource:
