@@ -40,6 +40,7 @@ from torchserve_client.transport import (
     PooledTransport,
     StreamingTransport,
     Transport,
+    authorization,
 )
 
 TIMEOUT_HEADER = "X-Timeout-Ms"
@@ -95,7 +96,7 @@ class Client:
         self._servers = Servers([url] if isinstance(url, str) else url, clock=clock)
         self._clock = clock
         self._timeout_s = timeout_s
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._headers = authorization(token)
         count = len(self._servers.urls)
         self._transport = transport or PooledTransport(
             verify=verify, cert=cert, hosts=count, connect_s=SERVERS.connect_s if count > 1 else None

@@ -13,7 +13,7 @@ import orjson
 
 from torchserve_client import tls
 from torchserve_client.errors import ClientError, DeadlineExceeded, ManagementError, NoConnection, NotReady, Unreachable
-from torchserve_client.transport import Incoming, Outgoing, PooledTransport, Transport
+from torchserve_client.transport import Incoming, Outgoing, PooledTransport, Transport, authorization
 
 __all__ = ["Management", "ManagementError", "NotReady", "Unreachable"]
 
@@ -46,7 +46,7 @@ class Management:
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._transport = transport or PooledTransport(connections=4, verify=verify, cert=cert)
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._headers = authorization(token)
 
     def register(
         self,

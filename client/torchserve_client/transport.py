@@ -29,6 +29,19 @@ from torchserve_client.errors import Closed, DeadlineExceeded, InvalidPayload, N
 from torchserve_client.sockets import Sockets, left_s
 
 
+def authorization(token: str | None) -> dict[str, str]:
+    """Give the header that a key is sent in; none without a key.
+
+    Raises:
+        ValueError: the key has characters that a header may not have; the message does not quote it.
+    """
+    if token is None:
+        return {}
+    if not (token.isascii() and token.isprintable()):
+        raise ValueError("token: characters that a header may not have, a line break perhaps")
+    return {"Authorization": f"Bearer {token}"}
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """An HTTP request.

@@ -56,19 +56,6 @@ def test_line_that_a_kill_cut_off_is_asked_for_again(tmp_path: Path, cut: int) -
     assert [each.name for each in tmp_path.iterdir()] == ["answers.jsonl"]
 
 
-def test_answer_whose_name_belongs_to_another_input_is_set_aside(tmp_path: Path) -> None:
-    path, aside = tmp_path / "answers.jsonl", tmp_path / "answers.jsonl.old"
-    path.write_text(line("1", "x") + line("2", "y") + line("3", "gone"))
-    assert unanswered(path, Input("1", "x"), Input("2", "changed")) == ["2"]
-    # The third belongs to nobody else: it stays, as a file that is taken out of a folder for a while does.
-    assert path.read_text() == line("1", "x") + line("3", "gone")
-    assert aside.read_text() == line("2", "y")
-    assert unanswered(path, Input("1", "changed, too")) == ["1"]
-    assert path.read_text() == line("3", "gone")
-    assert aside.read_text() == line("2", "y") + line("1", "x")
-    assert unanswered(path, Input("3", "gone")) == []
-
-
 def test_file_has_one_writer_at_a_time_even_after_it_was_written_anew(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text(line("a", "x") + '{"input":"b","error":{}}\n')

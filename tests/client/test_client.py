@@ -9,6 +9,7 @@ from torchserve_client import (
     Client,
     Closed,
     ItemFailed,
+    Management,
     Rejected,
     ServerFailed,
     Unavailable,
@@ -26,6 +27,14 @@ def test_predict_posts_to_the_model_and_version_and_reads_the_json() -> None:
     ((request, timeout_s),) = script.sent
     assert (request.method, request.url) == ("POST", "http://server/predictions/my%20model/1.0")
     assert (request.body, request.headers["Content-Type"], timeout_s) == (b"\xff", "application/octet-stream", 60)
+
+
+@pytest.mark.parametrize("token", ["SECRET\n", "SECRET\r\nX-A: b", "SECR\u00c9T"])
+def test_key_that_no_header_may_have_is_refused_and_not_quoted(token: str) -> None:
+    for connect in (Client, Management):
+        with pytest.raises(ValueError, match="token: characters") as caught:
+            connect("http://127.0.0.1:1", token=token)
+        assert "SECR" not in str(caught.value)
 
 
 def test_predict_sends_its_token() -> None:

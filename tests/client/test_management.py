@@ -3,8 +3,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.client.script import Script, Step, failed, ok
-from torchserve_client import DeadlineExceeded, Management, ManagementError, NoConnection, NotReady, Unreachable
-from torchserve_client.transport import Incoming
+from torchserve_client import DeadlineExceeded, Management, NoConnection, NotReady, Unreachable
 
 
 def management(*steps: Step) -> tuple[Management, Script]:
@@ -65,23 +64,6 @@ def test_ready_is_every_wanted_worker(minimum: int, statuses: list[str], is_read
     if not is_ready:
         with pytest.raises(NotReady, match="m: no ready worker after 0 s"):
             own.wait_ready("m", 0)
-
-
-@pytest.mark.parametrize(
-    ("incoming", "status", "words"),
-    [
-        (failed(404, "ModelNotFoundException", "Model not found: m"), 404, "Model not found: m"),
-        (Incoming(500, b'{"status": "Error while creating workers"}'), 500, "Error while creating workers"),
-        (Incoming(405, b"", reason="Not Allowed"), 405, "Not Allowed"),
-        (Incoming(400, b"[]", reason="Bad"), 400, "Bad"),
-    ],
-)
-def test_refusal_carries_the_servers_own_words(incoming: Incoming, status: int, words: str) -> None:
-    own, script = management(incoming)
-    with pytest.raises(ManagementError, match=words) as raised:
-        own.describe("m")
-    assert raised.value.status == status
-    assert len(script.sent) == 1
 
 
 @pytest.mark.parametrize("step", [NoConnection("lost", was_sent=True), DeadlineExceeded("silence")])

@@ -62,21 +62,6 @@ def answers(out: Path) -> dict[str, Any]:
     return found
 
 
-def test_inserted_line_and_a_changed_one_are_asked_and_no_answer_moves_to_another_text(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, out = tmp_path / "lines.txt", tmp_path / "out.jsonl"
-    path.write_text("a\nb\nc\n")
-    assert server.predict(path, out, "--chunk", "1") == 0
-    path.write_text("new\na\nb\nchanged\n")
-    assert server.predict(path, out, "--chunk", "1") == 0
-    assert sorted(server.asked) == ["changed", "new"]
-    assert "2 answered, 2 before, 0 failed" in capsys.readouterr().out
-    # The third text is no more, and its number is another's: its answer does not stand there.
-    assert answers(out) == {"1": "m NEW", "2": "m A", "3": "m B", "4": "m CHANGED"}
-    assert answers(tmp_path / "out.jsonl.old") == {"3": "m C"}
-
-
 def test_second_run_on_the_same_answers_is_told_and_nothing_is_lost(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

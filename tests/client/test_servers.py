@@ -5,7 +5,6 @@ import pytest
 from tests.client.script import Server, Step, Time, failed, ok
 from torchserve_client import Client, NoConnection, Rejected
 from torchserve_client.retry import RetryPolicy
-from torchserve_client.servers import Servers, Tuning
 from torchserve_client.transport import Outgoing
 
 A, B, C = "http://a", "http://b", "http://c"
@@ -85,14 +84,3 @@ def test_error_of_the_request_itself_is_asked_of_no_other_server() -> None:
         with pytest.raises(Rejected):
             client.predict("m", "x")
     assert Counter(farm.asked) == {"a": 2, "b": 2}
-
-
-def test_server_that_comes_back_is_probed_by_one_request_at_a_time() -> None:
-    time = Time()
-    servers = Servers([A, B], Tuning(first_pause_s=1), time.clock)
-    for _ in range(20):
-        servers.failed(B)
-    time.now_s += 1.1
-    assert Counter(servers.next_url() for _ in range(10))[B] == 1
-    servers.settled(B)
-    assert Counter(servers.next_url() for _ in range(10))[B] == 5

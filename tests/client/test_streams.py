@@ -123,18 +123,3 @@ def test_stream_has_one_deadline_over_all_of_its_pieces(serve: Serve) -> None:
     with Client(server.url, timeout_s=0.5) as client, pytest.raises(DeadlineExceeded):
         list(client.stream("m", "text"))
     is_over.set()
-
-
-def test_stream_that_is_closed_lets_go_of_its_connection(serve: Serve) -> None:
-    is_gone = threading.Event()
-
-    def reply(connection: socket.socket) -> None:
-        connection.sendall(HEAD + chunk(event({"text": "."})))
-        assert connection.recv(1) == b""
-        is_gone.set()
-
-    server = serve(reply)
-    with Client(server.url) as client, client.stream("m", "text") as stream:
-        assert next(stream) == "."
-        stream.close()
-        assert is_gone.wait(TIMEOUT_S)

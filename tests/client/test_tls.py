@@ -52,21 +52,6 @@ def test_private_authority_is_trusted_where_it_is_named(server: Listener, certif
     refused(server, "certificate verify failed", verify=certificates.pem("stranger"))
 
 
-@pytest.mark.parametrize("name", ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
-def test_bundle_of_the_environment_is_trusted_unless_another_is_named(
-    name: str, server: Listener, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, str(certificates.pem("ca")))
-    assert predict(server.url) == 1
-    refused(server, "certificate verify failed", verify=certificates.pem("stranger"))
-    monkeypatch.setenv(name, str(certificates.pem("stranger")))
-    refused(server, "certificate verify failed")
-    assert predict(server.url, verify=certificates.pem("ca")) == 1
-    monkeypatch.setenv(name, "/nowhere.pem")
-    with pytest.raises(TLSFailed, match=f"^{name}: /nowhere.pem: No such file or directory$"):
-        predict(server.url)
-
-
 def test_certificate_of_another_host_is_refused(listen: Listen, certificates: Certificates) -> None:
     listener = listen(answering, certificates.server("elsewhere"))
     refused(listener, "IP address mismatch", verify=certificates.pem("ca"))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.client.http_server import serving
 from tests.client.script import Server, Time, failed, ok
-from torchserve_client import Gateway, ManagementError, cli, withdrawal
+from torchserve_client import Gateway, ManagementError, withdrawal
 from torchserve_client.transport import Incoming, Outgoing
 from torchserve_client.withdrawal import Withdrawal, found
 
@@ -102,19 +102,3 @@ def test_gateway_is_the_one_in_front_of_these_nodes_alone(
     with serving(lambda *_: [{**node, **({"management": url} if url else {})} for url in theirs]) as url:
         monkeypatch.setattr(withdrawal, "DEFAULT_URL", url)
         assert (found(None, ours) is not None, found(url, ours) is not None) == (unnamed, named)
-
-
-def test_named_gateway_that_does_not_answer_stops_the_command_before_anything_is_done(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[str] = []
-
-    def answer(path: str, *_: object) -> Any:
-        asked.append(path)
-
-    with serving(answer) as url:
-        assert cli.main(["--management", url, "unregister", "m", "--gateway", "http://127.0.0.1:9"]) == 2
-        monkeypatch.setenv("TORCHSERVE_GATEWAY", "http://127.0.0.1:9")
-        assert cli.main(["--management", url, "unregister", "m"]) == 2
-    assert capsys.readouterr().err == "client: no gateway answers at http://127.0.0.1:9 (NoConnection)\n" * 2
-    assert asked == []

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-import torch
 import transformers
 
 from deploy.build.hub import checkpoint
@@ -43,22 +42,6 @@ def test_checkpoint_of_a_folder_links_what_is_served_and_code_only_where_it_is_t
         assert served(folder) == wanted | ({"modeling_own.py", "vocab.py/x.py"} if with_code else set())
         # Nothing is copied.
         assert all((folder / name).is_symlink() for name in wanted)
-
-
-def test_checkpoint_of_one_file_takes_what_is_beside_it_and_nothing_from_below(tmp_path: Path) -> None:
-    beside = {"config.json", "tokenizer.json", "1_Pooling/config.json", "modules.json"}
-    lay(tmp_path, *beside, "own.py", "other/config.json", "other/deep/tokenizer.json", "other/model.safetensors")
-    paths = ["", "1_Pooling", "../elsewhere", ".."]
-    (tmp_path / "modules.json").write_text(json.dumps([{"type": "T", "path": path} for path in paths]))
-    torch.save({"weight": torch.ones(2)}, tmp_path / "model.bin")
-    before = source(MODEL, str(tmp_path / "model.bin"))
-    with checkpoint(MODEL, before) as folder:
-        assert served(folder) == beside | {"model.safetensors"}
-    # What is packed with it counts, and nothing else.
-    (tmp_path / "other" / "config.json").write_text('{"edited": true}')
-    assert source(MODEL, str(tmp_path / "model.bin")).identity == before.identity
-    (tmp_path / "config.json").write_text('{"edited": true}')
-    assert source(MODEL, str(tmp_path / "model.bin")).identity != before.identity
 
 
 def test_checkpoint_of_a_folder_with_a_pickle_alone_is_refused(archive_sh: ArchiveSh) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.build.fingerprint import archive_fingerprint, export_fingerprint, precision_fingerprint
+from deploy.build.fingerprint import archive_fingerprint, export_fingerprint
 from deploy.build.sources import source
 from deploy.build.tasks import task_of
 from deploy.models import MODEL_LIST, ROOT, Engine, model
@@ -129,18 +129,3 @@ def test_a_setting_an_engine_or_a_head_makes_another_export_only_where_the_graph
     path = copy / "handlers" / "tasks" / "sentence_embedding.py"
     with edited(path, path.read_text().replace("is_pooled=True", "is_pooled=False")):
         assert before[EMBEDDING][1] != hashes_of(copy, EMBEDDING)[1]
-
-
-def test_a_proof_is_of_its_settings_its_samples_and_the_machine(tmp_path: Path, copy: Path) -> None:
-    """A latency target changes no answer, and so no proof."""
-
-    def key(setting: str, sample: str = "a", processor: str = "avx2") -> str:
-        (tmp_path / "sample").write_text(sample)
-        entry = model(IMAGES, copy / MODEL_LIST.relative_to(ROOT))
-        with edited(copy / CONFIG, f"handler:\n  arch: mobilenet_v2\n  {setting}\n"):
-            return precision_fingerprint(entry, {"sample": tmp_path / "sample"}, "export", processor, root=copy)
-
-    first = key("max_items: 3")
-    assert key("max_items: 3\n  scheduling: {max_latency_ms: 50}") == first
-    others = {key("max_items: 4"), key("max_items: 3", "b"), key("max_items: 3", processor="amx")}
-    assert len(others - {first}) == 3

@@ -130,13 +130,6 @@ def test_every_datatype_comes_back_as_it_went_in(kind: str, tmp_path: Path) -> N
 # -- the proof that rows together are each alone -----------------------------------------------------------------------
 
 
-def test_graph_exported_for_two_rows_takes_any_number(tmp_path: Path) -> None:
-    engine, signature = engine_of(staged(scaled_onnx(tmp_path / "m.onnx", batch=2)))
-    assert signature.inputs["x"].shape == (-1, 4)
-    for rows in (1, 2, 7):
-        assert_scales(engine, rows)
-
-
 def test_program_that_openvino_computes_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No such program is known: the graph of another one stands in."""
     other = scaled_pt2(tmp_path / "other.pt2", Negative())

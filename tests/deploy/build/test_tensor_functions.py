@@ -64,20 +64,3 @@ def test_function_that_does_not_batch_or_cannot_be_called_is_one_line(text: str,
     assert str(raised.value).startswith("own: infer.py: ")
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("body", "printed"),
-    [
-        # What it refuses may be what no client sends.
-        ("raise ValueError('x must be above 7')", "own: not shown to batch: it does not run on one row, x [1, 2]: Val"),
-        # Noise of its own, as of a model that samples.
-        ("return {'y': x + np.random.random(x.shape).astype('f4')}", ""),
-        ("x[:] = 0; return {'y': x}", ""),
-    ],
-)
-def test_function_that_nobody_can_judge_is_built(
-    body: str, printed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert files(staged(infer_py(tmp_path, f"def infer(x):\n    {body}"), DECLARED)) == {"function/infer.py"}
-    assert capsys.readouterr().out.startswith(printed)

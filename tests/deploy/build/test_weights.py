@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
-import yaml
 
 from deploy.models import MODEL_LIST
 from tests.deploy.build.conftest import ArchiveSh
@@ -62,19 +60,6 @@ def classifier(archive_sh: ArchiveSh, arch: str, state: dict[str, Any], labels: 
         named = {str(index): ["n0", label] for index, label in enumerate(labels)}
         (folder / "index_to_name.json").write_text(json.dumps(named))
     return ["flowers", "--weights", str(folder / "checkpoint.pt"), "--engine", "torch"]
-
-
-@pytest.mark.parametrize(("engine", "files"), [("torch", {"model.pt"}), ("openvino", {"model.xml", "model.bin"})])
-def test_users_checkpoint_is_packed_for_the_engine_with_its_own_labels(
-    engine: str, files: set[str], archive_sh: ArchiveSh
-) -> None:
-    state = torchvision.models.get_model("squeezenet1_1", num_classes=3).state_dict()
-    arguments = classifier(archive_sh, "squeezenet1_1", state, ["rose", "tulip", "daisy"])
-    assert ": built, version 3, " in archive_sh(*arguments, "--engine", engine)[0]
-    archive = archive_sh.store / "flowers"
-    assert {path.name for path in archive.glob("model.*")} == files
-    assert json.loads((archive / "index_to_name.json").read_text()) == {"0": "rose", "1": "tulip", "2": "daisy"}
-    assert yaml.safe_load((archive / "model-config.yaml").read_text())["handler"]["engine"] == engine
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from handlers.engines import Divisible, Progress, Progressive
 from handlers.engines.ctranslate2 import CTranslate2Engine, compute_type
 from handlers.engines.decoding import Decoding
 from handlers.engines.seq2seq import load_tokenizer, read_generation
-from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
+from handlers.errors import InvalidConfig, OutOfTime
 from handlers.text.translation_config import TranslationConfig
 from tests import tiny_seq2seq
 from tests.tiny_seq2seq import SENTENCES
@@ -141,26 +141,6 @@ def test_int8_is_what_a_cpu_takes_and_its_scores_follow_those_of_fp32(
     # Random weights: 0.999 with VNNI, and 0.77 where a processor with AVX2 alone adds products up in 16 bits. Scores of
     # another model have 0.0.
     assert np.corrcoef(np.stack(scores))[0, 1] > 0.5
-
-
-@pytest.mark.parametrize(
-    ("error", "raised"),
-    [
-        (RuntimeError("CUDA out of memory"), OutOfMemory),
-        (MemoryError(), OutOfMemory),
-        (RuntimeError("a bug"), RuntimeError),
-    ],
-)
-def test_failed_allocation_is_told_apart(
-    error: Exception, raised: type[Exception], make: Make, inputs: dict[str, Any]
-) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise error
-
-    engine = make()
-    engine._translator = type("Translator", (), {"translate_batch": fail})()
-    with pytest.raises(raised):
-        engine.run(inputs, FEW)
 
 
 def test_model_or_precision_that_is_not_there_is_refused(tmp_path: Path) -> None:

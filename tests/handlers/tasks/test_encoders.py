@@ -134,16 +134,6 @@ def test_every_aggregation_of_a_mixed_batch_equals_the_pipeline_text_by_text(tin
     assert {"PER", "LOC", "MISC"} <= labels
 
 
-@pytest.mark.parametrize("name", ["softmax", "words"])
-def test_truncation_cuts_a_long_text_as_the_pipeline_does(tiny_archive: Archives, name: str) -> None:
-    handler = start(tiny_archive, name, truncation=True)
-    options: dict[str, Any] = (
-        {"truncation": True, "top_k": 1} if name == "softmax" else {"aggregation_strategy": "simple"}
-    )
-    (answer,) = serve(handler, [LONG])
-    assert answer.body == close(expected(handler, name, LONG, **options))
-
-
 # -- in any company, in every form ------------------------------------------------------------------------------------
 
 

@@ -55,18 +55,6 @@ def test_batch_names_each_language_with_fasttexts_own_score(handler: LanguageIdH
         assert ask(handler, text.replace(" ", "\n")) == answer.body
 
 
-@pytest.mark.parametrize(
-    ("options", "labels"),
-    [
-        ({"label_prefix": True}, ["__label__fr"]),
-        ({"top_k": 500, "threshold": 0.9}, ["fr"]),
-        ({"threshold": 1}, []),
-    ],
-)
-def test_options_shape_the_answer(handler: LanguageIdHandler, options: dict[str, Any], labels: list[str]) -> None:
-    assert [p["label"] for p in ask(handler, "Il fait très beau, n'est-ce pas ?", **options)] == labels
-
-
 def test_top_k_is_each_items_own_and_tensors_are_padded_to_the_longest(handler: LanguageIdHandler) -> None:
     one, two = SENTENCES["ko"], SENTENCES["fr"]
     instances = [{"text": two, "top_k": 3}, one]

@@ -86,19 +86,6 @@ def test_answers_top_k_are_the_oracles_best_places_in_their_order(
             assert entry["answer"] == pair[1][entry["start"] : entry["end"]]
 
 
-def test_answers_align_to_words_widens_a_part_of_a_word(handler: QuestionAnsweringHandler) -> None:
-    context = "Gegenüberstellungen widerspruchsfreier Beobachtungen " * 3
-    widened, exact = serve(
-        handler,
-        [
-            asked(QUESTIONS[0], context, top_k=50, align_to_words=choice, max_answer_tokens=1)
-            for choice in (True, False)
-        ],
-    )
-    assert {entry["answer"] for entry in widened.body} <= set(context.split())
-    assert not {entry["answer"] for entry in exact.body} <= set(context.split())
-
-
 # Rows with the status, type and message of their errors. What their clients sent, qzqz, is nobody else's to see.
 BAD: list[tuple[Any, int, str, str]] = [
     (asked("Who? " * LIMIT, PAGE), 413, "TextTooLong", r"question: \d+ tokens; \d+ leave room for windows"),

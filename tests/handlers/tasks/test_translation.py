@@ -31,7 +31,6 @@ from tests.handlers.tasks.translating import (
     staged,
     translations,
 )
-from tests.tiny_seq2seq import PAGE
 
 Starter = Callable[..., TranslationHandler]
 
@@ -196,14 +195,6 @@ def test_translation_bad_items_fail_alone_and_show_nothing_of_their_text(
     assert {(answer.status, answer.body["translation_text"]) for answer in answers[1::2]} == {
         (200, translations(marian, ["A bell."])[0])
     }
-
-
-def test_translation_long_text_is_cut_where_the_configuration_says_so(start: Starter) -> None:
-    handler = start("marian", truncation=True, max_length=16)
-    oracle = Oracle(handler)
-    inputs = oracle.tokenizer(PAGE, truncation=True, max_length=16, return_tensors="pt")
-    (ids,) = oracle.model.generate(**inputs, num_beams=1, max_new_tokens=8, max_length=None)
-    assert translations(handler, [PAGE]) == [oracle.tokenizer.decode(ids, skip_special_tokens=True)]
 
 
 @pytest.mark.parametrize("family", ["marian", "seamless"])

@@ -60,18 +60,6 @@ def ask(handler: TranslationHandler, *rows: Any, status: int = 200) -> list[Any]
 # -- languages that are identified ------------------------------------------------------------------------------------
 
 
-def test_identified_language_is_translated_as_if_it_were_named_and_said(detecting: TranslationHandler) -> None:
-    rows = [{"text": FRENCH}, GERMAN, {"text": FRENCH, "src_lang": "fr"}, {"text": FRENCH, "src_lang": "en"}]
-    french, german, named, english = ask(detecting, *rows)
-    assert (french["src_lang"], german["src_lang"]) == ("fr", "de")
-    assert 0.8 < french["src_lang_score"] <= 1 and 0.8 < german["src_lang_score"] <= 1
-    assert named == {"translation_text": french["translation_text"]} != english
-    # Where it is not certain, it is the configured one.
-    uncertain, never = ask(detecting, {"text": "hm"}, {"text": FRENCH, "min_score": 1.0})
-    assert uncertain["src_lang"] == never["src_lang"] == "en"
-    assert uncertain["src_lang_score"] < 0.4 < never["src_lang_score"] == french["src_lang_score"]
-
-
 def test_texts_of_one_language_share_a_micro_batch_however_it_is_known(
     detecting: TranslationHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,12 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from handlers.errors import InvalidConfig
-from handlers.text.encoders import Pooling, token_limit
+from handlers.text.encoders import token_limit
 
 BERT = {"max_position_embeddings": 512, "model_type": "bert", "pad_token_id": 0}
 ROBERTA = {"max_position_embeddings": 514, "model_type": "roberta", "pad_token_id": 1}
@@ -33,27 +31,3 @@ def test_token_limit_is_what_the_models_files_say(files: dict[str, Any], limit: 
 
 STATES = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [50.0, 60.0]], [[5.0, 6.0], [7.0, 8.0], [9.0, 1.0]]])
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])
-
-
-@pytest.mark.parametrize(
-    ("config", "pooled"),
-    [
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, [[2.0, 3.0], [7.0, 5.0]]),
-        ({"pooling_mode_lasttoken": True}, [[3.0, 4.0], [9.0, 1.0]]),
-        ({"pooling_mode": "cls"}, [[1.0, 2.0], [5.0, 6.0]]),
-        ({"pooling_mode_max_tokens": True}, None),
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, None),
-    ],
-)
-def test_pooling_is_what_the_models_files_say_or_refused(
-    config: dict[str, Any], pooled: list[list[float]] | None, tmp_path: Path
-) -> None:
-    (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Pooling", "path": ""}]))
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    if pooled is None:
-        with pytest.raises(InvalidConfig, match="is not supported; supported are"):
-            Pooling.read(tmp_path)
-        return
-    pooling = Pooling.read(tmp_path)
-    assert pooling.pool(STATES, MASK).tolist() == pytest.approx(np.array(pooled))
-    assert not pooling.is_normalized

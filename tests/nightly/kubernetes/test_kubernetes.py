@@ -1,6 +1,5 @@
 """deploy/kubernetes, rendered by kubectl: valid objects, which agree with each other and with the programs they run."""
 
-import copy
 import functools
 import json
 import os
@@ -158,20 +157,6 @@ def test_every_object_is_valid() -> None:
     served = {name: each for name, each in objects.items() if name not in core and name not in typed}
     assert {each["kind"] for each in served.values()} == {"ServingRuntime", "InferenceService"}
     assert {name: found for name, each in served.items() if (found := kserve_problems(each))} == {}
-
-
-def test_a_field_that_there_is_not_is_found_in_an_object_of_every_maker() -> None:
-    def misspelled(kind: str) -> Object:
-        each = copy.deepcopy(next(each for each in every().values() if each["kind"] == kind))
-        each["spec"]["noSuchField"] = 1
-        return each
-
-    for kind in ("Deployment", "NetworkPolicy", "Job"):
-        assert any("noSuchField" in problem for problem in core_problems(misspelled(kind)))
-    operators = [misspelled(kind) for kind in ("ScaledObject", "PodMonitor", "PrometheusRule")]
-    assert typed_problems(operators).keys() == {0, 1, 2}
-    for kind in ("ServingRuntime", "InferenceService"):
-        assert any("noSuchField" in problem for problem in kserve_problems(misspelled(kind)))
 
 
 def test_rules_of_the_operator_are_prometheus_own() -> None:
