@@ -96,7 +96,7 @@ BUILT_IN = {
     "translation": Task(
         path=_file("translation"),
         builder="deploy.build.stagers.translation",
-        settings="handlers.text.translation_config:TranslationConfig",
+        settings="handlers.text.config:TranslationConfig",
         named_files=("detector",),
         export_settings=("trust_remote_code", "precision", "src_lang", "tgt_lang"),
         files=("samples.txt",),

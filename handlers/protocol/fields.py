@@ -22,7 +22,7 @@ from handlers.errors import (
     UnknownShape,
     shown,
 )
-from handlers.protocol.requests import Payload, Request, Sent, check_count
+from handlers.protocol.requests import BodyInfo, Payload, Request, check_count
 from handlers.protocol.responses import Instances
 from handlers.protocol.tensors import BF16, from_bfloat16
 
@@ -73,11 +73,11 @@ class Fields:
     item_dimensions: int = 0
     tensors: Mapping[str, str] = field(default_factory=dict)
 
-    def of_body(self, body: bytes | bytearray | str, sent: Sent) -> Request:
+    def of_body(self, body: bytes | bytearray | str, sent: BodyInfo) -> Request:
         """See `Items`."""
         return Request((Payload(body, sent.options),))
 
-    def of_json(self, document: Any, sent: Sent) -> Request:
+    def of_json(self, document: Any, sent: BodyInfo) -> Request:
         """See `Items`."""
         if not isinstance(document, dict) or "instances" not in document:
             return Request((_payload(document, sent.options, self),))

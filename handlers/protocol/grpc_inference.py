@@ -1,6 +1,6 @@
 """Inference by Triton's gRPC service, in the form in which Envoy's bridge hands it on: a message as a body.
 
-    body -> decompressed -> ModelInferRequest -> read -> Inquiry, as handlers.protocol.open_inference makes of JSON
+    body -> decompressed -> ModelInferRequest -> read -> InferRequest, as handlers.protocol.open_inference makes of JSON
     GrpcInference, an Inference + one result per item -> pack -> Reply with a ModelInferResponse
 
 Clients compress the message alone, so the body says by its first bytes that it is gzip or zlib. Tensors stand in
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from handlers.errors import BodyTooLarge, ItemError, MalformedMessage, MalformedTensor, UnknownShape
 from handlers.protocol import open_inference, tensors
 from handlers.protocol.grpc_messages import CLASSES
-from handlers.protocol.open_inference import Inference, Inquiry
+from handlers.protocol.open_inference import Inference, InferRequest
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.responses import PROTOBUF, GrpcErrors, Reply
 
@@ -84,7 +84,7 @@ class GrpcInference(Inference):
         return Reply(200, b"".join(parts), PROTOBUF)
 
 
-def read(body: bytes | bytearray, model: Model, max_bytes: int) -> Inquiry:
+def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
     """Read one request.
 
     Args:
@@ -109,7 +109,7 @@ def read(body: bytes | bytearray, model: Model, max_bytes: int) -> Inquiry:
         "parameters": _parameters(message.parameters),
         "outputs": [{"name": o.name, "parameters": _parameters(o.parameters)} for o in message.outputs] or None,
     }
-    return open_inference.inquiry(document, _inputs(message), GrpcInference, model)
+    return open_inference.infer_request(document, _inputs(message), GrpcInference, model)
 
 
 def decompressed(body: bytes | bytearray, max_bytes: int) -> bytes | bytearray:

@@ -1,13 +1,13 @@
 """Open Inference Protocol v2, which KServe, Triton and their clients speak: body -> tensors, results -> body. Pure.
 
     body -> split -> JSON document, binary tensors behind it
-    both -> read  -> Inquiry: tensors by name, options of all items, and the Inference that packs the answer
+    both -> read  -> InferRequest: tensors by name, options of all items, and the Inference that packs the answer
     Inference + one result per item -> pack -> Reply, JSON or binary as the client asked
 
-`read_inputs`, `inquiry` and `Inference` are the protocol itself; handlers.protocol.grpc_inference reads and writes the
-same as gRPC's messages. https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol is the
-protocol; binary tensors are Triton's extension of it. The first dimension of every tensor counts items. How tensors
-become items is decided in handlers.protocol.requests.
+`read_inputs`, `infer_request` and `Inference` are the protocol itself; handlers.protocol.grpc_inference reads and
+writes the same as gRPC's messages. https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol
+is the protocol; binary tensors are Triton's extension of it. The first dimension of every tensor counts items. How
+tensors become items is decided in handlers.protocol.requests.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -107,7 +107,7 @@ class Inference:
 
 
 @dataclass(frozen=True, slots=True)
-class Inquiry:
+class InferRequest:
     """One request, read.
 
     Attributes:
@@ -148,7 +148,7 @@ def is_inference(document: Any) -> bool:
     return isinstance(document, Mapping) and isinstance(document.get("inputs"), list)
 
 
-def read(document: Any, binary: memoryview, model: Model) -> Inquiry:
+def read(document: Any, binary: memoryview, model: Model) -> InferRequest:
     """Read one request.
 
     Args:
@@ -166,7 +166,7 @@ def read(document: Any, binary: memoryview, model: Model) -> Inquiry:
     arrays = read_inputs(document["inputs"], _name, lambda tensor: _tensor(tensor, left))
     if left.bytes:
         raise MalformedTensor(f"{len(left.bytes)} bytes follow the last binary tensor.")
-    return inquiry(document, arrays, Inference, model)
+    return infer_request(document, arrays, Inference, model)
 
 
 def read_inputs(
@@ -196,9 +196,9 @@ def read_inputs(
     return arrays
 
 
-def inquiry(
+def infer_request(
     document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], form: type[Inference], model: Model
-) -> Inquiry:
+) -> InferRequest:
     """Read what a request holds beside its inputs.
 
     Args:
@@ -222,7 +222,7 @@ def inquiry(
             terms[name] = value
         elif name not in PROTOCOL_PARAMETERS and not name.startswith(TRITON_PREFIX):
             options[name] = value
-    return Inquiry(arrays, options, form(model, request_id, wanted, is_binary), terms)
+    return InferRequest(arrays, options, form(model, request_id, wanted, is_binary), terms)
 
 
 @dataclass(slots=True)

@@ -88,7 +88,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class BodyInfo:
     """What came with a body.
 
     Attributes:
@@ -105,10 +105,10 @@ class Sent:
 class Items(Protocol):
     """How what a request holds becomes items. Each method raises InvalidInput where the request is wrong as a whole."""
 
-    def of_body(self, body: bytes | bytearray | str, sent: Sent) -> Request:
+    def of_body(self, body: bytes | bytearray | str, sent: BodyInfo) -> Request:
         """Read a body that is no JSON, at least one byte."""
 
-    def of_json(self, document: Any, sent: Sent) -> Request:
+    def of_json(self, document: Any, sent: BodyInfo) -> Request:
         """Read parsed JSON, which is no Open Inference request."""
 
     def of_tensors(
@@ -153,7 +153,7 @@ def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> 
             raise BodyTooLarge(f"The body has {size} bytes; max_body_bytes is {shape.max_body_bytes}.")
         name, options = _input_field(row)
         value = row[name]
-        sent = Sent(options, _content_type(headers, name), headers)
+        sent = BodyInfo(options, _content_type(headers, name), headers)
         if not isinstance(value, bytes | bytearray | str):
             return _from_json(value, sent, shape)
         if not value:
@@ -208,7 +208,7 @@ def _media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def _from_body(value: bytes | bytearray | str, name: str, sent: Sent, shape: Shape) -> Request:
+def _from_body(value: bytes | bytearray | str, name: str, sent: BodyInfo, shape: Shape) -> Request:
     if sent.content_type == "application/json":
         return _from_json(_parse_json(value), sent, shape)
     # `curl -T request.json` names no type; no image and hardly a text starts like this and is JSON to its end.
@@ -253,7 +253,7 @@ def _parse_json(body: bytes | bytearray | memoryview | str) -> Any:
         raise MalformedJson(f"The body is not valid JSON: {error}") from None
 
 
-def _from_json(document: Any, sent: Sent, shape: Shape) -> Request:
+def _from_json(document: Any, sent: BodyInfo, shape: Shape) -> Request:
     if open_inference.is_inference(document):
         return _from_inference(document, memoryview(b""), sent.options, shape)
     return shape.items.of_json(document, sent)
@@ -271,7 +271,7 @@ def check_count(options: Mapping[str, Any]) -> None:
 
 def _from_inference(document: Any, binary: memoryview, options: Mapping[str, Any], shape: Shape) -> Request:
     try:
-        return _asked(open_inference.read(document, binary, shape.model), options, shape)
+        return _from_infer_request(open_inference.read(document, binary, shape.model), options, shape)
     except InvalidInput as error:
         return Request((ItemError.of(error),), open_inference.Inference(shape.model))
 
@@ -281,10 +281,10 @@ def _from_grpc(body: bytes | bytearray | str, options: Mapping[str, Any], shape:
     from handlers.protocol import grpc_inference  # noqa: PLC0415
 
     message = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
-    return _asked(grpc_inference.read(message, shape.model, shape.max_body_bytes), options, shape)
+    return _from_infer_request(grpc_inference.read(message, shape.model, shape.max_body_bytes), options, shape)
 
 
-def _asked(inquiry: open_inference.Inquiry, options: Mapping[str, Any], shape: Shape) -> Request:
-    shared = {**options, **inquiry.parameters}
+def _from_infer_request(read: open_inference.InferRequest, options: Mapping[str, Any], shape: Shape) -> Request:
+    shared = {**options, **read.parameters}
     check_count(shared)
-    return Request(shape.items.of_tensors(inquiry.tensors, shared), inquiry.form, terms=inquiry.terms)
+    return Request(shape.items.of_tensors(read.tensors, shared), read.form, terms=read.terms)

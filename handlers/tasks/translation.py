@@ -27,6 +27,7 @@ from handlers.pipeline.micro_batches import Cost, Overhead
 from handlers.protocol.output_tensors import Columns, OutputTensors
 from handlers.protocol.requests import Payload, Request
 from handlers.text.answer_lengths import AnswerLengths, in_few_classes
+from handlers.text.config import TranslationConfig, TranslationOptions
 from handlers.text.detection import AUTO, Detector, Source, SourceText, load_detector
 from handlers.text.documents import Divided, divided
 from handlers.text.encoders import source_limit
@@ -34,7 +35,6 @@ from handlers.text.inputs import right_padded, text_of, tokenised
 from handlers.text.languages import Target, read_languages, short_code
 from handlers.text.pieces import Detokenizer, TextPieces
 from handlers.text.sentences import DEFAULT_LANGUAGE, cut
-from handlers.text.translation_config import TranslationConfig, TranslationOptions
 
 # What CTranslate2 starts with where a trial is to say how many streams serve best.
 LIKELIEST_STREAMS = 2

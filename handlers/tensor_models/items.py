@@ -21,7 +21,7 @@ from handlers.errors import BatchTooLarge, ItemError, TensorMismatch, UnknownSha
 from handlers.protocol.fields import instances_of
 from handlers.protocol.headers import header
 from handlers.protocol.output_tensors import Model
-from handlers.protocol.requests import Payload, Request, Sent, check_count
+from handlers.protocol.requests import BodyInfo, Payload, Request, check_count
 from handlers.protocol.responses import Form, Instances, OneItem
 from handlers.protocol.tensors import BF16, DTYPES, JSON_TYPES, converted, nested, to_bfloat16
 from handlers.tensor_models.answers import Columns, File, prediction, row_values
@@ -75,7 +75,7 @@ class TensorItems:
             return (Payload(arrays, options),)
         return tuple(Payload(row, options) for row in self._rows.apart(arrays, count))
 
-    def of_body(self, body: bytes | bytearray | str, sent: Sent) -> Request:
+    def of_body(self, body: bytes | bytearray | str, sent: BodyInfo) -> Request:
         """See `Items`; a .npy or a .npz file."""
         if isinstance(body, str):
             raise UnsupportedMedia("The body is text; tensors come as JSON, .npy, .npz or Open Inference requests.")
@@ -88,7 +88,7 @@ class TensorItems:
             return Request(self.of_tensors(from_npz(body, self._most_bytes), sent.options), form)
         raise UnsupportedMedia("The body is neither JSON, .npy, .npz nor an Open Inference request.")
 
-    def of_json(self, document: Any, sent: Sent) -> Request:
+    def of_json(self, document: Any, sent: BodyInfo) -> Request:
         """See `Items`."""
         if isinstance(document, dict) and "instances" in document:
             options = {**sent.options, **{name: document[name] for name in document if name != "instances"}}
@@ -144,7 +144,7 @@ class TensorItems:
         fields = ", ".join(f'"{name}": ...' for name in self._needed)
         return f'JSON must be {{"instances": [{{{fields}}}, ...]}}, {{"inputs": {{{fields}}}}} or {{{fields}}}.'
 
-    def _columns(self, sent: Sent) -> Form:
+    def _columns(self, sent: BodyInfo) -> Form:
         """Choose the form of an answer to columns: JSON, or the file that the client would rather have."""
         accepted = (header(sent.headers, "Accept") or "").lower()
         for media_type in (NPZ, NPY):

@@ -12,9 +12,9 @@ import numpy as np
 
 from handlers.engines.fasttext import FastTextEngine
 from handlers.errors import InvalidConfig, UnknownLanguage
+from handlers.text.config import TranslationOptions
 from handlers.text.inputs import Text
 from handlers.text.languages import ModelCodes
-from handlers.text.translation_config import TranslationOptions
 
 # What a request says as `src_lang` to have it identified.
 AUTO = "auto"

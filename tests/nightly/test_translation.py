@@ -10,7 +10,7 @@ import yaml
 from deploy.build.archive import main
 from deploy.build.stagers.translation_quality import answers
 from deploy.models import ROOT
-from handlers.text.translation_config import TranslationConfig
+from handlers.text.config import TranslationConfig
 from tests import held_out
 
 # Beside a checkout on the development machines only.

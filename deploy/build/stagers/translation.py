@@ -25,8 +25,8 @@ from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, read_vocabula
 from handlers.engines.decoding import foreign_settings
 from handlers.engines.seq2seq import load_tokenizer, read_generation
 from handlers.errors import InvalidConfig
+from handlers.text.config import TranslationConfig
 from handlers.text.detection import DETECTOR, load_detector
-from handlers.text.translation_config import TranslationConfig
 
 # Families that CTranslate2 runs, as `model_type` names them; NLLB's is M2M100's.
 FAMILIES = frozenset({"marian", "m2m_100", "t5", "bart", "mbart", "pegasus"})

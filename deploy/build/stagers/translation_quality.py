@@ -19,8 +19,8 @@ from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import micro_batches
 from handlers.pipeline.warm_up import decoded
 from handlers.protocol.requests import Payload
+from handlers.text.config import TranslationConfig
 from handlers.text.detection import AUTO
-from handlers.text.translation_config import TranslationConfig
 
 # A text a line, beside a model's model-config.yaml.
 SAMPLES = "samples.txt"

@@ -12,7 +12,7 @@ from deploy.build.sources import source
 from deploy.build.stagers.translation_quality import similarity
 from deploy.models import model
 from handlers.archive_files import check
-from handlers.text.translation_config import TranslationConfig
+from handlers.text.config import TranslationConfig
 from tests import tiny_seq2seq
 from tests.deploy.build.conftest import ArchiveSh
 from tests.tiny_seq2seq import SENTENCES

@@ -15,7 +15,7 @@ from handlers.engines.ctranslate2 import CTranslate2Engine, compute_type
 from handlers.engines.decoding import Decoding
 from handlers.engines.seq2seq import load_tokenizer, read_generation
 from handlers.errors import InvalidConfig, OutOfTime
-from handlers.text.translation_config import TranslationConfig
+from handlers.text.config import TranslationConfig
 from tests import tiny_seq2seq
 from tests.tiny_seq2seq import SENTENCES
 

@@ -74,8 +74,8 @@ def written(datatype: str = "BYTES", shape: tuple[int, ...] = (1,), **contents: 
 
 @given(arrays())
 def test_raw_tensor_of_tritonclient_is_read_as_it_was(array: NDArray[Any]) -> None:
-    inquiry = read(message(tensor("x", array)), Model(), 2**20)
-    np.testing.assert_array_equal(inquiry.tensors["x"], array, strict=True)
+    infer_request = read(message(tensor("x", array)), Model(), 2**20)
+    np.testing.assert_array_equal(infer_request.tensors["x"], array, strict=True)
 
 
 def test_texts_by_grpc_are_the_items_that_binary_http_makes_of_them() -> None:
@@ -108,8 +108,8 @@ def test_texts_by_grpc_are_the_items_that_binary_http_makes_of_them() -> None:
     ],
 )
 def test_typed_contents_are_read_as_their_datatype(datatype: str, field: str, values: list[Any], dtype: Any) -> None:
-    inquiry = read(written(datatype, (2, 1), **{field: values}).SerializeToString(), Model(), 2**20)
-    np.testing.assert_array_equal(inquiry.tensors["text"], np.array([[v] for v in values], dtype), strict=True)
+    infer_request = read(written(datatype, (2, 1), **{field: values}).SerializeToString(), Model(), 2**20)
+    np.testing.assert_array_equal(infer_request.tensors["text"], np.array([[v] for v in values], dtype), strict=True)
 
 
 def raw(*contents: bytes, **field: Any) -> Any:
