@@ -1,10 +1,14 @@
 """Requests that no client should send, to the gateway's ports: no crash, no 5xx of a bug, no payload in a log."""
 
+import gzip
 import random
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import grpc
@@ -14,11 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deploy.gateway.sandbox import Sandbox
+from deploy.gateway.settings import Settings as GatewaySettings
 from deploy.run.server import Server
 from handlers.protocol.responses import PROTOBUF
+from tests.deploy.gateway.envoy.harness import Gateway as EnvoyAlone
 from tests.hostile.checks import CANARIES
 from tests.hostile.requests import STRANGE, Kind, Request
 from tests.hostile.test_requests import KINDS
+from tests.waiting import until
 
 MODEL = "language-id"
 KIND: Kind = KINDS["language_id"]
@@ -112,3 +119,24 @@ def test_garbage_on_either_port_ends_its_own_connection_alone(gateway: Sandbox) 
                 connection.recv(4096)
             except OSError:
                 pass
+
+
+def test_bodies_that_inflate_a_thousandfold_hold_a_bounded_part_of_memory(tmp_path: Path) -> None:
+    """A hundred requests of 30 KB that are never finished, and would be 31 MiB each."""
+    bomb = gzip.compress(bytes(31 << 20))
+    head = b"POST /predictions/m HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with EnvoyAlone(tmp_path, GatewaySettings()) as envoy, ExitStack() as stack:
+        pid = envoy.envoy.pid()
+        assert pid is not None
+        peak_bytes = 0
+        for _ in range(100):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", envoy.settings.ports.http)))
+            with suppress(OSError):
+                connection.sendall(head + f"{len(bomb):x}\r\n".encode() + bomb + b"\r\n")
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            peak_bytes = max(peak_bytes, psutil.Process(pid).memory_info().rss)
+            time.sleep(0.02)
+        stack.close()
+        until(lambda: envoy.ask("GET", "/v2/health/live").status_code == 200)
+    assert peak_bytes < 1.3 * 2**30
