@@ -38,7 +38,7 @@ def test_bodies_beyond_the_limit_are_refused(strict: Gateway, is_chunked: bool, 
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
-@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "Application/X-WWW-Form-Urlencoded; charset=a"])
+@pytest.mark.parametrize("kind", ["Application/X-WWW-Form-Urlencoded; charset=a"])
 def test_forms_beyond_their_limit_are_refused(strict: Gateway, is_chunked: bool, kind: str) -> None:
     def send(size: int) -> int:
         body, headers = b"x" * size, {**KEY, "Content-Type": kind}

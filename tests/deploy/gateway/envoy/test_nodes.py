@@ -51,12 +51,6 @@ def test_what_a_node_that_dies_had_is_answered_by_another(gateway: Gateway) -> N
         assert (found["by"] != node.name, answer) == (True, INFER)
 
 
-def test_what_ends_every_node_is_tried_as_often_as_is_set(gateway: Gateway) -> None:
-    before = gateway.attempts()
-    assert gateway.status("/predictions/m", x_do="die") == 503
-    assert gateway.attempts() - before == gateway.settings.limits.attempts
-
-
 @pytest.mark.parametrize("status", [429, 500, 503, 507])
 def test_refusals_and_deaths_of_workers_are_answers_however_many(gateway: Gateway, status: int) -> None:
     for node in gateway.nodes:
@@ -124,18 +118,6 @@ def test_nodes_come_and_go_under_load_without_a_lost_request(gateway: Gateway) -
         counted = sum((each.result(60) for each in running), Counter[tuple[int, str]]())
     assert {status for status, _ in counted} == {200}
     assert counted[200, third.name] > 0
-
-
-def test_node_that_drains_gets_nothing_new_and_answers_what_it_has(gateway: Gateway) -> None:
-    first, second = gateway.nodes
-    with ThreadPoolExecutor(1) as threads:
-        sent = send_one_that_waits(gateway, first, threads)
-        gateway.serve(draining=frozenset({first.name}))
-        wait(lambda: gateway.served_by("/predictions/m") == {second.name})
-        assert gateway.envoy.traffic() == {first.name: (1, False), second.name: (0, True)}
-        first.release.set()
-        assert sent.result(60).json()["by"] == first.name
-    wait(lambda: gateway.envoy.traffic()[first.name].in_flight == 0)
 
 
 def test_readiness_is_each_models_and_each_versions_own(gateway: Gateway) -> None:

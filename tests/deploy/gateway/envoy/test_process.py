@@ -19,27 +19,6 @@ from tests.deploy.gateway.envoy.harness import Gateway, wait
 WAIT = {"X-Do": "wait"}
 
 
-def is_closed(gateway: Gateway) -> bool:
-    try:
-        requests.post(f"{gateway.url}/predictions/m", timeout=5)
-    except requests.ConnectionError:
-        return True
-    return False
-
-
-def test_stop_answers_what_is_due_and_takes_nothing_new(tmp_path: Path) -> None:
-    with Gateway(tmp_path, Settings()) as gateway, ThreadPoolExecutor(2) as threads:
-        sent = threads.submit(gateway.ask, "POST", "/predictions/m", headers=WAIT)
-        wait(lambda: gateway.in_flight() == 1)
-        stopped = threads.submit(gateway.envoy.stop)
-        wait(lambda: is_closed(gateway))
-        assert gateway.envoy.pid() is not None
-        for node in gateway.nodes:
-            node.release.set()
-        assert (sent.result(60).status_code, stopped.result(60)) == (200, True)
-        assert (gateway.envoy.pid(), gateway.envoy.stop()) == (None, True)
-
-
 def test_stop_ends_what_does_not_come_to_its_end(tmp_path: Path) -> None:
     with Gateway(tmp_path, Settings()) as gateway, ThreadPoolExecutor(1) as threads:
         sent = threads.submit(gateway.ask, "POST", "/predictions/m", headers=WAIT)
