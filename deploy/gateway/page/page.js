@@ -245,7 +245,7 @@ class View {
     const batch = columns.indexOf("batch_items");
     const mean = rows.findLast((row) => row[batch] !== null)?.[batch] ?? null;
     this.charts.sizes.update({ sizes: model.batch_sizes, mean });
-    this.note.textContent = model.latency_of === "parts" ? "the last five minutes; latency is the sum of its parts' quantiles" : "the last five minutes";
+    this.note.textContent = "the last five minutes";
   }
 
   updateVersions() {
