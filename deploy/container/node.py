@@ -1,7 +1,7 @@
 """The process of a node: starts TorchServe and Envoy, keeps them, drains, ends them in order.
 
 Envoy (answers "starting") -> TorchServe -> every model READY -> serves
-    Java dies, or Envoy dies again and again -> ends with an error; what started it starts it again
+    Java dies or hangs, or Envoy dies again and again -> ends with an error; what started it starts it again
     SIGTERM -> /ready and the descriptions fail -> edges have seen it, nothing is in flight -> TorchServe, Envoy end
 """
 
@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ from torchserve_client.errors import ManagementError
 LOOK_S, HEALTH_S = 0.25, 1.0
 # Seconds until TorchServe's answers are through Envoy once TorchServe itself is gone.
 LAST_ANSWER_S = 5.0
+# A TorchServe that has answered nothing for so many times its models' longest responseTimeout hangs: a busy one answers
+# within one.
+SILENT = 2
 # One thread carries thousands of requests a second, and leaves the cores to the model.
 CONCURRENCY = ("--concurrency", "1")
 # What the workers print, their tracebacks too, and the frontend's warnings (deploy/log4j2.xml).
@@ -82,6 +86,7 @@ class NodeProcess:
         self._logs: subprocess.Popen[bytes] | None = None
         self._view: View | None = None
         self._health = Health()
+        self._heard_s = time.monotonic()
         self._is_up = False
         self._is_told = threading.Event()
 
@@ -141,7 +146,7 @@ class NodeProcess:
 
         Raises:
             EnvoyError: Envoy has died again and again.
-            ServerError: Java has died.
+            ServerError: Java has died, or hangs.
         """
         self._keep_envoy()
         server = self._local.server
@@ -149,6 +154,9 @@ class NodeProcess:
             death = server.died() or "TorchServe has ended"
             server.forget()
             raise ServerError(f"{self._local.title}: {death}")
+        limit_s = SILENT * self._health.response_timeout_s
+        if self._is_up and (silent_s := time.monotonic() - self._heard_s) > limit_s:
+            raise ServerError(f"{self._local.title}: TorchServe has answered nothing for {silent_s:.0f} s")
         tokens = tokens_of(server.keys) if server.settings.has_tokens else Tokens()
         # Where the file of keys is being written anew, the last ones stand.
         last = self._view or View()
@@ -180,7 +188,7 @@ class NodeProcess:
                 # It is not registered any more.
                 if error.status != 404:
                     raise
-        self._health = health(described)
+        self._health, self._heard_s = health(described), time.monotonic()
 
     def _drain(self) -> None:
         print("node: drains", flush=True)

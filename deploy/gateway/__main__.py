@@ -136,7 +136,7 @@ def addresses(settings: Settings) -> tuple[list[tuple[str, int]], list[tuple[str
     ports = settings.ports
     return (
         [(ports.address, ports.http), (ports.address, ports.grpc)],
-        [(ports.internal_address, ports.metrics), (ports.internal_address, ports.control)],
+        [(ports.internal_address, ports.metrics), (ports.control_address, ports.control)],
     )
 
 

@@ -32,7 +32,7 @@ def control(settings: Settings) -> Gateway:
     """Return a client of this machine's gateway."""
     ports = settings.ports
     anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104
-    return Gateway(f"http://{anywhere.get(ports.internal_address, ports.internal_address)}:{ports.control}")
+    return Gateway(f"http://{anywhere.get(ports.control_address, ports.control_address)}:{ports.control}")
 
 
 def wait_idle(

@@ -35,8 +35,9 @@ class Ports:
         http: predictions and the Open Inference Protocol; with `tls`, HTTPS with HTTP/1.1 and HTTP/2.
         grpc: the same protocol by gRPC.
         metrics: Envoy's and each node's, for Prometheus; on loopback, or on `internal_address`.
-        control: draining, canaries, nodes; for who runs the servers; on loopback, or on `internal_address`.
-        internal_address: of `metrics` and `control`.
+        control: draining, canaries, nodes; for who runs the servers; on loopback, or on `control_address`.
+        internal_address: of `metrics`.
+        control_address: of `control`: whoever reaches it decides where requests go.
     """
 
     address: str = "127.0.0.1"
@@ -45,6 +46,7 @@ class Ports:
     metrics: Port = 8002
     control: Port = 8003
     internal_address: str = "127.0.0.1"
+    control_address: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

@@ -85,15 +85,21 @@ def test_node_is_ready_lives_drains_and_ends_in_order(pod: Pod) -> None:
     assert pod.probe("/live") == 0
 
 
-def test_node_ends_with_one_line_where_java_dies_and_comes_back_in_the_same_folder(pod: Pod) -> None:
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGKILL, "process {} has died"), (signal.SIGSTOP, "TorchServe has answered nothing")]
+)
+def test_node_ends_with_one_line_where_java_dies_or_hangs_and_comes_back_in_the_same_folder(
+    pod: Pod, number: signal.Signals, words: str
+) -> None:
     pod.start()
     pod.wait_ready()
     java = pod.server.pid()
     assert java is not None
-    os.kill(java, signal.SIGKILL)
-    assert pod.process.wait(60) == 1
+    os.kill(java, number)
+    # Twice the responseTimeout of the archive, 60 s.
+    assert pod.process.wait(200) == 1
     (line,) = [line for line in pod.output.read_text().splitlines() if line.startswith("node: node: ")][-1:]
-    assert f"process {java} has died" in line
+    assert words.format(java) in line
     assert pod.probe("/live") == 0
     # A kubelet starts it again with what the last one left. A SIGTERM while it starts ends it, too.
     pod.start()

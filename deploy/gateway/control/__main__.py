@@ -106,7 +106,7 @@ async def control(config: Path, nodes_file: Path, run: Path) -> None:
         await gateway.start()
         following = asyncio.create_task(follow())
         ports = settings.ports
-        runners.append(await serve(control_app(gateway), ports.internal_address, ports.control))
+        runners.append(await serve(control_app(gateway), ports.control_address, ports.control))
         runners.append(await serve(metrics_app(gateway), ports.internal_address, ports.metrics))
         logger.info("nodes: %s", ", ".join(node.name for node in nodes) or "none")
         while not stopped.is_set() and os.getppid() == parent:

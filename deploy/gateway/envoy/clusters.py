@@ -178,7 +178,7 @@ def _control(settings: Settings) -> Resource:
     made: Resource = filled(
         "cluster",
         "control",
-        address=address(ports.internal_address, ports.control),
+        address=address(ports.control_address, ports.control),
         connect_s=seconds(settings.limits.attempt_connect_s),
     )
     return made

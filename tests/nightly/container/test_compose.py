@@ -86,7 +86,8 @@ def test_what_services_name_of_each_other_is_so() -> None:
     ports = {port.rpartition(":")[2] for port in SERVICES["gateway"]["ports"]}
     assert ports == {str(gateway.ports.http), str(gateway.ports.grpc)}
     # Prometheus is elsewhere, and asks the port of the metrics.
-    assert gateway.ports.internal_address == "0.0.0.0"  # noqa: S104
+    # Prometheus' container asks for metrics; nobody else's reaches the control port.
+    assert (gateway.ports.internal_address, gateway.ports.control_address) == ("0.0.0.0", "127.0.0.1")  # noqa: S104
     scraped = loaded(ROOT / "deploy" / "prometheus" / "prometheus.yml")["scrape_configs"]
     targets = [target for job in scraped for each in job["static_configs"] for target in each["targets"]]
     assert targets == [f"gateway:{gateway.ports.metrics}"]

@@ -344,11 +344,12 @@ def test_nodes_and_edges_read_their_settings_and_have_the_memory_for_what_may_qu
         assert whole <= size(its["resources"]["limits"]["memory"]), where
         (gateway,) = [each for each in of_kind(objects, "ConfigMap") if "gateway.yaml" in each["data"]]
         (tmp_path / "gateway.yaml").write_text(gateway["data"]["gateway.yaml"])
-        assert read_gateway(tmp_path / "gateway.yaml").ports.internal_address in ("0.0.0.0", "127.0.0.1")  # noqa: S104
+        assert read_gateway(tmp_path / "gateway.yaml").ports.control_address == "127.0.0.1"
     assert size(container(overlay("cpu"), "edge")["resources"]["limits"]["memory"]) >= HEAP_BYTES + CONTROL
     # The example of a Secret is a configuration, without a real key.
     (path,) = KUBERNETES.glob("components/client-keys/*.example.yaml")
     (tmp_path / "gateway.yaml").write_text(yaml.safe_load(path.read_text())["stringData"]["gateway.yaml"])
+    (tmp_path / "gateway.yaml").chmod(0o440)
     assert all("REPLACE" in key.key for key in read_gateway(tmp_path / "gateway.yaml").keys)
 
 

@@ -83,7 +83,7 @@ KEYS = [Key(client=f"c{n}", key=f"{n:020}", requests_per_second=10.0**n) for n i
 ODD = Key(client="odd", key="!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 EVERYTHING = Settings(
     tls=Tls(certificate="a.pem", key="b.pem", client_ca="c.pem"),
-    ports=Ports(address="::", internal_address="::1"),
+    ports=Ports(address="::", internal_address="::1", control_address="::1"),
     management=True,
     keys=(ODD, *KEYS),
 )
