@@ -26,10 +26,9 @@ from ts.metrics.metric_cache_errors import MetricsCacheKeyError
 from ts.metrics.metric_type_enum import MetricTypes
 
 from handlers import archive_files
-from handlers.adaptive import start as adaptive
-from handlers.adaptive.only_worker import claim_worker
-from handlers.adaptive.trial import Trial
-from handlers.adaptive.worker import AdaptiveWorker
+from handlers.batching import worker as adaptive
+from handlers.batching.policy import settled
+from handlers.batching.trial import Trial
 from handlers.blocked_import import blocked_import
 from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Engine, Listener, Outputs, available_threads
@@ -48,7 +47,6 @@ from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import Documents, Model, OutputTensors
 from handlers.protocol.requests import Items, Payload, Request
 from handlers.protocol.responses import Reply
-from handlers.scheduling.policy import settled
 
 # TorchServe's module tries this backend of torch.compile, which brings torch._dynamo and torch._inductor with it: three
 # seconds of every worker's start, and nothing here compiles with it. Nor does anything here run on its onnxruntime.
@@ -170,7 +168,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     # What the model says of itself, to whoever asks.
     metadata: Metadata
     # Answers everything in adaptive mode, once `initialize` is done.
-    worker: AdaptiveWorker
+    worker: adaptive.AdaptiveWorker
     # What one more micro-batch costs; `load` may know better.
     overhead: Overhead = OVERHEAD
 
@@ -341,7 +339,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     # -- adaptive mode: the worker forms the batches ---------------------------------------------------------------
 
     def _start_adaptive(self, window: int, settings: Mapping[str, Any], trial: Trial) -> Answer:
-        claim_worker(self.metadata.name, self.metadata.version)
+        adaptive.claim_worker(self.metadata.name, self.metadata.version)
         metrics = adaptive.Metrics(self._recorder, self.reporter.wake)
         self.worker = adaptive.start(
             self, window, settings, metrics, trial=trial, longest_run_s=self._response_timeout_s
@@ -355,7 +353,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     # -- classic mode: the batch that TorchServe formed -----------------------------------------------------------
 
     def _start_classic(self, window: int, settings: Mapping[str, Any], trial: Trial) -> Answer:  # noqa: ARG002
-        self.engine = trial.settle().arrangement.whole
+        self.engine = trial.choose().arrangement.whole
         prepare(self, self.sample(), min(window, self.config.max_items))
         threads = available_threads(self.config.decode_threads)
         self._pool = ThreadPoolExecutor(threads, "decode") if threads > 1 else None

@@ -13,8 +13,8 @@ from typing import Any
 
 from deploy.build.tasks import Mode, task_of
 from deploy.models import Model
+from handlers.batching.policy import CONTINUOUS, check_mode
 from handlers.errors import InvalidConfig
-from handlers.scheduling.policy import CONTINUOUS, check_mode
 
 # TorchServe's part of an adaptive archive, where its file does not say. batchSize is the window: the requests that the
 # worker sees and chooses from. maxBatchDelay is what an idle worker waits for a second request, in ms; TorchServe's own

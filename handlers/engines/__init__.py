@@ -62,7 +62,7 @@ class Divisible(Protocol):
 
     A micro-batch takes longer on a stream than on the whole engine, but maybe not as many times longer as there are
     streams: its threads do not wait for each other at every operator. Which serves better is the processor's and the
-    model's, and measured as a worker loads (handlers.adaptive.trial).
+    model's, and measured as a worker loads (handlers.batching.trial).
 
     Attributes:
         deals_out: whether the whole engine is its streams: it deals a micro-batch out to them, and one item alone takes
@@ -83,7 +83,7 @@ class Divisible(Protocol):
 
 @runtime_checkable
 class Precise(Protocol):
-    """An engine that can run in several precisions, of which a trial may tell the fastest (handlers.adaptive.trial).
+    """An engine that can run in several precisions, of which a trial may tell the fastest (handlers.batching.trial).
 
     Attributes:
         precisions: those to choose from, the likeliest first; only one where there is nothing to choose.

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
+from handlers.batching.policy import settled
 from handlers.config import HandlerConfig, parse, parse_options
 from handlers.errors import InvalidConfig, UnknownOption
-from handlers.scheduling.policy import settled
 from handlers.text.config import LanguageIdOptions
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
-from handlers.adaptive.response_timing import ResponseTiming, Situation
+from handlers.batching.engine import RunningBatch
+from handlers.batching.request_queue import ScheduledRequest
+from handlers.batching.scheduler import Scheduler
+from handlers.batching.timing import Situation, Timing
 from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.slots import Slot
-from handlers.scheduling.request_queue import ScheduledRequest
-from handlers.scheduling.scheduler import Scheduler
-from handlers.scheduling.streams import RunningBatch
 from tests.simulated.traffic import Clients, Machine, Outcome
 
 
@@ -63,9 +63,7 @@ class _Running:
 class AdaptiveWorker:
     """One run; see the module's first lines."""
 
-    def __init__(
-        self, clients: Clients, scheduler: Scheduler, machine: Machine, timing: ResponseTiming | None = None
-    ) -> None:
+    def __init__(self, clients: Clients, scheduler: Scheduler, machine: Machine, timing: Timing | None = None) -> None:
         """Run nothing yet; `timing` is needed where there is a frontend."""
         self._clients, self._scheduler, self._machine, self._timing = clients, scheduler, machine, timing
         self._pass_s = machine.passes()
@@ -116,7 +114,7 @@ class AdaptiveWorker:
         assert self._timing is not None
         room = self._timing.window - len(self._in_flight)
         newcomers = [self._at_frontend.popleft() for _ in range(min(room, len(self._at_frontend)))]
-        self._timing.came(now_s, len(newcomers))
+        self._timing.received_s = now_s
         self._admit(now_s, newcomers)
         self._has_turn = True
 
@@ -138,7 +136,7 @@ class AdaptiveWorker:
             elif arrival.decode_s and self._machine.exchange_s is not None:
                 self._decode(now_s, request, arrival.decode_s, is_alone=lone)
             else:
-                self._at(now_s + arrival.decode_s, "decoded", (request, now_s))
+                self._at(now_s + arrival.decode_s, "decoded", request)
         if self._machine.exchange_s is None:
             self._answer(now_s, [self._in_flight[index] for index in indices])
 
@@ -152,12 +150,9 @@ class AdaptiveWorker:
         free_s = now_s + decode_s if is_alone else max(now_s, heapq.heappop(self._decode_free_s)) + decode_s
         if not is_alone:
             heapq.heappush(self._decode_free_s, free_s)
-        self._at(free_s, "decoded", (request, now_s))
+        self._at(free_s, "decoded", request)
 
-    def _decoded(self, now_s: float, subject: tuple[_Request, float]) -> None:
-        request, came_s = subject
-        if self._timing is not None:
-            self._timing.decoded(now_s - came_s)
+    def _decoded(self, _: float, request: _Request) -> None:
         length = self.simulated.outcomes[request.index].arrival.length
         for slot in request.slots:
             self._scheduler.decoded(request, slot, Cost(length))
@@ -169,8 +164,6 @@ class AdaptiveWorker:
         batch = running.batch
         self._scheduler.finish(batch, now_s - batch.started_s)
         self.simulated.spans.append((batch.started_s, now_s, batch.is_wide))
-        if self._timing is not None:
-            self._timing.micro_batch_ended()
         if self._machine.exchange_s is None:
             requests = dict.fromkeys(item.request for item in batch.items)
             self._answer(now_s, [request for request in requests if isinstance(request, _Request)])
@@ -188,11 +181,9 @@ class AdaptiveWorker:
         while batch := self._scheduler.next_batch(now_s):
             indices = tuple(item.request.index for item in batch.items if isinstance(item.request, _Request))
             self.simulated.micro_batches.append((now_s, indices))
-            seconds = self._pass_s(batch.micro_batch.tokens, batch.is_wide)
+            seconds = self._pass_s(batch.tokens, batch.is_wide)
             self._running.append(_Running(batch, now_s + seconds))
             self._at(now_s + seconds, "finished", self._running[-1])
-        if self._scheduler.held_until_s < inf:
-            self._at(self._scheduler.held_until_s, "ask")
         if self._machine.exchange_s is None:
             self._answer(now_s, expired)
         elif self._has_turn:
@@ -207,7 +198,6 @@ class AdaptiveWorker:
             if look_s < inf:
                 self._at(max(look_s, now_s + 1e-6), "ask")
             return
-        self._timing.goes(now_s, situation)
         self.simulated.exchanges += 1
         self._has_turn = False
         # The answers go first, then what is left comes again with what is new.
@@ -242,8 +232,6 @@ class AdaptiveWorker:
             complete=len(complete),
             refused=len(refused_s),
             oldest_refusal_s=min(refused_s, default=inf),
-            stream_ends_s=self._scheduler.next_end_s,
-            is_stream_free=self._scheduler.free_streams > 0,
+            is_running=bool(self._scheduler.streams.running),
             queued_s=self._scheduler.ready_s,
-            decoding=sum(request.decoding > 0 for request in self._in_flight.values()),
         )

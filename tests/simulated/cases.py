@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from handlers.adaptive.response_timing import ResponseTiming
-from handlers.scheduling.latency_model import LatencyModel
-from handlers.scheduling.policy import Policy
-from handlers.scheduling.scheduler import Scheduler
-from handlers.scheduling.streams import Streams
+from handlers.batching.engine import LatencyModel, Streams
+from handlers.batching.policy import Policy
+from handlers.batching.scheduler import Scheduler
+from handlers.batching.timing import Timing
 from tests.simulated.adaptive import AdaptiveWorker, Simulated
 from tests.simulated.traffic import Arrival, Clients, Machine
 
@@ -72,7 +71,7 @@ class Case:
         models = [LatencyModel((size, seconds(size)) for size in self.warm_up) for seconds in (wide_s, narrow_s)]
         engine = Streams(models[0], models[1] if streams > 1 else None, streams)
         policy = Policy(max_latency_s=max_latency_s, max_items=self.max_items, max_tokens=self.max_tokens)
-        timing = ResponseTiming(window, enough_s=0.5 * policy.nominal_latency_s)
+        timing = Timing(window, policy.has_target)
         return AdaptiveWorker(clients, Scheduler(policy, engine), machine, timing).run()
 
 

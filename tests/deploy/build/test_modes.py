@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from deploy.build.modes import packed, why_classic
+from handlers.batching.policy import settled
 from handlers.config import HandlerConfig, parse
 from handlers.errors import InvalidConfig
-from handlers.scheduling.policy import settled
 from tests.deploy.build.conftest import ArchiveSh
 
 WINDOW = {"batchSize": 64, "maxBatchDelay": 1}

@@ -16,8 +16,8 @@ from handlers.pipeline.micro_batches import Overhead
 from handlers.protocol.requests import Payload
 from handlers.tasks.translation import TranslationHandler
 from tests import tiny_seq2seq
-from tests.handlers.adaptive.frontend import Frontend
-from tests.handlers.adaptive.spelling import events
+from tests.handlers.batching.frontend import Frontend
+from tests.handlers.batching.spelling import events
 from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import context, serve, started
 from tests.handlers.tasks.translating import (

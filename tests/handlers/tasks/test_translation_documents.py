@@ -9,8 +9,8 @@ import pytest
 
 from handlers.tasks.translation import TranslationHandler
 from tests import tiny_seq2seq
-from tests.handlers.adaptive.frontend import Frontend
-from tests.handlers.adaptive.spelling import events
+from tests.handlers.batching.frontend import Frontend
+from tests.handlers.batching.spelling import events
 from tests.handlers.serving import Answer, serve, started
 from tests.handlers.tasks import translating
 from tests.handlers.tasks.translating import DETECTOR, adaptive, calls, encoded, staged

@@ -13,7 +13,7 @@ from deploy.build.stagers import translation
 from deploy.models import Model
 from handlers.engines.seq2seq import load_tokenizer
 from handlers.tasks.translation import TranslationHandler
-from tests.handlers.adaptive.gated import SCHEDULING
+from tests.handlers.batching.gated import SCHEDULING
 from tests.handlers.serving import context, serve
 from tests.tiny_seq2seq import SENTENCES
 

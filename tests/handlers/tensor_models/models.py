@@ -16,8 +16,8 @@ from handlers.protocol.tensors import DTYPES, datatype_of, to_binary, to_json
 from handlers.tasks.tensors import TensorsHandler
 from handlers.tensor_models.files import NPY, NPZ
 from handlers.tensor_models.signature import SIGNATURE, Said, Tensor
-from tests.handlers.adaptive.frontend import Frontend
-from tests.handlers.adaptive.gated import SCHEDULING, TIMEOUT_S
+from tests.handlers.batching.frontend import Frontend
+from tests.handlers.batching.gated import SCHEDULING, TIMEOUT_S
 from tests.handlers.serving import Answer, context, serve, started
 
 # An engine of one thread: the tests' processes share the cores.

@@ -1,0 +1,298 @@
+"""A request as it arrives: admitted or refused, then decoded; what is small at once, all else on other threads.
+
+headers          -> refused_unread -> refused before its body is read, where not even the least could be admitted
+Request, headers -> arrived        -> InFlightRequest: admitted, or complete with the error of its own
+admitted         -> Decoder        -> a little text at once; all else in pieces, for which decode threads take turns
+decoded items    -> decoded        -> the scheduler
+
+While requests are refused, a body that is one item (a photograph, a text) need not be read for it: where the least
+that it can be would be refused, so would be what it is. What may hold several, or has terms for the scheduler in its
+body, is read first, and refused in the form of its own.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from handlers.batching.in_flight import InFlightRequest, StreamedAnswer
+from handlers.batching.scheduler import Refusal, Scheduler
+from handlers.batching.shared_state import Guard
+from handlers.config import HandlerConfig
+from handlers.errors import INTERNAL_ERROR, InvalidInput, ItemError
+from handlers.metrics import REFUSALS, Recorder
+from handlers.pipeline.budget import excess
+from handlers.pipeline.micro_batches import Cost
+from handlers.pipeline.runner import Runner
+from handlers.pipeline.slots import Slot
+from handlers.protocol.headers import Terms, is_grpc
+from handlers.protocol.metadata import asks_for_metadata
+from handlers.protocol.requests import Payload, Request, failed, is_one_item
+
+# A request with more bytes of payload is decoded by other threads, in pieces of so many; less takes microseconds.
+LARGE_BYTES = 16 * 1024
+# There are at least so many threads, more than cores, so that a few slow decodings leave some for the others.
+LEAST_THREADS = 4
+# Share of the latest item in the mean of tokens a byte: a change of language is followed within some twenty.
+LATEST_WEIGHT = 0.1
+# A number of JSON counts as so many bytes.
+NUMBER_BYTES = 8
+
+
+class Decoded(NamedTuple):
+    """An item after decoding.
+
+    Attributes:
+        request: the request that it belongs to.
+        slot: holds the item, or its error.
+        size: bytes of its payload.
+        cost: what the item asks of a micro-batch; None where it failed.
+    """
+
+    request: InFlightRequest
+    slot: Slot
+    size: int
+    cost: Cost | None
+
+
+class Arrivals:
+    """Takes requests in for one scheduler, whose lock the caller holds."""
+
+    def __init__(self, scheduler: Scheduler, recorder: Recorder, config: HandlerConfig) -> None:
+        """Expect requests.
+
+        Args:
+            scheduler: admits or refuses.
+            recorder: counts refusals.
+            config: what a request may ask for, and the status of one that is refused.
+        """
+        self._config = config
+        self._scheduler = scheduler
+        self._recorder = recorder
+        # Tokens a byte of payload; 0 while every item counted as one, as images do.
+        self._per_byte = 0.0
+        # Whether the latest request that wanted something was refused: only then is it worth asking before reading.
+        self._is_refusing = False
+
+    def refused_unread(self, id_: str, headers: Mapping[str, Any], now_s: float) -> InFlightRequest | None:
+        """Refuse a request whose body has not been read yet; None where it must be.
+
+        Args:
+            id_: what the frontend knows it by.
+            headers: the request's, and for its first field {"content-type": as sent}.
+            now_s: the time.
+        """
+        if not self._is_refusing or asks_for_metadata(headers) or not is_one_item(headers):
+            return None
+        try:
+            terms = Terms.of(headers, self._scheduler.policy.priority_levels)
+        except InvalidInput:
+            return None
+        # An idle worker tries some of what it would refuse.
+        if not (self._scheduler.waiting_items or self._scheduler.streams.running):
+            return None
+        # How it would fail whole, whatever its body holds.
+        request = replace(failed(headers, INTERNAL_ERROR), payloads=(), is_grpc=is_grpc(headers), came_s=now_s)
+        arrived = InFlightRequest(id=id_, request=request, slots=[Slot(None)], arrived_s=now_s)
+        arrived.priority, arrived.timeout_s = terms.priority, terms.timeout_s
+        refusal = self._scheduler.admit(arrived, 1.0)
+        if refusal is None:
+            self._scheduler.remove(arrived)
+            return None
+        self._refuse(arrived, refusal)
+        return arrived
+
+    def arrived(self, id_: str, request: Request, headers: Mapping[str, Any], came_s: float) -> InFlightRequest:
+        """Admit a request or refuse it; one that holds nothing to do is complete already."""
+        slots = [Slot(payload) for payload in request.payloads]
+        # Each payload lives until it is decoded, in its slot, and no longer.
+        arrived = InFlightRequest(id=id_, request=replace(request, payloads=()), slots=slots, arrived_s=came_s)
+        if request.is_streamed:
+            arrived.stream = StreamedAnswer()
+        if all(slot.is_failed for slot in slots):
+            return arrived
+        try:
+            terms = Terms.of(headers, self._scheduler.policy.priority_levels, request.terms)
+        except InvalidInput as error:
+            arrived.fail(ItemError.of(error))
+            return arrived
+        arrived.priority, arrived.timeout_s = terms.priority, terms.timeout_s
+        sizes = [size_of(payload) for payload in request.payloads if isinstance(payload, Payload)]
+        refusal = self._scheduler.admit(arrived, sum(max(1.0, self._per_byte * size) for size in sizes))
+        self._is_refusing = refusal is not None
+        if refusal is None:
+            arrived.is_admitted = True
+        else:
+            self._refuse(arrived, refusal)
+        return arrived
+
+    def _refuse(self, request: InFlightRequest, refusal: Refusal) -> None:
+        request.refuse(refusal, self._config.scheduling.overload_status)
+        self._recorder.add(REFUSALS, 1, refusal.reason)
+
+    def decoded(self, items: Sequence[Decoded]) -> None:
+        """Hand decoded items to the scheduler, and learn how long such payloads turn out to be."""
+        for item in items:
+            if item.cost is not None and item.size and (item.cost.length > 1 or self._per_byte):
+                per_byte = item.cost.length / item.size
+                self._per_byte += (LATEST_WEIGHT if self._per_byte else 1.0) * (per_byte - self._per_byte)
+            if error := self._excess(item):
+                self._scheduler.remove(item.request)
+                item.request.fail(error)
+            else:
+                self._scheduler.decoded(item.request, item.slot, item.cost)
+
+    def _excess(self, item: Decoded) -> ItemError | None:
+        """Return the error of a request whose items are too much together, once the last of them is decoded."""
+        request = item.request
+        if request.decoding != 1 or len(request.slots) == 1:
+            return None
+        costs = [queued.cost for queued in request.items]
+        outcomes = (slot.outcome for slot in request.slots)
+        return excess(outcomes, costs if item.cost is None else [*costs, item.cost], self._config)
+
+
+class _Undecoded(NamedTuple):
+    """An item before decoding, and the bytes of its payload."""
+
+    request: InFlightRequest
+    slot: Slot
+    size: int
+
+
+OnDecoded = Callable[[list[Decoded]], None]
+
+
+class _Waiting:
+    """The pieces of one request that no thread has taken, and how many threads are at work on others of its."""
+
+    def __init__(self, request: InFlightRequest, pieces: Iterable[list[_Undecoded]], on_decoded: OnDecoded) -> None:
+        self.request = request
+        self.pieces = deque(pieces)
+        self.on_decoded = on_decoded
+        self.busy = 0
+
+
+class Decoder:
+    """Decodes for one worker."""
+
+    def __init__(self, runner: Runner, guard: Guard, *, threads: int, is_threaded: bool) -> None:
+        """Start the threads.
+
+        Args:
+            runner: the hooks of the task.
+            guard: watches over the threads.
+            threads: how many there should be.
+            is_threaded: whether each item is worth a thread, however small.
+        """
+        self._runner = runner
+        self._is_threaded = is_threaded
+        count = max(LEAST_THREADS, threads)
+        # A list of photographs leaves threads for whoever comes after it.
+        self._most_of_one_request = count // 2
+        self._waiting: list[_Waiting] = []
+        self._changed = threading.Condition()
+        for _ in range(count):
+            threading.Thread(target=guard.run, args=(self._work,), name="decode", daemon=True).start()
+
+    def decode(self, requests: Iterable[InFlightRequest], on_decoded: OnDecoded) -> list[Decoded]:
+        """Decode the items of requests that have just been admitted.
+
+        Args:
+            requests: the requests; what has failed already is passed over.
+            on_decoded: called with each piece that is decoded on another thread, there.
+
+        Returns:
+            The items that are decoded by now.
+        """
+        small: list[_Undecoded] = []
+        large: list[_Waiting] = []
+        for request in requests:
+            items = [
+                _Undecoded(request, slot, size_of(slot.outcome) if isinstance(slot.outcome, Payload) else 0)
+                for slot in request.slots
+                if not slot.is_failed
+            ]
+            if self._is_threaded:
+                large.append(_Waiting(request, [[item] for item in items], on_decoded))
+            elif sum(item.size for item in items) > LARGE_BYTES:
+                large.append(_Waiting(request, _pieces(items), on_decoded))
+            else:
+                small += items
+        if large:
+            with self._changed:
+                self._waiting += large
+                self._changed.notify(sum(len(each.pieces) for each in large))
+        return self._decode(small) if small else []
+
+    def _work(self) -> None:
+        while True:
+            self._decode_next()
+
+    def _decode_next(self) -> None:
+        """Wait for a piece and decode it; what it holds is let go of before the next is waited for."""
+        with self._changed:
+            while (taken := self._take()) is None:
+                self._changed.wait()
+        piece, owner = taken
+        decoded = self._decode(piece)
+        with self._changed:
+            owner.busy -= 1
+            self._changed.notify()
+        owner.on_decoded(decoded)
+
+    def _take(self) -> tuple[list[_Undecoded], _Waiting] | None:
+        """Take a piece of the request that fewest threads work on; of equals, of the one that is due first."""
+        # Those that have expired meanwhile are answered.
+        self._waiting = [each for each in self._waiting if each.pieces and not each.request.is_complete]
+        free = [each for each in self._waiting if each.busy < self._most_of_one_request]
+        if not free:
+            return None
+        first = min(free, key=lambda each: (each.busy, each.request.level, each.request.due_s, each.request.number))
+        first.busy += 1
+        return first.pieces.popleft(), first
+
+    def _decode(self, items: Sequence[_Undecoded]) -> list[Decoded]:
+        slots = [item.slot for item in items]
+        for slot in slots:
+            self._runner.decode(slot)
+        self._runner.prepare(slots)
+        costs = {id(slot): cost for slot, cost in self._runner.price(slots)}
+        return [Decoded(item.request, item.slot, item.size, costs.get(id(item.slot))) for item in items]
+
+
+def _pieces(items: Iterable[_Undecoded]) -> Iterator[list[_Undecoded]]:
+    """Cut items into pieces of at most LARGE_BYTES; one that has more is a piece by itself."""
+    piece: list[_Undecoded] = []
+    size = 0
+    for item in items:
+        if piece and size + item.size > LARGE_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(item)
+        size += item.size
+    if piece:
+        yield piece
+
+
+def size_of(payload: Payload) -> int:
+    """Count the bytes or characters of a payload's input."""
+    value = payload.value
+    return sum(map(_bytes, value.values())) if isinstance(value, Mapping) else _bytes(value)
+
+
+def _bytes(value: Any) -> int:
+    # A number is what an item of a one-dimensional tensor is.
+    if isinstance(value, np.ndarray | np.generic):
+        return int(value.nbytes)
+    if not isinstance(value, list):
+        return len(value) if isinstance(value, Sized) else 0
+    # Numbers of JSON, nested; the first of each list tells for the others.
+    count = 1
+    while isinstance(value, list) and value:
+        count *= len(value)
+        value = value[0]
+    return NUMBER_BYTES * count

@@ -1,0 +1,208 @@
+"""The engine as the scheduler sees it: how long micro-batches take, which run, and on what part of it. Pure.
+
+    nothing runs, few items wait     -> wide: the micro-batch takes the whole engine
+    otherwise                        -> narrow: each takes a stream, its part of the engine, beside the others
+
+A micro-batch on a stream takes longer, but less than as many times longer as there are streams
+(handlers.engines.Divisible): side by side they end sooner than one after the other. With one stream every micro-batch
+is wide. Each width has a latency model.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
+
+from handlers.batching.request_queue import QueuedItem
+
+# Every micro-batch makes what was learned from those before it count for so much less: the latest fifty decide.
+FORGETTING = 0.98
+# What warm-up measured never counts for less than this, so that a long spell of one size leaves the others known.
+LEAST_SEED_WEIGHT = 0.01
+# At most so many items a stream share the whole engine: eight on two cores, where it was tried.
+MOST_WIDE_ITEMS_PER_STREAM = 4
+# So many wide micro-batches in a row make what is known of narrow ones doubtful.
+DOUBTFUL_AFTER_WIDE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """seconds = fixed_s + token_s * tokens."""
+
+    fixed_s: float
+    token_s: float
+
+    def at(self, tokens: float) -> float:
+        """Return the seconds of a micro-batch of that many padded tokens."""
+        return self.fixed_s + self.token_s * tokens
+
+
+class LatencyModel:
+    """How long a micro-batch takes, as a line: what each one costs, and what each padded token adds.
+
+    Least squares of the relative error, with exponential forgetting. The relative error of a sample is
+    line / seconds - 1, linear in both coefficients, so the normal equations are two, and five sums hold all that is
+    known. A micro-batch that was interrupted and took ten times as long has a relative error of at most one: it hardly
+    moves the line.
+
+    Attributes:
+        line: as it is fitted now.
+    """
+
+    def __init__(self, seeds: Iterable[tuple[int, float]] = ()) -> None:
+        """Start from what warm-up ran: (padded tokens, seconds) each; without any, nothing is taken to last."""
+        self._seeds = [0.0] * 5
+        self._latest = [0.0] * 5
+        self._seed_weight = 1.0
+        for tokens, seconds in seeds:
+            self._seeds = _added(self._seeds, tokens, seconds)
+        self.line = self._fitted()
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Learn from one micro-batch of that many padded tokens, at least 1, that took so many seconds, above 0."""
+        self._seed_weight = max(LEAST_SEED_WEIGHT, FORGETTING * self._seed_weight)
+        self._latest = _added([FORGETTING * each for each in self._latest], tokens, seconds)
+        self.line = self._fitted()
+
+    def _fitted(self) -> Line:
+        uu, uv, vv, su, sv = (
+            latest + self._seed_weight * seed for latest, seed in zip(self._latest, self._seeds, strict=True)
+        )
+        if not uu:
+            return Line(0.0, 0.0)
+        determinant = uu * vv - uv * uv
+        # Samples of a single size say nothing of the slope: half of the time is taken to be fixed.
+        if determinant <= 1e-9 * uu * vv:
+            return Line(su / uu / 2, sv / vv / 2)
+        fixed_s, token_s = (su * vv - sv * uv) / determinant, (sv * uu - su * uv) / determinant
+        if token_s < 0:
+            return Line(su / uu, 0.0)
+        return Line(fixed_s, token_s) if fixed_s >= 0 else Line(0.0, sv / vv)
+
+
+def _added(sums: Sequence[float], tokens: int, seconds: float) -> list[float]:
+    """Add one sample to the sums of the normal equations, with u = 1 / seconds and v = tokens / seconds."""
+    u, v = 1 / seconds, tokens / seconds
+    return [total + each for total, each in zip(sums, (u * u, u * v, v * v, u, v), strict=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunningBatch:
+    """A micro-batch in the engine.
+
+    Attributes:
+        items: what it holds; nothing where it only prepares the engine.
+        tokens: how many they are together, padded.
+        predicted_s: how long it will most likely take.
+        is_wide: whether it takes the whole engine.
+        started_s: when it started.
+        ended: those of its items that the engine has ended before the others.
+    """
+
+    items: Sequence[QueuedItem]
+    tokens: int
+    predicted_s: float
+    is_wide: bool
+    started_s: float
+    ended: set[QueuedItem] = field(default_factory=set)
+
+    @property
+    def ends_s(self) -> float:
+        """When it should end."""
+        return self.started_s + self.predicted_s
+
+
+class Streams:
+    """The streams of one engine, and what runs on them.
+
+    Attributes:
+        wide, narrow: how long micro-batches take on the whole engine, and on a stream beside others.
+        count: micro-batches that may run at the same time.
+        running: those that run now.
+    """
+
+    def __init__(
+        self, wide: LatencyModel, narrow: LatencyModel | None = None, count: int = 1, *, is_whole_faster: bool = True
+    ) -> None:
+        """Start with nothing running.
+
+        Args:
+            wide, narrow, count: see the attributes; `narrow` is needed for more than one stream.
+            is_whole_faster: whether one item alone is faster on the whole engine than on a stream.
+        """
+        self.wide, self.narrow, self.count = wide, narrow or wide, count
+        self._is_whole_faster = is_whole_faster
+        self.running: list[RunningBatch] = []
+        self._wide_in_a_row = 0
+
+    @property
+    def free(self) -> int:
+        """How many streams nothing runs on; a wide micro-batch takes all of them."""
+        return 0 if any(each.is_wide for each in self.running) else self.count - len(self.running)
+
+    def is_wide(self, items: int, tokens: float) -> bool:
+        """Whether the next micro-batch takes the whole engine, where so many items of so many tokens wait.
+
+        Side by side, c streams do g = c * wide / narrow times as much as the whole engine does. That gain is worth the
+        longer first answers once k = (c - g) / (g - 1) items wait.
+        """
+        if self.running or (self.count > 1 and not self._is_whole_faster):
+            return False
+        if self.count == 1 or items == 1:
+            return True
+        narrow_s = self.narrow.line.at(tokens / items)
+        gain = self.count * self.wide.line.at(tokens / items) / narrow_s if narrow_s else 1.0
+        most = MOST_WIDE_ITEMS_PER_STREAM * self.count
+        return items < (most if gain <= 1 else min(most, (self.count - gain) / (gain - 1)))
+
+    def model(self, *, is_wide: bool) -> LatencyModel:
+        """Return the latency model of one width."""
+        return self.wide if is_wide else self.narrow
+
+    def expected(self, tokens: float) -> Line:
+        """Return the line of micro-batches of about so many tokens on a stream.
+
+        While only wide ones run, a stream is taken to be no slower than its part of the engine: an estimate that is far
+        too high would refuse all who would have to share, and nothing would run on a stream and correct it.
+        """
+        if self._wide_in_a_row < DOUBTFUL_AFTER_WIDE:
+            return self.narrow.line
+        wide = self.wide.line
+        part = Line(self.count * wide.fixed_s, self.count * wide.token_s)
+        return min(self.narrow.line, part, key=lambda line: line.at(tokens))
+
+    def begin(self, items: Sequence[QueuedItem], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
+        """Note that a micro-batch starts."""
+        predicted_s = self.model(is_wide=is_wide).line.at(tokens)
+        self.running.append(RunningBatch(tuple(items), tokens, predicted_s, is_wide, now_s))
+        return self.running[-1]
+
+    def end(self, running: RunningBatch, seconds: float, *, is_typical: bool) -> None:
+        """Note that it has ended after so long; `is_typical` where others of its size will take as long."""
+        self.running.remove(running)
+        self._wide_in_a_row = self._wide_in_a_row + 1 if running.is_wide else 0
+        if is_typical:
+            self.model(is_wide=running.is_wide).observe(running.tokens, seconds)
+
+    def residuals_s(self, now_s: float) -> list[float]:
+        """Return for how long each stream is still busy, in ascending order."""
+        left_s = sorted(max(0.0, running.ends_s - now_s) for running in self.running)
+        if any(running.is_wide for running in self.running):
+            return left_s * self.count
+        return [0.0] * (self.count - len(left_s)) + left_s
+
+
+def done_in_s(busy_s: Sequence[float], work_s: float, micro_batches: int) -> float:
+    """Return in how many seconds streams are done with work that each begins once it is free; 0 without any.
+
+    Args:
+        busy_s: for how long each stream is busy first; at least one.
+        work_s: all of the work, in seconds of one stream.
+        micro_batches: how many it is cut into, all alike, each going to the stream that is free first.
+    """
+    free_s = list(busy_s)
+    heapify(free_s)
+    ended_s = 0.0
+    for _ in range(micro_batches):
+        ended_s = free_s[0] + work_s / micro_batches
+        heapreplace(free_s, ended_s)
+    return ended_s

@@ -1,0 +1,162 @@
+"""The threads of a worker's engine, one a stream: each takes one micro-batch after the other from the scheduler.
+
+    scheduler -> next_batch -> run -> finished micro-batches      -> the frontend's thread, which splits and answers
+                                 +--> an item ends, a piece of text
+    nobody waits            -> a step of a rehearsal
+
+An engine that tells what it generates does so on threads of its own: a request whose items have all ended is complete
+then, and of one that is streamed a piece is due.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from handlers.batching.engine import RunningBatch
+from handlers.batching.in_flight import InFlightRequest
+from handlers.batching.shared_state import Guard, SharedState
+from handlers.errors import where
+from handlers.metrics import ENGINE_BUSY, PREDICTION_RATIO, QUEUE_AGE, QUEUE_DEPTH, Recorder
+from handlers.pipeline.runner import Heard, Runner
+from handlers.pipeline.slots import Slot
+from handlers.pipeline.warm_up import Rehearsal, Step
+
+logger = logging.getLogger(__name__)
+
+
+class EngineThreads:
+    """Runs micro-batches for one worker."""
+
+    def __init__(self, shared: SharedState, whole: Runner, recorder: Recorder, guard: Guard) -> None:
+        """Run nothing yet.
+
+        Args:
+            shared: what the worker's threads share.
+            whole: the task's hooks on its whole engine.
+            recorder: counts.
+            guard: watches over the threads.
+        """
+        self._shared = shared
+        self._whole = whole
+        self._recorder = recorder
+        self._guard = guard
+
+    def start(self, streams: Sequence[Runner], rehearsals: Sequence[Rehearsal]) -> None:
+        """Start a thread for each stream, with what it can do while nobody waits."""
+        for stream, rehearsal in zip(streams, rehearsals, strict=True):
+            work = (self._run_stream, stream, rehearsal)
+            threading.Thread(target=self._guard.run, args=work, name="engine", daemon=True).start()
+
+    def run(self, running: RunningBatch, runner: Runner) -> None:
+        """Run a micro-batch that the scheduler has begun, on the calling thread."""
+        shared, scheduler = self._shared, self._shared.scheduler
+        slots = [item.slot for item in running.items]
+        started_s = time.perf_counter()
+        finished = runner.run(slots, heard=self._listener(running))
+        seconds = time.perf_counter() - started_s
+        self._recorder.add(ENGINE_BUSY, seconds if running.is_wide else seconds / scheduler.streams.count)
+        if running.predicted_s > 0:
+            self._recorder.observe(PREDICTION_RATIO, seconds / running.predicted_s)
+        with shared.lock:
+            # A micro-batch that was halved took longer than such a one takes, one without its longest maybe less.
+            is_whole = len(finished) == 1 and finished[0].size == len(slots) and not _is_any_over(running)
+            scheduler.finish(running, seconds, is_typical=is_whole)
+            shared.finished += finished
+            shared.wake_engine()
+            shared.wake_frontend()
+
+    def begin(self, now_s: float, *, most_on_whole: int | None = None) -> RunningBatch | None:
+        """Have the scheduler begin the next micro-batch, where there is one; see its `next_batch`. Wants the lock."""
+        scheduler = self._shared.scheduler
+        depth, oldest_s = scheduler.ready_items, scheduler.oldest_s(now_s)
+        if running := scheduler.next_batch(now_s, most_on_whole=most_on_whole):
+            self._recorder.observe(QUEUE_DEPTH, depth)
+            self._recorder.observe(QUEUE_AGE, oldest_s)
+        return running
+
+    def _run_stream(self, stream: Runner, rehearsal: Rehearsal) -> None:
+        step = _next_step(rehearsal)
+        while True:
+            running = self._next_batch(step)
+            if running.items:
+                self.run(running, self._whole if running.is_wide else stream)
+            elif step is not None:
+                is_good = self._rehearse(running, step, rehearsal)
+                step = _next_step(rehearsal) if is_good else None
+            # Its items' results are their requests' business from here on.
+            del running
+
+    def _next_batch(self, step: Step | None) -> RunningBatch:
+        """Wait for a micro-batch to run; one without items stands for the step of a rehearsal, while nobody waits."""
+        shared = self._shared
+        with shared.lock:
+            while True:
+                now_s = time.perf_counter()
+                if shared.expire(now_s):
+                    shared.wake_frontend()
+                if running := self.begin(now_s):
+                    shared.wake_frontend()
+                    return running
+                if step and not shared.in_flight and (running := shared.scheduler.rehearse(step, now_s)):
+                    return running
+                shared.wait_for_work(now_s)
+
+    def _rehearse(self, running: RunningBatch, step: Step, rehearsal: Rehearsal) -> bool:
+        """Run a step; whether that went well."""
+        started_s = time.perf_counter()
+        try:
+            step.run()
+            is_good = True
+        except Exception as error:
+            # A request of that shape may fail likewise, with an error of its own.
+            logger.error("A rehearsal failed: %s", where(error))
+            is_good = False
+        seconds = time.perf_counter() - started_s
+        rehearsal.ended(seconds)
+        with self._shared.lock:
+            self._shared.scheduler.finish(running, seconds, is_typical=False)
+            self._shared.wake_all_of_engine()
+        return is_good
+
+    def _listener(self, running: RunningBatch) -> Heard:
+        """Return what is called with what is generated in a micro-batch; the engine's threads wait meanwhile."""
+        shared = self._shared
+        items = {id(item.slot): item for item in running.items}
+
+        def heard(slot: Slot, tokens: Sequence[int], is_last: bool) -> bool:
+            request, generated = items[id(slot)].request, slot.generated
+            # All requests here are of those that came; the scheduler knows a part of them only.
+            assert isinstance(request, InFlightRequest) and generated is not None  # noqa: S101
+            if request.stream is None and not is_last:
+                # Nobody looks at it before it has ended.
+                generated.tokens += tokens
+                return False
+            with self._guard.watch(), shared.lock:
+                generated.tokens += tokens
+                if is_last:
+                    generated.is_ended = True
+                    shared.scheduler.ended(running, items[id(slot)])
+                    shared.wake_frontend()
+                elif request.stream is not None and not request.stream.is_over:
+                    # The frontend's thread knows already where others have something to send, or this one has.
+                    is_news = request not in shared.pieces and not (shared.pieces and request.stream.has_begun)
+                    shared.pieces[request] = slot
+                    if is_news:
+                        shared.wake_frontend()
+            return request.stream is not None and request.stream.is_over
+
+        return heard
+
+
+def _is_any_over(running: RunningBatch) -> bool:
+    requests = (item.request for item in running.items)
+    return any(isinstance(each, InFlightRequest) and each.stream and each.stream.is_over for each in requests)
+
+
+def _next_step(rehearsal: Rehearsal) -> Step | None:
+    try:
+        return rehearsal.next_step()
+    except Exception as error:
+        logger.error("A task's samples cannot be rehearsed: %s", where(error))
+        return None

@@ -1,0 +1,237 @@
+"""The messages between TorchServe's frontend and a worker, read and written by the worker itself.
+
+TorchServe's own reader (ts/protocol/otf_message_handler.py) takes every field off the socket by itself, some fifty
+calls a request, and in continuous-batching mode the frontend sends every request in flight again in every exchange.
+Here bytes are taken off as they come, and a request that is known is passed over in one step. Version 0.12.0 is
+TorchServe's last, so its format will not change:
+
+    message    "I" request... -1
+    request    id, (name, value)... -1, (name, content type, value)... -1      headers, then parameters
+    answer     200, text, (id, content type, status, phrase, headers, body)... -1
+
+A request whose answer was begun, with a chunk that has `ts_stream_next: true`, comes without its parameters from then
+on. One whose client has gone meanwhile comes no more, and must not be answered.
+
+Integers are of 32 bits, signed, big-endian; a text or value is its length and its bytes; headers of an answer are their
+number, then (name, value) each.
+"""
+
+import socket
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from struct import Struct
+from typing import Any
+
+from handlers.protocol.headers import STREAM_NEXT
+from handlers.protocol.responses import Reply
+
+INTEGER = Struct("!i")
+PREDICT, END, OK = b"I", -1, 200
+# Bytes that are taken off the socket at once.
+CHUNK_BYTES = 256 * 1024
+
+
+class Disconnected(Exception):
+    """The frontend is gone: the model was unregistered, or TorchServe stops."""
+
+
+class ProtocolError(Exception):
+    """What came is no message of TorchServe 0.12.0; nothing after it can be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request that was not in flight before.
+
+    Attributes:
+        row: the value of each field by its name, undecoded; None where it was refused with its body unread.
+        headers: the request's, and for each field {"content-type": as sent}, as TorchServe's own reader has them.
+    """
+
+    row: Mapping[str, bytes | bytearray] | None
+    headers: Mapping[str, Any]
+
+
+# Whether to read the body of a newcomer with this id and these headers; and what takes it, once it is read.
+IsRead = Callable[[str, Mapping[str, Any]], bool]
+Take = Callable[[str, Sent], None]
+
+
+class Inbox:
+    """Bytes of a stream, in the pieces that a reader asks for."""
+
+    def __init__(self, receive_into: Callable[[memoryview], int]) -> None:
+        """Read from a stream; `receive_into` fills a part of a buffer and returns its bytes, 0 at the end."""
+        self._receive_into = receive_into
+        self._buffer = bytearray(CHUNK_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+
+    def integer(self) -> int:
+        """Read the next integer.
+
+        Raises:
+            Disconnected: the stream has ended, as in every method.
+        """
+        start = self._start
+        if self._end - start < INTEGER.size:
+            self._need(INTEGER.size)
+            start = self._start
+        self._start = start + INTEGER.size
+        value: int = INTEGER.unpack_from(self._buffer, start)[0]
+        return value
+
+    def text(self) -> tuple[str, int] | None:
+        """Read a text and return it with its length in bytes; None where END stands in its place."""
+        length = self.integer()
+        if length == END:
+            return None
+        start, end = self._start, self._start + length
+        if end > self._end:
+            return self.take(length).decode(), length
+        self._start = end
+        return str(self._view[start:end], "utf-8"), length
+
+    def take(self, size: int) -> bytes | bytearray:
+        """Read the next bytes; many come as a bytearray that nothing else holds."""
+        if size > CHUNK_BYTES:
+            return self._take_large(size)
+        self._need(size)
+        taken = bytes(self._view[self._start : self._start + size])
+        self._start += size
+        return taken
+
+    def skip(self, size: int) -> None:
+        """Pass over bytes."""
+        while size > (there := self._end - self._start):
+            size -= there
+            self._start = self._end
+            self._need(min(size, CHUNK_BYTES))
+        self._start += size
+
+    def _take_large(self, size: int) -> bytearray:
+        taken = bytearray(size)
+        filled = min(size, self._end - self._start)
+        taken[:filled] = self._view[self._start : self._start + filled]
+        self._start += filled
+        view = memoryview(taken)
+        while filled < size:
+            filled += self._received(view[filled:])
+        return taken
+
+    def _need(self, size: int) -> None:
+        if self._end - self._start >= size:
+            return
+        left = self._end - self._start
+        self._view[:left] = bytes(self._view[self._start : self._end])
+        self._start, self._end = 0, left
+        while self._end < size:
+            self._end += self._received(self._view[self._end :])
+
+    def _received(self, into: memoryview) -> int:
+        size = self._receive_into(into)
+        if not size:
+            raise Disconnected
+        return size
+
+
+class Link:
+    """One worker's connection to the frontend."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Take over a connection on which the frontend awaits an answer."""
+        self._connection = connection
+        self._inbox = Inbox(connection.recv_into)
+        # Bytes of each request in flight, behind its id; and as many as it has without its parameters.
+        self._sizes: dict[str, int] = {}
+        self._heads: dict[str, int] = {}
+
+    def receive(self, is_read: IsRead, take: Take) -> Collection[str]:
+        """Wait for the next message.
+
+        Args:
+            is_read: called for each request that was not in the last message, with its headers and the content type of
+                its first field; where it returns False, the body is passed over.
+            take: called with each of these, before `is_read` is called for the next.
+
+        Returns:
+            The ids of all that is in flight, in the frontend's order.
+
+        Raises:
+            Disconnected: there will be none.
+            ProtocolError: what came is none.
+        """
+        inbox = self._inbox
+        if inbox.take(len(PREDICT)) != PREDICT:
+            raise ProtocolError("not a prediction")
+        sizes: dict[str, int] = {}
+        heads: dict[str, int] = {}
+        while (text := inbox.text()) is not None:
+            id_ = text[0]
+            known = self._sizes.get(id_)
+            if known is None:
+                sent, sizes[id_], heads[id_] = self._request(id_, is_read)
+                take(id_, sent)
+            else:
+                # What the frontend holds does not change: a request that does not end here is no message of its.
+                inbox.skip(known - INTEGER.size)
+                if inbox.integer() != END:
+                    raise ProtocolError("a request has changed")
+                sizes[id_], heads[id_] = known, self._heads[id_]
+        self._sizes, self._heads = sizes, heads
+        return sizes.keys()
+
+    def send(self, answers: Mapping[str, Reply]) -> None:
+        """Answer requests by their ids; none is an answer too: the frontend sends what has come meanwhile."""
+        parts = [INTEGER.pack(OK), _field(b"")]
+        for id_, reply in answers.items():
+            if reply.headers.get(STREAM_NEXT) == "true":
+                self._sizes[id_] = self._heads[id_]
+            parts += [_field(id_.encode()), _field(reply.content_type.encode()), INTEGER.pack(reply.status)]
+            parts += [_field(HTTPStatus(reply.status).phrase.encode()), INTEGER.pack(len(reply.headers))]
+            for name, value in reply.headers.items():
+                parts += [_field(name.encode()), _field(value.encode())]
+            parts.append(_field(reply.body))
+        parts.append(INTEGER.pack(END))
+        try:
+            self._connection.sendall(b"".join(parts))
+        except (BrokenPipeError, ConnectionResetError):
+            raise Disconnected from None
+
+    def _request(self, id_: str, is_read: IsRead) -> tuple[Sent, int, int]:
+        """Read the rest of a new request; return it, how many bytes that were, and how many without its parameters."""
+        inbox, text = self._inbox, self._inbox.text
+        headers: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
+        row: dict[str, bytes | bytearray] | None = {}
+        is_first = True
+        size = 2 * INTEGER.size
+        while (name := text()) is not None:
+            value = _some(text())
+            headers[name[0]] = value[0]
+            size += 2 * INTEGER.size + name[1] + value[1]
+        head = size
+        while (name := text()) is not None:
+            content_type = _some(text())
+            length = inbox.integer()
+            parts[name[0]] = {"content-type": content_type[0]}
+            if is_first and not is_read(id_, {**parts, **headers}):
+                row = None
+            is_first = False
+            if row is None:
+                inbox.skip(length)
+            else:
+                row[name[0]] = inbox.take(length)
+            size += 3 * INTEGER.size + name[1] + content_type[1] + length
+        return Sent(row, {**parts, **headers}), size, head
+
+
+def _some(text: tuple[str, int] | None) -> tuple[str, int]:
+    if text is None:
+        raise ProtocolError("a name without a value")
+    return text
+
+
+def _field(value: bytes) -> bytes:
+    return INTEGER.pack(len(value)) + value

@@ -1,0 +1,299 @@
+"""Which waiting items run next, when, and who is refused. Pure: every method is told the time; nothing sleeps.
+
+A request holds one or more items; each item goes its own way:
+
+    admit ──> refused                         503: the queue is full, or its answer cannot be expected in time
+      │
+      └─────> decoding ──> failed             its own error; the caller's business
+                 │
+                 └───────> queued ──> expired 504: it waited longer than it may (timeout_action: reject)
+                             │  ^
+                             │  └─ late       it waits behind all that are not (timeout_action: delay)
+                             v
+                          running ──> done    one by one where the engine tells (`ended`), else with its micro-batch:
+                                              `finish` teaches the latency model what that took
+
+The order is request_queue's business, what shares a micro-batch batches', and how many run at once engine's.
+
+A request is admitted where its answer can be expected in time:
+
+    work ahead of it and its own (seconds of the engine) + allowance -> after its deadline? refused : admitted
+
+The allowance stands for what the prediction cannot know: the way of the answer, who comes later and goes first, a
+micro-batch that takes longer than others. Every late answer adds to it, every other one takes a little away. Each
+priority has its own, for the last one's answers are late because they are overtaken, which is no reason to refuse the
+first.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import ceil, inf
+
+from handlers.batching.batches import Limits, padded_tokens, select
+from handlers.batching.engine import RunningBatch, Streams, done_in_s
+from handlers.batching.policy import Policy
+from handlers.batching.request_queue import QueuedItem, RequestQueue, ScheduledRequest, Work
+from handlers.pipeline.micro_batches import Cost
+from handlers.pipeline.slots import Slot
+from handlers.pipeline.warm_up import Step
+
+# What an answer changes of its priority's allowance, as shares of the target: where more comes than can be
+# served, few are late in the long run.
+LATE_ADDS, IN_TIME_TAKES = 0.03, 0.0001
+# The most that an allowance is, as a share of the target, so that no history refuses everybody.
+MOST_ALLOWANCE = 0.5
+# Of the requests that an idle worker would refuse because they allow too little, one in so many is tried.
+HURRIED_TRY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not admitted.
+
+    Attributes:
+        reason: QueueFull or Overloaded.
+        message: one sentence for its client.
+        retry_after_s: seconds after which it is worth coming again; of those refused one after the other, each has
+            its own turn.
+    """
+
+    reason: str
+    message: str
+    retry_after_s: float
+
+
+@dataclass(slots=True)
+class Admission:
+    """Who can be admitted, by how many answers were lately late.
+
+    Attributes:
+        policy: what the worker is held to.
+    """
+
+    policy: Policy
+    # By priority, as a share of the target.
+    _allowances: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    _hurried: int = 0
+    # When the latest of those refused should come again: each has a turn, as the engine has time for it.
+    _turn_s: float = 0.0
+
+    def overloaded(self, request: ScheduledRequest, work_s: float, *, own_s: float, is_idle: bool) -> Refusal | None:
+        """Refuse a request whose answer would come too late.
+
+        Args:
+            request: its level, deadline and timeout are known.
+            work_s: seconds of the engine until it is done, the work before it included.
+            own_s: seconds of the engine that it needs by itself: those who are refused come again so far apart.
+            is_idle: whether nothing runs and nothing is ahead of it.
+        """
+        policy = self.policy
+        expected_s = work_s + self._allowances[request.level] * policy.patience_s
+        if request.arrived_s + expected_s <= request.deadline_s:
+            return None
+        if is_idle and self._tries_anyway(request.timeout_s):
+            request.is_tried = True
+            return None
+        allowed_s = min(policy.max_latency_s, request.timeout_s)
+        limit = f"max_latency_ms is {1000 * allowed_s:.0f}"
+        if request.timeout_s < policy.max_latency_s:
+            limit = f"the request allows {1000 * request.timeout_s:g}"
+        message = f"The answer would take about {1000 * expected_s:.0f} ms; {limit}."
+        room_s = request.arrived_s + max(0.0, expected_s - allowed_s)
+        self._turn_s = max(room_s, self._turn_s + own_s)
+        return Refusal("Overloaded", message, self._turn_s - request.arrived_s)
+
+    def answered(self, level: int, *, is_in_time: bool) -> None:
+        """Learn from the answer to a request that had a deadline and was expected to meet it."""
+        allowance = self._allowances[level] + (-IN_TIME_TAKES if is_in_time else LATE_ADDS)
+        self._allowances[level] = min(MOST_ALLOWANCE, max(0.0, allowance))
+
+    def _tries_anyway(self, timeout_s: float) -> bool:
+        """Whether an idle worker takes what it would refuse, or it would serve nobody and never learn better.
+
+        It takes each that allows what the policy allows, whatever the model takes; of those in more of a hurry it takes
+        one in a few.
+        """
+        if timeout_s >= self.policy.max_latency_s:
+            return True
+        self._hurried = (self._hurried + 1) % HURRIED_TRY
+        return self._hurried == 0
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """The queue of one worker, and its engine.
+
+    Attributes:
+        policy: what the worker is held to.
+        streams: of its engine.
+    """
+
+    policy: Policy
+    streams: Streams
+    _queue: RequestQueue = field(init=False)
+    _admission: Admission = field(init=False)
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        """Start with an empty queue."""
+        self._queue = RequestQueue(self.policy)
+        self._admission = Admission(self.policy)
+
+    # -- what a worker asks ------------------------------------------------------------------------------------------
+
+    @property
+    def waiting_items(self) -> int:
+        """How many items wait, decoded or not."""
+        return self._queue.items
+
+    @property
+    def ready_items(self) -> int:
+        """How many items are ready to run."""
+        return len(self._queue.ready)
+
+    @property
+    def ready_s(self) -> float:
+        """How long an idle engine has to do with what is ready."""
+        return self._done_in_s(self._queue.ready_work, -inf)
+
+    @property
+    def next_expiry_s(self) -> float:
+        """When `expire` may next have something; infinity when never."""
+        return self._queue.next_expiry_s()
+
+    def oldest_s(self, now_s: float) -> float:
+        """Return for how many seconds the oldest ready item has been here; 0 without any."""
+        return self._queue.oldest_s(now_s)
+
+    def is_stuck(self, now_s: float, longest_s: float) -> bool:
+        """Whether a micro-batch has run for longer than that."""
+        return any(now_s - running.started_s > longest_s for running in self.streams.running)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def admit(self, request: ScheduledRequest, tokens: float) -> Refusal | None:
+        """Take a request in, or say why not.
+
+        Args:
+            request: what came, now; slots that failed already are not counted.
+            tokens: estimate of the lengths of all its items together.
+
+        Returns:
+            None where it is admitted: its items are to be decoded, and `decoded` is to be told of each.
+        """
+        now_s, policy, queue = request.arrived_s, self.policy, self._queue
+        request.level = policy.default_priority if request.priority is None else request.priority
+        request.tokens = tokens
+        request.deadline_s = now_s + min(policy.max_latency_s, request.timeout_s)
+        request.due_s = min(request.deadline_s, now_s + policy.patience_s)
+        request.expires_s = now_s + min(policy.queue_timeout_s, request.timeout_s)
+        items = sum(not slot.is_failed for slot in request.slots)
+        # An empty queue takes any number.
+        if queue.items and queue.items + items > policy.max_queue_items:
+            message = f"{queue.items} items wait; max_queue_items is {policy.max_queue_items}."
+            return Refusal("QueueFull", message, self._done_in_s(queue.ahead(inf, inf, now_s), now_s))
+        # Without a deadline it is in time whenever it is done.
+        if request.deadline_s < inf and (refusal := self._overloaded(request, items)):
+            return refusal
+        request.number = next(self._numbers)
+        request.decoding = items
+        queue.add(request)
+        return None
+
+    def _overloaded(self, request: ScheduledRequest, items: int) -> Refusal | None:
+        now_s = request.arrived_s
+        ahead = self._queue.ahead(request.level, request.due_s, now_s)
+        work_s = self._done_in_s(Work(ahead.items + items, ahead.tokens + request.tokens), now_s)
+        own_s = self.streams.expected(request.tokens).token_s * request.tokens / self.streams.count
+        is_idle = not ahead.items and not any(running.items for running in self.streams.running)
+        return self._admission.overloaded(request, work_s, own_s=own_s, is_idle=is_idle)
+
+    def decoded(self, request: ScheduledRequest, slot: Slot, cost: Cost | None) -> None:
+        """Note that an item of a request is decoded, or has failed where `cost` is None."""
+        self._queue.decoded(request, slot, cost)
+
+    def remove(self, request: ScheduledRequest) -> None:
+        """Forget a request; whether what runs of it ends is the engine's business, and its answer the caller's."""
+        self._queue.remove(request)
+
+    def expire(self, now_s: float) -> Sequence[ScheduledRequest]:
+        """Remove the requests that waited too long, where these are rejected; the caller fails them."""
+        return self._queue.expire(now_s)
+
+    def answered(self, request: ScheduledRequest, now_s: float) -> bool:
+        """Learn from an answer that is complete; whether it came by its deadline."""
+        is_in_time = now_s <= request.deadline_s
+        if request.deadline_s < inf and not request.is_tried:
+            self._admission.answered(request.level, is_in_time=is_in_time)
+        return is_in_time
+
+    # -- the engine --------------------------------------------------------------------------------------------------
+
+    def next_batch(self, now_s: float, *, most_on_whole: int | None = None) -> RunningBatch | None:
+        """Start the micro-batch that is to run now; None where there is none, or no stream is free for it.
+
+        Args:
+            now_s: the time.
+            most_on_whole: of who has only the whole engine to run it on, the most items that it is to hold; nothing
+                may be running then. None of a stream's thread.
+        """
+        ready = self._queue.ready_work
+        if not ready.items or not self.streams.free:
+            return None
+        is_wide = most_on_whole is not None or self.streams.is_wide(*ready)
+        line = self.streams.model(is_wide=is_wide).line
+        limits = Limits.of(self.policy, line)
+        if most_on_whole is not None:
+            limits = replace(limits, max_items=min(limits.max_items, most_on_whole))
+        limits = limits.shared(ready.tokens, line, [0.0] if is_wide else self.streams.residuals_s(now_s))
+        items = select(self._queue.ranked(now_s), limits, line, now_s)
+        self._queue.take(items)
+        return self.streams.begin(items, padded_tokens(items), now_s, is_wide=is_wide)
+
+    def ended(self, running: RunningBatch, item: QueuedItem) -> None:
+        """Note that the engine has ended one item, while others of its micro-batch go on."""
+        running.ended.add(item)
+        item.request.running -= 1
+
+    def finish(self, running: RunningBatch, seconds: float, *, is_typical: bool = True) -> None:
+        """Note that a micro-batch has ended.
+
+        Args:
+            running: what `next_batch` returned.
+            seconds: how long it took.
+            is_typical: False where it failed, so that others of its size will take another time.
+        """
+        self.streams.end(running, seconds, is_typical=is_typical)
+        for item in running.items:
+            if item not in running.ended:
+                item.request.running -= 1
+
+    def rehearse(self, step: Step, now_s: float) -> RunningBatch | None:
+        """Start a micro-batch of nobody's items, which prepares the engine; None where it has no room for it."""
+        if self.streams.running if step.is_wide else not self.streams.free:
+            return None
+        return self.streams.begin((), step.tokens, now_s, is_wide=step.is_wide)
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def _done_in_s(self, work: Work, now_s: float) -> float:
+        """Return how long it takes until what runs and then so much work is done, in micro-batches of `next_batch`.
+
+        Args:
+            work: what is to be done.
+            now_s: the time; minus infinity for an engine that is idle.
+        """
+        streams = self.streams
+        if not streams.running and work.items and streams.is_wide(*work):
+            busy_s, line = [0.0], streams.wide.line
+        else:
+            busy_s = [0.0] * streams.count if now_s == -inf else streams.residuals_s(now_s)
+            line = streams.expected(work.tokens / max(1, work.items))
+        limits = Limits.of(self.policy, line)
+        max_tokens = limits.shared(work.tokens, line, busy_s).max_tokens
+        # An item alone in its micro-batch may be longer than any limit.
+        needed = max(ceil(work.items / limits.max_items), ceil(work.tokens / max_tokens), len(busy_s))
+        micro_batches = min(work.items, needed)
+        return done_in_s(busy_s, micro_batches * line.fixed_s + work.tokens * line.token_s, micro_batches)

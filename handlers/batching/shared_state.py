@@ -1,0 +1,235 @@
+"""What the threads of one worker share, behind its one lock: requests in flight, scheduler, timing, and who is woken.
+
+    frontend's thread, decode threads, engine's threads -> lock -> SharedState -> the thread that has something to do
+
+Every method wants the lock held but for those that say they take it. Nobody holds it while decoding, running the model,
+splitting, packing or talking to the socket.
+
+A bug on one of these threads ends the worker's process (`Guard`), and not only the thread while callers wait:
+TorchServe's frontend then answers whoever is in flight, and starts another worker.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import Any, NamedTuple
+
+from handlers.batching.in_flight import InFlightRequest, Tokens
+from handlers.batching.scheduler import Scheduler
+from handlers.batching.timing import Situation, Timing
+from handlers.errors import EXPIRED, where
+from handlers.metrics import ABANDONED, REFUSALS, Recorder
+from handlers.pipeline.slots import FinishedMicroBatch, Slot
+
+logger = logging.getLogger(__name__)
+
+# Seconds after which the frontend's thread looks in any case whether the engine is stuck.
+LONGEST_WAIT_S = 1.0
+
+
+def _end_process() -> None:
+    os._exit(1)
+
+
+class Guard:
+    """Watches over threads."""
+
+    def __init__(self, die: Callable[[], Any] = _end_process) -> None:
+        """Watch over threads; `die` is called for a bug, and ends this process at once."""
+        self._die = die
+
+    def run(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Do a thread's work."""
+        with self.watch():
+            work(*arguments)
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """End the worker with whatever is raised inside."""
+        try:
+            yield
+        except BaseException as error:
+            logger.critical("The worker's thread %s failed: %s", threading.current_thread().name, where(error))
+            logging.shutdown()
+            self._die()
+
+
+class State(NamedTuple):
+    """How much a worker has to do.
+
+    Attributes:
+        in_flight: requests that the frontend waits for.
+        waiting_items: items of theirs that have not started.
+        running_batches: micro-batches in the engine.
+        unanswered_batches: micro-batches that ran and are not split into results yet.
+    """
+
+    in_flight: int
+    waiting_items: int
+    running_batches: int
+    unanswered_batches: int
+
+
+class Due(NamedTuple):
+    """What goes with an answer to the frontend.
+
+    Attributes:
+        complete: the requests that it answers.
+        finished: the micro-batches that ran since the last one.
+        tokens: what streamed requests that are not complete have to send.
+    """
+
+    complete: list[InFlightRequest]
+    finished: list[FinishedMicroBatch]
+    tokens: list[Tokens]
+
+
+class SharedState:
+    """The state of one worker.
+
+    Attributes:
+        lock: guards all of it.
+        scheduler: decides what runs when.
+        timing: decides when to answer.
+        in_flight: the requests that the frontend waits for, by id.
+        finished: micro-batches that ran and are not split into results yet.
+        pieces: the requests that have a piece to send, in the order in which it came, with the slot of their item.
+    """
+
+    def __init__(self, scheduler: Scheduler, timing: Timing, recorder: Recorder) -> None:
+        """Begin with nothing in flight."""
+        self.lock = threading.Lock()
+        self.scheduler = scheduler
+        self.timing = timing
+        self.in_flight: dict[str, InFlightRequest] = {}
+        self.finished: list[FinishedMicroBatch] = []
+        self.pieces: dict[InFlightRequest, Slot] = {}
+        self._recorder = recorder
+        self._answer_may_be_due = threading.Condition(self.lock)
+        # When the frontend's thread looks again; minus infinity while it is about to.
+        self._answer_due_s = -inf
+        self._work_may_be_due = threading.Condition(self.lock)
+
+    @property
+    def state(self) -> State:
+        """How much there is to do, now; takes the lock."""
+        with self.lock:
+            scheduler = self.scheduler
+            running = len(scheduler.streams.running)
+            return State(len(self.in_flight), scheduler.waiting_items, running, len(self.finished))
+
+    def situation(self) -> Situation:
+        """Return what the timing of an answer depends on."""
+        complete = refused = streamed = 0
+        oldest_s = inf
+        # Asked at every wake: each request is looked at once.
+        for request in self.in_flight.values():
+            streamed += request.stream is not None
+            if request.is_complete:
+                complete += 1
+                if request.retry_after_s is not None:
+                    refused += 1
+                    oldest_s = min(oldest_s, request.arrived_s)
+        if complete == len(self.in_flight):
+            # An answer is due whatever else is so, and a client who is alone waits for it.
+            return Situation(complete, complete)
+        return Situation(
+            in_flight=len(self.in_flight),
+            complete=complete,
+            refused=refused,
+            oldest_refusal_s=oldest_s,
+            is_running=bool(self.scheduler.streams.running),
+            queued_s=self.scheduler.ready_s if self.scheduler.ready_items else 0.0,
+            streamed=streamed,
+            pieces=len(self.pieces),
+            first_pieces=sum(each.stream is not None and not each.stream.has_begun for each in self.pieces),
+        )
+
+    # -- who waits, and who wakes ------------------------------------------------------------------------------------
+
+    def is_answer_due(self, due_s: float, now_s: float) -> bool:
+        """Whether one that is due then is to go now; where it is not, wait until that may have changed."""
+        self._answer_due_s = due_s
+        if self._answer_due_s > now_s:
+            look_s = min(self._answer_due_s, self.scheduler.next_expiry_s)
+            self._answer_may_be_due.wait(min(LONGEST_WAIT_S, max(0.0, look_s - now_s)))
+            return False
+        self._answer_due_s = -inf
+        return True
+
+    def wait_for_work(self, now_s: float) -> None:
+        """Wait until a micro-batch may be due."""
+        look_s = self.scheduler.next_expiry_s
+        self._work_may_be_due.wait(None if look_s == inf else max(0.0, look_s - now_s))
+
+    def wake_engine(self) -> None:
+        """Wake the threads of streams that could take a micro-batch."""
+        if self.scheduler.ready_items:
+            self._work_may_be_due.notify(self.scheduler.streams.free)
+
+    def wake_all_of_engine(self) -> None:
+        """Wake every thread of the engine: one may find a step of a rehearsal."""
+        self._work_may_be_due.notify_all()
+
+    def wake_frontend(self) -> None:
+        """Wake its thread where what just happened makes an answer due before it would look by itself."""
+        # One that is at work looks by itself, before it waits.
+        if self._answer_due_s > -inf and self.timing.due_s(self.situation()) < self._answer_due_s:
+            self._answer_due_s = -inf
+            self._answer_may_be_due.notify()
+
+    # -- what changes ------------------------------------------------------------------------------------------------
+
+    def received(self, ids: Collection[str], newcomers: Iterable[InFlightRequest], now_s: float) -> None:
+        """Take in what an exchange brought, and let go of requests that it lacks: their clients are gone.
+
+        Args:
+            ids: of all that is in flight.
+            newcomers: those that were not in flight before.
+            now_s: the time.
+        """
+        self.timing.received_s = now_s
+        for request in [request for id_, request in self.in_flight.items() if id_ not in ids]:
+            # What waits of it is forgotten, what runs is asked to end.
+            del self.in_flight[request.id]
+            self.scheduler.remove(request)
+            self.pieces.pop(request, None)
+            if request.stream is not None:
+                request.stream.is_abandoned = True
+            self._recorder.add(ABANDONED, 1)
+        self.in_flight.update((request.id, request) for request in newcomers)
+
+    def take_due(self, *, with_refused: bool) -> Due:
+        """Remove and return what goes with an answer now, with the refusals or without."""
+        finished, self.finished = self.finished, []
+        complete = [
+            request
+            for request in self.in_flight.values()
+            if request.is_complete and (with_refused or request.retry_after_s is None)
+        ]
+        for request in complete:
+            del self.in_flight[request.id]
+        pieces, self.pieces = self.pieces, {}
+        tokens = [
+            Tokens(request, slot.generated, slot.generated.take())
+            for request, slot in pieces.items()
+            if slot.generated is not None and not request.is_complete
+        ]
+        return Due(complete, finished, tokens)
+
+    def expire(self, now_s: float) -> bool:
+        """Fail the requests that waited too long; whether there were any."""
+        expired = self.scheduler.expire(now_s)
+        for request in expired:
+            request.fail(EXPIRED)
+            self._recorder.add(REFUSALS, 1, EXPIRED.type)
+        return bool(expired)
+
+    def answered(self, request: InFlightRequest) -> bool:
+        """Tell the scheduler of an answer that is complete; whether it is in time. Takes the lock."""
+        with self.lock:
+            return self.scheduler.answered(request, time.perf_counter())

@@ -1,0 +1,302 @@
+"""The worker that forms its own batches, on TorchServe's continuous-batching mode: its wiring and its main thread.
+
+    frontend's thread     receive -> unpack -> admit or refuse -> decode ---+       +--> split -> answer -> send
+    decode threads                                               decode ---+-> queue
+    engine's threads                                                            -> micro-batch -> micro-batch -> ...
+                                                                                     +-> an item ends, a piece of text
+
+Three kinds of thread around one lock (batching.shared_state). TorchServe's own thread hands the connection over with
+its first batch and never gets it back (batching.frontend): it receives everything in flight, sends an answer when
+batching.timing has one due, and so on; requests that an answer leaves out stay in flight and come again. The engine's
+threads (batching.engine_threads) take one micro-batch after the other from the scheduler, so the engine waits neither
+for decoding nor for the frontend. What is done in less time than another thread needs to hear of it, or comes from a
+client who is alone, the frontend's thread runs itself.
+
+One worker per model: the frontend polls for all workers of a model under one lock, which an idle worker holds until a
+request comes. Beside it, a busy one could not deliver its answers, and a client alone would wait for ever. So a worker
+claims the model, whatever the management API is asked for:
+
+    a worker loads -> claim("FRONTEND MODEL VERSION") -> it is the only one, until its process ends
+                                                      -> InvalidConfig: there is another, and this one does not come up
+"""
+
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any, NoReturn
+
+from handlers.batching.arrivals import Arrivals, Decoded, Decoder
+from handlers.batching.batches import LONGEST_SHARE, Limits
+from handlers.batching.engine import LatencyModel, RunningBatch, Streams
+from handlers.batching.engine_threads import EngineThreads
+from handlers.batching.frontend import Disconnected, Link, Sent
+from handlers.batching.in_flight import InFlightRequest, Replies
+from handlers.batching.policy import Policy, check_mode
+from handlers.batching.scheduler import Scheduler
+from handlers.batching.shared_state import Due, Guard, SharedState, State
+from handlers.batching.timing import Timing
+from handlers.batching.trial import Choice, Task, Trial, on_engine
+from handlers.engines import Divisible, Engine, available_threads
+from handlers.errors import InvalidConfig
+from handlers.metrics import EXCHANGES, Recorder
+from handlers.pipeline.runner import Runner
+from handlers.pipeline.warm_up import Allowed, Rehearsal
+from handlers.protocol.responses import Reply
+
+logger = logging.getLogger(__name__)
+
+# Seconds that the process of a worker that is replaced may take to be gone, and between two looks whether it is.
+GONE_S, POLL_S = 5.0, 0.1
+
+# Claims of this process, by name, which end with it.
+_claims: dict[str, socket.socket] = {}
+
+
+class Stuck(Exception):
+    """The engine does not come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Where a worker counts what it does.
+
+    Attributes:
+        recorder: keeps the sums.
+        wake: called when something was recorded.
+    """
+
+    recorder: Recorder
+    wake: Callable[[], Any]
+
+
+def start(
+    task: Task,
+    window: int,
+    settings: Mapping[str, Any],
+    metrics: Metrics,
+    *,
+    trial: Trial,
+    longest_run_s: float,
+) -> "AdaptiveWorker":
+    """Warm a task up and start its worker.
+
+    Args:
+        task: loaded, on the engine of its trial.
+        window: most requests that are in flight, the registration's batch_size.
+        settings: the archive's whole model-config.yaml.
+        metrics: where the worker counts.
+        trial: finds out what the task runs on.
+        longest_run_s: seconds after which a micro-batch that still runs is stuck, and the worker of no more use:
+            TorchServe does not notice while it is asked for new requests.
+
+    Raises:
+        InvalidConfig: the settings do not let TorchServe work with this mode.
+    """
+    check_mode(settings)
+    policy = Policy.of(task.config, task.overhead)
+    choice = trial.choose(longest_s=LONGEST_SHARE * policy.patience_s)
+    task.engine = choice.arrangement.whole
+    on_streams = [on_engine(task, part) for part in choice.arrangement.streams] or [task]
+    scheduler = Scheduler(policy, _streams(task.engine, choice))
+    worker = AdaptiveWorker(
+        task,
+        SharedState(scheduler, Timing(window, policy.has_target), metrics.recorder),
+        metrics,
+        Guard(),
+        longest_run_s,
+    )
+    worker.run_engine(on_streams, _rehearsals(task, on_streams, scheduler))
+    return worker
+
+
+def _streams(engine: Engine, choice: Choice) -> Streams:
+    """Return the scheduler's streams, which know what micro-batches took on the whole engine and on a stream."""
+    parts, (whole, stream) = choice.arrangement.streams, choice.measured
+    if not parts:
+        return Streams(LatencyModel(whole))
+    is_whole_faster = not (isinstance(engine, Divisible) and engine.deals_out)
+    return Streams(LatencyModel(whole), LatencyModel(stream), len(parts), is_whole_faster=is_whole_faster)
+
+
+def _rehearsals(task: Task, on_streams: list[Task], scheduler: Scheduler) -> list[Rehearsal]:
+    """Return what each stream can do while nobody waits; the first one sees to the whole engine too."""
+    streams = scheduler.streams
+    limits = Limits.of(scheduler.policy, streams.narrow.line)
+    is_whole = on_streams[0] is task
+    allowed = [[Allowed(each, limits.max_items, limits.max_tokens, is_whole)] for each in on_streams]
+    if not is_whole:
+        # Beside streams, the whole engine runs few items at a time, most often one.
+        allowed[0].append(Allowed(task, 1, limits.max_tokens, is_wide=True))
+    return [Rehearsal(each, task.samples, task.config.scheduling.warm_up_s) for each in allowed]
+
+
+class AdaptiveWorker:
+    """Answers exchanges with whatever the scheduler has finished."""
+
+    def __init__(
+        self, task: Task, shared: SharedState, metrics: Metrics, guard: Guard, longest_run_s: float = inf
+    ) -> None:
+        """Start the decode threads; see `start` for the arguments."""
+        config, recorder = task.config, metrics.recorder
+        self._whole = Runner(task, recorder)
+        self._task = task
+        self._shared = shared
+        self._metrics = metrics
+        self._guard = guard
+        self._longest_run_s = longest_run_s
+        self._arrivals = Arrivals(shared.scheduler, recorder, config)
+        self._decoder = Decoder(
+            self._whole, guard, threads=available_threads(config.decode_threads), is_threaded=task.decodes_in_threads
+        )
+        self._replies = Replies(self._whole, recorder, shared.answered)
+        self._engine = EngineThreads(shared, self._whole, recorder, guard)
+
+    def run_engine(self, on_streams: Sequence[Task], rehearsals: Sequence[Rehearsal]) -> None:
+        """Start the engine's threads: one for the task on each stream, with what it can do while nobody waits."""
+        runners = [self._whole if each is self._task else Runner(each, self._metrics.recorder) for each in on_streams]
+        self._engine.start(runners, rehearsals)
+
+    @property
+    def state(self) -> State:
+        """How much there is to do, now."""
+        return self._shared.state
+
+    def serve(self, connection: socket.socket) -> NoReturn:
+        """Answer the frontend from here on.
+
+        Args:
+            connection: where the frontend waits for the answer to a batch; it sends that batch again.
+
+        Raises:
+            SystemExit: the frontend is gone, and so must the worker be.
+        """
+        link = Link(connection)
+        with self._guard.watch():
+            try:
+                link.send({})
+                while True:
+                    self._receive(link)
+                    link.send(self._answers())
+                    self._metrics.recorder.add(EXCHANGES, 1)
+                    self._metrics.wake()
+            except Disconnected:
+                logger.warning("Frontend disconnected.")
+        sys.exit(0)
+
+    def _receive(self, link: Link) -> None:
+        """Take in what has come; nothing here holds on to a body while its answer is waited for."""
+        shared, arrivals = self._shared, self._arrivals
+        newcomers: list[InFlightRequest] = []
+
+        def is_read(id_: str, headers: Mapping[str, Any]) -> bool:
+            with shared.lock:
+                refused = arrivals.refused_unread(id_, headers, time.perf_counter())
+            newcomers.extend([refused] if refused else [])
+            return refused is None
+
+        def take(id_: str, sent: Sent) -> None:
+            if sent.row is None:
+                return
+            request = self._whole.read(sent.row, sent.headers)
+            with shared.lock:
+                newcomers.append(arrivals.arrived(id_, request, sent.headers, time.perf_counter()))
+
+        ids = link.receive(is_read, take)
+        with shared.lock:
+            shared.received(ids, newcomers, time.perf_counter())
+        self._decode([request for request in newcomers if request.is_admitted])
+
+    def _decode(self, requests: Sequence[InFlightRequest]) -> None:
+        shared = self._shared
+
+        def on_decoded(decoded: list[Decoded]) -> None:
+            with shared.lock:
+                self._arrivals.decoded(decoded)
+                shared.wake_engine()
+                shared.wake_frontend()
+
+        if decoded := self._decoder.decode(requests, on_decoded):
+            with shared.lock:
+                self._arrivals.decoded(decoded)
+
+    def _answers(self) -> dict[str, Reply]:
+        """Wait until an answer is due, and work meanwhile where nobody else needs to; replies by id."""
+        while isinstance(due := self._next_due(), RunningBatch):
+            self._engine.run(due, self._whole)
+        for micro_batch in due.finished:
+            self._whole.split(micro_batch)
+        chunks = {each.request.id: chunk for each in due.tokens if (chunk := self._replies.chunk(each))}
+        return chunks | {request.id: self._replies.whole(request) for request in due.complete}
+
+    def _next_due(self) -> Due | RunningBatch:
+        """Wait until an answer must go, or this thread is to run a micro-batch itself."""
+        shared, scheduler, timing = self._shared, self._shared.scheduler, self._shared.timing
+        with shared.lock:
+            while True:
+                now_s = time.perf_counter()
+                # The engine's threads do it too, but all of them may be busy for long.
+                shared.expire(now_s)
+                if scheduler.is_stuck(now_s, self._longest_run_s):
+                    raise Stuck
+                situation = shared.situation()
+                due_s = timing.due_s(situation)
+                if due_s > now_s:
+                    most = timing.most_inline(situation)
+                    if most and (running := self._engine.begin(now_s, most_on_whole=most)):
+                        return running
+                    shared.wake_engine()
+                if shared.is_answer_due(due_s, now_s):
+                    return shared.take_due(with_refused=timing.refusal_due_s(situation) <= now_s)
+
+
+def claim_worker(model: str, version: str | None) -> None:
+    """Claim to be the only worker of a model, where TorchServe's frontend has started this process.
+
+    Raises:
+        InvalidConfig: another worker serves it.
+    """
+    frontend = os.getppid()
+    try:
+        is_frontend = Path(f"/proc/{frontend}/comm").read_text().strip() == "java"
+    except OSError:
+        # No Linux, and so no names that go with their process.
+        return
+    if is_frontend:
+        claim(f"torchserve {frontend} {model} {version}", GONE_S)
+
+
+def claim(name: str, gone_s: float) -> None:
+    """Claim a name among the processes of this machine, as an abstract socket: it is free when its process has ended.
+
+    Args:
+        name: what is claimed.
+        gone_s: seconds that another process which has it is given to end.
+
+    Raises:
+        InvalidConfig: another process has it.
+    """
+    if name in _claims:
+        return
+    deadline_s = time.monotonic() + gone_s
+    while True:
+        held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # The kernel takes 107 bytes.
+            held.bind(b"\0" + name.encode()[:107])
+        except OSError:
+            held.close()
+            if time.monotonic() > deadline_s:
+                raise InvalidConfig(
+                    "another worker serves this model, and adaptive mode has one: scale it to 1; several nodes "
+                    "(make serve NODES=4), or scheduling: mode: classic, use more of a machine"
+                ) from None
+            time.sleep(POLL_S)
+        else:
+            _claims[name] = held
+            return

@@ -1,0 +1,56 @@
+"""A scheduler in simulated time without a frontend, on an engine whose times are a line through known points."""
+
+from collections.abc import Callable, Sequence
+
+from handlers.batching.engine import LatencyModel, Streams
+from handlers.batching.policy import Policy
+from handlers.batching.scheduler import Scheduler
+from tests.simulated.adaptive import AdaptiveWorker, Simulated
+from tests.simulated.traffic import Arrival, Clients, Machine
+
+FIXED_S, TOKEN_S = 0.002, 0.0001
+# How many times longer a micro-batch takes on one of two streams.
+NARROW = 1.8
+
+
+def true_s(tokens: int) -> float:
+    """Return the seconds of a micro-batch that has the engine to itself, unless a test says otherwise."""
+    return FIXED_S + TOKEN_S * tokens
+
+
+# Items of length 10 that the engine does in a second, in full micro-batches of 16.
+CAPACITY_PER_S = 16 / true_s(160)
+
+
+def model(times: float = 1.0) -> LatencyModel:
+    """Return a model that knows the engine, or one that is so many times slower."""
+    return LatencyModel([(10, times * true_s(10)), (1000, times * true_s(1000))])
+
+
+def simulate(
+    arrivals: Sequence[Arrival],
+    policy: Policy,
+    engine_s: Callable[[int], float] = true_s,
+    streams: int = 1,
+    *,
+    believed: tuple[float, float] = (1.0, 1.0),
+) -> Simulated:
+    """Run until nothing is left to happen.
+
+    Args:
+        arrivals: in any order.
+        policy: the scheduler's.
+        engine_s: seconds of a micro-batch that has the engine to itself.
+        streams: of the engine.
+        believed: how many times longer the scheduler takes wide and narrow micro-batches to be, until it learns better.
+    """
+    wide, narrow = believed
+    engine = Streams(model(wide), model(narrow * NARROW) if streams > 1 else None, streams)
+    machine = Machine(engine_s, lambda tokens: NARROW * engine_s(tokens), streams)
+    return AdaptiveWorker(Clients(arrivals), Scheduler(policy, engine), machine).run()
+
+
+def percentile_s(simulated: Simulated, percent: float, priority: int | None = None) -> float:
+    """Return a percentile of the latencies of those served, of one priority or of all."""
+    done = sorted(each.latency_s for each in simulated.of("done") if priority in (None, each.arrival.priority))
+    return done[int(len(done) * percent / 100)]

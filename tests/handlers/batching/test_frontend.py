@@ -1,0 +1,176 @@
+"""The bytes between frontend and worker: as TorchServe's own reader and writer have them, in any pieces."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ts.protocol.otf_message_handler import create_predict_response, retrieve_msg
+from ts.service import Service
+
+from handlers.batching.frontend import CHUNK_BYTES, Disconnected, IsRead, Link, ProtocolError, Sent
+from handlers.pipeline.runner import respond
+from handlers.protocol.responses import Reply
+from tests.handlers.batching.frontend import Body, Field, message, read_answers
+from tests.handlers.serving import context
+
+REQUESTS: dict[str, tuple[dict[str, str], Body]] = {
+    "a": ({"X-Priority": "1", "Accept": "*/*"}, b'{"text": "one"}'),
+    "b": ({}, b""),
+    "c": ({"accept-language": "grüß"}, bytes(range(256)) * 8),
+    "d": ({}, [Field("data", "image/png", b"\x89PNG"), Field("top_k", "", b"3")]),
+}
+LARGE = bytes(range(251)) * (3 * CHUNK_BYTES // 251)
+
+
+class Pair:
+    """A link, and the frontend's end of it."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.link = Link(self.theirs)
+
+    def send(self, data: bytes) -> None:
+        threading.Thread(target=self.ours.sendall, args=(data,), daemon=True).start()
+
+
+def received(link: Link, is_read: IsRead = lambda *_: True) -> dict[str, Sent | None]:
+    """Return all in flight by its id, in the frontend's order; None for what was in the last message."""
+    newcomers: dict[str, Sent] = {}
+    ids = link.receive(is_read, newcomers.__setitem__)
+    return {id_: newcomers.get(id_) for id_ in ids}
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.ours.close()
+    pair.theirs.close()
+
+
+def test_rows_and_headers_are_read_as_torchserve_reads_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TS_DECODE_INPUT_REQUEST", "false")
+    sent = message(REQUESTS)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(sent)
+        processors, rows, ids = Service.retrieve_data_for_inference(retrieve_msg(theirs)[1])
+    pair.send(sent)
+    ours_read = received(pair.link)
+    assert list(ours_read) == list(ids.values())
+    for read, row, processor in zip(ours_read.values(), rows, processors, strict=True):
+        assert read is not None
+        assert (read.row, read.headers) == (row, processor.get_request_properties())
+
+
+@given(st.lists(st.integers(1, 7), min_size=1), st.binary(max_size=40))
+def test_message_is_the_same_in_any_pieces(sizes: list[int], body: bytes) -> None:
+    class Trickle:
+        """A connection on which a few bytes come at a time, and no more at the end."""
+
+        position = calls = 0
+
+        def recv_into(self, buffer: memoryview) -> int:
+            piece = data[self.position : self.position + sizes[self.calls % len(sizes)]]
+            buffer[: len(piece)] = piece
+            self.position, self.calls = self.position + len(piece), self.calls + 1
+            return len(piece)
+
+    data = message({"id": ({"name": "value"}, body)})
+    link = Link(cast(socket.socket, Trickle()))
+    (sent,) = received(link).values()
+    assert sent == Sent({"body": body}, {"body": {"content-type": ""}, "name": "value"})
+    with pytest.raises(Disconnected):
+        received(link)
+
+
+def test_known_requests_are_passed_over_and_those_that_do_not_come_again_forgotten(pair: Pair) -> None:
+    large: dict[str, Any] = {"a": ({}, LARGE), "b": ({}, b"small"), "c": ({}, LARGE[1:])}
+    pair.send(message(large))
+    bodies = [sent and sent.row and sent.row["body"] for sent in received(pair.link).values()]
+    assert bodies == [LARGE, b"small", LARGE[1:]]
+    pair.send(message({"a": large["a"], "c": large["c"], "d": ({}, b"new")}))
+    second = received(pair.link)
+    assert [(id_, sent is not None) for id_, sent in second.items()] == [("a", False), ("c", False), ("d", True)]
+    pair.send(message({"b": large["b"], "d": ({}, b"new")}))
+    third = received(pair.link)
+    assert [(id_, sent is not None) for id_, sent in third.items()] == [("b", True), ("d", False)]
+    pair.send(message({}))
+    assert received(pair.link) == {}
+    # What was forgotten is read anew.
+    pair.send(message({"d": ({}, b"new")}))
+    assert all(received(pair.link).values())
+
+
+def test_body_of_who_is_turned_away_is_passed_over_and_known_from_then_on(pair: Pair) -> None:
+    form = [Field("data", "", b"small"), Field("top_k", "", b"3")]
+    requests: dict[str, Any] = {"a": ({"x": "1"}, LARGE), "b": ({}, form), "c": ({"x": "2"}, b"c" * 70)}
+    asked: list[tuple[str, Any]] = []
+
+    def is_read(id_: str, headers: Any) -> bool:
+        asked.append((id_, dict(headers)))
+        return "x" not in headers
+
+    for _ in range(2):
+        pair.send(message(requests))
+        came = received(pair.link, is_read)
+        assert list(came) == ["a", "b", "c"]
+        if any(came.values()):
+            assert [sent and sent.row for sent in came.values()] == [None, {"data": b"small", "top_k": b"3"}, None]
+        assert asked == [
+            ("a", {"x": "1", "body": {"content-type": ""}}),
+            ("b", {"data": {"content-type": ""}}),
+            ("c", {"x": "2", "body": {"content-type": ""}}),
+        ]
+
+
+def test_replies_are_written_as_torchserve_writes_them(pair: Pair, tmp_path: Path) -> None:
+    replies = {
+        "a": Reply(200, b"\x00\xff" * 100, "application/octet-stream", {"Server-Timing": "total;dur=1"}),
+        "b": Reply(503, b'{"code": 503}', headers={"Retry-After": "1", "X": "grüß"}),
+        "c": Reply(422, b""),
+    }
+    ctx = context(tmp_path, {}, batch_size=4)
+    pair.send(message({id_: ({}, b"") for id_ in "abc"}))
+    ctx.request_processor = Service.retrieve_data_for_inference(retrieve_msg(pair.theirs)[1])[0]
+    ids = dict(enumerate(replies))
+    bodies = [respond(ctx, index, replies[id_]) for index, id_ in ids.items()]
+    pair.link.send(replies)
+    pair.link.send({})
+    with pair.ours.makefile("rb") as stream:
+        written, none = read_answers(stream), read_answers(stream)
+    expected = read_answers(BytesIO(create_predict_response(bodies, ids, "", 200, ctx)))
+    # TorchServe's context has the content type among the headers too.
+    with_type = {id_: {"content-type": each.content_type, **each.headers} for id_, each in written.items()}
+    assert {id_: each._replace(headers=with_type[id_]) for id_, each in written.items()} == expected
+    assert none == {}
+
+
+def test_frontend_that_is_gone_is_noticed_in_both_directions(pair: Pair) -> None:
+    pair.ours.close()
+    with pytest.raises(Disconnected):
+        received(pair.link)
+    with pytest.raises(Disconnected):
+        for _ in range(1000):
+            pair.link.send({"a": Reply(200, b"x" * 100_000)})
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[b"L"], [message(REQUESTS)[2:]], [message(REQUESTS), message({**REQUESTS, "a": ({}, b"shorter")})]],
+    ids=["no prediction", "a byte short", "a known request of another length"],
+)
+def test_message_that_makes_no_sense_is_an_error(pair: Pair, messages: list[bytes]) -> None:
+    *good, broken = messages
+    for each in good:
+        pair.send(each)
+        received(pair.link)
+    pair.send(broken)
+    with pytest.raises(ProtocolError):
+        received(pair.link)

@@ -1,0 +1,124 @@
+"""One client's request does not keep an adaptive worker from another's: it looks, decodes and expires meanwhile."""
+
+import json
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.batching.arrivals import LARGE_BYTES, LEAST_THREADS
+from handlers.batching.in_flight import InFlightRequest
+from handlers.errors import EXPIRED
+from handlers.pipeline.slots import Slot
+from handlers.protocol.requests import Payload, Request
+from tests.handlers.batching.frontend import Frontend
+from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, ThreadedHandler, started, wait_for
+
+
+def listed(*values: Any) -> bytes:
+    return json.dumps({"instances": [{"number": value} for value in values]}).encode()
+
+
+@pytest.fixture(params=[GatedHandler, ThreadedHandler])
+def handler(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GatedHandler]:
+    handler = started(request.param, tmp_path, {"max_instances": 100, "max_groups": 1})
+    yield handler
+    handler.gate.set()
+    handler.slow_gate.set()
+
+
+SLOW = b"slow" + b"21".rjust(LARGE_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("slow", "answer"),
+    [
+        (SLOW, 42.0),
+        # Small texts, of which there are many.
+        (listed(*["slow" + "21".rjust(LARGE_BYTES // 4)] * 8), {"predictions": [42.0] * 8}),
+    ],
+)
+def test_request_that_is_long_in_decoding_delays_nobody_and_expires_meanwhile(
+    handler: GatedHandler, slow: bytes, answer: Any
+) -> None:
+    handler.slow_gate.clear()
+    with Frontend(handler) as frontend:
+        patient = frontend.submit(slow)
+        late = frontend.submit(SLOW, X_Timeout_Ms="150")
+        for _ in range(4):
+            assert frontend.send(b"2").body == 4
+        assert late.result(TIMEOUT_S).status == 504
+        assert not patient.done()
+        handler.module.batches.clear()
+        handler.slow_gate.set()
+        assert patient.result(TIMEOUT_S).body == answer
+        assert frontend.send(b"6").body == 12
+    # What was decoded of the one that had expired goes nowhere.
+    ran = [number for batch in handler.module.batches for number in batch]
+    assert ran.count(21.0) == (1 if answer == 42.0 else 8)
+    assert handler.forgets()
+
+
+def test_list_takes_half_of_the_decode_threads_and_leaves_the_others_to_who_comes_later(tmp_path: Path) -> None:
+    handler = started(ThreadedHandler, tmp_path)
+    handler.slow_gate.clear()
+    with Frontend(handler) as frontend:
+        many = frontend.submit(listed(*["slow21"] * 10))
+        wait_for(lambda: handler.decoding == LEAST_THREADS // 2)
+        for _ in range(4):
+            assert frontend.send(b"2").body == 4
+        assert handler.decoding == LEAST_THREADS // 2
+        assert not many.done()
+        handler.slow_gate.set()
+        assert many.result(TIMEOUT_S).body == {"predictions": [42.0] * 10}
+    assert handler.forgets()
+
+
+def test_request_over_its_budget_is_413_and_costs_the_engine_nothing(handler: GatedHandler) -> None:
+    with Frontend(handler) as frontend:
+        handler.module.batches.clear()
+        # Odd and even ones are groups of their own.
+        together = frontend.submit_together([(listed(2, 3, "x"), {}), (listed(4, 6), {}), (b"8", {})])
+        over, fine, good = (answer.result(TIMEOUT_S) for answer in together)
+    assert (over.status, {each["error"]["type"] for each in over.body["predictions"]}) == (413, {"WorkTooLarge"})
+    assert (fine.body, good.body) == ({"predictions": [8.0, 12.0]}, 16.0)
+    assert not {2.0, 3.0} & {number for batch in handler.module.batches for number in batch}
+    assert handler.forgets()
+
+
+class Body(str):
+    """What a client sent, whose end can be seen."""
+
+    __slots__ = ("__weakref__",)
+
+
+@pytest.mark.parametrize("is_threaded", [False, True])
+def test_worker_keeps_no_body_of_a_request_that_is_decoded(tmp_path: Path, is_threaded: bool) -> None:
+    class Noting(GatedHandler):
+        decodes_in_threads = is_threaded
+
+        def unpack(self, row: Any, headers: Any) -> Request:
+            body = Body("2")
+            bodies.append(weakref.ref(body))
+            return Request((Payload({"number": body}),))
+
+    bodies: list[weakref.ref[Body]] = []
+    handler = started(Noting, tmp_path)
+    handler.gate.clear()
+    with Frontend(handler) as frontend:
+        answer = frontend.submit(b"2")
+        handler.wait(running=1)
+        wait_for(lambda: [body() for body in bodies] == [None])
+        assert not answer.done()
+        handler.gate.set()
+        assert answer.result(TIMEOUT_S).body == 4
+
+
+def test_request_that_fails_while_a_thread_decodes_keeps_its_error() -> None:
+    request = InFlightRequest(id="1", request=Request(()), slots=[Slot("payload")], arrived_s=0)
+    decoding = request.slots[0]
+    request.fail(EXPIRED)
+    decoding.outcome = "decoded"
+    assert [slot.outcome for slot in request.slots] == [EXPIRED]

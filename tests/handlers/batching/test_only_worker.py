@@ -1,0 +1,39 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from deploy.models import ROOT
+from handlers.batching.worker import claim
+from handlers.errors import InvalidConfig
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+
+OTHER = """
+import sys
+from handlers.batching.worker import claim
+claim(sys.argv[1], 0.0)
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+def other(name: str) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", OTHER, name], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "claimed\n"
+    return process
+
+
+def test_name_that_another_process_has_is_refused_and_is_free_when_that_has_ended() -> None:
+    name = f"test {os.getpid()} m 1.0"
+    with other(name) as process:
+        with pytest.raises(InvalidConfig, match="another worker serves this model"):
+            claim(name, 0.0)
+        claim(f"{name}-other", 0.0)
+        process.kill()
+    claim(name, 60.0)
+    claim(name, 0.0)

@@ -1,0 +1,145 @@
+"""What a worker tries as it loads: every precision, then streams; measured as it serves, for a bounded time, once."""
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from handlers.archive_files import Build
+from handlers.batching import trial
+from handlers.batching.trial import Candidate, Figures, chosen
+from handlers.engines import Arrangement, Arrays, Engine, Outputs
+from tests.handlers.serving import DoublingHandler, context
+
+# Seconds of an item, by precision and number of streams.
+Taking = Mapping[tuple[str, int], float]
+
+
+class Way:
+    """An engine whose items take a known time, in each precision and number of streams; `made` has what was tried."""
+
+    deals_out = False
+    input_names = ("numbers",)
+
+    def __init__(self, taking: Taking, made: list[str], precision: str = "", streams: int = 1) -> None:
+        self.taking, self.made = taking, made
+        self.precisions = (precision,) if precision else tuple(dict.fromkeys(name for name, _ in taking))
+        self.stream_counts = tuple(dict.fromkeys(count for _, count in taking))
+        self._precision, self._streams = precision or self.precisions[0], streams
+        self.description = f"known cpu {self._precision}"
+
+    def in_precision(self, precision: str) -> "Way":
+        if self.precisions == (precision,):
+            return self
+        self.made.append(precision)
+        return Way(self.taking, self.made, precision)
+
+    def divide(self, streams: int) -> Arrangement:
+        if streams == 1:
+            return Arrangement(self)
+        self.made.append(f"{self._precision} {streams}")
+        return Arrangement(self, [Way(self.taking, self.made, self._precision, streams) for _ in range(streams)])
+
+    def run(self, inputs: Arrays) -> Outputs:
+        time.sleep(self.taking[self._precision, self._streams] * len(inputs["numbers"]))
+        return {"doubles": inputs["numbers"]}
+
+
+class WayHandler(DoublingHandler):
+    """Serves it."""
+
+    def __init__(self, taking: Taking) -> None:
+        super().__init__()
+        self.taking, self.made = taking, list[str]()
+
+    def load(self) -> Engine:
+        return Way(self.taking, self.made)
+
+
+def loaded(handler: WayHandler, folder: Path, *, mode: str = "adaptive", **scheduling: Any) -> WayHandler:
+    settings = {"max_items": 8, "scheduling": {"mode": mode, "warm_up_s": 0, **scheduling}}
+    made = context(folder, settings, batch_size=8)
+    made.model_yaml_config["continuousBatching"] = mode == "adaptive"
+    handler.initialize(made)
+    return handler
+
+
+def build(folder: Path, fingerprint: str = "0123") -> None:
+    (folder / "build.json").write_text(Build(fingerprint, "none", False, {}).to_json())
+
+
+SLOW_S = 0.008
+WAYS = {("a", 1): SLOW_S, ("b", 1): SLOW_S / 4, ("a", 2): 0.0, ("b", 2): SLOW_S / 4}
+
+
+def test_every_precision_is_tried_then_the_best_one_in_streams_and_all_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CACHE_DIR", raising=False)
+    build(tmp_path)
+    handler = WayHandler(WAYS)
+    with caplog.at_level(logging.WARNING):
+        loaded(handler, tmp_path)
+    # Streams of b run side by side and take as long as b whole: twice as many in the same time.
+    assert handler.made[-1] == "b 2"
+    assert "a 2" not in handler.made
+    assert handler.engine.description == "known cpu b"
+    (line,) = [each for each in caplog.messages if each.startswith("Runs ")]
+    assert line.startswith("Runs b in 2 streams: ms an item alone and among ") and "a whole " in line
+    again = WayHandler(WAYS)
+    with patch.object(trial, "measure", side_effect=AssertionError("measured again")):
+        loaded(again, tmp_path)
+    # One item on each engine that serves, so that no request pays for a first time.
+    assert again.made == ["b", "b 2"]
+    # What is remembered is of this archive, and of no file that is broken.
+    (remembered,) = (tmp_path / ".cache").iterdir()
+    remembered.write_text('{"b whole": [[[true, 0.1]], []]}')
+    for fingerprint in ("0123", "4567"):
+        build(tmp_path, fingerprint)
+        with patch.object(trial, "measure", return_value=[(1, 0.1)]) as measured:
+            loaded(WayHandler(WAYS), tmp_path)
+        assert measured.called
+
+
+def test_classic_mode_has_no_streams_and_measures_nothing_where_there_is_no_choice(tmp_path: Path) -> None:
+    with patch.object(trial, "measure", side_effect=AssertionError("measured")):
+        handler = loaded(WayHandler({("a", 1): 0.0, ("a", 2): 0.0}), tmp_path, mode="classic")
+    assert not any(made.endswith("2") for made in handler.made)
+
+
+def test_trial_begins_nothing_that_would_take_longer_than_is_left_and_forgets_what_is_incomplete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CACHE_DIR", raising=False)
+    build(tmp_path)
+    handler = WayHandler({("a", 1): SLOW_S, ("a", 2): 0.0})
+    with patch.object(trial, "TRIAL_S", 0.001), caplog.at_level(logging.WARNING):
+        loaded(handler, tmp_path)
+    assert not any(made.endswith("2") for made in handler.made)
+    assert "no time for a in 2 streams" in caplog.text
+    # Another start may have it.
+    assert not (tmp_path / ".cache").exists()
+
+
+BF16, INT8, STREAMS = Candidate("bf16", 1), Candidate("int8", 1), Candidate("int8", 2)
+
+
+@pytest.mark.parametrize(
+    ("figures", "taken"),
+    [
+        # ResNet-152 on a processor with AMX: int8 is slower for one, and faster by more for many.
+        ({BF16: (0.0182, 0.0130), INT8: (0.0217, 0.0073)}, INT8),
+        ({BF16: (0.004, 0.002), INT8: (0.002, 0.004)}, BF16),
+        # Less than what a shared machine's times are certain to is no reason to leave the likeliest.
+        ({BF16: (0.100, 0.100), INT8: (0.098, 0.098)}, BF16),
+        ({BF16: (0.02, 0.02), INT8: (0.02, 0.012), STREAMS: (0.02, 0.009)}, STREAMS),
+    ],
+)
+def test_chosen_has_the_least_product_of_an_items_times_and_is_the_likeliest_unless_it_is_clear(
+    figures: dict[Candidate, tuple[float, float]], taken: Candidate
+) -> None:
+    assert chosen({each: Figures(*times) for each, times in figures.items()}) == taken

@@ -1,0 +1,384 @@
+"""The adaptive worker behind BatchHandler.handle, driven as TorchServe's frontend drives it."""
+
+import json
+import logging
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.grpc import service_pb2
+
+from handlers.batching.arrivals import LEAST_THREADS
+from handlers.batching.shared_state import Guard
+from handlers.errors import InvalidConfig
+from handlers.protocol.responses import PROTOBUF
+from tests.handlers.batching.frontend import Body, Field, Frontend
+from tests.handlers.batching.gated import (
+    RUN_S,
+    SCHEDULING,
+    TIMEOUT_S,
+    GatedHandler,
+    StreamedHandler,
+    ThreadedHandler,
+    started,
+)
+from tests.handlers.protocol import test_grpc_inference
+from tests.handlers.serving import Answer, context, serve
+
+Start = Callable[..., GatedHandler]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a handler with a scheduling section; its gates are opened in the end."""
+    handlers: list[GatedHandler] = []
+
+    def make(kind: type[GatedHandler] = GatedHandler, **scheduling: Any) -> GatedHandler:
+        handlers.append(started(kind, tmp_path, **scheduling))
+        return handlers[-1]
+
+    yield make
+    for handler in handlers:
+        handler.gate.set()
+        handler.slow_gate.set()
+
+
+@pytest.fixture(scope="module", params=[GatedHandler, ThreadedHandler, StreamedHandler])
+def handler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GatedHandler:
+    return started(request.param, tmp_path_factory.mktemp("model"))
+
+
+def result_of(answer: Answer) -> Any:
+    assert answer.status == 200, answer
+    return answer.body
+
+
+def listed(*values: Any) -> bytes:
+    return json.dumps({"instances": [{"number": value} for value in values]}).encode()
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_many_clients_each_get_their_own_answer_once(handler: GatedHandler) -> None:
+    with Frontend(handler, window=16) as frontend:
+
+        def client(number: int) -> None:
+            chosen = random.Random(number)
+            for index in range(20):
+                # Even, above the doubler's special numbers, and no other client's.
+                values = [1000 + 200 * number + 2 * index + 60 * item for item in range(chosen.randint(1, 3))]
+                if len(values) == 1:
+                    assert result_of(frontend.send(str(values[0]).encode())) == 2 * values[0]
+                else:
+                    assert result_of(frontend.send(listed(*values))) == {"predictions": [2 * each for each in values]}
+                time.sleep(chosen.choice([0, 0, 0.005]))
+
+        with ThreadPoolExecutor(12) as clients:
+            list(clients.map(client, range(12)))
+    assert handler.forgets()
+
+
+BODIES = [
+    *(b"2", b"3.5", b"", b"secret", b"bug", b"444", b"555", b"666", b"nan", b"{", b'{"number": 8}'),
+    b'{"instances": []}',
+    b'{"instances": [{"number": 1}, {"number": "x"}, {"number": 666}, {}, {"number": 4}]}',
+    b'{"instances": [{"number": "x"}, {"number": 555}]}',
+    listed(*range(10)),
+    listed(*range(11)),
+    b'{"inputs": [{"name": "number", "datatype": "FP32", "shape": [3, 1], "data": [1, 2, 666]}]}',
+    b'{"inputs": [{"name": "number", "datatype": "INT64", "shape": [2], "data": [5, 6]}]}',
+    b'{"inputs": [{"name": "number", "datatype": "INT64", "shape": [2], "data": []}]}',
+]
+
+
+def test_answers_are_classic_modes_in_any_order_and_nothing_is_kept_of_a_request(
+    handler: GatedHandler, tmp_path: Path
+) -> None:
+    classic = GatedHandler()
+    classic.worker_context = context(tmp_path, {"max_items": 8, "max_instances": 10})
+    classic.initialize(classic.worker_context)
+    expected = [serve(classic, [body])[0][:2] for body in BODIES]
+    assert sum(status == 200 for status, _ in expected) == 7
+    threads = threading.active_count()
+    with Frontend(handler) as frontend:
+        for seed in range(8):
+            order = random.Random(seed).sample(range(len(BODIES)), len(BODIES))
+            answers = [frontend.submit(BODIES[index]) for index in order]
+            for index, answer in zip(order, answers, strict=True):
+                assert answer.result(TIMEOUT_S)[:2] == expected[index], BODIES[index]
+    assert handler.forgets()
+    assert threading.active_count() <= threads + LEAST_THREADS
+
+
+def test_requests_that_came_together_share_a_micro_batch(start: Start) -> None:
+    handler = start()
+    with Frontend(handler) as frontend:
+        answers = [a.result(TIMEOUT_S) for a in frontend.submit_together([(b"2", {}), (b"4", {}), (b"6", {})])]
+    assert [result_of(answer) for answer in answers] == [4, 8, 12]
+    for answer in answers:
+        number = r"dur=(\d+\.\d\d)"
+        parts = f'total;{number}, decode;{number}, wait;{number}, forward;{number}, encode;{number}, batch;desc="3"'
+        match = re.fullmatch(parts, answer.headers["Server-Timing"])
+        assert match is not None, answer
+        total, *stages = (float(duration) for duration in match.groups())
+        assert total >= 1000 * RUN_S
+        assert total >= sum(stages) - 0.1
+
+
+def test_lone_request_has_the_whole_engine_and_two_run_side_by_side(start: Start) -> None:
+    handler = start(StreamedHandler, streams=2)
+    assert isinstance(handler, StreamedHandler)
+    with Frontend(handler) as frontend:
+        assert result_of(frontend.send(b"2")) == 4
+        handler.gate.clear()
+        together = frontend.submit_together([(b"4", {}), (b"6", {})])
+        handler.wait(running=2)
+        # With both streams busy the next one waits.
+        third = frontend.submit(b"8")
+        handler.wait(running=2, waiting=1)
+        handler.gate.set()
+        assert [result_of(answer.result(TIMEOUT_S)) for answer in (*together, third)] == [8, 12, 16]
+    assert handler.whole.ran[2] == "whole"
+    assert {handler.whole.ran[4], handler.whole.ran[6]} == {"stream 0", "stream 1"}
+    assert handler.forgets()
+
+
+def test_item_at_fault_costs_the_others_of_its_micro_batch_nothing_but_time(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = start()
+    with Frontend(handler) as frontend:
+        bodies = [b"2", b"4", b"666", b"8", listed(10, 666)]
+        answers = [a.result(TIMEOUT_S) for a in frontend.submit_together([(body, {}) for body in bodies])]
+    assert [answer.status for answer in answers] == [200, 200, 500, 200, 200]
+    assert [answers[index].body for index in (0, 1, 3)] == [4, 8, 16]
+    assert answers[4].body["predictions"][0] == 20
+    assert answers[4].body["predictions"][1]["error"]["type"] == "InternalError"
+    # Not "666" alone: a metric's value or a time may contain it.
+    assert not any(quoted in caplog.text for quoted in ("quotes its input", "666.0", "b'666'"))
+
+
+@pytest.mark.parametrize("body", [b"unpackable", b"unwritable"])
+def test_request_that_meets_a_bug_fails_alone(start: Start, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    handler = start(max_batch_items=1)
+    with Frontend(handler) as frontend:
+        answers = frontend.submit_together([(b"4", {}), (body, {}), *((b"6", {}) for _ in range(20))])
+        first, bad, *others = (answer.result(TIMEOUT_S) for answer in answers)
+        assert [result_of(answer) for answer in (first, *others)] == [8, *[12] * 20]
+        assert (bad.status, bad.body["type"]) == (500, "InternalError")
+    assert handler.forgets()
+    assert "LookupError" in caplog.text
+    assert "a bug" not in caplog.text
+
+
+# -- order and refusals ----------------------------------------------------------------------------------------------
+
+
+def number_by_header(number: float, priority: int = 0, timeout: int = 0) -> tuple[Body, dict[str, str]]:
+    headers = {"X_Priority": str(priority)} if priority else {}
+    return str(number).encode(), headers | ({"x_timeout_ms": str(timeout / 1000)} if timeout else {})
+
+
+def number_by_grpc(number: float, **more: Any) -> tuple[Body, dict[str, str]]:
+    """A request as the gateway's bridge makes one."""
+    message = test_grpc_inference.message(test_grpc_inference.tensor("x", np.array([number])), **more)
+    return [Field("body", PROTOBUF, message)], {"content-type": PROTOBUF}
+
+
+def number_by_json(number: float, **parameters: Any) -> tuple[Body, dict[str, str]]:
+    tensor = {"name": "x", "datatype": "FP64", "shape": [1], "data": [number]}
+    return json.dumps({"inputs": [tensor], "parameters": parameters}).encode(), {}
+
+
+@pytest.mark.parametrize("asking", [number_by_header, number_by_grpc, number_by_json])
+def test_priorities_go_in_their_order_and_whose_time_is_up_is_504_at_once_and_never_run(
+    start: Start, asking: Any
+) -> None:
+    handler = start(max_batch_items=1)
+    with Frontend(handler) as frontend:
+        handler.module.batches.clear()
+        handler.gate.clear()
+        busy = frontend.submit(b"0")
+        handler.wait()
+        answers = frontend.submit_together(
+            [
+                asking(30, priority=3),
+                asking(40, timeout=150_000),
+                (b"20", {}),
+                asking(10, priority=1, timeout=50_000_000),
+                asking(50, priority=4),
+            ]
+        )
+        late, wrong = answers[1].result(TIMEOUT_S), answers[4].result(TIMEOUT_S)
+        # The engine has not come back.
+        assert not busy.done()
+        handler.gate.set()
+        first, last = answers[3].result(TIMEOUT_S), answers[0].result(TIMEOUT_S)
+        assert [answer.status for answer in (first, last, late, wrong)] == [200, 200, 504, 400]
+    assert handler.module.batches == [[0], [10], [20], [30]]
+    assert "Retry-After" not in late.headers
+    if asking is number_by_grpc:
+        assert triton.InferResult(service_pb2.ModelInferResponse.FromString(first.body)).as_numpy("result") == [b"20.0"]
+        assert [answer.headers["X-Grpc-Status"] for answer in (late, wrong)] == ["4", "3"]
+        assert wrong.headers["X-Grpc-Message"].startswith("priority must be a whole number from 1 (first) to 3")
+    elif asking is number_by_json:
+        assert late.body == {"error": "The request waited longer than it may; no work was spent on it."}
+    else:
+        assert (late.body["type"], wrong.body["type"]) == ("QueueTimeout", "InvalidPriority")
+    assert handler.forgets()
+
+
+def assert_refused(answer: Answer, status: int, type_: str) -> None:
+    assert (answer.status, answer.body["code"], answer.body["type"]) == (status, status, type_), answer
+    assert answer.headers["content-type"] == "application/json"
+    # The same twice, in whole seconds and finer.
+    seconds, milliseconds = int(answer.headers["Retry-After"]), int(answer.headers["Retry-After-Ms"])
+    assert 1000 * (seconds - 1) < milliseconds <= 1000 * seconds
+
+
+@pytest.mark.parametrize("status", [503, 429])
+def test_full_queue_refuses_with_the_configured_status(start: Start, status: int) -> None:
+    handler = start(max_queue_items=3, overload_status=status)
+    with Frontend(handler) as frontend:
+        requests: list[tuple[Body, dict[str, str]]] = [(str(number).encode(), {}) for number in (2, 4, 6, 8)]
+        answers = [each.result(TIMEOUT_S) for each in frontend.submit_together([*requests, number_by_grpc(10)])]
+        assert [result_of(answer) for answer in answers[:3]] == [4, 8, 12]
+        assert_refused(answers[3], status, "QueueFull")
+        message = "3 items wait; max_queue_items is 3."
+        assert answers[3].body["message"] == answers[4].headers["X-Grpc-Message"] == message
+        assert (answers[4].status, answers[4].body, answers[4].headers["X-Grpc-Status"]) == (status, b"", "14")
+        assert result_of(frontend.send(b"12")) == 24
+    assert handler.forgets()
+
+
+def test_request_that_allows_less_than_its_run_takes_is_refused_before_any_work(start: Start) -> None:
+    handler = start()
+    with Frontend(handler) as frontend:
+        handler.module.batches.clear()
+        answer = frontend.send(b"2", X_Timeout_Ms="1")
+    assert_refused(answer, 503, "Overloaded")
+    assert answer.body["message"].endswith("the request allows 1.")
+    assert handler.module.batches == []
+
+
+# -- what must not go wrong ------------------------------------------------------------------------------------------
+
+
+def test_idle_worker_makes_no_exchange_and_costs_no_processor_time(start: Start) -> None:
+    handler = start()
+    handler.reporter.stop()
+    with Frontend(handler) as frontend:
+        for number in range(20):
+            frontend.send(str(number).encode())
+        exchanges, cpu_s = frontend.exchanges, time.process_time()
+        time.sleep(0.2)
+        # A thread that turns in circles takes all of it.
+        assert time.process_time() - cpu_s < 0.1
+        assert frontend.exchanges == exchanges
+
+
+@pytest.mark.parametrize("hook", ["decode", "forward", "split", "stuck"])
+def test_bug_that_nothing_catches_and_an_engine_that_does_not_come_back_end_the_worker(
+    start: Start, hook: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a decoding thread, the engine's and the frontend's: TorchServe answers whoever waits, and starts another."""
+
+    class Bug(BaseException):
+        """Worse than what anybody catches."""
+
+    def fails(*_: Any) -> Any:
+        raise Bug
+
+    is_dead = threading.Event()
+    monkeypatch.setattr(Guard.__init__, "__defaults__", (is_dead.set,))
+    if hook == "stuck":
+        # TorchServe itself does not notice while it is asked for new requests.
+        monkeypatch.setattr("handlers.base.RESPONSE_TIMEOUT_S", 0.2)
+    handler = start(ThreadedHandler)
+    if hook == "stuck":
+        handler.gate.clear()
+    else:
+        monkeypatch.setattr(handler, hook, fails)
+    # Not as a context: its request is never answered.
+    frontend = Frontend(handler)
+    frontend.start()
+    frontend.submit(listed(2, 4))
+    assert is_dead.wait(TIMEOUT_S)
+    assert " failed: Stuck" in caplog.text if hook == "stuck" else " failed: Bug < fails" in caplog.text
+    handler.gate.set()
+    frontend.abandon()
+
+
+def test_metrics_say_what_was_refused_missed_and_exchanged(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    # Others' metrics come between, of handlers that tests before have started.
+    handler = start(max_batch_items=1, max_queue_items=3, version="counted")
+    handler.reporter.stop()
+    with caplog.at_level(logging.INFO, "ts.metrics"), Frontend(handler) as frontend:
+        caplog.clear()
+        handler.gate.clear()
+        started_s = time.perf_counter()
+        busy = frontend.submit(b"0", x_timeout_ms="200")
+        handler.wait()
+        running_s = time.perf_counter()
+        requests = [(b"2", {"x_timeout_ms": "200"}), (b"4", {}), (b"6", {}), (b"8", {"x_timeout_ms": "0.01"})]
+        late, fine, *refused = frontend.submit_together(requests)
+        assert late.result(TIMEOUT_S).status == 504
+        stood_s = time.perf_counter() - running_s
+        handler.gate.set()
+        statuses = [each.result(TIMEOUT_S).status for each in (busy, fine, *refused)]
+        elapsed_s = time.perf_counter() - started_s
+        assert statuses == [200, 200, 200, 503]
+        handler.reporter.report()
+    pattern = re.compile(r"\[METRICS\](handler_\w+)\.Count:([\d.e+-]+)\|#([^|]*)\|")
+    totals: dict[str, float] = {}
+    for record in caplog.records:
+        match = pattern.search(record.getMessage())
+        if match and "ModelVersion:counted" in match[3]:
+            name, value, labels = match.groups()
+            series = name + "".join(re.findall(r"(?:Reason|Outcome|Size):(\w+)", labels))
+            totals[series] = totals.get(series, 0) + float(value)
+    counted = {
+        "handler_refusals_totalQueueTimeout": 1,
+        "handler_refusals_totalQueueFull": 1,
+        "handler_queue_depth_count": 3,
+        "handler_forward_prediction_ratio_count": 3,
+        "handler_deadline_misses_total": 2,
+        "handler_requests_totalsuccess": 3,
+        "handler_requests_totalfail": 2,
+        "handler_executions_total1": 3,
+        "handler_wait_seconds_count": 3,
+    }
+    assert {name: totals.get(name) for name in counted} == counted
+    assert totals["handler_exchanges_total"] >= 1
+    # One stood at the gate; two, behind it, in the queue, and are as much longer in their requests' time.
+    assert stood_s <= totals["handler_engine_busy_seconds_total"] <= elapsed_s
+    assert 0.4 <= totals["handler_queue_seconds_total"] <= 3 * elapsed_s
+    assert 0.6 <= totals["handler_request_seconds_totalsuccess"] <= 3 * elapsed_s
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, ["continuousBatching: true"]),
+        ({"continuousBatching": True, "maxWorkers": 2}, ["maxWorkers must be 1"]),
+        ({"asyncCommunication": True, "maxWorkers": 4}, ["continuousBatching", "asyncCommunication", "maxWorkers"]),
+    ],
+)
+def test_archive_that_torchserve_could_not_serve_so_does_not_load(
+    tmp_path: Path, settings: dict[str, Any], words: list[str]
+) -> None:
+    ctx = context(tmp_path, {"scheduling": SCHEDULING})
+    ctx.model_yaml_config.update(settings)
+    with pytest.raises(InvalidConfig) as raised:
+        GatedHandler().initialize(ctx)
+    for word in words:
+        assert word in str(raised.value)
