@@ -42,20 +42,23 @@ LATEST_WEIGHT = 0.1
 NUMBER_BYTES = 8
 
 
-class Decoded(NamedTuple):
-    """An item after decoding.
+class Arrived(NamedTuple):
+    """An item on its way through decoding.
 
     Attributes:
         request: the request that it belongs to.
-        slot: holds the item, or its error.
+        slot: holds its payload, then the item or its error.
         size: bytes of its payload.
-        cost: what the item asks of a micro-batch; None where it failed.
+        cost: what the item asks of a micro-batch; None before it is decoded, and where it failed.
     """
 
     request: InFlightRequest
     slot: Slot
     size: int
-    cost: Cost | None
+    cost: Cost | None = None
+
+
+OnDecoded = Callable[[Sequence[Arrived]], None]
 
 
 class Arrivals:
@@ -133,7 +136,7 @@ class Arrivals:
         request.refuse(refusal, self._config.scheduling.overload_status)
         self._recorder.add(REFUSALS, 1, refusal.reason)
 
-    def decoded(self, items: Sequence[Decoded]) -> None:
+    def decoded(self, items: Sequence[Arrived]) -> None:
         """Hand decoded items to the scheduler, and learn how long such payloads turn out to be."""
         for item in items:
             if item.cost is not None and item.size and (item.cost.length > 1 or self._per_byte):
@@ -145,7 +148,7 @@ class Arrivals:
             else:
                 self._scheduler.decoded(item.request, item.slot, item.cost)
 
-    def _excess(self, item: Decoded) -> ItemError | None:
+    def _excess(self, item: Arrived) -> ItemError | None:
         """Return the error of a request whose items are too much together, once the last of them is decoded."""
         request = item.request
         if request.decoding != 1 or len(request.slots) == 1:
@@ -155,21 +158,10 @@ class Arrivals:
         return excess(outcomes, costs if item.cost is None else [*costs, item.cost], self._config)
 
 
-class _Undecoded(NamedTuple):
-    """An item before decoding, and the bytes of its payload."""
-
-    request: InFlightRequest
-    slot: Slot
-    size: int
-
-
-OnDecoded = Callable[[list[Decoded]], None]
-
-
 class _Waiting:
     """The pieces of one request that no thread has taken, and how many threads are at work on others of its."""
 
-    def __init__(self, request: InFlightRequest, pieces: Iterable[list[_Undecoded]], on_decoded: OnDecoded) -> None:
+    def __init__(self, request: InFlightRequest, pieces: Iterable[list[Arrived]], on_decoded: OnDecoded) -> None:
         self.request = request
         self.pieces = deque(pieces)
         self.on_decoded = on_decoded
@@ -198,7 +190,7 @@ class Decoder:
         for _ in range(count):
             threading.Thread(target=guard.run, args=(self._work,), name="decode", daemon=True).start()
 
-    def decode(self, requests: Iterable[InFlightRequest], on_decoded: OnDecoded) -> list[Decoded]:
+    def decode(self, requests: Iterable[InFlightRequest], on_decoded: OnDecoded) -> list[Arrived]:
         """Decode the items of requests that have just been admitted.
 
         Args:
@@ -208,11 +200,11 @@ class Decoder:
         Returns:
             The items that are decoded by now.
         """
-        small: list[_Undecoded] = []
+        small: list[Arrived] = []
         large: list[_Waiting] = []
         for request in requests:
             items = [
-                _Undecoded(request, slot, size_of(slot.outcome) if isinstance(slot.outcome, Payload) else 0)
+                Arrived(request, slot, size_of(slot.outcome) if isinstance(slot.outcome, Payload) else 0)
                 for slot in request.slots
                 if not slot.is_failed
             ]
@@ -244,7 +236,7 @@ class Decoder:
             self._changed.notify()
         owner.on_decoded(decoded)
 
-    def _take(self) -> tuple[list[_Undecoded], _Waiting] | None:
+    def _take(self) -> tuple[list[Arrived], _Waiting] | None:
         """Take a piece of the request that fewest threads work on; of equals, of the one that is due first."""
         # Those that have expired meanwhile are answered.
         self._waiting = [each for each in self._waiting if each.pieces and not each.request.is_complete]
@@ -255,18 +247,18 @@ class Decoder:
         first.busy += 1
         return first.pieces.popleft(), first
 
-    def _decode(self, items: Sequence[_Undecoded]) -> list[Decoded]:
+    def _decode(self, items: Sequence[Arrived]) -> list[Arrived]:
         slots = [item.slot for item in items]
         for slot in slots:
             self._runner.decode(slot)
         self._runner.prepare(slots)
         costs = {id(slot): cost for slot, cost in self._runner.price(slots)}
-        return [Decoded(item.request, item.slot, item.size, costs.get(id(item.slot))) for item in items]
+        return [item._replace(cost=costs.get(id(item.slot))) for item in items]
 
 
-def _pieces(items: Iterable[_Undecoded]) -> Iterator[list[_Undecoded]]:
+def _pieces(items: Iterable[Arrived]) -> Iterator[list[Arrived]]:
     """Cut items into pieces of at most LARGE_BYTES; one that has more is a piece by itself."""
-    piece: list[_Undecoded] = []
+    piece: list[Arrived] = []
     size = 0
     for item in items:
         if piece and size + item.size > LARGE_BYTES:

@@ -18,7 +18,7 @@ from handlers.pipeline.micro_batches import OVERHEAD, Overhead, micro_batches
 # its own.
 LONGEST_SHARE = 0.5
 # A stream's share of what is ready is done in so many micro-batches: who is first need not wait for who is last.
-WAVES = 3
+WAVES = 2
 # But none is made shorter than so many times its fixed cost, or the engine would lose more than a tenth.
 WORTHWHILE_COSTS = 10.0
 # Riders may lengthen a micro-batch by this share of its predicted time, and each fills so much of its padded length.

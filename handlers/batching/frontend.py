@@ -1,9 +1,9 @@
 """The messages between TorchServe's frontend and a worker, read and written by the worker itself.
 
-TorchServe's own reader (ts/protocol/otf_message_handler.py) takes every field off the socket by itself, some fifty
+TorchServe's own reader (ts/protocol/otf_message_handler.py) reads every field from the socket by itself, some fifty
 calls a request, and in continuous-batching mode the frontend sends every request in flight again in every exchange.
-Here bytes are taken off as they come, and a request that is known is passed over in one step. Version 0.12.0 is
-TorchServe's last, so its format will not change:
+Here reads are buffered, and a request that is known is passed over in one step. Version 0.12.0 is TorchServe's last, so
+its format will not change:
 
     message    "I" request... -1
     request    id, (name, value)... -1, (name, content type, value)... -1      headers, then parameters
@@ -20,15 +20,16 @@ import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from io import BufferedReader
 from struct import Struct
-from typing import Any
+from typing import Any, cast
 
 from handlers.protocol.headers import STREAM_NEXT
 from handlers.protocol.responses import Reply
 
 INTEGER = Struct("!i")
 PREDICT, END, OK = b"I", -1, 200
-# Bytes that are taken off the socket at once.
+# Bytes that are read from the socket at once.
 CHUNK_BYTES = 256 * 1024
 
 
@@ -49,7 +50,7 @@ class Sent:
         headers: the request's, and for each field {"content-type": as sent}, as TorchServe's own reader has them.
     """
 
-    row: Mapping[str, bytes | bytearray] | None
+    row: Mapping[str, bytes] | None
     headers: Mapping[str, Any]
 
 
@@ -58,82 +59,41 @@ IsRead = Callable[[str, Mapping[str, Any]], bool]
 Take = Callable[[str, Sent], None]
 
 
-class Inbox:
-    """Bytes of a stream, in the pieces that a reader asks for."""
+class _Inbox:
+    """Reads from the stream of a connection.
 
-    def __init__(self, receive_into: Callable[[memoryview], int]) -> None:
-        """Read from a stream; `receive_into` fills a part of a buffer and returns its bytes, 0 at the end."""
-        self._receive_into = receive_into
-        self._buffer = bytearray(CHUNK_BYTES)
-        self._view = memoryview(self._buffer)
-        self._start = self._end = 0
+    Raises:
+        Disconnected: in every method, where the stream has ended.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._stream = cast(BufferedReader, connection.makefile("rb", buffering=CHUNK_BYTES))
+        self._skipped = memoryview(bytearray(CHUNK_BYTES))
 
     def integer(self) -> int:
-        """Read the next integer.
-
-        Raises:
-            Disconnected: the stream has ended, as in every method.
-        """
-        start = self._start
-        if self._end - start < INTEGER.size:
-            self._need(INTEGER.size)
-            start = self._start
-        self._start = start + INTEGER.size
-        value: int = INTEGER.unpack_from(self._buffer, start)[0]
+        """Read the next integer."""
+        value: int = INTEGER.unpack(self.read(INTEGER.size))[0]
         return value
 
     def text(self) -> tuple[str, int] | None:
         """Read a text and return it with its length in bytes; None where END stands in its place."""
         length = self.integer()
-        if length == END:
-            return None
-        start, end = self._start, self._start + length
-        if end > self._end:
-            return self.take(length).decode(), length
-        self._start = end
-        return str(self._view[start:end], "utf-8"), length
+        return None if length == END else (self.read(length).decode(), length)
 
-    def take(self, size: int) -> bytes | bytearray:
-        """Read the next bytes; many come as a bytearray that nothing else holds."""
-        if size > CHUNK_BYTES:
-            return self._take_large(size)
-        self._need(size)
-        taken = bytes(self._view[self._start : self._start + size])
-        self._start += size
-        return taken
+    def read(self, size: int) -> bytes:
+        """Read the next bytes."""
+        data = self._stream.read(size)
+        if len(data) < size:
+            raise Disconnected
+        return data
 
     def skip(self, size: int) -> None:
         """Pass over bytes."""
-        while size > (there := self._end - self._start):
-            size -= there
-            self._start = self._end
-            self._need(min(size, CHUNK_BYTES))
-        self._start += size
-
-    def _take_large(self, size: int) -> bytearray:
-        taken = bytearray(size)
-        filled = min(size, self._end - self._start)
-        taken[:filled] = self._view[self._start : self._start + filled]
-        self._start += filled
-        view = memoryview(taken)
-        while filled < size:
-            filled += self._received(view[filled:])
-        return taken
-
-    def _need(self, size: int) -> None:
-        if self._end - self._start >= size:
-            return
-        left = self._end - self._start
-        self._view[:left] = bytes(self._view[self._start : self._end])
-        self._start, self._end = 0, left
-        while self._end < size:
-            self._end += self._received(self._view[self._end :])
-
-    def _received(self, into: memoryview) -> int:
-        size = self._receive_into(into)
-        if not size:
-            raise Disconnected
-        return size
+        while size:
+            skipped = self._stream.readinto(self._skipped[:size])
+            if not skipped:
+                raise Disconnected
+            size -= skipped
 
 
 class Link:
@@ -142,7 +102,7 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         """Take over a connection on which the frontend awaits an answer."""
         self._connection = connection
-        self._inbox = Inbox(connection.recv_into)
+        self._inbox = _Inbox(connection)
         # Bytes of each request in flight, behind its id; and as many as it has without its parameters.
         self._sizes: dict[str, int] = {}
         self._heads: dict[str, int] = {}
@@ -163,7 +123,7 @@ class Link:
             ProtocolError: what came is none.
         """
         inbox = self._inbox
-        if inbox.take(len(PREDICT)) != PREDICT:
+        if inbox.read(len(PREDICT)) != PREDICT:
             raise ProtocolError("not a prediction")
         sizes: dict[str, int] = {}
         heads: dict[str, int] = {}
@@ -204,7 +164,7 @@ class Link:
         inbox, text = self._inbox, self._inbox.text
         headers: dict[str, Any] = {}
         parts: dict[str, Any] = {}
-        row: dict[str, bytes | bytearray] | None = {}
+        row: dict[str, bytes] | None = {}
         is_first = True
         size = 2 * INTEGER.size
         while (name := text()) is not None:
@@ -222,7 +182,7 @@ class Link:
             if row is None:
                 inbox.skip(length)
             else:
-                row[name[0]] = inbox.take(length)
+                row[name[0]] = inbox.read(length)
             size += 3 * INTEGER.size + name[1] + content_type[1] + length
         return Sent(row, {**parts, **headers}), size, head
 

@@ -31,7 +31,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
-from handlers.batching.arrivals import Arrivals, Decoded, Decoder
+from handlers.batching.arrivals import Arrivals, Arrived, Decoder
 from handlers.batching.batches import LONGEST_SHARE, Limits
 from handlers.batching.engine import LatencyModel, RunningBatch, Streams
 from handlers.batching.engine_threads import EngineThreads
@@ -215,7 +215,7 @@ class AdaptiveWorker:
     def _decode(self, requests: Sequence[InFlightRequest]) -> None:
         shared = self._shared
 
-        def on_decoded(decoded: list[Decoded]) -> None:
+        def on_decoded(decoded: Sequence[Arrived]) -> None:
             with shared.lock:
                 self._arrivals.decoded(decoded)
                 shared.wake_engine()

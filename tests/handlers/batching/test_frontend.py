@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
-from io import BytesIO
+from io import BufferedReader, BytesIO, RawIOBase
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,16 +71,23 @@ def test_rows_and_headers_are_read_as_torchserve_reads_them(pair: Pair, monkeypa
 
 @given(st.lists(st.integers(1, 7), min_size=1), st.binary(max_size=40))
 def test_message_is_the_same_in_any_pieces(sizes: list[int], body: bytes) -> None:
-    class Trickle:
-        """A connection on which a few bytes come at a time, and no more at the end."""
+    class Trickle(RawIOBase):
+        """A stream from which a few bytes come at a time, and no more at the end."""
 
         position = calls = 0
 
-        def recv_into(self, buffer: memoryview) -> int:
-            piece = data[self.position : self.position + sizes[self.calls % len(sizes)]]
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            most = min(len(buffer), sizes[self.calls % len(sizes)])
+            piece = data[self.position : self.position + most]
             buffer[: len(piece)] = piece
             self.position, self.calls = self.position + len(piece), self.calls + 1
             return len(piece)
+
+        def makefile(self, _: str, buffering: int) -> BufferedReader:
+            return BufferedReader(self, buffering)
 
     data = message({"id": ({"name": "value"}, body)})
     link = Link(cast(socket.socket, Trickle()))
