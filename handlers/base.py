@@ -340,9 +340,14 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     def _start_adaptive(self, window: int, settings: Mapping[str, Any], trial: Trial) -> Answer:
         adaptive.claim_worker(self.metadata.name, self.metadata.version)
-        metrics = adaptive.Metrics(self._recorder, self.reporter.wake)
         self.worker = adaptive.start(
-            self, window, settings, metrics, trial=trial, longest_run_s=self._response_timeout_s
+            self,
+            window,
+            settings,
+            self._recorder,
+            wake=self.reporter.wake,
+            trial=trial,
+            longest_run_s=self._response_timeout_s,
         )
         return self._hand_over
 

@@ -65,63 +65,6 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class Admission:
-    """Who can be admitted, by how many answers were lately late.
-
-    Attributes:
-        policy: what the worker is held to.
-    """
-
-    policy: Policy
-    # By priority, as a share of the target.
-    _allowances: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    _hurried: int = 0
-    # When the latest of those refused should come again: each has a turn, as the engine has time for it.
-    _turn_s: float = 0.0
-
-    def overloaded(self, request: ScheduledRequest, work_s: float, *, own_s: float, is_idle: bool) -> Refusal | None:
-        """Refuse a request whose answer would come too late.
-
-        Args:
-            request: its level, deadline and timeout are known.
-            work_s: seconds of the engine until it is done, the work before it included.
-            own_s: seconds of the engine that it needs by itself: those who are refused come again so far apart.
-            is_idle: whether nothing runs and nothing is ahead of it.
-        """
-        policy = self.policy
-        expected_s = work_s + self._allowances[request.level] * policy.patience_s
-        if request.arrived_s + expected_s <= request.deadline_s:
-            return None
-        if is_idle and self._tries_anyway(request.timeout_s):
-            request.is_tried = True
-            return None
-        allowed_s = min(policy.max_latency_s, request.timeout_s)
-        limit = f"max_latency_ms is {1000 * allowed_s:.0f}"
-        if request.timeout_s < policy.max_latency_s:
-            limit = f"the request allows {1000 * request.timeout_s:g}"
-        message = f"The answer would take about {1000 * expected_s:.0f} ms; {limit}."
-        room_s = request.arrived_s + max(0.0, expected_s - allowed_s)
-        self._turn_s = max(room_s, self._turn_s + own_s)
-        return Refusal("Overloaded", message, self._turn_s - request.arrived_s)
-
-    def answered(self, level: int, *, is_in_time: bool) -> None:
-        """Learn from the answer to a request that had a deadline and was expected to meet it."""
-        allowance = self._allowances[level] + (-IN_TIME_TAKES if is_in_time else LATE_ADDS)
-        self._allowances[level] = min(MOST_ALLOWANCE, max(0.0, allowance))
-
-    def _tries_anyway(self, timeout_s: float) -> bool:
-        """Whether an idle worker takes what it would refuse, or it would serve nobody and never learn better.
-
-        It takes each that allows what the policy allows, whatever the model takes; of those in more of a hurry it takes
-        one in a few.
-        """
-        if timeout_s >= self.policy.max_latency_s:
-            return True
-        self._hurried = (self._hurried + 1) % HURRIED_TRY
-        return self._hurried == 0
-
-
-@dataclass(slots=True)
 class Scheduler:
     """The queue of one worker, and its engine.
 
@@ -133,13 +76,16 @@ class Scheduler:
     policy: Policy
     streams: Streams
     _queue: RequestQueue = field(init=False)
-    _admission: Admission = field(init=False)
     _numbers: Iterator[int] = field(default_factory=count)
+    # By priority, as a share of the target.
+    _allowances: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    _hurried: int = 0
+    # When the latest of those refused should come again: each has a turn, as the engine has time for it.
+    _turn_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Start with an empty queue."""
         self._queue = RequestQueue(self.policy)
-        self._admission = Admission(self.policy)
 
     # -- what a worker asks ------------------------------------------------------------------------------------------
 
@@ -203,12 +149,37 @@ class Scheduler:
         return None
 
     def _overloaded(self, request: ScheduledRequest, items: int) -> Refusal | None:
-        now_s = request.arrived_s
+        """Refuse a request of so many items whose answer would come too late."""
+        now_s, policy = request.arrived_s, self.policy
         ahead = self._queue.ahead(request.level, request.due_s, now_s)
         work_s = self._done_in_s(Work(ahead.items + items, ahead.tokens + request.tokens), now_s)
-        own_s = self.streams.expected(request.tokens).token_s * request.tokens / self.streams.count
+        expected_s = work_s + self._allowances[request.level] * policy.patience_s
+        if now_s + expected_s <= request.deadline_s:
+            return None
         is_idle = not ahead.items and not any(running.items for running in self.streams.running)
-        return self._admission.overloaded(request, work_s, own_s=own_s, is_idle=is_idle)
+        if is_idle and self._tries_anyway(request.timeout_s):
+            request.is_tried = True
+            return None
+        allowed_s = min(policy.max_latency_s, request.timeout_s)
+        limit = f"max_latency_ms is {1000 * allowed_s:.0f}"
+        if request.timeout_s < policy.max_latency_s:
+            limit = f"the request allows {1000 * request.timeout_s:g}"
+        # Those who are refused one after the other come again as far apart as the engine needs for each.
+        own_s = self.streams.expected(request.tokens).token_s * request.tokens / self.streams.count
+        self._turn_s = max(now_s + expected_s - allowed_s, self._turn_s + own_s)
+        message = f"The answer would take about {1000 * expected_s:.0f} ms; {limit}."
+        return Refusal("Overloaded", message, self._turn_s - now_s)
+
+    def _tries_anyway(self, timeout_s: float) -> bool:
+        """Whether an idle worker takes what it would refuse, or it would serve nobody and never learn better.
+
+        It takes each that allows what the policy allows, whatever the model takes; of those in more of a hurry it takes
+        one in a few.
+        """
+        if timeout_s >= self.policy.max_latency_s:
+            return True
+        self._hurried = (self._hurried + 1) % HURRIED_TRY
+        return self._hurried == 0
 
     def decoded(self, request: ScheduledRequest, slot: Slot, cost: Cost | None) -> None:
         """Note that an item of a request is decoded, or has failed where `cost` is None."""
@@ -226,7 +197,8 @@ class Scheduler:
         """Learn from an answer that is complete; whether it came by its deadline."""
         is_in_time = now_s <= request.deadline_s
         if request.deadline_s < inf and not request.is_tried:
-            self._admission.answered(request.level, is_in_time=is_in_time)
+            allowance = self._allowances[request.level] + (-IN_TIME_TAKES if is_in_time else LATE_ADDS)
+            self._allowances[request.level] = min(MOST_ALLOWANCE, max(0.0, allowance))
         return is_in_time
 
     # -- the engine --------------------------------------------------------------------------------------------------

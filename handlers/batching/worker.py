@@ -26,14 +26,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
 from handlers.batching.arrivals import Arrivals, Arrived, Decoder
 from handlers.batching.batches import LONGEST_SHARE, Limits
-from handlers.batching.engine import LatencyModel, RunningBatch, Streams
+from handlers.batching.engine import MOST_WIDE_ITEMS_PER_STREAM, LatencyModel, RunningBatch, Streams
 from handlers.batching.engine_threads import EngineThreads
 from handlers.batching.frontend import Disconnected, Link, Sent
 from handlers.batching.in_flight import InFlightRequest, Replies
@@ -62,25 +60,13 @@ class Stuck(Exception):
     """The engine does not come back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """Where a worker counts what it does.
-
-    Attributes:
-        recorder: keeps the sums.
-        wake: called when something was recorded.
-    """
-
-    recorder: Recorder
-    wake: Callable[[], Any]
-
-
 def start(
     task: Task,
     window: int,
     settings: Mapping[str, Any],
-    metrics: Metrics,
+    recorder: Recorder,
     *,
+    wake: Callable[[], Any],
     trial: Trial,
     longest_run_s: float,
 ) -> "AdaptiveWorker":
@@ -90,7 +76,8 @@ def start(
         task: loaded, on the engine of its trial.
         window: most requests that are in flight, the registration's batch_size.
         settings: the archive's whole model-config.yaml.
-        metrics: where the worker counts.
+        recorder: counts.
+        wake: called after every exchange, when something was recorded.
         trial: finds out what the task runs on.
         longest_run_s: seconds after which a micro-batch that still runs is stuck, and the worker of no more use:
             TorchServe does not notice while it is asked for new requests.
@@ -104,13 +91,8 @@ def start(
     task.engine = choice.arrangement.whole
     on_streams = [on_engine(task, part) for part in choice.arrangement.streams] or [task]
     scheduler = Scheduler(policy, _streams(task.engine, choice))
-    worker = AdaptiveWorker(
-        task,
-        SharedState(scheduler, Timing(window, policy.has_target), metrics.recorder),
-        metrics,
-        Guard(),
-        longest_run_s,
-    )
+    shared = SharedState(scheduler, Timing(window, policy.has_target), recorder)
+    worker = AdaptiveWorker(task, shared, recorder, wake=wake, longest_run_s=longest_run_s)
     worker.run_engine(on_streams, _rehearsals(task, on_streams, scheduler))
     return worker
 
@@ -131,8 +113,8 @@ def _rehearsals(task: Task, on_streams: list[Task], scheduler: Scheduler) -> lis
     is_whole = on_streams[0] is task
     allowed = [[Allowed(each, limits.max_items, limits.max_tokens, is_whole)] for each in on_streams]
     if not is_whole:
-        # Beside streams, the whole engine runs few items at a time, most often one.
-        allowed[0].append(Allowed(task, 1, limits.max_tokens, is_wide=True))
+        most = min(limits.max_items, MOST_WIDE_ITEMS_PER_STREAM * streams.count - 1)
+        allowed[0].append(Allowed(task, most, limits.max_tokens, is_wide=True))
     return [Rehearsal(each, task.samples, task.config.scheduling.warm_up_s) for each in allowed]
 
 
@@ -140,15 +122,16 @@ class AdaptiveWorker:
     """Answers exchanges with whatever the scheduler has finished."""
 
     def __init__(
-        self, task: Task, shared: SharedState, metrics: Metrics, guard: Guard, longest_run_s: float = inf
+        self, task: Task, shared: SharedState, recorder: Recorder, *, wake: Callable[[], Any], longest_run_s: float
     ) -> None:
         """Start the decode threads; see `start` for the arguments."""
-        config, recorder = task.config, metrics.recorder
+        config = task.config
         self._whole = Runner(task, recorder)
         self._task = task
         self._shared = shared
-        self._metrics = metrics
-        self._guard = guard
+        self._recorder = recorder
+        self._wake = wake
+        self._guard = guard = Guard()
         self._longest_run_s = longest_run_s
         self._arrivals = Arrivals(shared.scheduler, recorder, config)
         self._decoder = Decoder(
@@ -159,7 +142,7 @@ class AdaptiveWorker:
 
     def run_engine(self, on_streams: Sequence[Task], rehearsals: Sequence[Rehearsal]) -> None:
         """Start the engine's threads: one for the task on each stream, with what it can do while nobody waits."""
-        runners = [self._whole if each is self._task else Runner(each, self._metrics.recorder) for each in on_streams]
+        runners = [self._whole if each is self._task else Runner(each, self._recorder) for each in on_streams]
         self._engine.start(runners, rehearsals)
 
     @property
@@ -183,8 +166,8 @@ class AdaptiveWorker:
                 while True:
                     self._receive(link)
                     link.send(self._answers())
-                    self._metrics.recorder.add(EXCHANGES, 1)
-                    self._metrics.wake()
+                    self._recorder.add(EXCHANGES, 1)
+                    self._wake()
             except Disconnected:
                 logger.warning("Frontend disconnected.")
         sys.exit(0)

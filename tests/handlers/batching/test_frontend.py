@@ -3,13 +3,11 @@
 import socket
 import threading
 from collections.abc import Iterator
-from io import BufferedReader, BytesIO, RawIOBase
+from io import BytesIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from ts.protocol.otf_message_handler import create_predict_response, retrieve_msg
 from ts.service import Service
 
@@ -67,34 +65,6 @@ def test_rows_and_headers_are_read_as_torchserve_reads_them(pair: Pair, monkeypa
     for read, row, processor in zip(ours_read.values(), rows, processors, strict=True):
         assert read is not None
         assert (read.row, read.headers) == (row, processor.get_request_properties())
-
-
-@given(st.lists(st.integers(1, 7), min_size=1), st.binary(max_size=40))
-def test_message_is_the_same_in_any_pieces(sizes: list[int], body: bytes) -> None:
-    class Trickle(RawIOBase):
-        """A stream from which a few bytes come at a time, and no more at the end."""
-
-        position = calls = 0
-
-        def readable(self) -> bool:
-            return True
-
-        def readinto(self, buffer: Any) -> int:
-            most = min(len(buffer), sizes[self.calls % len(sizes)])
-            piece = data[self.position : self.position + most]
-            buffer[: len(piece)] = piece
-            self.position, self.calls = self.position + len(piece), self.calls + 1
-            return len(piece)
-
-        def makefile(self, _: str, buffering: int) -> BufferedReader:
-            return BufferedReader(self, buffering)
-
-    data = message({"id": ({"name": "value"}, body)})
-    link = Link(cast(socket.socket, Trickle()))
-    (sent,) = received(link).values()
-    assert sent == Sent({"body": body}, {"body": {"content-type": ""}, "name": "value"})
-    with pytest.raises(Disconnected):
-        received(link)
 
 
 def test_known_requests_are_passed_over_and_those_that_do_not_come_again_forgotten(pair: Pair) -> None:
