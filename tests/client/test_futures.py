@@ -3,8 +3,8 @@ from concurrent.futures import as_completed
 
 import pytest
 
-from tests.client.script import Script, Server, client, failed, ok
-from torchserve_client import FuturesClient, QueueFull, Rejected
+from tests.client.script import Server, client
+from torchserve_client import FuturesClient, QueueFull
 from torchserve_client.transport import Incoming, Outgoing
 
 
@@ -64,12 +64,6 @@ def test_submit_waits_while_all_is_full() -> None:
         gate.opened.set()
         assert submitted.wait(10)
         thread.join()
-
-
-def test_failure_is_the_futures_and_frees_its_place() -> None:
-    with FuturesClient(client(Script(failed(400, "", "no"), ok(1))), max_workers=1, max_queue_items=0) as futures:
-        assert isinstance(futures.submit("m", "a").exception(10), Rejected)
-        assert futures.submit("m", "a").result(10) == 1
 
 
 def test_cancelled_future_frees_its_place() -> None:

@@ -12,7 +12,6 @@ import pytest
 from tests.client.script import failed, ok
 from torchserve_client import Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed
 from torchserve_client import archives as archive_files
-from torchserve_client.errors import InvalidPayload
 from torchserve_client.rollout import Rollout, Wanted
 from torchserve_client.rollouts import Rollouts
 from torchserve_client.transport import Incoming, Outgoing
@@ -140,17 +139,6 @@ def test_every_node_is_called_and_the_error_says_which_did_not_do_it() -> None:
     assert (list(raised.value.errors), raised.value.done) == (["b", "c"], ["a", "d"])
     # The node behind the two that failed was called all the same.
     assert servers["d"].calls == ["PUT /models/m"]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("[]", "no node in it"), ("{", "not a nodes.json"), ('[{"name": "a"}]', "not a nodes.json"),
-     ('[{"name": "a", "management": "http://a:1", "token_file": "/none"}]', "/none: not a key_file.json")],
-)  # fmt: skip
-def test_file_that_names_no_nodes_is_refused(text: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "nodes.json").write_text(text)
-    with pytest.raises(InvalidPayload, match=words):
-        Nodes.read(tmp_path / "nodes.json")
 
 
 def test_rollout_registers_everywhere_before_any_default_changes(store: Path) -> None:

@@ -66,24 +66,6 @@ def test_binary_tensor_of_any_type_is_read_by_tritonclient_as_it_was(array: Any)
 
 
 @pytest.mark.parametrize(
-    "message",
-    [
-        Message(b"{}"),
-        Message(b"not json"),
-        Message(b"[]"),
-        Message(
-            b'{"outputs":[{"name":"x","datatype":"FP32","shape":[2],"parameters":{"binary_data_size":8}}]}abcd', 88
-        ),
-        Message(b'{"outputs":[{"name":"x","datatype":"WHAT","shape":[1],"data":[1]}]}'),
-        Message(b'{"outputs":[{"name":"x","datatype":"FP32","shape":[3],"data":[1]}]}'),
-    ],
-)
-def test_answer_that_is_not_of_the_protocol_is_refused(message: Message) -> None:
-    with pytest.raises(ValueError):
-        decode(message)
-
-
-@pytest.mark.parametrize(
     ("array", "is_binary", "words"),
     [
         (np.array([1, "a"], object), True, "text or bytes, not int"),

@@ -70,27 +70,3 @@ def test_client_without_a_certificate_or_with_a_strangers_is_refused(
     refused(asking, "alert certificate required", verify=ca)
     strange = certificates.pem("strange-client"), certificates.key("strange-client")
     refused(asking, "alert unknown ca", verify=ca, cert=strange)
-
-
-@pytest.mark.parametrize(
-    ("trust", "words"),
-    [
-        ({"verify": "none.pem"}, "verify: none.pem: No such file or directory"),
-        ({"verify": "{}/note"}, "verify: .*/note: no certificate"),
-        ({"cert": "none.pem"}, "cert: none.pem: no such file"),
-        ({"cert": ("{}/client.pem", "none.key")}, "cert: none.key: no such file"),
-        ({"cert": "{}/client.pem"}, "cert: .*client.pem, .*client.pem: "),
-        ({"cert": ("{}/client.pem", "{}/server.key")}, "key values mismatch"),
-        ({"cert": ("{}/client.pem", "{}/encrypted.key")}, "cert: .*client.pem, .*encrypted.key: "),
-    ],
-)
-def test_wrong_file_is_named(trust: dict[str, Any], words: str, server: Listener, certificates: Certificates) -> None:
-    (certificates.folder / "note").write_text("no certificate at all")
-    certificates.encrypt("client", "encrypted")
-
-    def placed(value: Any) -> Any:
-        return tuple(map(placed, value)) if isinstance(value, tuple) else value.format(certificates.folder)
-
-    with pytest.raises(TLSFailed, match=words):
-        predict(server.url, **{name: placed(value) for name, value in trust.items()})
-    assert server.connections == 0

@@ -21,7 +21,7 @@ from load.inputs import Inputs
 from load.results import Recording, Verdict
 from load.run_file import Run
 from load.schedules import Constant
-from load.windows import Stable, unstable
+from load.windows import Stable
 from tests.load.fake_server import serving
 
 TIMING = 'forward;dur=9.5, batch;desc="2"'
@@ -187,22 +187,6 @@ def test_run_that_is_stopped_keeps_what_it_has_and_waits_for_no_answer(
         summary = replace(attack(url, load), until=stop).run()
     assert summary.completed >= 5
     assert "ended early" in summary.invalid_reasons
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([(100, 5), (100, 5)], "2 of 3 windows"),
-        ([(1, 90), (91, 5), (100, 5), (109, 5)], None),
-        ([(80, 5), (100, 5), (120, 5)], "throughput of the last 3 windows is off its mean by 20 %"),
-        ([(100, 4), (100, 5), (100, 6)], "latency of the last 3 windows is off its mean by 20 %"),
-        ([(0, 0), (0, 0), (0, 0)], "throughput of the last 3 windows is off its mean by 100 %"),
-    ],
-)
-def test_windows_that_do_not_agree_within_10_percent_are_told(
-    values: list[tuple[float, float]], expected: str | None
-) -> None:
-    assert unstable(values, 10) == expected
 
 
 def test_measurement_ends_with_three_windows_that_agree_or_is_not_valid() -> None:

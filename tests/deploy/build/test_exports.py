@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +9,7 @@ from threading import Barrier
 
 import pytest
 
-from deploy.build.exports import Exports, Limits
+from deploy.build.exports import Exports
 
 FILES = {"model.xml": b"<net/>", "deep/model.bin": b"0123456789"}
 
@@ -88,21 +87,3 @@ def test_takes_side_by_side_all_have_whole_files_and_leave_one_entry(exports: Ex
     late = Maker()
     exports.take("key", late, target())
     assert late.count == 0
-
-
-def test_what_was_unused_for_longest_goes_where_there_is_too_much(tmp_path: Path, target: Target) -> None:
-    small = Exports(tmp_path / "cache", Limits(size_bytes=1000))
-    for age_s, key in ((300, "old"), (400, "older-but-used"), (100, "recent")):
-        small.take(key, Maker({"weights": b"x" * 250}), target())
-        os.utime(small.folder / key, (time.time() - age_s,) * 2)
-    used = Maker()
-    small.take("older-but-used", used, target())
-    assert used.count == 0
-    small.take("new", Maker({"weights": b"x" * 250}), target())
-    assert keys(small) == ["new", "older-but-used", "recent"]
-    # The newest stays, however large; what a killed build left long ago does not.
-    for name, age_s in ((".new-old", 25 * 3600), (".new-running", 60)):
-        (small.folder / name).mkdir()
-        os.utime(small.folder / name, (time.time() - age_s,) * 2)
-    small.take("large", Maker({"weights": b"x" * 5000}), target())
-    assert keys(small) == [".new-running", "large"]

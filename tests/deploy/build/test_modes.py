@@ -41,25 +41,6 @@ def test_config_that_leaves_it_open_is_adaptive_and_keeps_what_it_says(
     assert why_classic(config) is None
 
 
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        ({"maxWorkers": 4}, "maxWorkers: 4"),
-        ({"minWorkers": 2, "maxWorkers": 2}, "minWorkers: 2"),
-        ({"continuousBatching": False}, "continuousBatching: false"),
-        ({"asyncCommunication": True}, "asyncCommunication: true"),
-        (CLASSIC, None),
-        ({**CLASSIC, "maxWorkers": 4}, None),
-    ],
-)
-def test_config_of_what_one_worker_cannot_give_stays_classic_as_it_is(
-    config: dict[str, Any], reason: str | None
-) -> None:
-    assert packed("m", config) == config
-    assert mode_of(packed("m", config)) == "classic"
-    assert why_classic(config) == reason
-
-
 def test_build_says_why_an_archive_is_classic_and_refuses_an_adaptive_one_that_cannot_be(
     archive_sh: ArchiveSh,
 ) -> None:

@@ -1,6 +1,5 @@
 """What the page shows of the traffic, from counters as Prometheus would read them."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,38 +90,6 @@ def test_point_is_what_counters_grew_by(page: Page, values: Values, expected: di
     (point,) = page.points()
     assert {name: point[name] for name in expected} == pytest.approx(expected)
     assert page.points(since_s=102.0) == []
-
-
-@pytest.mark.parametrize(
-    ("scrapes", "expected"),
-    [
-        # Counting begins with the first scrape of a node.
-        ([{"a": {ITEMS: 1000.0}}], []),
-        ([{"a": {ITEMS: 1000.0}, "b": {ITEMS: 50.0}}, {"a": {ITEMS: 1010.0}, "b": {ITEMS: 56.0}}], [8.0]),
-        # Started anew.
-        ([{"a": {ITEMS: 1000.0}}, {"a": {ITEMS: 4.0}}, {"a": {ITEMS: 10.0}}], [2.0, 3.0]),
-        # A scrape missed.
-        ([{"a": {ITEMS: 0.0}}, {}, {"a": {ITEMS: 40.0}}], [10.0]),
-        ([{"a": {ITEMS: math.nan}}, {"a": {ITEMS: math.nan}}], [0.0]),
-    ],
-)
-def test_rate_is_the_growth_of_all_nodes(
-    page: Page, scrapes: list[Mapping[str, Values]], expected: list[float]
-) -> None:
-    for number, scraped in enumerate(scrapes):
-        page.see(100.0 + number * 2, ONE, scraped)
-    assert [point["items_per_s"] for point in page.points()] == expected
-
-
-def test_node_or_model_that_was_away_begins_anew(page: Page) -> None:
-    """Labels of a node are no reason to remember a model."""
-    page.see(100.0, ONE, {"a": {}})
-    page.see(102.0, ONE, {"a": {ITEMS: 4.0, series(ITEMS.name, "other"): 9.0}})
-    assert len(page.points()) == 1
-    page.see(110.0, Fleet(), {})
-    assert page.points() == []
-    page.see(452.0, ONE, {"a": {ITEMS: 900.0}})
-    assert page.points() == []
 
 
 def test_document_has_the_state_of_every_replica() -> None:

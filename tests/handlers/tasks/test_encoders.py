@@ -18,7 +18,6 @@ from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.tasks.text_classification import TextClassificationHandler
 from handlers.tasks.token_classification import TokenClassificationHandler
 from handlers.text.handler import TextHandler
-from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import serve, started
 from tests.tiny_models import LIMIT, TEXTS
 
@@ -182,28 +181,6 @@ def test_rows_in_any_company_get_their_own_answers_and_errors(
             assert re.search(words, answer.body["message"]), answer.body["message"]
         assert "qz" not in json.dumps([answers[place].body for place in range(len(TEXTS) + len(bad))])
     assert "qz" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("softmax", [{"top_k": 1}, {"top_k": 3}]), ("words", [{"aggregation": "simple"}, {"aggregation": "none"}])],
-)
-def test_options_and_forms_of_one_text_share_a_forward_pass(
-    tiny_archive: Archives, name: str, options: list[dict[str, Any]]
-) -> None:
-    text, keys = TEXTS[0], [*options[0]]
-    asked = inquiry(text=[text] * 2, **{key: [each[key] for each in options] for key in keys})
-    rows = [text, *(of_text(text, **each) for each in options), {"body": {"instances": [text]}}, asked]
-    plain, one, two, listed, tensors = answers = serve(start(tiny_archive, name), rows)
-    assert (one.body, listed.body) == (plain.body, {"predictions": [plain.body]})
-    assert len(two.body) > len(one.body)
-    columned = columns(tensors)
-    if name == "softmax":
-        assert columned["label"] == [[plain.body[0]["label"], "", ""], [each["label"] for each in two.body]]
-        assert columned["score"][1] == pytest.approx([each["score"] for each in two.body], abs=1e-4)
-    else:
-        assert [json.loads(result) for result in columned["result"]] == [one.body, two.body]
-    assert all('batch;desc="6"' in answer.headers["Server-Timing"] for answer in answers)
 
 
 def test_places_are_characters_of_the_text_as_it_was_sent(tiny_archive: Archives) -> None:

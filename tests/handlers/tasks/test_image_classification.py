@@ -133,22 +133,6 @@ def test_images_in_any_company_get_their_own_answers_and_errors(handler: ImageCl
             assert same(answer, alone[place])
 
 
-def test_images_with_too_many_pixels_together_are_413_and_the_neighbours_are_served(archive: Path) -> None:
-    with Image.open(path("chelsea")) as image:
-        pixels = image.width * image.height
-    handler = classifier(archive, max_request_pixels=2 * pixels)
-    instance = {"b64": b64(photograph("chelsea"))}
-    two, three, alone = serve(
-        handler,
-        [*(json.dumps({"instances": [instance] * count}).encode() for count in (2, 3)), photograph("chelsea")],
-    )
-    assert (alone.status, two.status, three.status) == (200, 200, 413)
-    assert list(two.body["predictions"][1]) == list(alone.body)
-    errors = [prediction["error"] for prediction in three.body["predictions"]]
-    assert {error["type"] for error in errors} == {"WorkTooLarge"}
-    assert f"max_request_pixels, {2 * pixels}" in errors[0]["message"]
-
-
 class Bomb:
     """Unpickled, it ends the test."""
 

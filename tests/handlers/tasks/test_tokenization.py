@@ -60,23 +60,6 @@ def test_texts_get_the_tokenizers_own_ids_and_tensors_are_padded_to_their_longes
         assert [output["datatype"] for output in answer.body["outputs"]] == ["INT64", "INT64"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "options", "expected"),
-    [
-        ({"padding": "max_length", "max_length": 64}, {}, {"padding": "max_length", "max_length": 64}),
-        ({"truncation": True}, {"max_length": 8}, {"padding": True, "max_length": 8, "truncation": True}),
-        ({"padding": "max_length"}, {"padding": "longest"}, {"padding": True}),
-    ],
-)
-def test_tensors_are_padded_and_cut_as_settings_and_options_say(
-    staged: Path, oracle: Any, settings: dict[str, Any], options: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    row = inquiry(text=TEXTS)
-    row["body"]["parameters"] = options
-    (answer,) = serve(tokenizer(staged, **settings), [row])
-    assert columns(answer) == listed(oracle(TEXTS, **expected))
-
-
 def test_bad_items_fail_alone_and_have_rows_of_nothing(handler: TokenizationHandler) -> None:
     too_long, wrong = {"text": "canary", "max_length": 257}, {"text": "canary", "padding": True}
     rows = [

@@ -18,7 +18,6 @@ from handlers.tasks.translation import TranslationHandler
 from tests import tiny_seq2seq
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.spelling import events
-from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import context, serve, started
 from tests.handlers.tasks.translating import (
     ORIGINAL,
@@ -128,17 +127,6 @@ def test_translation_of_a_mixed_batch_equals_generate_text_by_text(
     assert translations(handler, rows) == expected
     assert sizes == [2] * len(requests)
     assert len(set(expected)) > len(rows) // 2
-
-
-def test_translation_tensors_give_each_text_its_own_language(m2m100: TranslationHandler) -> None:
-    texts, languages = [TEXTS[0], TEXTS[0], TEXTS[1]], ["fr", "de", "xx"]
-    rows = [{"text": text, "src_lang": "en", "tgt_lang": code} for text, code in zip(texts, languages, strict=True)]
-    (answer,) = serve(m2m100, [inquiry(text=texts, src_lang=["en"] * 3, tgt_lang=languages)])
-    columned = columns(answer)
-    french, german = translations(m2m100, list(rows[:2]))
-    assert french != german
-    assert columned["translation_text"] == [french, german, ""]
-    assert [error and json.loads(error)["type"] for error in columned["error"]] == ["", "", "UnknownOption"]
 
 
 def test_translation_prepared_by_two_threads_at_once_keeps_each_texts_own_language(

@@ -60,15 +60,6 @@ def ask(handler: TranslationHandler, *rows: Any, status: int = 200) -> list[Any]
 # -- languages that are identified ------------------------------------------------------------------------------------
 
 
-def test_texts_of_one_language_share_a_micro_batch_however_it_is_known(
-    detecting: TranslationHandler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_score, by_name = {"src_lang": "auto", "min_score": 0.1}, {"src_lang": "fr", "split": "none"}
-    sizes = calls(detecting, monkeypatch)
-    ask(detecting, {"text": FRENCH}, {"text": FRENCH, **by_score}, {"text": FRENCH, **by_name})
-    assert sizes == [3]
-
-
 def test_language_that_the_model_lacks_is_the_text_s_own_error(detecting: TranslationHandler) -> None:
     (error,) = ask(detecting, {"text": ESPERANTO}, status=400)
     assert error["type"] == "UnknownLanguage"
@@ -150,23 +141,6 @@ def test_documents_of_a_request_share_its_budgets(detecting: TranslationHandler,
     ask(handler, {"text": "One. Two.", **SPLIT}, {"text": "One. " * 30, "src_lang": "en", "split": "none"})
     (error,) = ask(handler, {"text": "One. " * 30, **SPLIT}, status=413)
     assert error["message"].startswith("The items of the request come to ")
-
-
-def test_a_sentence_that_the_model_fails_on_fails_its_text(
-    detecting: TranslationHandler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    collate = detecting.collate
-
-    def failing(items: Any) -> Any:
-        if any("Nobody" in item.text for item in items):
-            raise RuntimeError
-        return collate(items)
-
-    monkeypatch.setattr(detecting, "collate", failing)
-    (answer,) = ask(detecting, {"instances": [{"text": TEXT}, {"text": "Why? Why not?"}], **SPLIT})
-    failed, good = answer["predictions"]
-    assert failed["error"]["message"].startswith("Sentence 2 of 4: The model failed")
-    assert good.keys() == {"translation_text"}
 
 
 # -- in adaptive mode -------------------------------------------------------------------------------------------------

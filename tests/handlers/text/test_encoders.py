@@ -29,5 +29,4 @@ def test_token_limit_is_what_the_models_files_say(files: dict[str, Any], limit: 
     assert token_limit(tmp_path) == limit
 
 
-STATES = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [50.0, 60.0]], [[5.0, 6.0], [7.0, 8.0], [9.0, 1.0]]])
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])

@@ -46,10 +46,6 @@ def test_decode_scaled_large_jpegs_stay_close_to_full() -> None:
         assert 0 < np.abs(full - scaled).mean() < 2.0
 
 
-def sixteen_bit_grey(image: Image.Image) -> bytes:
-    return encoded(Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257), "PNG")
-
-
 def sixteen_bit_rgb(image: Image.Image) -> bytes:
     """A PNG by hand: Pillow reads 16 bits a channel and cannot write them."""
     samples = (np.asarray(image).astype(">u2") * 257).tobytes()
