@@ -15,7 +15,7 @@ from handlers.metrics import COUNTERS, GAUGES
 from tests.nightly.prometheus import BIN, DASHBOARD, SHIPPED, panels
 from tests.pages import prose
 
-# What Envoy shows of these, as tests/e2e/test_observability.py finds it on a live one.
+# What Envoy shows of these, as tests/nightly/test_observability.py finds it on a live one.
 ENVOY = {
     "envoy_cluster_upstream_rq",
     "envoy_cluster_upstream_rq_active",
