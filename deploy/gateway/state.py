@@ -1,13 +1,13 @@
-"""What the nodes serve, as discovery found it last. Plain data.
+"""What the nodes serve, as they were asked last. Plain data.
 
 Fleet
 ├── nodes: Node and whether it is draining
-├── models: Model -> Version -> Replica, one for each node that has it
-├── withdrawn: the same of versions that are registered, and that nothing is sent to any more
+├── registered: Model -> Version -> Replica, one for each node that has it
+├── withdrawn: versions of them that get no new requests
 └── canaries: the share of a model's traffic that another version gets
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,18 +95,30 @@ class Fleet:
     Attributes:
         nodes: by name.
         draining: the names of those that get no new requests.
-        models: by name; what clients may ask for.
-        withdrawn: models by name, of those versions alone that somebody took off the routes; still on their nodes.
+        registered: every model on the nodes, by name.
+        withdrawn: the model's name and the version of what is registered and off the routes.
         canaries: by the model's name.
         is_up: whether any node answered when it was asked last.
     """
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
     draining: frozenset[str] = frozenset()
-    models: Mapping[str, Model] = field(default_factory=dict)
+    registered: Mapping[str, Model] = field(default_factory=dict)
+    withdrawn: frozenset[tuple[str, str]] = frozenset()
     canaries: Mapping[str, Canary] = field(default_factory=dict)
-    withdrawn: Mapping[str, Model] = field(default_factory=dict)
     is_up: bool = False
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """What clients may ask for, by name: the versions that are not withdrawn, and the default if it is one."""
+        found = {}
+        for name, model in self.registered.items():
+            versions = {
+                number: version for number, version in model.versions.items() if (name, number) not in self.withdrawn
+            }
+            if versions:
+                found[name] = Model(name, versions, model.default if model.default in versions else None)
+        return found
 
     @property
     def is_ready(self) -> bool:
@@ -120,40 +132,3 @@ class Fleet:
             for version in model.versions.values()
             for replicas in [[replica for node, replica in version.replicas.items() if node not in self.draining]]
         )
-
-    @property
-    def registered(self) -> dict[str, Model]:
-        """Everything that is on the nodes, by name: what is served and what is withdrawn."""
-        return {
-            name: Model(
-                name,
-                dict(sorted(version for each in parts for version in each.versions.items())),
-                # A default that is withdrawn is still the nodes' own.
-                next((each.default for each in parts if each.default is not None), None),
-            )
-            for name in sorted({**self.models, **self.withdrawn})
-            for parts in [[models[name] for models in (self.models, self.withdrawn) if name in models]]
-        }
-
-
-def without(models: Mapping[str, Model], withdrawn: Collection[tuple[str, str]]) -> tuple[dict[str, Model], ...]:
-    """Divide what is registered into what is served and what is withdrawn.
-
-    Args:
-        models: by name.
-        withdrawn: the model's name and the version of each.
-
-    Returns:
-        Models by name, twice: with the versions that are served, and with those that are not. The default is with its
-        version; a model without one of either kind is not there.
-    """
-    served: dict[str, Model] = {}
-    taken: dict[str, Model] = {}
-    for name, model in models.items():
-        for into, is_taken in ((served, False), (taken, True)):
-            versions = {
-                version: each for version, each in model.versions.items() if ((name, version) in withdrawn) is is_taken
-            }
-            if versions or (not is_taken and not model.versions):
-                into[name] = Model(name, versions, model.default if model.default in versions else None)
-    return served, taken

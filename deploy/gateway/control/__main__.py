@@ -17,11 +17,9 @@ from pathlib import Path
 from aiohttp import web
 
 from deploy.gateway.configuration import Configuration
-from deploy.gateway.control import page
+from deploy.gateway.control import operator, page, protocol
 from deploy.gateway.control.errors import answer_errors, refuse_foreign
-from deploy.gateway.control.gateway import KNOWN, Gateway
-from deploy.gateway.control.operator import Operator
-from deploy.gateway.control.protocol import Protocol
+from deploy.gateway.control.gateway import GATEWAY, KNOWN, Gateway
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.nodes import read_known
 from deploy.gateway.settings import Settings, read
@@ -43,9 +41,9 @@ SHUTDOWN_S = 2.0
 def control_app(gateway: Gateway) -> web.Application:
     """Make what listens on the control port."""
     app = web.Application(middlewares=[answer_errors, refuse_foreign])
-    Protocol(gateway).add_routes(app)
-    Operator(gateway).add_routes(app)
-    page.add_routes(app, gateway)
+    app[GATEWAY] = gateway
+    for module in (protocol, operator, page):
+        app.add_routes(module.routes)
     return app
 
 
@@ -57,8 +55,7 @@ def metrics_app(gateway: Gateway) -> web.Application:
         return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
     app = web.Application(middlewares=[answer_errors])
-    app.router.add_get("/metrics", metrics)
-    app.router.add_get("/metrics/gateway", metrics)
+    app.add_routes([web.get("/metrics", metrics), web.get("/metrics/gateway", metrics)])
     return app
 
 

@@ -1,15 +1,13 @@
 """What the protocol says of models, as plain documents; pure.
 
 Fleet, model, version -> metadata, configuration, index
-
-HTTP answers these as JSON, gRPC makes its messages of them.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deploy.gateway.control.errors import NotFound, NotReady
+from deploy.gateway.control.errors import RequestError
 from deploy.gateway.state import Fleet, Model, Version, plain
 from torchserve_client.version import VERSION
 
@@ -33,15 +31,15 @@ def find(fleet: Fleet, name: str, asked: str = "") -> tuple[Model, Version]:
     """Find a version of a model; the default one where none is asked for.
 
     Raises:
-        NotFound: there is none.
+        RequestError: there is none.
     """
     model = fleet.models.get(name)
     if model is None:
-        raise NotFound(f"Request for unknown model: '{name}' is not found")
+        raise RequestError(404, f"Request for unknown model: '{name}' is not found")
     version = model.find(asked) if asked else model.default
     if version is None:
-        of = f"version {asked}" if asked else "its default version"
-        raise NotFound(f"Request for unknown model: '{name}' {of} is not found; versions: {', '.join(model.versions)}")
+        of, versions = f"version {asked}" if asked else "its default version", ", ".join(model.versions)
+        raise RequestError(404, f"Request for unknown model: '{name}' {of} is not found; versions: {versions}")
     return model, model.versions[version]
 
 
@@ -54,8 +52,7 @@ def metadata(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
     """Model metadata.
 
     Raises:
-        NotFound: there is no such version.
-        NotReady: it has not said yet what it is.
+        RequestError: there is no such version, or it has not said yet what it is.
     """
     model, version = find(fleet, name, asked)
     said = _said(fleet, model, version)
@@ -76,7 +73,7 @@ def configuration(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
     are. `parameters` say then what it truly is.
 
     Raises:
-        NotFound, NotReady: the same as of `metadata`.
+        RequestError: as of `metadata`.
     """
     model, version = find(fleet, name, asked)
     said = _said(fleet, model, version)
@@ -143,10 +140,15 @@ def numbered(model: Model, version: str) -> str:
     return number if number.isdecimal() and model.find(number) == version else version
 
 
+def not_ready(model: Model, version: Version) -> RequestError:
+    """Return the error of a version without READY workers, in Triton's words."""
+    return RequestError(503, f"'{model.name}' version {version.version} is not at ready state")
+
+
 def _said(fleet: Fleet, model: Model, version: Version) -> dict[str, Any]:
     """What a handler said of itself; nothing, of one that is served and does not know the question."""
     if version.metadata is None and not is_model_ready(fleet, version):
-        raise NotReady(f"Request for unknown model: '{model.name}' version {version.version} is not at ready state")
+        raise not_ready(model, version)
     return dict(version.metadata or {})
 
 

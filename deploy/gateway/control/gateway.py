@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from aiohttp import web
 
 from deploy.gateway import metrics
 from deploy.gateway.charts import Charts
 from deploy.gateway.control import description
 from deploy.gateway.control.decisions import Decisions
-from deploy.gateway.envoy.process import Envoy, Traffic
+from deploy.gateway.envoy.process import Endpoints, Envoy
 from deploy.gateway.nodes import Nodes
 from deploy.gateway.settings import Canary, Settings
-from deploy.gateway.state import Fleet, without
+from deploy.gateway.state import Fleet
 from deploy.gateway.statistics import Statistics
 from deploy.run.node import Node
 
@@ -104,15 +105,20 @@ class Gateway:
         if registered is not None:
             # What is registered anew under its name is served.
             self.decisions.decide(withdrawn=self.decisions.now.withdrawn & registered)
-        models, withdrawn = without(self.nodes.models(), self.decisions.now.withdrawn)
-        canaries = {}
+        nodes = self.nodes.by_name
+        fleet = Fleet(
+            nodes,
+            self.decisions.now.draining & nodes.keys() | self.nodes.draining,
+            self.nodes.models(),
+            self.decisions.now.withdrawn,
+            is_up=any(map(self.nodes.is_up, nodes)),
+        )
+        models, canaries = fleet.models, {}
         for name, canary in self.canaries().items():
             # Envoy sends nobody to a version that has gone.
             if name in models and (version := models[name].find(canary.version)) is not None:
                 canaries[name] = replace(canary, version=version)
-        nodes = self.nodes.by_name
-        draining = self.decisions.now.draining & nodes.keys() | self.nodes.draining
-        fleet = Fleet(nodes, draining, models, canaries, withdrawn, is_up=any(map(self.nodes.is_up, nodes)))
+        fleet = replace(fleet, canaries=canaries)
         if fleet != self.fleet:
             self.fleet = fleet
             self._changed.set()
@@ -137,7 +143,7 @@ class Gateway:
         """Return Triton's statistics of a model's versions, or of every model where no name is given.
 
         Raises:
-            NotFound: there is no such version.
+            RequestError: there is no such version.
         """
         if name and asked:
             model, version = description.find(self.fleet, name, asked)
@@ -187,18 +193,10 @@ class Gateway:
             await asyncio.wait_for(self.nodes.look(), LOOK_S)
         self.update()
 
-    async def requests(self) -> Mapping[str, Mapping[str, int]] | None:
-        """Return cluster -> node -> requests in flight; None where Envoy does not answer."""
+    async def endpoints(self) -> Endpoints | None:
+        """Return what Envoy has at each node; None where Envoy does not answer."""
         try:
-            return await asyncio.to_thread(self._envoy.requests)
-        except OSError as error:
-            logger.warning("%s", error)
-            return None
-
-    async def traffic(self) -> Mapping[str, Traffic] | None:
-        """Return node -> what Envoy has there; None where Envoy does not answer."""
-        try:
-            return await asyncio.to_thread(self._envoy.traffic)
+            return await asyncio.to_thread(self._envoy.endpoints)
         except OSError as error:
             logger.warning("%s", error)
             return None
@@ -223,3 +221,6 @@ class Gateway:
             except Exception:
                 logger.exception("scrape")
             await asyncio.sleep(SCRAPE_S)
+
+
+GATEWAY = web.AppKey("gateway", Gateway)

@@ -7,7 +7,6 @@ TorchServe answers nothing of a batch that is being filled when its model is unr
 request; what is in flight for it comes down to none.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,10 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from deploy.gateway.control import description
-from deploy.gateway.control.errors import BadRequest, NotFound
-from deploy.gateway.control.gateway import Gateway
+from deploy.gateway.control.errors import RequestError
+from deploy.gateway.control.gateway import GATEWAY, Gateway
 from deploy.gateway.envoy.clusters import cluster
-from deploy.gateway.envoy.process import Traffic
+from deploy.gateway.envoy.process import Endpoints
 from deploy.gateway.settings import Canary
 from deploy.gateway.state import Fleet, Model
 from handlers.config import SETTINGS
@@ -40,131 +39,136 @@ class WithdrawalRequest:
     version: str | None = None
 
 
-class Operator:
-    """The handlers of the routes."""
+routes = web.RouteTableDef()
 
-    def __init__(self, gateway: Gateway) -> None:
-        """Decide over the gateway's nodes and models."""
-        self._gateway = gateway
-        self._decisions = gateway.decisions
+# -- nodes ------------------------------------------------------------------------------------------------------------
 
-    def add_routes(self, app: web.Application) -> None:
-        """Register them."""
-        app.router.add_get("/control/nodes", self.nodes)
-        app.router.add_put("/control/nodes/{node}", self.drain)
-        app.router.add_get("/control/canaries", self.canaries)
-        app.router.add_get("/control/canaries/{model}", self.canary)
-        app.router.add_put("/control/canaries/{model}", self.try_canary)
-        app.router.add_delete("/control/canaries/{model}", self.end_canary)
-        app.router.add_get("/control/models", self.models)
-        app.router.add_get("/control/models/{model}", self.model)
-        app.router.add_put("/control/models/{model}", self.withdraw)
 
-    async def nodes(self, _request: web.Request) -> web.Response:
-        """Answer every node: whether it answers, is draining, gets requests, and what it has in flight."""
-        traffic = await self._gateway.traffic()
-        return web.json_response([self._node(name, traffic) for name in self._gateway.fleet.nodes])
+@routes.get("/control/nodes")
+async def nodes(request: web.Request) -> web.Response:
+    """Answer every node: whether it answers, is draining, gets requests, and what it has in flight."""
+    gateway = request.app[GATEWAY]
+    endpoints = await gateway.endpoints()
+    return web.json_response([_node(gateway, name, endpoints) for name in gateway.fleet.nodes])
 
-    async def drain(self, request: web.Request) -> web.Response:
-        """Take a node out, or let it get requests again."""
-        name = request.match_info["node"]
-        if name not in self._gateway.fleet.nodes:
-            raise NotFound(f"no node {name[:100]}; known are {', '.join(self._gateway.fleet.nodes) or 'none'}")
-        asked: DrainingRequest = await _read(request, DrainingRequest)
-        draining = self._decisions.now.draining
-        self._decisions.decide(draining=draining | {name} if asked.draining else draining - {name})
-        await self._gateway.write()
-        return web.json_response(self._node(name, await self._gateway.traffic()))
 
-    async def canaries(self, _request: web.Request) -> web.Response:
-        """Answer every canary, by its model."""
-        return web.json_response({model: asdict(canary) for model, canary in self._gateway.canaries().items()})
+@routes.put("/control/nodes/{node}")
+async def drain(request: web.Request) -> web.Response:
+    """Take a node out, or let it get requests again."""
+    gateway, name = request.app[GATEWAY], request.match_info["node"]
+    if name not in gateway.fleet.nodes:
+        known = ", ".join(gateway.fleet.nodes) or "none"
+        raise RequestError(404, f"no node {name[:100]}; known are {known}")
+    asked: DrainingRequest = await _read(request, DrainingRequest)
+    draining = gateway.decisions.now.draining
+    gateway.decisions.decide(draining=draining | {name} if asked.draining else draining - {name})
+    await gateway.write()
+    return web.json_response(_node(gateway, name, await gateway.endpoints()))
 
-    async def canary(self, request: web.Request) -> web.Response:
-        """Answer a model's canary."""
-        model = request.match_info["model"]
-        canary = self._gateway.canaries().get(model)
-        if canary is None:
-            raise NotFound(f"no canary of {model[:100]}")
-        return web.json_response(asdict(canary))
 
-    async def try_canary(self, request: web.Request) -> web.Response:
-        """Give a version a share of a model's traffic."""
-        name = request.match_info["model"]
-        asked: Canary = await _read(request, Canary)
-        model, version = description.find(self._gateway.fleet, name, asked.version)
-        if version.version == model.default:
-            raise BadRequest(f"version {version.version} of {name} is its default version: nothing to try")
-        canary = replace(asked, version=version.version)
-        self._decisions.decide(canaries={**self._decisions.now.canaries, name: canary})
-        await self._gateway.write()
-        return web.json_response(asdict(canary))
+def _node(gateway: Gateway, name: str, endpoints: Endpoints | None) -> dict[str, Any]:
+    found = [on[name] for on in (endpoints or {}).values() if name in on]
+    return {
+        "name": name,
+        "management": gateway.fleet.nodes[name].management,
+        "state": "up" if gateway.nodes.is_up(name) else "down",
+        "is_draining": name in gateway.fleet.draining,
+        "is_routed": bool(found) and all(each.is_healthy for each in found),
+        "in_flight": None if endpoints is None else sum(each.in_flight for each in found),
+    }
 
-    async def end_canary(self, request: web.Request) -> web.Response:
-        """Give it none, but for what gateway.yaml gives it; it is no error where there was none."""
-        name = request.match_info["model"]
-        others = {model: canary for model, canary in self._decisions.now.canaries.items() if model != name}
-        self._decisions.decide(canaries=others)
-        await self._gateway.write()
-        return web.Response(status=204)
 
-    async def models(self, _request: web.Request) -> web.Response:
-        """Answer every version on the nodes: whether it is withdrawn, and what is in flight for it."""
-        requests = await self._gateway.requests()
-        fleet = self._gateway.fleet
-        return web.json_response(
-            [
-                withdrawal(fleet, model, version, requests)
-                for model in fleet.registered.values()
-                for version in model.versions
-            ]
-        )
+# -- canaries ---------------------------------------------------------------------------------------------------------
 
-    async def model(self, request: web.Request) -> web.Response:
-        """Answer one model, all versions together, or one of them (`?version=`)."""
-        requests = await self._gateway.requests()
-        fleet = self._gateway.fleet
-        model, version = find(fleet, request.match_info["model"], request.query.get("version"))
-        return web.json_response(withdrawal(fleet, model, version, requests))
 
-    async def withdraw(self, request: web.Request) -> web.Response:
-        """Take a model, or a version of it, off the routes, or put it back."""
-        gateway, name = self._gateway, request.match_info["model"]
-        asked: WithdrawalRequest = await _read(request, WithdrawalRequest)
-        # Which version is the default, and whether it is there at all, may have changed just now.
-        await gateway.look()
-        withdrawn = self._decisions.now.withdrawn
-        if not asked.withdrawn:
-            # What no node has any more may come back.
-            withdrawn -= {each for each in withdrawn if each[0] == name and asked.version in (None, each[1])}
-            self._decisions.decide(withdrawn=withdrawn)
-        model, version = find(gateway.fleet, name, asked.version)
-        if asked.withdrawn and version is not None:
-            check_default(gateway.fleet, model, version)
-        versions = {(name, each) for each in model.versions if version in (None, each)}
-        self._decisions.decide(withdrawn=withdrawn | versions if asked.withdrawn else withdrawn - versions)
-        await gateway.write()
-        return web.json_response(withdrawal(gateway.fleet, model, version, await gateway.requests()))
+@routes.get("/control/canaries")
+async def canaries(request: web.Request) -> web.Response:
+    """Answer every canary, by its model."""
+    return web.json_response({model: asdict(canary) for model, canary in request.app[GATEWAY].canaries().items()})
 
-    def _node(self, name: str, traffic: Mapping[str, Traffic] | None) -> dict[str, Any]:
-        in_flight, is_routed = (None, False) if traffic is None else traffic.get(name, Traffic(0, False))
-        return {
-            "name": name,
-            "management": self._gateway.fleet.nodes[name].management,
-            "state": "up" if self._gateway.nodes.is_up(name) else "down",
-            "is_draining": name in self._gateway.fleet.draining,
-            "is_routed": is_routed,
-            "in_flight": in_flight,
-        }
+
+@routes.get("/control/canaries/{model}")
+async def canary(request: web.Request) -> web.Response:
+    """Answer a model's canary."""
+    model = request.match_info["model"]
+    found = request.app[GATEWAY].canaries().get(model)
+    if found is None:
+        raise RequestError(404, f"no canary of {model[:100]}")
+    return web.json_response(asdict(found))
+
+
+@routes.put("/control/canaries/{model}")
+async def try_canary(request: web.Request) -> web.Response:
+    """Send a version a share of a model's traffic."""
+    gateway, name = request.app[GATEWAY], request.match_info["model"]
+    asked: Canary = await _read(request, Canary)
+    model, version = description.find(gateway.fleet, name, asked.version)
+    if version.version == model.default:
+        raise RequestError(400, f"version {version.version} of {name} is its default version: nothing to try")
+    chosen = replace(asked, version=version.version)
+    gateway.decisions.decide(canaries={**gateway.decisions.now.canaries, name: chosen})
+    await gateway.write()
+    return web.json_response(asdict(chosen))
+
+
+@routes.delete("/control/canaries/{model}")
+async def end_canary(request: web.Request) -> web.Response:
+    """Send it nothing but its share of gateway.yaml; it is no error where there was none."""
+    gateway, name = request.app[GATEWAY], request.match_info["model"]
+    others = {model: canary for model, canary in gateway.decisions.now.canaries.items() if model != name}
+    gateway.decisions.decide(canaries=others)
+    await gateway.write()
+    return web.Response(status=204)
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+@routes.get("/control/models")
+async def models(request: web.Request) -> web.Response:
+    """Answer every version on the nodes: whether it is withdrawn, and what is in flight for it."""
+    gateway = request.app[GATEWAY]
+    endpoints, fleet = await gateway.endpoints(), gateway.fleet
+    every = [(model, version) for model in fleet.registered.values() for version in model.versions]
+    return web.json_response([withdrawal(fleet, model, version, endpoints) for model, version in every])
+
+
+@routes.get("/control/models/{model}")
+async def model(request: web.Request) -> web.Response:
+    """Answer one model, all versions together, or one of them (`?version=`)."""
+    gateway = request.app[GATEWAY]
+    found, version = find(gateway.fleet, request.match_info["model"], request.query.get("version"))
+    return web.json_response(withdrawal(gateway.fleet, found, version, await gateway.endpoints()))
+
+
+@routes.put("/control/models/{model}")
+async def withdraw(request: web.Request) -> web.Response:
+    """Take a model, or a version of it, off the routes, or put it back."""
+    gateway, name = request.app[GATEWAY], request.match_info["model"]
+    asked: WithdrawalRequest = await _read(request, WithdrawalRequest)
+    # Which version is the default, and whether it is there at all, may have changed just now.
+    await gateway.look()
+    withdrawn = gateway.decisions.now.withdrawn
+    if not asked.withdrawn:
+        # What no node has any more may come back.
+        withdrawn -= {each for each in withdrawn if each[0] == name and asked.version in (None, each[1])}
+        gateway.decisions.decide(withdrawn=withdrawn)
+    found, version = find(gateway.fleet, name, asked.version)
+    if asked.withdrawn and version is not None:
+        check_default(gateway.fleet, found, version)
+    versions = {(name, each) for each in found.versions if version in (None, each)}
+    gateway.decisions.decide(withdrawn=withdrawn | versions if asked.withdrawn else withdrawn - versions)
+    await gateway.write()
+    return web.json_response(withdrawal(gateway.fleet, found, version, await gateway.endpoints()))
 
 
 def find(fleet: Fleet, name: str, asked: str | None) -> tuple[Model, str | None]:
     """Find a model on the nodes, and the version of it that is meant, None for all; withdrawn or not.
 
     Raises:
-        NotFound: no node has it.
+        RequestError: no node has it.
     """
-    everything = replace(fleet, models=fleet.registered)
+    everything = replace(fleet, withdrawn=frozenset())
     if asked is None and name in everything.models:
         return everything.models[name], None
     model, version = description.find(everything, name, asked or "")
@@ -175,46 +179,42 @@ def check_default(fleet: Fleet, model: Model, version: str) -> None:
     """Check that requests without a version are still answered where others of its versions are.
 
     Raises:
-        BadRequest: they would not be, since it is the default everywhere.
+        RequestError: they would not be, since it is the default everywhere.
     """
     served = fleet.models[model.name].versions if model.name in fleet.models else {}
     others = [each for name, each in served.items() if name != version]
     if others and not any(replica.is_default for each in others for replica in each.replicas.values()):
-        raise BadRequest(
-            f"version {version} of {model.name} is its default version: make another the default, or withdraw the model"
-        )
+        is_default = f"version {version} of {model.name} is its default version"
+        raise RequestError(400, f"{is_default}: make another the default, or withdraw the model")
 
 
-def withdrawal(
-    fleet: Fleet, model: Model, version: str | None, requests: Mapping[str, Mapping[str, int]] | None
-) -> dict[str, Any]:
+def withdrawal(fleet: Fleet, model: Model, version: str | None, endpoints: Endpoints | None) -> dict[str, Any]:
     """Describe a model, or a version of it, as JSON has it.
 
     Args:
         fleet: what is served, and what is not.
         model: a model on the nodes.
         version: one of its versions; None for all together.
-        requests: cluster -> node -> requests in flight; None where that is not known.
+        endpoints: of Envoy; None where it does not answer.
     """
-    served = fleet.models.get(model.name)
+    asked = [version] if version is not None else list(model.versions)
     return {
         "model": model.name,
         "version": version,
-        "is_withdrawn": served is None or (version is not None and version not in served.versions),
-        "in_flight": None if requests is None else _in_flight(model, version, requests),
+        "is_withdrawn": all((model.name, each) in fleet.withdrawn for each in asked),
+        "in_flight": None if endpoints is None else _in_flight(model, version, endpoints),
     }
 
 
-def _in_flight(model: Model, version: str | None, requests: Mapping[str, Mapping[str, int]]) -> int:
+def _in_flight(model: Model, version: str | None, endpoints: Endpoints) -> int:
     """Count requests; of those without a version a node's own default has them, as far as the gateway can know."""
-    unnamed = requests.get(cluster(model.name), {})
+    unnamed = endpoints.get(cluster(model.name), {})
     if version is None:
-        named = [requests.get(cluster(model.name, each), {}) for each in model.versions]
-        return sum(sum(each.values()) for each in (unnamed, *named))
+        named = [endpoints.get(cluster(model.name, each), {}) for each in model.versions]
+        return sum(each.in_flight for nodes in (unnamed, *named) for each in nodes.values())
     replicas = model.versions[version].replicas
-    return sum(requests.get(cluster(model.name, version), {}).values()) + sum(
-        count for node, count in unnamed.items() if node in replicas and replicas[node].is_default
-    )
+    defaults = [each for node, each in unnamed.items() if node in replicas and replicas[node].is_default]
+    return sum(each.in_flight for each in [*endpoints.get(cluster(model.name, version), {}).values(), *defaults])
 
 
 async def _read(request: web.Request, kind: type[Any]) -> Any:
@@ -225,4 +225,4 @@ async def _read(request: web.Request, kind: type[Any]) -> Any:
             f"{'.'.join(map(str, problem['loc'])) or 'the body'}: {problem['msg']}"
             for problem in error.errors(include_input=False, include_url=False)
         )
-        raise BadRequest("; ".join(problems)) from None
+        raise RequestError(400, "; ".join(problems)) from None

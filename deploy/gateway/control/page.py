@@ -4,14 +4,13 @@ GET /, /page/NAME  -> files of deploy/gateway/page; a browser asks again with th
 GET /summary       -> Charts.summary, as it is now; ?since=TIME leaves out older points
 """
 
-import math
 from pathlib import Path
 
 import orjson
 from aiohttp import web
 
-from deploy.gateway.control.errors import BadRequest, NotFound
-from deploy.gateway.control.gateway import Gateway
+from deploy.gateway.control.errors import RequestError
+from deploy.gateway.control.gateway import GATEWAY
 
 PAGE = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -40,34 +39,33 @@ HEADERS = {
 }
 
 
-def add_routes(app: web.Application, gateway: Gateway) -> None:
-    """Register the routes."""
-    files = {path.name: path for path in PAGE.iterdir() if path.suffix in TYPES}
+FILES = {path.name: path for path in PAGE.iterdir() if path.suffix in TYPES}
 
-    async def file(request: web.Request) -> web.StreamResponse:
-        path = files.get(request.match_info.get("name", "index.html"))
-        if path is None:
-            raise NotFound("there is no such file")
-        # A browser may keep a file and asks each time whether it is still the same.
-        headers = {**HEADERS, "Cache-Control": "no-cache", "Content-Type": f"{TYPES[path.suffix]}; charset=utf-8"}
-        return web.FileResponse(path, headers=headers)
+routes = web.RouteTableDef()
 
-    async def summary(request: web.Request) -> web.StreamResponse:
-        try:
-            since_s = float(request.query.get("since", "-inf"))
-        except ValueError:
-            since_s = math.nan
-        if math.isnan(since_s):
-            raise BadRequest("since must be a number of seconds")
-        response = web.Response(
-            body=orjson.dumps(gateway.charts.summary(gateway.fleet, since_s)),
-            content_type="application/json",
-            # What a key protects is kept nowhere.
-            headers={**HEADERS, "Cache-Control": "no-store"},
-        )
-        response.enable_compression()
-        return response
 
-    app.router.add_get("/", file)
-    app.router.add_get("/page/{name}", file)
-    app.router.add_get("/summary", summary)
+@routes.get("/")
+@routes.get("/page/{name}")
+async def file(request: web.Request) -> web.StreamResponse:
+    """Answer a file of the page; a browser may keep it and asks each time whether it is still the same."""
+    path = FILES.get(request.match_info.get("name", "index.html"))
+    if path is None:
+        raise RequestError(404, "there is no such file")
+    headers = {**HEADERS, "Cache-Control": "no-cache", "Content-Type": f"{TYPES[path.suffix]}; charset=utf-8"}
+    return web.FileResponse(path, headers=headers)
+
+
+@routes.get("/summary")
+async def summary(request: web.Request) -> web.StreamResponse:
+    """Answer what the page shows; a browser keeps nothing of it, since a key protects it."""
+    gateway = request.app[GATEWAY]
+    try:
+        since_s = float(request.query.get("since", "-inf"))
+    except ValueError:
+        raise RequestError(400, "since must be a number of seconds") from None
+    document = orjson.dumps(gateway.charts.summary(gateway.fleet, since_s))
+    response = web.Response(
+        body=document, content_type="application/json", headers={**HEADERS, "Cache-Control": "no-store"}
+    )
+    response.enable_compression()
+    return response

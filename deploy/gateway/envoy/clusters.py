@@ -111,10 +111,10 @@ def endpoints(
 
 def _has_withdrawn_default(fleet: Fleet, model: str, node: str) -> bool:
     """Whether what a model's other versions still get would be answered by one there that is withdrawn."""
-    if model not in fleet.models or model not in fleet.withdrawn:
-        return False
-    replicas = (version.replicas.get(node) for version in fleet.withdrawn[model].versions.values())
-    return any(replica is not None and replica.is_default for replica in replicas)
+    return model in fleet.models and any(
+        (model, version.version) in fleet.withdrawn and node in version.replicas and version.replicas[node].is_default
+        for version in fleet.registered[model].versions.values()
+    )
 
 
 def _endpoint(node: Node, host: str, management: str, tokens: Tokens, state: str) -> Resource:

@@ -44,16 +44,20 @@ class EnvoyError(Exception):
     """Envoy cannot be started; the message says why."""
 
 
-class Traffic(NamedTuple):
-    """What a node has of Envoy.
+class Endpoint(NamedTuple):
+    """What one cluster has at a node.
 
     Attributes:
-        in_flight: requests that it has not answered yet.
-        is_routed: whether it gets new ones, for every model and version that it serves.
+        in_flight: requests that the node has not answered yet.
+        is_healthy: whether it gets new ones.
     """
 
     in_flight: int
-    is_routed: bool
+    is_healthy: bool
+
+
+# The name of a cluster -> the name of a node -> what it has there.
+Endpoints = Mapping[str, Mapping[str, Endpoint]]
 
 
 class Envoy:
@@ -187,36 +191,17 @@ class Envoy:
             return None
         return pid if is_ours else None
 
-    def traffic(self) -> dict[str, Traffic]:
-        """Say of each node, by its name, what it has in flight and whether it gets more.
+    def endpoints(self) -> Endpoints:
+        """Return what each cluster of nodes has in flight, and where.
 
         Raises:
             admin.NoAnswer: Envoy does not run.
         """
-        found: dict[str, Traffic] = {}
-        for cluster in self._clusters():
-            for host in cluster.get("host_statuses", []):
-                stats = _counted(host)
-                before = found.get(host["hostname"], Traffic(0, True))
-                found[host["hostname"]] = Traffic(
-                    before.in_flight + stats.get("rq_active", 0),
-                    before.is_routed and host["health_status"] == {"eds_health_status": "HEALTHY"},
-                )
-        return found
-
-    def requests(self) -> dict[str, dict[str, int]]:
-        """Say what each cluster of nodes has in flight: its name -> the node's name -> how many requests.
-
-        Raises:
-            admin.NoAnswer: Envoy does not run.
-        """
+        found = admin.document(self._run, "/clusters?format=json").get("cluster_statuses", [])
         return {
-            str(cluster["name"]): {
-                str(host["hostname"]): stats.get("rq_active", 0)
-                for host in cluster.get("host_statuses", [])
-                for stats in [_counted(host)]
-            }
-            for cluster in self._clusters()
+            cluster["name"]: {host["hostname"]: _endpoint(host) for host in cluster.get("host_statuses", [])}
+            for cluster in found
+            if cluster["name"] != CONTROL
         }
 
     def prometheus(self) -> str:
@@ -235,11 +220,6 @@ class Envoy:
         """
         text = admin.ask(self._run, f"/stats?filter=^{re.escape(name)}$&format=text")
         return int(text.rpartition(" ")[2] or 0)
-
-    def _clusters(self) -> list[Any]:
-        """Ask for the state of each cluster of nodes."""
-        found = admin.document(self._run, "/clusters?format=json").get("cluster_statuses", [])
-        return [cluster for cluster in found if cluster["name"] != CONTROL]
 
     def _has_listeners(self) -> bool:
         """Whether all ports are open; of one that another program has, Envoy only warns."""
@@ -298,9 +278,10 @@ def find() -> str:
     return found
 
 
-def _counted(host: Mapping[str, Any]) -> dict[str, int]:
-    """A host's counters; those of nothing are left out, or come without a value."""
-    return {stat["name"]: int(stat.get("value", 0)) for stat in host["stats"]}
+def _endpoint(host: Mapping[str, Any]) -> Endpoint:
+    # Counters of nothing are left out, or come without a value.
+    counts = {stat["name"]: int(stat.get("value", 0)) for stat in host["stats"]}
+    return Endpoint(counts.get("rq_active", 0), host["health_status"] == {"eds_health_status": "HEALTHY"})
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -3,8 +3,8 @@
 HTTP   /predictions/M[/V], /v2/models/M[/versions/V]/infer -> nodes; what names no version: a canary's share first
        /, /page/, /summary, /v2/...                        -> the control process
        everything else                                     -> 404
-gRPC   ModelInfer of a model that is known -> as above, by the path that the Lua filter makes of its message
-       other methods of the service        -> the control process
+gRPC   ModelInfer, as /predictions/M[/V], the path that grpc_outer.lua makes of its message -> the same
+       other methods of the service                         -> the control process
 """
 
 import re
@@ -143,12 +143,11 @@ def _http(settings: Settings, fleet: Fleet) -> Iterator[Resource]:
 def _grpc(settings: Settings) -> Iterator[Resource]:
     for method in ("ServerLive", "ServerReady"):
         yield _control({"path": f"/{SERVICE}/{method}"}, settings, is_open=True, name=GRPC)
+    # Until its path is made of its message, which may be as long as any.
     yield _control({"path": f"/{SERVICE}/ModelInfer"}, settings, is_infer=True)
     yield _control({"prefix": f"/{SERVICE}/"}, settings, name=GRPC)
-    # ModelInfer of a model that is not known; the control process says so.
-    unknown = _control({"prefix": "/predictions/"}, settings, is_infer=True)
-    unknown["route"]["regex_rewrite"] = _rewrite(f"/{SERVICE}/ModelInfer")
-    yield unknown
+    # Of a model that has no node.
+    yield _control({"prefix": "/predictions/"}, settings, is_infer=True)
 
 
 def _control(

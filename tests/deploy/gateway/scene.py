@@ -8,9 +8,10 @@ import requests
 
 from deploy.gateway.control.__main__ import control_app, metrics_app, serve
 from deploy.gateway.control.gateway import Gateway
-from deploy.gateway.envoy.process import Envoy, Traffic
+from deploy.gateway.envoy.process import Endpoint, Endpoints, Envoy
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet, Version
+from handlers.protocol.responses import PROTOBUF
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn, run
 
@@ -27,13 +28,12 @@ class RecordedEnvoy(Envoy):
     def write(self, settings: Settings, fleet: Fleet) -> None:
         self.fleets.append(fleet)
 
-    def traffic(self) -> dict[str, Traffic]:
+    def endpoints(self) -> Endpoints:
         self._check()
-        return {"node-1": Traffic(3, True)}
-
-    def requests(self) -> dict[str, dict[str, int]]:
-        self._check()
-        return self.in_flight
+        return {
+            cluster: {node: Endpoint(count, True) for node, count in nodes.items()}
+            for cluster, nodes in self.in_flight.items()
+        }
 
     def prometheus(self) -> str:
         self._check()
@@ -122,9 +122,9 @@ class Scene:
 
     def call(self, method: str, body: bytes = b"") -> tuple[int, str, bytes]:
         """Call by gRPC as Envoy's bridge does: return the status, its message, and the body."""
-        url = f"{self.url}/inference.GRPCInferenceService/{method}"
-        answer = requests.post(url, data=body, timeout=TIMEOUT_S)
-        assert answer.headers["Content-Type"] == "application/x-protobuf"
+        url = f"{self.url}{method if method.startswith('/') else f'/inference.GRPCInferenceService/{method}'}"
+        answer = requests.post(url, data=body, headers={"Content-Type": PROTOBUF}, timeout=TIMEOUT_S)
+        assert answer.headers["Content-Type"] == PROTOBUF
         message = unquote(answer.headers.get("X-Grpc-Message", ""))
         return int(answer.headers.get("X-Grpc-Status", 0)), message, answer.content
 

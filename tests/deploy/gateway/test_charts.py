@@ -16,7 +16,7 @@ from deploy.run.node import Node
 URL = "http://127.0.0.1:1"
 READY = Replica(1, 1, 8, 20, is_default=True)
 NODES = {name: Node(name=name, inference=URL, management=URL, metrics=URL) for name in ("a", "b")}
-ONE = Fleet(NODES, models={"m": Model("m", {"1.0": Version("1.0", {"a": READY, "b": READY})}, "1.0")})
+ONE = Fleet(NODES, registered={"m": Model("m", {"1.0": Version("1.0", {"a": READY, "b": READY})}, "1.0")})
 Values = Mapping[Series, float]
 
 
@@ -95,7 +95,7 @@ def test_point_is_what_counters_grew_by(page: Page, values: Values, expected: di
 def test_document_has_the_state_of_every_replica() -> None:
     partly = {"a": READY, "b": Replica(2, 1, 8, 20, is_default=True)}
     versions = {"1.0": Version("1.0", partly, {"task": "any"}), "2.0": Version("2.0", {"b": READY})}
-    fleet = Fleet(NODES, frozenset("b"), {"m": Model("m", versions, "1.0")}, {"m": Canary("2.0", 5.0)})
+    fleet = Fleet(NODES, frozenset("b"), {"m": Model("m", versions, "1.0")}, canaries={"m": Canary("2.0", 5.0)})
     found = Charts().summary(fleet)
     assert found["nodes"] == [{"name": "a", "is_draining": False}, {"name": "b", "is_draining": True}]
     (model,) = found["models"]

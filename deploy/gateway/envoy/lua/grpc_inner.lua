@@ -2,19 +2,15 @@
 -- one of that type, with the status and the message that it stands for.
 
 local ABOUT = "gateway"
--- HTTP status -> gRPC status, and what to say.
+-- HTTP status of TorchServe, or of a node's own Envoy -> gRPC status, and its message.
 local MEANING = {
   ["400"] = {"3", "the request is invalid"},
-  ["401"] = {"16", "a valid key is needed"},
   ["404"] = {"5", "neither this model nor this version is served"},
-  ["408"] = {"4", "the request took too long to come"},
   ["413"] = {"8", "the request is too large"},
   ["429"] = {"14", "too many requests"},
   ["500"] = {"13", "the worker died, or did not answer in time"},
-  ["501"] = {"12", "not supported"},
   ["502"] = {"14", "the node gave no valid answer"},
   ["503"] = {"14", "no worker can take the request now"},
-  ["504"] = {"4", "no answer came in time"},
   ["507"] = {"13", "the worker ran out of memory"},
 }
 local OTHER = {"13", "the node gave no valid answer"}
@@ -31,12 +27,9 @@ function envoy_on_response(handle)
   end
   local headers = handle:headers()
   local status = headers:get(":status")
-  if headers:get("content-type") == "application/x-protobuf" then
-    if status == "200" then
-      return
-    end
+  if status == "200" and headers:get("content-type") == "application/x-protobuf" then
+    return
   end
-  local meaning = MEANING[status] or OTHER
   if headers:get("grpc-status") then
     -- Envoy's own answer.
     headers:replace("x-grpc-status", headers:get("grpc-status"))
@@ -44,6 +37,7 @@ function envoy_on_response(handle)
     headers:remove("grpc-status")
     headers:remove("grpc-message")
   elseif not headers:get("x-grpc-status") then
+    local meaning = MEANING[status] or OTHER
     headers:replace("x-grpc-status", meaning[1])
     headers:replace("x-grpc-message", meaning[2])
   end

@@ -66,8 +66,8 @@ local function model_of(body)
   return found[1] or "", found[2] or ""
 end
 
-local function is_name(text)
-  return text:find("^[%w_.-]+$") ~= nil
+local function quoted(text)
+  return (text:gsub("[^%w_.~-]", function(byte) return ("%%%02X"):format(byte:byte()) end))
 end
 
 function envoy_on_request(handle)
@@ -90,9 +90,10 @@ function envoy_on_request(handle)
     fail(handle, INVALID_ARGUMENT, "the message is no ModelInferRequest, or was compressed to less than a hundredth")
   elseif name == "" then
     fail(handle, INVALID_ARGUMENT, "model_name is empty")
-  elseif is_name(name) and (version == "" or is_name(version)) then
+  else
     -- What was taken of the handle before the body came holds no more.
-    handle:headers():replace(":path", "/predictions/" .. name .. (version ~= "" and "/" .. version or ""))
+    handle:headers():replace(":path",
+      "/predictions/" .. quoted(name) .. (version ~= "" and "/" .. quoted(version) or ""))
     handle:clearRouteCache()
   end
 end

@@ -12,7 +12,7 @@ import grpc
 import requests
 
 from deploy.gateway.envoy import admin, files
-from deploy.gateway.envoy.process import Envoy
+from deploy.gateway.envoy.process import Endpoint, Envoy
 from deploy.gateway.settings import Ports, Settings
 from deploy.gateway.state import Fleet, Model, Replica, Version
 from tests.deploy.gateway.envoy.stand_ins import StandIn, control, models_of
@@ -61,7 +61,7 @@ class Gateway:
             name: Model(name, {each: Version(each, dict.fromkeys(chosen, REPLICA)) for each in versions}, versions[0])
             for name, versions in (self.models if models is None else models).items()
         }
-        return Fleet(nodes=chosen, models=named, **parts)
+        return Fleet(nodes=chosen, registered=named, **parts)
 
     def serve(self, fleet: Fleet | None = None, **parts: Any) -> list[str]:
         """Configure Envoy with a fleet, or with the parts of one; return the files that changed."""
@@ -84,7 +84,11 @@ class Gateway:
         return admin.ask(self.run, "/clusters?format=json")
 
     def in_flight(self) -> int:
-        return sum(sum(nodes.values()) for nodes in self.envoy.requests().values())
+        return sum(each.in_flight for nodes in self.envoy.endpoints().values() for each in nodes.values())
+
+    def at(self, node: str) -> list[Endpoint]:
+        """Return what each cluster has at a node."""
+        return [nodes[node] for nodes in self.envoy.endpoints().values() if node in nodes]
 
     def attempts(self) -> int:
         """Count the predictions that have reached nodes."""

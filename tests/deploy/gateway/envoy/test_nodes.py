@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from deploy.gateway.settings import Canary
-from deploy.gateway.state import Fleet, without
+from deploy.gateway.state import Fleet
 from tests.deploy.gateway.envoy.harness import SERVED, Gateway, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn, described, models_of
 
@@ -82,7 +82,7 @@ def test_node_that_refuses_connections_is_left_out_until_it_is_ready_again(gatew
     first.inference.close()
     assert gateway.served_by("/predictions/m", 20) == {second.name}
     wait(lambda: "failed_outlier_check" in gateway.clusters())
-    assert not gateway.envoy.traffic()[first.name].is_routed
+    assert not all(each.is_healthy for each in gateway.at(first.name))
     first.inference.open()
     wait(lambda: first.name in gateway.served_by("/predictions/m"))
 
@@ -109,10 +109,10 @@ def test_nodes_come_and_go_under_load_without_a_lost_request(gateway: Gateway) -
             gateway.serve(nodes=everybody)
             wait(lambda: third.seen.total() > 0)
             gateway.serve(nodes=everybody, draining=frozenset({third.name}))
-            wait(lambda: gateway.envoy.traffic()[third.name] == (0, False))
+            wait(lambda: set(gateway.at(third.name)) == {(0, False)})
             gateway.serve()
             third.close()
-            wait(lambda: third.name not in gateway.envoy.traffic())
+            wait(lambda: not gateway.at(third.name))
         finally:
             stop.set()
         counted = sum((each.result(60) for each in running), Counter[tuple[int, str]]())
@@ -165,8 +165,7 @@ def withdrawn(gateway: Gateway, *versions: str, default_on: str = "") -> Fleet:
         each = model.versions[version]
         replicas = {node: replace(replica, is_default=node == default_on) for node, replica in each.replicas.items()}
         model = replace(model, versions={**model.versions, version: replace(each, replicas=replicas)})
-    served, taken = without({"m": model}, {("m", version) for version in versions})
-    return replace(state, models=served, withdrawn=taken)
+    return replace(state, registered={"m": model}, withdrawn=frozenset(("m", version) for version in versions))
 
 
 def test_withdrawn_model_gets_nothing_new_and_answers_what_it_has(gateway: Gateway) -> None:

@@ -26,20 +26,19 @@ def node(name: str, host: str = "127.0.0.1", token_file: str | None = None) -> N
 
 
 VERSIONS = {version: Version(version, dict.fromkeys(on, REPLICA)) for version, on in (("1.0", "ab"), ("2.0", "bc"))}
-MODELS = {"empty": Model("empty", {}), "m-1_x.y": Model("m-1_x.y", VERSIONS, "1.0")}
+MODELS = {"m-1_x.y": Model("m-1_x.y", VERSIONS, "1.0")}
 NODES = {"a": node("a", token_file="none"), "b": node("b", "[::1]")}  # noqa: S106
-FLEET = Fleet(nodes=NODES, models=MODELS, canaries={"m-1_x.y": Canary("2.0", 33.3, ("X-A", "b"))})
+FLEET = Fleet(nodes=NODES, registered=MODELS, canaries={"m-1_x.y": Canary("2.0", 33.3, ("X-A", "b"))})
 
 
 def test_each_model_and_each_version_has_a_cluster_of_its_own_nodes() -> None:
     assert [(each.cluster, each.nodes, each.file) for each in served(FLEET)] == [
-        ("empty", (), "endpoints/empty.json"),
         ("m-1_x.y", ("a", "b"), "endpoints/m-1_x.y.json"),
         ("m-1_x.y/1.0", ("a", "b"), "endpoints/m-1_x.y%2F1.0.json"),
         ("m-1_x.y/2.0", ("b",), "endpoints/m-1_x.y%2F2.0.json"),
     ]
     # A node whose name is not known to the resolver is left out.
-    (found,) = endpoints(FLEET, list(served(FLEET))[1], {"::1": "::1"}.get, {})["endpoints"][0]["lb_endpoints"]
+    (found,) = endpoints(FLEET, next(iter(served(FLEET))), {"::1": "::1"}.get, {})["endpoints"][0]["lb_endpoints"]
     assert found["endpoint"]["address"]["socket_address"] == {"address": "::1", "port_value": 8080}
     assert [files.lookup(host) for host in ("10.1.2.3", "::1", "nobody.invalid")] == ["10.1.2.3", "::1", None]
     assert files.lookup("localhost") in ("127.0.0.1", "::1")
