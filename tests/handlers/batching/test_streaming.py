@@ -7,6 +7,15 @@ from typing import Any
 
 import pytest
 
+from handlers.batching.engine import LatencyModel, Streams
+from handlers.batching.in_flight import InFlightRequest, StreamedAnswer
+from handlers.batching.policy import Policy
+from handlers.batching.scheduler import Scheduler
+from handlers.batching.shared_state import SharedState
+from handlers.batching.timing import Timing
+from handlers.metrics import Recorder
+from handlers.pipeline.slots import Generated, Slot
+from handlers.protocol.requests import Request
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.gated import TIMEOUT_S, wait_for
 from tests.handlers.batching.spelling import FAILURE, FICKLE, UNREADABLE, SpellingHandler, asking, events, started
@@ -149,6 +158,21 @@ def test_client_that_leaves_frees_its_place_and_its_share_of_the_engine(handler:
         assert not answer.done()
     # The engine ends it in its next step, and runs who waits.
     assert handler.speller.written <= 3 + len("next")
+
+
+def test_client_that_has_gone_is_sent_no_piece_that_was_generated_before() -> None:
+    """A chunk for a request that the frontend has forgotten would end the worker."""
+    scheduler = Scheduler(Policy(max_latency_s=1.0, max_items=8), Streams(LatencyModel([(1, 0.1), (8, 0.4)])))
+    shared = SharedState(scheduler, Timing(8, has_target=True), Recorder())
+    slot = Slot(None, generated=Generated(pieces=None, tokens=[1, 2]))  # type: ignore[arg-type]
+    request = InFlightRequest(id="a", request=Request(()), slots=[slot], arrived_s=0.0)
+    request.stream, request.running = StreamedAnswer(has_begun=True), 1
+    with shared.lock:
+        shared.received(["a"], [request], 0.0)
+        shared.pieces[request] = slot
+        shared.received([], [], 0.0)
+        assert shared.take_due(with_refused=True).tokens == []
+    assert request.stream.is_abandoned
 
 
 TENSORS = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
