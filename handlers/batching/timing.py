@@ -1,36 +1,29 @@
 """When an adaptive worker answers TorchServe's frontend. Pure: times and counts in, a time out.
 
-In continuous-batching mode an answer may hold any of the requests in flight, none even. The frontend then sends at once
+In continuous-batching mode an answer may hold any of the requests in flight, or none. The frontend then sends at once
 everything that is still in flight, payloads included, and what has arrived meanwhile: an exchange. Answers leave and
-arrivals come in by exchanges only. One happens when
+arrivals come in by exchanges only, and each takes processor time from the micro-batch that runs. One happens
 
-    everything in flight is answered      the frontend then waits for the next request, and an idle worker is idle
-    an answer is complete                 at once
-    a streamed answer has its first piece at once
-    others have more of theirs            PIECE_S after the last exchange, so that pieces of all are sent together
-    a refusal has waited for REFUSAL_S    not before that, whatever else is ready
-    there is anything to do               LOOK_S after the last exchange where a latency target is set, for who comes
-                                          may be more urgent than all of it, and where the engine waits for a slow
-                                          decoding; else SELDOM_LOOK_S: an exchange takes its part of the processor
-                                          from the micro-batch that runs
+    when everything in flight is answered      the frontend then waits for the next request
+    when an answer is complete                 at once
+    when a streamed answer has a first piece   at once
+    PIECE_S after the last exchange            where streamed answers have further pieces
+    HELD_S after a refusal                     the refusal stays behind when other answers leave earlier
+    HELD_S after the last exchange             to look for arrivals: where there is a latency target, or where the engine
+                                               is idle while something slow is decoded
 """
 
 from dataclasses import dataclass
 from math import inf
 
-# Seconds between two exchanges that look for newcomers, with a latency target or an idle engine, and otherwise.
-LOOK_S, SELDOM_LOOK_S = 0.03, 0.5
-# Seconds between two exchanges for pieces of answers: who reads them cannot tell it from none, and exchanges stay some
-# fifty a second however many stream.
+# Seconds that a refusal is held back, and between two exchanges that look for arrivals. A client that comes again at
+# once after a refusal, with connection and body, costs a millisecond of a core.
+HELD_S = 0.05
+# Seconds between two exchanges for pieces of streamed answers: a reader cannot tell it from none.
 PIECE_S = 0.02
-# Seconds that a refusal is held back: a refused client that comes again at once, with connection and body, costs a
-# millisecond of a core, which those served would miss.
-REFUSAL_S = 0.05
-# Seconds of work that the frontend's thread does itself, so many items of it at least: waking another thread, and an
-# exchange meanwhile, would take as long.
+# Seconds of work that the frontend's thread does itself, and the items of it: waking another thread, and an exchange
+# meanwhile, would take as long.
 QUICK_S, QUICK_ITEMS = 0.003, 16
-# Seconds of work of a request that is alone in flight, up to which the frontend's thread runs it itself.
-LONE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +72,15 @@ class Timing:
     has_target: bool
     received_s: float = -inf
 
+    def arrived_s(self, now_s: float, in_flight: int) -> float:
+        """Return when the requests that an exchange brings now arrived at the frontend, on average.
+
+        Args:
+            now_s: the time.
+            in_flight: requests that were left unanswered; the frontend waits for arrivals only where there are none.
+        """
+        return (self.received_s + now_s) / 2 if in_flight else now_s
+
     def due_s(self, situation: Situation) -> float:
         """Return when to answer: a time that has passed means now; infinity until something happens."""
         if situation.complete > situation.refused or situation.is_all_complete or situation.first_pieces:
@@ -86,24 +88,23 @@ class Timing:
         due_s = self.refusal_due_s(situation)
         if situation.pieces:
             due_s = min(due_s, self.received_s + PIECE_S)
-        if situation.in_flight < self.window:
-            is_often = self.has_target or not situation.is_running
-            due_s = min(due_s, self.received_s + (LOOK_S if is_often else SELDOM_LOOK_S))
+        if situation.in_flight < self.window and (self.has_target or not situation.is_running):
+            due_s = min(due_s, self.received_s + HELD_S)
         return due_s
 
     def refusal_due_s(self, situation: Situation) -> float:
         """Return when the refusals in flight may go, all of them; infinity without any, now with everything else."""
-        return -inf if situation.is_all_complete else situation.oldest_refusal_s + REFUSAL_S
+        return -inf if situation.is_all_complete else situation.oldest_refusal_s + HELD_S
 
     def most_inline(self, situation: Situation) -> int:
         """Return how many items the frontend's thread runs itself, in one micro-batch; 0 where it should not.
 
-        It does where that is soon done, or where a single client waits and nobody need be looked out for. Of many it
-        takes half: while it runs the others, TorchServe and the clients of these are at work.
+        It does where that is done soon, or where a single client waits and no look is due meanwhile. Of many it takes
+        half: while it runs the others, TorchServe and the clients of these are at work.
         """
         if situation.is_all_complete or situation.streamed or situation.is_running:
             return 0
         if situation.queued_s <= QUICK_S:
             return max(QUICK_ITEMS, (situation.in_flight + 1) // 2)
-        is_lone = situation.in_flight == 1 and situation.queued_s <= LONE_S and not self.has_target
+        is_lone = situation.in_flight == 1 and situation.queued_s <= HELD_S and not self.has_target
         return self.window if is_lone else 0

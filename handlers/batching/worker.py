@@ -188,7 +188,8 @@ class AdaptiveWorker:
                 return
             request = self._whole.read(sent.row, sent.headers)
             with shared.lock:
-                newcomers.append(arrivals.arrived(id_, request, sent.headers, time.perf_counter()))
+                arrived_s = shared.timing.arrived_s(time.perf_counter(), len(shared.in_flight))
+                newcomers.append(arrivals.arrived(id_, request, sent.headers, arrived_s))
 
         ids = link.receive(is_read, take)
         with shared.lock:

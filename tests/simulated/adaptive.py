@@ -3,7 +3,7 @@
     a request comes -> kept until an exchange -> admitted -> decoded -> micro-batch -> exchange -> answered
 
 Without a frontend (`Machine.exchange_s` None) a request is admitted as it comes and answered as its micro-batch ends.
-What is decoded while the engine runs takes its part of the processor: both last longer.
+What is decoded while the engine runs, and an exchange, take processor time from it.
 """
 
 import heapq
@@ -102,7 +102,7 @@ class AdaptiveWorker:
         self.simulated.outcomes.append(outcome)
         index = len(self.simulated.outcomes) - 1
         if self._machine.exchange_s is None:
-            self._admit(now_s, [index])
+            self._admit(now_s, [index], now_s)
             return
         self._at_frontend.append(index)
         if self._is_awaited:
@@ -114,17 +114,18 @@ class AdaptiveWorker:
         assert self._timing is not None
         room = self._timing.window - len(self._in_flight)
         newcomers = [self._at_frontend.popleft() for _ in range(min(room, len(self._at_frontend)))]
+        arrived_s = self._timing.arrived_s(now_s, len(self._in_flight))
         self._timing.received_s = now_s
-        self._admit(now_s, newcomers)
+        self._admit(now_s, newcomers, arrived_s)
         self._has_turn = True
 
-    def _admit(self, now_s: float, indices: list[int]) -> None:
+    def _admit(self, now_s: float, indices: list[int], arrived_s: float) -> None:
         lone = len(indices) == 1 and not self._running
         for index in indices:
             arrival = self.simulated.outcomes[index].arrival
             request = _Request(
                 slots=[Slot(None) for _ in range(arrival.items)],
-                arrived_s=now_s,
+                arrived_s=arrived_s,
                 priority=arrival.priority,
                 timeout_s=arrival.timeout_s,
                 index=index,
@@ -142,15 +143,18 @@ class AdaptiveWorker:
 
     def _decode(self, now_s: float, request: _Request, decode_s: float, *, is_alone: bool) -> None:
         if self._running:
-            # The engine's threads and these share the cores.
-            for running in self._running:
-                running.ends_s += decode_s / self._machine.cores
-                self._at(running.ends_s, "finished", running)
+            self._delay_engine(decode_s)
             decode_s *= 2
         free_s = now_s + decode_s if is_alone else max(now_s, heapq.heappop(self._decode_free_s)) + decode_s
         if not is_alone:
             heapq.heappush(self._decode_free_s, free_s)
         self._at(free_s, "decoded", request)
+
+    def _delay_engine(self, seconds: float) -> None:
+        """Take so many seconds of a core from the micro-batches that run."""
+        for running in self._running:
+            running.ends_s += seconds / self._machine.cores
+            self._at(running.ends_s, "finished", running)
 
     def _decoded(self, _: float, request: _Request) -> None:
         length = self.simulated.outcomes[request.index].arrival.length
@@ -204,6 +208,7 @@ class AdaptiveWorker:
         half_s = self._machine.exchange_s / 2
         answered_s = self._answer(now_s + half_s, list(self._in_flight.values()), self._machine.request_s)
         left = len(self._in_flight) + min(len(self._at_frontend), self._timing.window)
+        self._delay_engine(half_s + self._machine.request_s * left)
         if left:
             self._at(answered_s + half_s + self._machine.request_s * left, "rows")
         else:
@@ -216,10 +221,12 @@ class AdaptiveWorker:
             del self._in_flight[request.index]
             at_s += request_s
             outcome = self.simulated.outcomes[request.index]
-            if request.how == "done":
-                outcome.is_in_time = self._scheduler.answered(request, at_s)
             outcome.ends.append(request.how)
             outcome.ended_s = at_s
+            if request.how == "done":
+                self._scheduler.answered(request, at_s)
+                allowed_s = min(self._scheduler.policy.max_latency_s, outcome.arrival.timeout_s)
+                outcome.is_in_time = outcome.latency_s <= allowed_s
             for arrival in self._clients.after(outcome):
                 self._comes(Outcome(arrival))
         return at_s

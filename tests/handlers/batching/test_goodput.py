@@ -33,21 +33,14 @@ def test_goodput_holds_under_overload_with_few_exchanges(case: Case, share: floa
     if share < 1:
         assert good >= 0.99 * len(ended)
     else:
-        # The first micro-batches find hardly anything to share them.
-        assert good / seconds >= 0.88 * case.offline_per_s
-    # At most one in 30 ms to look for newcomers, and two a micro-batch.
-    assert simulated.exchanges <= seconds / 0.03 + 2 * len(simulated.micro_batches)
+        # The first micro-batches find hardly anything to share them, and exchanges take their part of the processor.
+        assert good / seconds >= 0.8 * case.offline_per_s
+    # At most one in 50 ms to look for newcomers, and two a micro-batch.
+    assert simulated.exchanges <= seconds / 0.05 + 2 * len(simulated.micro_batches)
 
 
-@pytest.mark.parametrize(
-    ("case", "share"),
-    [
-        *((RESNET, share) for share in (0.8, 2.0, 3.0)),
-        (EMBEDDING, 0.8),
-        pytest.param(EMBEDDING, 2.0, marks=pytest.mark.xfail(strict=True, reason="2.4 % are late before it is learnt")),
-        pytest.param(EMBEDDING, 3.0, marks=pytest.mark.xfail(strict=True, reason="a full window is seen after 0.15 s")),
-    ],
-)
+@pytest.mark.parametrize("share", [0.8, 2.0, 3.0])
+@pytest.mark.parametrize("case", [RESNET, EMBEDDING], ids=lambda case: case.name)
 def test_few_are_late_under_overload_and_refusals_are_timely(case: Case, share: float) -> None:
     simulated = overloaded(case, share)
     late = sum(not each.is_in_time for each in simulated.of("done"))

@@ -361,8 +361,8 @@ def test_metrics_say_what_was_refused_missed_and_exchanged(start: Start, caplog:
     assert totals["handler_exchanges_total"] >= 1
     # One stood at the gate; two, behind it, in the queue, and are as much longer in their requests' time.
     assert stood_s <= totals["handler_engine_busy_seconds_total"] <= elapsed_s
-    assert 0.4 <= totals["handler_queue_seconds_total"] <= 3 * elapsed_s
-    assert 0.6 <= totals["handler_request_seconds_totalsuccess"] <= 3 * elapsed_s
+    assert 0.3 <= totals["handler_queue_seconds_total"] <= 3 * elapsed_s
+    assert 0.5 <= totals["handler_request_seconds_totalsuccess"] <= 3 * elapsed_s
 
 
 @pytest.mark.parametrize(
