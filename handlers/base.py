@@ -41,7 +41,7 @@ from handlers.pipeline.planning import planned
 from handlers.pipeline.runner import Runner, respond
 from handlers.pipeline.slots import Batch, Pieces
 from handlers.pipeline.warm_up import prepare
-from handlers.protocol import requests, streaming
+from handlers.protocol import requests, retrieval, streaming
 from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import Documents, Model, OutputTensors
@@ -142,6 +142,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         decodes_in_threads: whether decoding an item is worth handing it to another thread.
         is_streamable: whether `pieces` makes text of what the engine generates, so that answers can be sent in pieces;
             then `stream` is one of its options.
+        api: which API of handlers.protocol.retrieval its results are answers of, if any.
         staged_files: names or patterns of files beside the model's configuration; the archive takes them along, under
             the same paths in `model_dir`. What the list or `--weights` names lies in `checkpoint_dir`.
     """
@@ -156,6 +157,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     media_types: ClassVar[tuple[str, ...]] = ()
     decodes_in_threads: ClassVar[bool] = True
     is_streamable: ClassVar[bool] = False
+    api: ClassVar[retrieval.Api | None] = None
     staged_files: ClassVar[tuple[str, ...]] = ()
 
     config: Config
@@ -206,6 +208,10 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     def cost(self, item: Item) -> Cost:  # noqa: ARG002
         """Say what the item asks of a micro-batch: its length, and with what it may share one."""
         return Cost()
+
+    def tokens(self, item: Item) -> int:  # noqa: ARG002
+        """Count the tokens of an item, for answers that say how many a request had."""
+        return 0
 
     @abc.abstractmethod
     def collate(self, items: Sequence[Item]) -> Arrays:
@@ -331,7 +337,9 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
         """Take one row apart; see `handlers.protocol.requests.unpack`, and `handlers.protocol.streaming.asked`."""
-        request = requests.unpack(row, headers, self._shape)
+        model, config = self.metadata.name, self.config
+        served = retrieval.Served(self.api, model, config.max_instances, config.max_body_bytes)
+        request = retrieval.unpack(row, headers, served) or requests.unpack(row, headers, self._shape)
         if not self.is_streamable:
             return request
         return streaming.asked(request, headers, is_adaptive=self.config.scheduling.mode == "adaptive")

@@ -63,10 +63,11 @@ def _file(name: str) -> Path:
     return ROOT / "handlers" / "tasks" / f"{name}.py"
 
 
-def _encoder(name: str, settings: str) -> Task:
+def _encoder(name: str, settings: str, files: tuple[str, ...] = ()) -> Task:
     """Every task on a transformers encoder is built alike."""
     return Task(
         path=_file(name),
+        files=files,
         builder="deploy.build.stagers.text",
         settings=f"handlers.text.config:{settings}",
         export_settings=("trust_remote_code",),
@@ -85,7 +86,9 @@ BUILT_IN = {
     "text_classification": _encoder("text_classification", "TextClassificationConfig"),
     "token_classification": _encoder("token_classification", "TokenClassificationConfig"),
     "question_answering": _encoder("question_answering", "QuestionAnsweringConfig"),
-    "sentence_embedding": _encoder("sentence_embedding", "TextConfig"),
+    # The vocabulary of OpenAI's token ids, for archives that take these.
+    "sentence_embedding": _encoder("sentence_embedding", "SentenceEmbeddingConfig", ("cl100k_base.tiktoken",)),
+    "reranking": _encoder("reranking", "RerankingConfig"),
     "tokenization": Task(
         path=_file("tokenization"),
         builder="deploy.build.stagers.tokenization",

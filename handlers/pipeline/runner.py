@@ -48,6 +48,7 @@ from handlers.metrics import (
 from handlers.pipeline.budget import excess
 from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.slots import FinishedMicroBatch, Generated, Pieces, Slot, attempt, server_timing
+from handlers.protocol import retrieval
 from handlers.protocol.allowance import Allowance
 from handlers.protocol.headers import GRPC_HEADERS, is_grpc
 from handlers.protocol.metadata import Metadata, asks_for_metadata
@@ -75,6 +76,7 @@ class Task(Protocol):
     def decode(self, payload: Payload) -> Any: ...
     def prepare(self, items: Sequence[Any]) -> Sequence[Any]: ...
     def cost(self, item: Any) -> Cost: ...
+    def tokens(self, item: Any) -> int: ...
     def collate(self, items: Sequence[Any]) -> Arrays: ...
     def forward(self, inputs: Arrays, items: Sequence[Any]) -> Outputs: ...
     def pieces(self, item: Any) -> Pieces | None: ...
@@ -208,6 +210,7 @@ class Runner:
             for slot in micro_batch.slots:
                 self._give_up(slot, error)
         for slot, result in results:
+            slot.tokens = self._task.tokens(slot.outcome)
             slot.outcome = result
 
     def answer(self, request: Request, slots: Sequence[Slot]) -> Reply:
@@ -244,9 +247,12 @@ class Runner:
     def _pack(self, request: Request, slots: Sequence[Slot]) -> Reply:
         # Results that cannot be written (not a number, a type that JSON lacks) are a bug of the model or the task and
         # become errors; where the form cannot write even these, the bug is ours.
+        form = request.form
+        if isinstance(form, retrieval.Answer):
+            form = form.counted(sum(slot.tokens for slot in slots))
         for _ in ("results", "errors"):
             try:
-                return self._checked(request, request.form.pack([slot.outcome for slot in slots]), len(slots))
+                return self._checked(request, form.pack([slot.outcome for slot in slots]), len(slots))
             except Exception as error:
                 for slot in slots:
                     self._give_up(slot, error)

@@ -58,6 +58,7 @@ class Slot:
         wait_s: how many seconds passed between being decoded and the start of its micro-batch.
         forward_s: how many seconds its micro-batch took.
         batch_size: how many items its micro-batch had; 0 when there was none.
+        tokens: how many tokens its item had, special ones included; 0 where it has no result.
         generated: what the engine has generated for the item so far, where it tells while it runs.
     """
 
@@ -67,6 +68,7 @@ class Slot:
     wait_s: float = 0.0
     forward_s: float = 0.0
     batch_size: int = 0
+    tokens: int = 0
     generated: Generated | None = field(default=None, repr=False)
 
     def queue_s(self, came_s: float) -> float:

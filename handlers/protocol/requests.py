@@ -146,26 +146,39 @@ def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> 
     is_protobuf = _is_protobuf(headers)
     length = None if is_protobuf else header(headers, open_inference.LENGTH_HEADER)
     try:
-        if header(headers, "Content-Encoding") not in (None, "identity"):
-            raise UnsupportedMedia("The body is compressed, as Content-Encoding says; send it as it is.")
-        size = sum(len(value) for value in row.values() if isinstance(value, bytes | bytearray | str))
-        if size > shape.max_body_bytes:
-            raise BodyTooLarge(f"The body has {size} bytes; max_body_bytes is {shape.max_body_bytes}.")
-        name, options = _input_field(row)
-        value = row[name]
-        sent = BodyInfo(options, _content_type(headers, name), headers)
+        name, value, sent = body_of(row, headers, shape.max_body_bytes)
         if not isinstance(value, bytes | bytearray | str):
             return _from_json(value, sent, shape)
-        if not value:
-            raise EmptyInput("The body is empty.")
         if is_protobuf:
-            return _from_grpc(value, options, shape)
+            return _from_grpc(value, sent.options, shape)
         if length is not None:
             document, binary = open_inference.split(value, length)
-            return _from_inference(_parse_json(document), binary, options, shape)
+            return _from_inference(parse_json(document), binary, sent.options, shape)
         return _from_body(value, name, sent, shape)
     except InvalidInput as error:
         return Request((ItemError.of(error),), _error_form(headers, shape.model))
+
+
+def body_of(row: Mapping[str, Any], headers: Mapping[str, Any], max_body_bytes: int) -> tuple[str, Any, BodyInfo]:
+    """Find the body of a row.
+
+    Returns:
+        The name of its field; bytes or text, at least one byte of it, or JSON that TorchServe has decoded; and what
+        came with it.
+
+    Raises:
+        InvalidInput: it is compressed, too large or empty, or a form in which nothing can be told to be the input.
+    """
+    if header(headers, "Content-Encoding") not in (None, "identity"):
+        raise UnsupportedMedia("The body is compressed, as Content-Encoding says; send it as it is.")
+    size = sum(len(value) for value in row.values() if isinstance(value, bytes | bytearray | str))
+    if size > max_body_bytes:
+        raise BodyTooLarge(f"The body has {size} bytes; max_body_bytes is {max_body_bytes}.")
+    name, options = _input_field(row)
+    value = row[name]
+    if isinstance(value, bytes | bytearray | str) and not value:
+        raise EmptyInput("The body is empty.")
+    return name, value, BodyInfo(options, _content_type(headers, name), headers)
 
 
 def failed(headers: Mapping[str, Any], error: ItemError) -> Request:
@@ -210,11 +223,11 @@ def _media_type(content_type: str) -> str:
 
 def _from_body(value: bytes | bytearray | str, name: str, sent: BodyInfo, shape: Shape) -> Request:
     if sent.content_type == "application/json":
-        return _from_json(_parse_json(value), sent, shape)
+        return _from_json(parse_json(value), sent, shape)
     # `curl -T request.json` names no type; no image and hardly a text starts like this and is JSON to its end.
     if name == BODY and not sent.content_type and value[:1] in (b"{", "{"):
         try:
-            return _from_json(_parse_json(value), sent, shape)
+            return _from_json(parse_json(value), sent, shape)
         except MalformedJson:
             pass
     return shape.items.of_body(value, sent)
@@ -245,7 +258,12 @@ def _form_value(value: Any) -> Any:
         return value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else value
 
 
-def _parse_json(body: bytes | bytearray | memoryview | str) -> Any:
+def parse_json(body: bytes | bytearray | memoryview | str) -> Any:
+    """Read JSON.
+
+    Raises:
+        MalformedJson: it is none.
+    """
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:

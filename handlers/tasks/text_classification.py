@@ -1,6 +1,7 @@
 """Text classification turns a text into labels with scores, likeliest first."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ from numpy.typing import NDArray
 from handlers.engines import Engine, Outputs
 from handlers.probabilities import sigmoid, softmax
 from handlers.protocol.output_tensors import LABELS, Ranked
+from handlers.protocol.requests import Payload
 from handlers.text.config import TextClassificationConfig, TextClassificationOptions
 from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
-from handlers.text.inputs import Text
+from handlers.text.inputs import Text, read_text
 
 
 class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextClassificationOptions]]):
@@ -31,6 +33,15 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
         if self.function == "auto":
             self.function = _function(self.model_config.problem_type, len(self.labels))
         return engine
+
+    def decode(self, payload: Payload) -> Text[TextClassificationOptions]:
+        """See `TextHandler.decode`; a second text may stand beside the first."""
+        item = super().decode(payload)
+        if item.options.text_pair is None:
+            return item
+        pair = read_text(item.options.text_pair, "text_pair", self.config.max_characters)
+        payload.allowance.take("characters", len(pair), self.config.max_request_characters)
+        return replace(item, pair=pair)
 
     def split(self, outputs: Outputs, items: Sequence[Text[TextClassificationOptions]]) -> Sequence[Any]:
         """Turn `logits`, (B, labels), into [{"label", "score"}, ...] per item, its `top_k` likeliest in order."""

@@ -51,6 +51,69 @@ class TextConfig(HandlerConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class RetrievalConfig(TextConfig):
+    """Settings of a model that clients send whole lists; its limits have room for 2048 texts or documents at once."""
+
+    max_instances: Count = 2048
+    max_body_bytes: Count = 2**23
+    max_request_characters: Count = 4_000_000
+    max_request_tokens: Count | None = 524_288
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class SentenceEmbeddingConfig(RetrievalConfig):
+    """Settings of sentence embedding.
+
+    Attributes:
+        is_matryoshka: whether `dimensions` may be any number up to the model's own, although its files do not say that
+            it was trained so.
+        token_ids: the vocabulary of texts that come as token ids: `own`, the model's, special ones included; `cl100k`,
+            that of OpenAI's models, which are decoded by the file cl100k_base.tiktoken beside the configuration. None
+            where they are refused.
+    """
+
+    is_matryoshka: bool = False
+    token_ids: Literal["own", "cl100k"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class SentenceEmbeddingOptions:
+    """Options of one text.
+
+    Attributes:
+        dimensions: how many numbers its vector has: the first so many, scaled to unit length. None for all.
+        input_type: `query` or `document`, for the prompt that the model has for such a text.
+        prompt_name: the name of one of the model's prompts, which is put in front of the text.
+    """
+
+    dimensions: Count | None = None
+    input_type: Literal["query", "document"] | None = None
+    prompt_name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class RerankingConfig(RetrievalConfig):
+    """Settings of reranking.
+
+    Attributes:
+        truncation: whether to cut a query and a document that are too long together, the longer of both first.
+    """
+
+    truncation: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class RerankingOptions:
+    """Options of one document.
+
+    Attributes:
+        max_tokens_per_doc: Cohere's; not less than the model takes, which is where documents are cut.
+    """
+
+    max_tokens_per_doc: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TokenizationConfig(TextConfig):
     """Settings of tokenization; `padding`, `max_length` and `truncation` hold where a request does not say.
 
@@ -128,9 +191,14 @@ class TextClassificationConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TextClassificationOptions:
-    """Options of one text; see TextClassificationConfig."""
+    """Options of one text; see TextClassificationConfig.
+
+    Attributes:
+        text_pair: a second text, which is classified together with the first.
+    """
 
     top_k: Count | None
+    text_pair: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

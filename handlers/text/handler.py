@@ -102,8 +102,14 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
         """Tokenise all items in one call; one that is too long is refused, or cut where the configuration says so."""
+        paired = [item for item in items if item.pair is not None]
+        if 0 < len(paired) < len(items):
+            alone = iter(self.prepare([item for item in items if item.pair is None]))
+            pairs = iter(self.prepare(paired))
+            return [next(alone if item.pair is None else pairs) for item in items]
         encodings = self.tokenizer(
             [item.text for item in items],
+            [item.pair for item in items] if paired else None,
             truncation=self.config.truncation,
             max_length=self.max_length if self.config.truncation else None,
             return_attention_mask=False,
@@ -116,6 +122,10 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     def cost(self, item: Item) -> Cost:
         """See `BatchHandler.cost`; the item's length is its padded length in tokens."""
         return Cost(self.padded_length(len(item.ids)))
+
+    def tokens(self, item: Item) -> int:
+        """See `BatchHandler.tokens`."""
+        return len(item.ids)
 
     def padded_length(self, tokens: int) -> int:
         """The length in tokens that so many tokens are padded to."""

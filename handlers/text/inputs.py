@@ -46,6 +46,7 @@ class Text(Generic[Options]):
         ids: its token ids, special ones included; none until the batch is tokenised.
         type_ids: the segment of each token, where the model has segments.
         encoding: the tokenizer's record of its tokens, a tokenizers.Encoding, where answers are places in the text.
+        pair: a second text, where the model takes two.
     """
 
     text: str
@@ -53,6 +54,7 @@ class Text(Generic[Options]):
     ids: Sequence[int] = field(default=())
     type_ids: Sequence[int] = field(default=())
     encoding: Any = None
+    pair: str | None = None
 
 
 Item = TypeVar("Item", bound=Text[Any])

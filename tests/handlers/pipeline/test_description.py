@@ -86,7 +86,7 @@ RANKED = [tensor("label", "BYTES", -1, -1), tensor("score", "FP32", -1, -1)]
                 "inputs": [TEXT],
                 "outputs": [tensor("embedding", "FP32", -1, 384)],
                 "accepts": ["text/plain", "application/json"],
-                "max_batch_size": 256,
+                "max_batch_size": 2048,
             },
         ),
     ],

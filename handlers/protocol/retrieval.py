@@ -1,0 +1,242 @@
+"""Two HTTP APIs of embedding servers: OpenAI's embeddings, and rerank as Cohere and Jina have it. Pure.
+
+    X-Api: embeddings   {"model", "input": text | [text, ...] | [token, ...] | [[token, ...], ...], "encoding_format"}
+                        {"object": "list", "data": [{"object": "embedding", "index", "embedding"}], "model", "usage"}
+    X-Api: rerank       {"model", "query", "documents": [text | {"text": text}, ...], "top_n", "return_documents"}
+                        {"model", "results": [{"index", "relevance_score", "document"}], "usage"}, best first
+    either, refused     {"error": {"message", "type", "param", "code"}}
+
+The header says which API is meant; the gateway sets it by the path. A text or a document is an item, whose options are
+those of the task's own form. OpenAI's documentation of POST /v1/embeddings and of its errors has the names; Cohere's of
+POST /v2/rerank likewise.
+"""
+
+import base64
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from handlers.errors import EmptyInput, InvalidInput, ItemError, TooManyInstances, UnknownOption, UnknownShape
+from handlers.protocol.headers import header
+from handlers.protocol.requests import Payload, Request, body_of, check_count, parse_json
+from handlers.protocol.responses import Reply, encode_padded
+
+Api = Literal["embeddings", "rerank"]
+
+HEADER = "X-Api"
+# OpenAI's types of errors, by status; of others below 500 the first is meant, and from 500 on the second.
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+INVALID_REQUEST, SERVER_ERROR = "invalid_request_error", "server_error"
+# OpenAI's clients send again what failed with 500 or more, unless this header says that it would fail again.
+RETRY_HEADER, BUSY = "X-Should-Retry", 503
+# Fields that clients send and that ask for nothing here.
+IGNORED = {"model", "user"}
+# What clients call the two sides of a search, by Cohere's, Voyage's and Jina's names.
+INPUT_TYPES = {
+    **dict.fromkeys(("query", "search_query", "retrieval.query"), "query"),
+    **dict.fromkeys(("document", "search_document", "passage", "retrieval.passage"), "document"),
+}
+# The start of a message that names a field.
+_FIELD = re.compile(r"(?:Options: )?([A-Za-z_.]+): ")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The form of an answer of both APIs.
+
+    Attributes:
+        model: the name of the model, as registered.
+        is_list: whether the request may have had several items, so that an error names the index of its item.
+        tokens: how many tokens all items had, special ones and truncation counted as the model took them.
+    """
+
+    model: str
+    is_list: bool = True
+    tokens: int = 0
+    # The names that an item of the task has in messages, and the request's field that it came from.
+    items: ClassVar[tuple[str, ...]] = ()
+    field: ClassVar[str] = ""
+
+    def counted(self, tokens: int) -> "Answer":
+        """Copy the form for an answer that says how many tokens its request had."""
+        return replace(self, tokens=tokens)
+
+    def pack(self, results: Sequence[Any]) -> Reply:
+        """See `Form`. One item that failed refuses the request, as OpenAI does, with its index."""
+        errors = [(index, result) for index, result in enumerate(results) if isinstance(result, ItemError)]
+        if not errors:
+            return Reply(200, encode_padded(self.document(results)))
+        index, error = errors[0]
+        is_alone = len(errors) < len(results) or any(other != error for _, other in errors)
+        message, param = self._named(error.message, index, is_alone=is_alone)
+        kind = ERROR_TYPES.get(error.code, INVALID_REQUEST if error.code < 500 else SERVER_ERROR)
+        body = {"error": {"message": message, "type": kind, "param": param, "code": error.type}}
+        final = {RETRY_HEADER: "false"} if error.code >= 500 and error.code != BUSY else {}
+        return Reply(error.code, encode_padded(body), headers=final)
+
+    def document(self, results: Sequence[Any]) -> Mapping[str, Any]:
+        """Make the answer of results, none of which is an error.
+
+        Raises:
+            ValueError: a result holds what is no number.
+        """
+        raise NotImplementedError
+
+    def _named(self, message: str, index: int, *, is_alone: bool) -> tuple[str, str | None]:
+        """Name the field that an error is about as the request has it, and the item's index where it is the item's."""
+        found = _FIELD.match(message)
+        place = f"{self.field}[{index}]" if self.is_list else self.field
+        if found and found[1] in self.items:
+            return f"{place}: {message[found.end() :]}", self.field
+        if found:
+            return message, found[1]
+        return (f"{place}: {message}", self.field) if is_alone else (message, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings(Answer):
+    """Vectors, in the order of their texts; see `Answer`.
+
+    Attributes:
+        is_base64: whether a vector is written as base64 of its float32, little-endian; else as numbers.
+    """
+
+    is_base64: bool = False
+    items = ("text",)
+    field = "input"
+
+    def document(self, results: Sequence[Any]) -> Mapping[str, Any]:
+        """See `Answer`."""
+        vectors = np.stack(results).astype("<f4", copy=False)
+        if not np.isfinite(vectors).all():
+            raise ValueError("a vector holds what is no number")
+        written = [base64.b64encode(row).decode() for row in vectors] if self.is_base64 else list(vectors)
+        data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(written)]
+        return {"object": "list", "data": data, "model": self.model, "usage": _usage(self.tokens)}
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking(Answer):
+    """Documents with their scores, best first; see `Answer`.
+
+    Attributes:
+        top_n: the most documents; None for all.
+        documents: their texts, where the answer is to have them.
+    """
+
+    top_n: int | None = None
+    documents: Sequence[str] | None = None
+    items = ("document", "text")
+    field = "documents"
+
+    def document(self, results: Sequence[Any]) -> Mapping[str, Any]:
+        """See `Answer`."""
+        scores = np.array([result["score"] for result in results])
+        if not np.isfinite(scores).all():
+            raise ValueError("a score is no number")
+        best = np.argsort(-scores, kind="stable")[: self.top_n].tolist()
+        ranked = [{"index": index, "relevance_score": float(scores[index])} for index in best]
+        if self.documents is not None:
+            ranked = [{**each, "document": {"text": self.documents[each["index"]]}} for each in ranked]
+        return {"model": self.model, "results": ranked, "usage": _usage(self.tokens)}
+
+
+def _usage(tokens: int) -> Mapping[str, int]:
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a model serves of these APIs.
+
+    Attributes:
+        api: the one that its task has; None where it has neither.
+        model: its name.
+        max_items: the most texts or documents of a request.
+        max_body_bytes: the most bytes of a body.
+    """
+
+    api: Api | None
+    model: str
+    max_items: int
+    max_body_bytes: int
+
+
+def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], served: Served) -> Request | None:
+    """Take one row apart whose client asks for one of the APIs; see `requests.unpack`.
+
+    Returns:
+        The request, which fails whole where its body is wrong; None where no API is asked for.
+    """
+    asked = header(headers, HEADER)
+    if asked is None:
+        return None
+    try:
+        reader = _READERS.get(asked)
+        if reader is None:
+            raise UnknownOption(f"{HEADER}: must be one of {', '.join(_READERS)}.")
+        if asked != served.api:
+            raise UnknownShape(f"model: {served.model} does not serve {asked}.")
+        _, body, _ = body_of(row, headers, served.max_body_bytes)
+        document = parse_json(body) if isinstance(body, bytes | bytearray | str) else body
+        if not isinstance(document, dict):
+            raise UnknownShape("The body must be a JSON object.")
+        sent = {name: value for name, value in document.items() if value is not None and name not in IGNORED}
+        check_count(sent)
+        return reader(sent, served)
+    except InvalidInput as error:
+        return Request((ItemError.of(error),), Answer(served.model, is_list=False))
+
+
+def _embeddings(sent: dict[str, Any], served: Served) -> Request:
+    given = _required(sent, "input")
+    encoding = sent.pop("encoding_format", "float")
+    if encoding not in ("float", "base64"):
+        raise UnknownOption("encoding_format: must be float or base64.")
+    if (side := sent.pop("task", None)) is not None:
+        sent.setdefault("input_type", side)
+    if (side := sent.get("input_type")) is not None:
+        sent["input_type"] = INPUT_TYPES.get(side, side) if isinstance(side, str) else side
+    # A list of numbers is one text, as its tokens.
+    is_list = isinstance(given, list) and not (given and isinstance(given[0], int))
+    texts = given if is_list else [given]
+    _check_number("input", texts, served.max_items)
+    payloads = tuple(Payload({"text": text}, sent) for text in texts)
+    return Request(payloads, Embeddings(served.model, is_list, is_base64=encoding == "base64"))
+
+
+def _rerank(sent: dict[str, Any], served: Served) -> Request:
+    query, given = _required(sent, "query"), _required(sent, "documents")
+    if not isinstance(given, list):
+        raise UnknownShape("documents: must be a list of texts.")
+    _check_number("documents", given, served.max_items)
+    top_n = sent.pop("top_n", None)
+    if top_n is not None and (type(top_n) is not int or top_n < 1):
+        raise UnknownOption("top_n: must be a whole number above 0.")
+    is_repeated = sent.pop("return_documents", False)
+    if not isinstance(is_repeated, bool):
+        raise UnknownOption("return_documents: must be true or false.")
+    if sent.pop("rank_fields", ["text"]) != ["text"]:
+        raise UnknownOption('rank_fields: a document is ranked by its "text" alone.')
+    documents: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in given]
+    payloads = tuple(Payload({"query": query, "document": document}, sent) for document in documents)
+    return Request(payloads, Ranking(served.model, top_n=top_n, documents=documents if is_repeated else None))
+
+
+_READERS: Mapping[str, Callable[[dict[str, Any], Served], Request]] = {"embeddings": _embeddings, "rerank": _rerank}
+
+
+def _required(sent: dict[str, Any], name: str) -> Any:
+    if name not in sent:
+        raise UnknownShape(f"{name}: missing.")
+    return sent.pop(name)
+
+
+def _check_number(name: str, items: Sequence[Any], most: int) -> None:
+    if not items:
+        raise EmptyInput(f"{name}: an empty list.")
+    if len(items) > most:
+        raise TooManyInstances(f"{name}: {len(items)} items; max_instances is {most}.")

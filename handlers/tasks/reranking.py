@@ -1,0 +1,70 @@
+"""Reranking says how well a document answers a query, with a cross-encoder that reads both."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from handlers.engines import Engine, Outputs
+from handlers.errors import InvalidConfig, UnknownOption, UnknownShape
+from handlers.protocol.output_tensors import Columns
+from handlers.protocol.requests import Payload
+from handlers.text.config import RerankingConfig, RerankingOptions
+from handlers.text.encoders import Head
+from handlers.text.handler import TextHandler
+from handlers.text.inputs import Text, read_text
+from handlers.text.sentence_files import activation
+
+Pair = Text[RerankingOptions]
+
+
+class RerankingHandler(TextHandler[RerankingConfig, Pair]):
+    """See `TextHandler`. Scores are those of sentence-transformers' CrossEncoder; each document is an item."""
+
+    config_class = RerankingConfig
+    inputs = frozenset({"query", "document"})
+    media_types = ()
+    head = Head("AutoModelForSequenceClassification", ("logits",))
+    options_class = RerankingOptions
+    output_tensors = Columns({"score": np.float32})
+    api = "rerank"
+
+    def load(self) -> Engine:
+        """See `BatchHandler.load`."""
+        engine = super().load()
+        if self.model_config.num_labels != 1:
+            raise InvalidConfig(f"reranking: the model has {self.model_config.num_labels} labels; a reranker has one")
+        self.activation = activation(self.checkpoint_dir)
+        return engine
+
+    def sample(self) -> Payload:
+        """See `BatchHandler.sample`; a question and a sentence."""
+        return Payload({"query": "What comes next?", "document": "What went before decides what comes next."})
+
+    def samples(self) -> Iterable[Payload]:
+        """See `BatchHandler.samples`; documents of each padded length."""
+        return [Payload({"query": "a", "document": each.value}) for each in super().samples()]
+
+    def decode(self, payload: Payload) -> Pair:
+        """Check {"query": ..., "document": ...}; either may stand beside "instances", where it holds for all."""
+        if not isinstance(payload.value, Mapping):
+            raise UnknownShape('A pair comes as {"query": ..., "document": ...}.')
+        fields = {**payload.options, **payload.value}
+        query, document = (
+            read_text(fields.pop(name, None), name, self.config.max_characters) for name in ("query", "document")
+        )
+        options = self.options(fields)
+        most = options.max_tokens_per_doc
+        if most is not None and most < self.max_length:
+            raise UnknownOption(
+                f"max_tokens_per_doc: {most}; documents are cut where the model ends, {self.max_length}."
+            )
+        # A query is sent once, and tokenised for each document.
+        payload.allowance.take("characters", len(query) + len(document), self.config.max_request_characters)
+        return Text(query, options, pair=document)
+
+    def split(self, outputs: Outputs, items: Sequence[Pair]) -> Sequence[Any]:  # noqa: ARG002
+        """Turn `logits`, (B, 1), into {"score": float} per item."""
+        scores = self.activation(torch.from_numpy(np.asarray(outputs["logits"], np.float32)))
+        return [{"score": score} for score in scores.flatten().tolist()]

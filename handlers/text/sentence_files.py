@@ -1,0 +1,137 @@
+"""What the files of embedding models and cross-encoders say beyond config.json, as sentence-transformers writes them.
+
+config_sentence_transformers.json -> Prompts; activation, of a cross-encoder's scores
+config.json                       -> matryoshka, the sizes that a vector may be cut to; activation
+cl100k_base.tiktoken              -> Vocabulary, which makes texts of token ids
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from handlers.errors import InvalidConfig, InvalidInput, UnknownOption, UnknownShape, shown
+
+SENTENCE_CONFIG = "config_sentence_transformers.json"
+# The names that sentence-transformers looks for where a text is a query or a document, in this order.
+PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+VOCABULARY = "cl100k_base.tiktoken"
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return content if isinstance(content, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """What a model wants in front of a text.
+
+    Attributes:
+        texts: the prompts, by name.
+        default: the name of the one that a text has where its request does not say; None for none.
+    """
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> "Prompts":
+        """Read a model's own; none where it leaves a prompt's tokens out of its vector, which is not done here."""
+        config = _json(folder / SENTENCE_CONFIG)
+        if _json(folder / "1_Pooling" / "config.json").get("include_prompt") is False:
+            return cls()
+        texts = {name: text for name, text in (config.get("prompts") or {}).items() if isinstance(text, str)}
+        return cls(texts, config.get("default_prompt_name"))
+
+    def of(self, name: str | None, input_type: str | None) -> str:
+        """Find the prompt of one text; "" where it has none.
+
+        Args:
+            name: the prompt's, if the request says it.
+            input_type: `query` or `document`; a model without a prompt for these takes both as they are.
+
+        Raises:
+            UnknownOption: there is no prompt of that name.
+        """
+        if name is not None and name not in self.texts:
+            raise UnknownOption(f"prompt_name: no {shown(name)}; this model has {', '.join(self.texts) or 'none'}.")
+        names = (name,) if name is not None else (*PROMPT_NAMES.get(input_type or "", ()), self.default or "")
+        return next((self.texts[each] for each in names if each in self.texts), "")
+
+
+def matryoshka(folder: Path, size: int, *, is_any: bool) -> Sequence[int]:
+    """Find the sizes that the vectors of a model may be cut to.
+
+    Args:
+        folder: the model's; its config.json may have `matryoshka_dimensions`, or `is_matryoshka: true` for any.
+        size: of a whole vector.
+        is_any: whether its owner allows any.
+    """
+    config = _json(folder / "config.json")
+    if is_any or config.get("is_matryoshka") is True:
+        return range(1, size + 1)
+    return [each for each in config.get("matryoshka_dimensions") or () if isinstance(each, int)]
+
+
+def activation(folder: Path) -> torch.nn.Module:
+    """Find what makes a score of a cross-encoder's one logit; the sigmoid where its files say nothing.
+
+    sentence-transformers 6 looks in these places, in this order, and trusts no names but torch's.
+    """
+    config = _json(folder / "config.json")
+    names = (
+        _json(folder / SENTENCE_CONFIG).get("activation_fn"),
+        (config.get("sentence_transformers") or {}).get("activation_fn"),
+        config.get("sbert_ce_default_activation_function"),
+    )
+    name = next((each for each in names if isinstance(each, str)), "")
+    found = getattr(torch.nn, name.rpartition(".")[2], None) if name.startswith("torch.") else None
+    is_module = isinstance(found, type) and issubclass(found, torch.nn.Module)
+    return found() if is_module and found is not None else torch.nn.Sigmoid()
+
+
+class Vocabulary:
+    """Token ids of OpenAI's models, as the texts that they stand for."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the file; each line has a token in base64 and its id.
+
+        Raises:
+            InvalidConfig: the archive has none, or it is damaged.
+        """
+        try:
+            lines = (folder / VOCABULARY).read_bytes().splitlines()
+            pairs = [line.split() for line in lines if line]
+            self._tokens = {int(number): base64.b64decode(token) for token, number in pairs}
+        except (OSError, ValueError) as error:
+            raise InvalidConfig(f"token_ids: cl100k needs {VOCABULARY} beside the configuration") from error
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Make the text of ids; a character that was cut in two becomes U+FFFD.
+
+        Raises:
+            UnknownShape: one is no token.
+        """
+        try:
+            return b"".join(self._tokens[each] for each in ids).decode("utf-8", "replace")
+        except KeyError:
+            raise UnknownShape("text: a token id that cl100k does not have.") from None
+
+
+def token_ids(value: Any) -> list[int] | None:
+    """Return the token ids that stand in the place of a text; None where it is something else."""
+    is_ids = isinstance(value, list) and value and all(type(each) is int for each in value)
+    return value if is_ids else None
+
+
+def refused() -> InvalidInput:
+    """Make the error of token ids where nobody says whose they are."""
+    return UnknownShape(
+        "text: token ids, and this archive does not say of which vocabulary (its setting token_ids); send texts. "
+        "LangChain's OpenAIEmbeddings sends them with check_embedding_ctx_length=False."
+    )

@@ -1,0 +1,285 @@
+"""Embeddings and reranking in the forms of OpenAI, Cohere and Jina, held against sentence-transformers."""
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+
+from handlers.errors import InvalidConfig
+from handlers.tasks.reranking import RerankingHandler
+from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
+from handlers.tasks.text_classification import TextClassificationHandler
+from handlers.text.handler import TextHandler
+from tests.handlers.serving import Answer, serve, started
+from tests.tiny_models import LIMIT, TEXTS
+
+Archives = Callable[..., Path]
+Handler = TextHandler[Any, Any]
+
+SIZE = 32
+PROMPTS = {"prompts": {"query": "the river ", "passage": "the letter "}, "default_prompt_name": None}
+EMBEDDER: dict[str, Any] = {
+    "task": "sentence_embedding",
+    "kind": "bert",
+    "files": {"config_sentence_transformers.json": PROMPTS},
+    "matryoshka_dimensions": [4, 8],
+}
+RERANKER: dict[str, Any] = {"task": "reranking", "kind": "bert", "labels": ("relevance",)}
+CLASSES: dict[str, type[Handler]] = {
+    "sentence_embedding": SentenceEmbeddingHandler,
+    "reranking": RerankingHandler,
+    "text_classification": TextClassificationHandler,
+}
+QUERY = "Who wrote the letter?"
+
+
+def start(tiny_archive: Archives, model: dict[str, Any], **settings: Any) -> Handler:
+    settings = {"precision": "fp32", "threads": 1, **settings}
+    ready = started(CLASSES[model["task"]](), tiny_archive(**model), settings)
+    assert isinstance(ready, TextHandler)
+    return ready
+
+
+def ask(handler: Handler, api: str, *documents: Any) -> list[Answer]:
+    """Send documents, or bytes, in one batch, each to an API."""
+    bodies = [each if isinstance(each, bytes) else json.dumps({"model": "m", **each}).encode() for each in documents]
+    return serve(handler, [{"body": body} for body in bodies], [{"x-api": api} for _ in bodies])
+
+
+def vectors(answer: Answer) -> Any:
+    assert answer.status == 200, answer.body
+    assert [each["index"] for each in answer.body["data"]] == [*range(len(answer.body["data"]))]
+    return np.array([each["embedding"] for each in answer.body["data"]])
+
+
+# -- embeddings --------------------------------------------------------------------------------------------------------
+
+
+def test_embeddings_are_those_of_our_own_form_as_numbers_or_base64_with_the_tokens_counted(
+    tiny_archive: Archives,
+) -> None:
+    handler = start(tiny_archive, EMBEDDER)
+    own = np.array([answer.body for answer in serve(handler, list(TEXTS))])
+    one, many, packed, nulls = ask(
+        handler,
+        "embeddings",
+        {"input": TEXTS[0]},
+        {"input": [*TEXTS], "encoding_format": "float", "user": "u"},
+        {"input": [*TEXTS], "encoding_format": "base64"},
+        {"input": TEXTS[0], "encoding_format": None, "dimensions": None, "input_type": None},
+    )
+    np.testing.assert_allclose(vectors(many), own, atol=1e-5)
+    np.testing.assert_allclose(vectors(one), own[:1], atol=1e-5)
+    assert vectors(nulls).tolist() == vectors(one).tolist()
+    decoded = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in packed.body["data"]]
+    np.testing.assert_allclose(decoded, vectors(many), atol=1e-6)
+    tokens = sum(len(ids) for ids in handler.tokenizer([*TEXTS])["input_ids"])
+    assert many.body["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert (many.body["object"], many.body["model"], many.body["data"][0]["object"]) == ("list", "model", "embedding")
+
+
+def test_dimensions_are_cut_and_then_scaled_to_unit_length_as_the_model_or_its_archive_allows(
+    tiny_archive: Archives,
+) -> None:
+    declared = start(tiny_archive, EMBEDDER)
+    whole, cut = ask(declared, "embeddings", {"input": [*TEXTS]}, {"input": [*TEXTS], "dimensions": 8})
+    expected = vectors(whole)[:, :8]
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors(cut), expected, atol=1e-5)
+    plain = {**EMBEDDER, "matryoshka_dimensions": None}
+    allowed, undeclared = start(tiny_archive, plain, is_matryoshka=True), start(tiny_archive, plain)
+    assert vectors(ask(allowed, "embeddings", {"input": "x", "dimensions": 5})[0]).shape == (1, 5)
+    assert vectors(ask(undeclared, "embeddings", {"input": "x", "dimensions": SIZE})[0]).shape == (1, SIZE)
+    (refused,) = ask(undeclared, "embeddings", {"input": "x", "dimensions": 8})
+    assert (refused.status, refused.body["error"]["param"]) == (400, "dimensions")
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt"),
+    [
+        ({"input_type": "search_query"}, "the river "),
+        ({"input_type": "document"}, "the letter "),
+        ({"task": "retrieval.query"}, "the river "),
+        ({"prompt_name": "passage"}, "the letter "),
+        ({}, ""),
+    ],
+)
+def test_prompts_are_those_of_the_models_files(tiny_archive: Archives, asked: dict[str, Any], prompt: str) -> None:
+    handler = start(tiny_archive, EMBEDDER)
+    prompted, by_hand = ask(handler, "embeddings", {"input": TEXTS[0], **asked}, {"input": prompt + TEXTS[0]})
+    np.testing.assert_allclose(vectors(prompted), vectors(by_hand), atol=1e-6)
+
+
+def test_token_ids_are_decoded_taken_as_they_are_or_refused_as_the_archive_says(
+    tiny_archive: Archives, tmp_path: Path
+) -> None:
+    own = start(tiny_archive, EMBEDDER, **{"token_ids": "own"})
+    ids = own.tokenizer([*TEXTS[:2]])["input_ids"]
+    texts, many, one = ask(own, "embeddings", {"input": [*TEXTS[:2]]}, {"input": ids}, {"input": ids[0]})
+    np.testing.assert_allclose(vectors(many), vectors(texts), atol=1e-6)
+    np.testing.assert_allclose(vectors(one), vectors(texts)[:1], atol=1e-6)
+    assert many.body["usage"] == texts.body["usage"]
+    (outside,) = ask(own, "embeddings", {"input": [ids[0], [100_000]]})
+    assert (outside.status, outside.body["error"]["message"][:9]) == (400, "input[1]:")
+
+    (refused,) = ask(start(tiny_archive, EMBEDDER), "embeddings", {"input": [[15339, 1917], [65]]})
+    assert (refused.status, refused.body["error"]["param"]) == (400, "input")
+    assert "check_embedding_ctx_length=False" in refused.body["error"]["message"]
+
+    archive = tmp_path / "archive"
+    archive.symlink_to(tiny_archive(**EMBEDDER))
+    with pytest.raises(InvalidConfig, match="cl100k_base"):
+        started(SentenceEmbeddingHandler(), archive, {"token_ids": "cl100k"})
+
+
+# -- reranking ---------------------------------------------------------------------------------------------------------
+
+DOCUMENTS = [*TEXTS, "the mayor burned the letter and the river rose " * 40]
+# Places where a model's files name the activation, as sentence-transformers 6 and older ones write them.
+IDENTITY = "torch.nn.modules.linear.Identity"
+ACTIVATIONS: dict[str, dict[str, Any]] = {
+    "sigmoid": {},
+    "older": {"sbert_ce_default_activation_function": IDENTITY},
+    "newer": {"sentence_transformers": {"activation_fn": IDENTITY, "version": "5.0.0"}},
+}
+
+
+def oracle(handler: Handler) -> Any:
+    return CrossEncoder(str(handler.checkpoint_dir), device="cpu", local_files_only=True)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: Archives, name: str) -> None:
+    handler = start(tiny_archive, {**RERANKER, **ACTIVATIONS[name]})
+    (answer,) = ask(handler, "rerank", {"query": QUERY, "documents": DOCUMENTS})
+    expected = oracle(handler).predict([(QUERY, each) for each in DOCUMENTS])
+    assert answer.status == 200, answer.body
+    scores = {each["index"]: each["relevance_score"] for each in answer.body["results"]}
+    np.testing.assert_allclose([scores[index] for index in range(len(DOCUMENTS))], expected, atol=1e-4)
+    assert [*scores.values()] == sorted(scores.values(), reverse=True)
+    assert (np.ptp(expected) > 0.05) and all("document" not in each for each in answer.body["results"])
+    # Long pairs are cut, and counted as the model took them.
+    pairs = handler.tokenizer([QUERY] * len(DOCUMENTS), DOCUMENTS, truncation=True, max_length=LIMIT)["input_ids"]
+    assert answer.body["usage"]["total_tokens"] == sum(map(len, pairs))
+
+
+def test_newest_place_of_the_activation_is_read_first(tiny_archive: Archives) -> None:
+    files = {"config_sentence_transformers.json": {"model_type": "CrossEncoder", "activation_fn": IDENTITY}}
+    handler = start(tiny_archive, {**RERANKER, "files": files})
+    assert isinstance(handler.activation, torch.nn.Identity)
+    trusted = start(tiny_archive, {**RERANKER, "sbert_ce_default_activation_function": "os.system"})
+    assert isinstance(trusted.activation, torch.nn.Sigmoid)
+
+
+def test_documents_are_repeated_and_the_best_kept_where_that_is_asked_for(tiny_archive: Archives) -> None:
+    handler = start(tiny_archive, RERANKER)
+    plain, asked = ask(
+        handler,
+        "rerank",
+        {"query": QUERY, "documents": [*TEXTS], "top_n": None, "max_tokens_per_doc": 4096},
+        {"query": QUERY, "documents": [{"text": each} for each in TEXTS], "top_n": 3, "return_documents": True},
+    )
+    best = [each["index"] for each in plain.body["results"]]
+    assert len(best) == len(TEXTS)
+    assert [(each["index"], each["document"]["text"]) for each in asked.body["results"]] == [
+        (index, TEXTS[index]) for index in best[:3]
+    ]
+    (own,) = serve(handler, [{"body": {"query": QUERY, "instances": [{"document": each} for each in TEXTS]}}])
+    scores = [each["score"] for each in own.body["predictions"]]
+    assert sorted(range(len(scores)), key=lambda index: -scores[index]) == best
+
+
+def test_a_reranker_has_one_label(tiny_archive: Archives) -> None:
+    with pytest.raises(InvalidConfig, match="6 labels"):
+        start(tiny_archive, {**RERANKER, "labels": tuple("abcdef")})
+
+
+def test_text_classification_takes_pairs_beside_single_texts(tiny_archive: Archives) -> None:
+    handler = start(tiny_archive, {**RERANKER, "task": "text_classification"})
+    rows = [{"body": {"text": QUERY, "text_pair": TEXTS[0]}}, {"body": {"text": QUERY}}]
+    pair, alone = serve(handler, rows)
+    expected = oracle(handler).predict([(QUERY, TEXTS[0])])[0]
+    assert pair.body[0]["score"] == pytest.approx(expected, abs=1e-3)
+    assert alone.body == serve(handler, [QUERY])[0].body != pair.body
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
+    "embeddings": [
+        ({}, 400, "input", "input: missing"),
+        ({"input": None}, 400, "input", "input: missing"),
+        ({"input": []}, 400, "input", "input: an empty list"),
+        ({"input": ""}, 400, "input", "input: empty"),
+        ({"input": ["x", " "]}, 400, "input", "input[1]: empty"),
+        ({"input": ["x", 1.5]}, 400, "input", "input[1]: must be a string"),
+        ({"input": {"text": "x"}}, 400, "input", "input: must be a string"),
+        ({"input": ["x"] * 10_000}, 413, "input", "input: 10000 items; max_instances is 2048"),
+        ({"input": ["x", "the river rose " * LIMIT]}, 413, "input", "input[1]: 578 tokens; max_length is 192"),
+        ({"input": "x", "dimensions": 0}, 400, "dimensions", "dimensions: "),
+        ({"input": ["x", "x"], "dimensions": 5}, 400, "dimensions", "dimensions: must be one of 4, 8"),
+        ({"input": "x", "dimensions": SIZE + 1}, 400, "dimensions", f"dimensions: {SIZE + 1}; this model's"),
+        ({"input": "x", "encoding_format": "x"}, 400, "encoding_format", "encoding_format: must be"),
+        ({"input": "x", "prompt_name": "no"}, 400, "prompt_name", "prompt_name: no no; this model has query, passage"),
+        ({"input": "x", "input_type": 7}, 400, "input_type", "input_type"),
+        ({"input": "x", "stop": "x"}, 400, "stop", "stop: Unexpected"),
+        (b"{", 400, None, "not valid JSON"),
+        (b"[]", 400, None, "must be a JSON object"),
+        (b"", 400, None, "empty"),
+    ],
+    "rerank": [
+        ({"documents": ["x"]}, 400, "query", "query: missing"),
+        ({"query": " ", "documents": ["x", "y"]}, 400, "query", "query: empty"),
+        ({"query": "x"}, 400, "documents", "documents: missing"),
+        ({"query": "x", "documents": "x"}, 400, "documents", "documents: must be a list"),
+        ({"query": "x", "documents": ["x", 7, {"text": "x"}]}, 400, "documents", "documents[1]: must be a string"),
+        ({"query": "x", "documents": ["x", {"title": "x"}]}, 400, "documents", "documents[1]: must be a string"),
+        ({"query": "x", "documents": ["x"], "top_n": -1}, 400, "top_n", "top_n: must be"),
+        ({"query": "x", "documents": ["x"], "return_documents": 1}, 400, "return_documents", "return_documents: "),
+        ({"query": "x", "documents": ["x"], "rank_fields": ["title"]}, 400, "rank_fields", "rank_fields: "),
+        ({"query": "x", "documents": ["x"], "max_tokens_per_doc": 9}, 400, "max_tokens_per_doc", "max_tokens_per_doc"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("api", BAD)
+def test_bad_input_is_refused_in_openais_form_and_the_rest_of_the_batch_is_unharmed(
+    tiny_archive: Archives, api: str
+) -> None:
+    handler = start(tiny_archive, {"embeddings": EMBEDDER, "rerank": RERANKER}[api])
+    good = {"input": TEXTS[0]} if api == "embeddings" else {"query": QUERY, "documents": [*TEXTS]}
+    (alone,) = ask(handler, api, good)
+    first, *answers, last = ask(handler, api, good, *(body for body, *_ in BAD[api]), good)
+    for answer, (body, status, param, words) in zip(answers, BAD[api], strict=True):
+        error = answer.body["error"]
+        assert (answer.status, error["param"], error["type"]) == (status, param, "invalid_request_error"), body
+        assert words in error["message"], error["message"]
+    key = "data" if api == "embeddings" else "results"
+    for answer in (first, last):
+        assert answer.status == 200
+        assert [each["index"] for each in answer.body[key]] == [each["index"] for each in alone.body[key]]
+
+
+def test_api_that_the_model_does_not_serve_is_refused(tiny_archive: Archives) -> None:
+    handler = start(tiny_archive, EMBEDDER)
+    (ranked,) = ask(handler, "rerank", {"query": "x", "documents": ["x"]})
+    (other,) = ask(handler, "chat", {"messages": []})
+    (packed,) = serve(handler, [{"body": b"\x1f\x8b"}], [{"X-Api": "embeddings", "Content-Encoding": "gzip"}])
+    assert [answer.status for answer in (ranked, other, packed)] == [400, 400, 415]
+    assert (ranked.body["error"]["param"], ranked.body["error"]["code"]) == ("model", "UnknownShape")
+
+
+def test_a_failure_of_the_server_says_whether_to_send_again(
+    tiny_archive: Archives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = start(tiny_archive, EMBEDDER)
+    monkeypatch.setattr(handler, "split", lambda outputs, _: [row * np.nan for row in outputs["embeddings"]])
+    (answer,) = ask(handler, "embeddings", {"input": ["x"]})
+    assert (answer.status, answer.headers["X-Should-Retry"]) == (500, "false")
+    assert answer.body["error"]["type"] == "server_error"
