@@ -1,36 +1,31 @@
 """A request as it arrives: admitted or refused, then decoded; what is small at once, all else on other threads.
 
-headers          -> refused_unread -> refused before its body is read, where not even the least could be admitted
-Request, headers -> arrived        -> InFlightRequest: admitted, or complete with the error of its own
-admitted         -> Decoder        -> a little text at once; all else in pieces, for which decode threads take turns
-decoded items    -> decoded        -> the scheduler
-
-While requests are refused, a body that is one item (a photograph, a text) need not be read for it: where the least
-that it can be would be refused, so would be what it is. What may hold several, or has terms for the scheduler in its
-body, is read first, and refused in the form of its own.
+Request, headers -> arrived -> InFlightRequest: admitted, or complete with its own error
+admitted         -> Decoder -> a little text at once; everything else in pieces, in which decode threads take turns
+decoded items    -> decoded -> the scheduler
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
+from itertools import count as count_from
+from queue import PriorityQueue
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from handlers.batching.in_flight import InFlightRequest, StreamedAnswer
-from handlers.batching.scheduler import Refusal, Scheduler
+from handlers.batching.scheduler import Scheduler
 from handlers.batching.shared_state import Guard
 from handlers.config import HandlerConfig
-from handlers.errors import INTERNAL_ERROR, InvalidInput, ItemError
+from handlers.errors import InvalidInput, ItemError
 from handlers.metrics import REFUSALS, Recorder
 from handlers.pipeline.budget import excess
 from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.runner import Runner
 from handlers.pipeline.slots import Slot
-from handlers.protocol.headers import Terms, is_grpc
-from handlers.protocol.metadata import asks_for_metadata
-from handlers.protocol.requests import Payload, Request, failed, is_one_item
+from handlers.protocol.headers import Terms
+from handlers.protocol.requests import Payload, Request
 
 # A request with more bytes of payload is decoded by other threads, in pieces of so many; less takes microseconds.
 LARGE_BYTES = 16 * 1024
@@ -77,36 +72,6 @@ class Arrivals:
         self._recorder = recorder
         # Tokens a byte of payload; 0 while every item counted as one, as images do.
         self._per_byte = 0.0
-        # Whether the latest request that wanted something was refused: only then is it worth asking before reading.
-        self._is_refusing = False
-
-    def refused_unread(self, id_: str, headers: Mapping[str, Any], now_s: float) -> InFlightRequest | None:
-        """Refuse a request whose body has not been read yet; None where it must be.
-
-        Args:
-            id_: what the frontend knows it by.
-            headers: the request's, and for its first field {"content-type": as sent}.
-            now_s: the time.
-        """
-        if not self._is_refusing or asks_for_metadata(headers) or not is_one_item(headers):
-            return None
-        try:
-            terms = Terms.of(headers, self._scheduler.policy.priority_levels)
-        except InvalidInput:
-            return None
-        # An idle worker tries some of what it would refuse.
-        if not (self._scheduler.waiting_items or self._scheduler.streams.running):
-            return None
-        # How it would fail whole, whatever its body holds.
-        request = replace(failed(headers, INTERNAL_ERROR), payloads=(), is_grpc=is_grpc(headers), came_s=now_s)
-        arrived = InFlightRequest(id=id_, request=request, slots=[Slot(None)], arrived_s=now_s)
-        arrived.priority, arrived.timeout_s = terms.priority, terms.timeout_s
-        refusal = self._scheduler.admit(arrived, 1.0)
-        if refusal is None:
-            self._scheduler.remove(arrived)
-            return None
-        self._refuse(arrived, refusal)
-        return arrived
 
     def arrived(self, id_: str, request: Request, headers: Mapping[str, Any], came_s: float) -> InFlightRequest:
         """Admit a request or refuse it; one that holds nothing to do is complete already."""
@@ -125,16 +90,12 @@ class Arrivals:
         arrived.priority, arrived.timeout_s = terms.priority, terms.timeout_s
         sizes = [size_of(payload) for payload in request.payloads if isinstance(payload, Payload)]
         refusal = self._scheduler.admit(arrived, sum(max(1.0, self._per_byte * size) for size in sizes))
-        self._is_refusing = refusal is not None
         if refusal is None:
             arrived.is_admitted = True
         else:
-            self._refuse(arrived, refusal)
+            arrived.refuse(refusal, self._config.scheduling.overload_status)
+            self._recorder.add(REFUSALS, 1, refusal.reason)
         return arrived
-
-    def _refuse(self, request: InFlightRequest, refusal: Refusal) -> None:
-        request.refuse(refusal, self._config.scheduling.overload_status)
-        self._recorder.add(REFUSALS, 1, refusal.reason)
 
     def decoded(self, items: Sequence[Arrived]) -> None:
         """Hand decoded items to the scheduler, and learn how long such payloads turn out to be."""
@@ -158,14 +119,16 @@ class Arrivals:
         return excess(outcomes, costs if item.cost is None else [*costs, item.cost], self._config)
 
 
-class _Waiting:
-    """The pieces of one request that no thread has taken, and how many threads are at work on others of its."""
+class _Waiting(NamedTuple):
+    """A request of which a decode thread is to take the next piece; those of the lowest order are taken first."""
 
-    def __init__(self, request: InFlightRequest, pieces: Iterable[list[Arrived]], on_decoded: OnDecoded) -> None:
-        self.request = request
-        self.pieces = deque(pieces)
-        self.on_decoded = on_decoded
-        self.busy = 0
+    pieces_taken: int
+    level: int
+    due_s: float
+    number: int
+    request: InFlightRequest
+    pieces: Iterator[list[Arrived]]
+    on_decoded: OnDecoded
 
 
 class Decoder:
@@ -183,10 +146,10 @@ class Decoder:
         self._runner = runner
         self._is_threaded = is_threaded
         count = max(LEAST_THREADS, threads)
-        # A list of photographs leaves threads for whoever comes after it.
+        # A list of photographs leaves threads for requests that come after it.
         self._most_of_one_request = count // 2
-        self._waiting: list[_Waiting] = []
-        self._changed = threading.Condition()
+        self._waiting: PriorityQueue[_Waiting] = PriorityQueue()
+        self._numbers = count_from(0)
         for _ in range(count):
             threading.Thread(target=guard.run, args=(self._work,), name="decode", daemon=True).start()
 
@@ -201,23 +164,21 @@ class Decoder:
             The items that are decoded by now.
         """
         small: list[Arrived] = []
-        large: list[_Waiting] = []
         for request in requests:
             items = [
                 Arrived(request, slot, size_of(slot.outcome) if isinstance(slot.outcome, Payload) else 0)
                 for slot in request.slots
                 if not slot.is_failed
             ]
-            if self._is_threaded:
-                large.append(_Waiting(request, [[item] for item in items], on_decoded))
-            elif sum(item.size for item in items) > LARGE_BYTES:
-                large.append(_Waiting(request, _pieces(items), on_decoded))
-            else:
+            if not self._is_threaded and sum(item.size for item in items) <= LARGE_BYTES:
                 small += items
-        if large:
-            with self._changed:
-                self._waiting += large
-                self._changed.notify(sum(len(each.pieces) for each in large))
+                continue
+            pieces = [[item] for item in items] if self._is_threaded else list(_pieces(items))
+            # Threads share the iterator of a list, which is safe.
+            left = iter(pieces)
+            for _ in range(min(len(pieces), self._most_of_one_request)):
+                waiting = _Waiting(0, request.level, request.due_s, next(self._numbers), request, left, on_decoded)
+                self._waiting.put(waiting)
         return self._decode(small) if small else []
 
     def _work(self) -> None:
@@ -226,26 +187,13 @@ class Decoder:
 
     def _decode_next(self) -> None:
         """Wait for a piece and decode it; what it holds is let go of before the next is waited for."""
-        with self._changed:
-            while (taken := self._take()) is None:
-                self._changed.wait()
-        piece, owner = taken
+        waiting = self._waiting.get()
+        # A request that has expired meanwhile is answered.
+        if waiting.request.is_complete or (piece := next(waiting.pieces, None)) is None:
+            return
         decoded = self._decode(piece)
-        with self._changed:
-            owner.busy -= 1
-            self._changed.notify()
-        owner.on_decoded(decoded)
-
-    def _take(self) -> tuple[list[Arrived], _Waiting] | None:
-        """Take a piece of the request that fewest threads work on; of equals, of the one that is due first."""
-        # Those that have expired meanwhile are answered.
-        self._waiting = [each for each in self._waiting if each.pieces and not each.request.is_complete]
-        free = [each for each in self._waiting if each.busy < self._most_of_one_request]
-        if not free:
-            return None
-        first = min(free, key=lambda each: (each.busy, each.request.level, each.request.due_s, each.request.number))
-        first.busy += 1
-        return first.pieces.popleft(), first
+        self._waiting.put(waiting._replace(pieces_taken=waiting.pieces_taken + 1, number=next(self._numbers)))
+        waiting.on_decoded(decoded)
 
     def _decode(self, items: Sequence[Arrived]) -> list[Arrived]:
         slots = [item.slot for item in items]

@@ -46,17 +46,12 @@ class Sent:
     """A request that was not in flight before.
 
     Attributes:
-        row: the value of each field by its name, undecoded; None where it was refused with its body unread.
+        row: the value of each field by its name, undecoded.
         headers: the request's, and for each field {"content-type": as sent}, as TorchServe's own reader has them.
     """
 
-    row: Mapping[str, bytes] | None
+    row: Mapping[str, bytes]
     headers: Mapping[str, Any]
-
-
-# Whether to read the body of a newcomer with this id and these headers; and what takes it, once it is read.
-IsRead = Callable[[str, Mapping[str, Any]], bool]
-Take = Callable[[str, Sent], None]
 
 
 class _Inbox:
@@ -107,13 +102,11 @@ class Link:
         self._sizes: dict[str, int] = {}
         self._heads: dict[str, int] = {}
 
-    def receive(self, is_read: IsRead, take: Take) -> Collection[str]:
+    def receive(self, take: Callable[[str, Sent], None]) -> Collection[str]:
         """Wait for the next message.
 
         Args:
-            is_read: called for each request that was not in the last message, with its headers and the content type of
-                its first field; where it returns False, the body is passed over.
-            take: called with each of these, before `is_read` is called for the next.
+            take: called with each request that was not in the last message, and its id.
 
         Returns:
             The ids of all that is in flight, in the frontend's order.
@@ -131,7 +124,7 @@ class Link:
             id_ = text[0]
             known = self._sizes.get(id_)
             if known is None:
-                sent, sizes[id_], heads[id_] = self._request(id_, is_read)
+                sent, sizes[id_], heads[id_] = self._request()
                 take(id_, sent)
             else:
                 # What the frontend holds does not change: a request that does not end here is no message of its.
@@ -159,13 +152,12 @@ class Link:
         except (BrokenPipeError, ConnectionResetError):
             raise Disconnected from None
 
-    def _request(self, id_: str, is_read: IsRead) -> tuple[Sent, int, int]:
+    def _request(self) -> tuple[Sent, int, int]:
         """Read the rest of a new request; return it, how many bytes that were, and how many without its parameters."""
         inbox, text = self._inbox, self._inbox.text
         headers: dict[str, Any] = {}
         parts: dict[str, Any] = {}
-        row: dict[str, bytes] | None = {}
-        is_first = True
+        row: dict[str, bytes] = {}
         size = 2 * INTEGER.size
         while (name := text()) is not None:
             value = _some(text())
@@ -176,13 +168,7 @@ class Link:
             content_type = _some(text())
             length = inbox.integer()
             parts[name[0]] = {"content-type": content_type[0]}
-            if is_first and not is_read(id_, {**parts, **headers}):
-                row = None
-            is_first = False
-            if row is None:
-                inbox.skip(length)
-            else:
-                row[name[0]] = inbox.read(length)
+            row[name[0]] = inbox.read(length)
             size += 3 * INTEGER.size + name[1] + content_type[1] + length
         return Sent(row, {**parts, **headers}), size, head
 

@@ -9,8 +9,7 @@ arrivals come in by exchanges only, and each takes processor time from the micro
     when a streamed answer has a first piece   at once
     PIECE_S after the last exchange            where streamed answers have further pieces
     HELD_S after a refusal                     the refusal stays behind when other answers leave earlier
-    HELD_S after the last exchange             to look for arrivals: where there is a latency target, or where the engine
-                                               is idle while something slow is decoded
+    HELD_S after the last exchange             to look for arrivals, with a latency target or an idle engine
 """
 
 from dataclasses import dataclass

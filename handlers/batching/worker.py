@@ -177,21 +177,13 @@ class AdaptiveWorker:
         shared, arrivals = self._shared, self._arrivals
         newcomers: list[InFlightRequest] = []
 
-        def is_read(id_: str, headers: Mapping[str, Any]) -> bool:
-            with shared.lock:
-                refused = arrivals.refused_unread(id_, headers, time.perf_counter())
-            newcomers.extend([refused] if refused else [])
-            return refused is None
-
         def take(id_: str, sent: Sent) -> None:
-            if sent.row is None:
-                return
             request = self._whole.read(sent.row, sent.headers)
             with shared.lock:
                 arrived_s = shared.timing.arrived_s(time.perf_counter(), len(shared.in_flight))
                 newcomers.append(arrivals.arrived(id_, request, sent.headers, arrived_s))
 
-        ids = link.receive(is_read, take)
+        ids = link.receive(take)
         with shared.lock:
             shared.received(ids, newcomers, time.perf_counter())
         self._decode([request for request in newcomers if request.is_admitted])

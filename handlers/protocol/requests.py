@@ -186,16 +186,6 @@ def failed(headers: Mapping[str, Any], error: ItemError) -> Request:
     return Request((error,), _error_form(headers, Model()))
 
 
-def is_one_item(headers: Mapping[str, Any]) -> bool:
-    """Whether a body can only be one item, by its media type and whatever it holds: a photograph, or a text.
-
-    Args:
-        headers: the request's, and for its first field {"content-type": as sent}.
-    """
-    media_type = _content_type(headers, BODY)
-    return media_type.startswith("image/") or media_type == "text/plain"
-
-
 def _error_form(headers: Mapping[str, Any], model: Model) -> Form:
     if _is_protobuf(headers):
         return GrpcErrors()

@@ -11,7 +11,7 @@ import pytest
 from ts.protocol.otf_message_handler import create_predict_response, retrieve_msg
 from ts.service import Service
 
-from handlers.batching.frontend import CHUNK_BYTES, Disconnected, IsRead, Link, ProtocolError, Sent
+from handlers.batching.frontend import CHUNK_BYTES, Disconnected, Link, ProtocolError, Sent
 from handlers.pipeline.runner import respond
 from handlers.protocol.responses import Reply
 from tests.handlers.batching.frontend import Body, Field, message, read_answers
@@ -37,10 +37,10 @@ class Pair:
         threading.Thread(target=self.ours.sendall, args=(data,), daemon=True).start()
 
 
-def received(link: Link, is_read: IsRead = lambda *_: True) -> dict[str, Sent | None]:
+def received(link: Link) -> dict[str, Sent | None]:
     """Return all in flight by its id, in the frontend's order; None for what was in the last message."""
     newcomers: dict[str, Sent] = {}
-    ids = link.receive(is_read, newcomers.__setitem__)
+    ids = link.receive(newcomers.__setitem__)
     return {id_: newcomers.get(id_) for id_ in ids}
 
 
@@ -83,28 +83,6 @@ def test_known_requests_are_passed_over_and_those_that_do_not_come_again_forgott
     # What was forgotten is read anew.
     pair.send(message({"d": ({}, b"new")}))
     assert all(received(pair.link).values())
-
-
-def test_body_of_who_is_turned_away_is_passed_over_and_known_from_then_on(pair: Pair) -> None:
-    form = [Field("data", "", b"small"), Field("top_k", "", b"3")]
-    requests: dict[str, Any] = {"a": ({"x": "1"}, LARGE), "b": ({}, form), "c": ({"x": "2"}, b"c" * 70)}
-    asked: list[tuple[str, Any]] = []
-
-    def is_read(id_: str, headers: Any) -> bool:
-        asked.append((id_, dict(headers)))
-        return "x" not in headers
-
-    for _ in range(2):
-        pair.send(message(requests))
-        came = received(pair.link, is_read)
-        assert list(came) == ["a", "b", "c"]
-        if any(came.values()):
-            assert [sent and sent.row for sent in came.values()] == [None, {"data": b"small", "top_k": b"3"}, None]
-        assert asked == [
-            ("a", {"x": "1", "body": {"content-type": ""}}),
-            ("b", {"data": {"content-type": ""}}),
-            ("c", {"x": "2", "body": {"content-type": ""}}),
-        ]
 
 
 def test_replies_are_written_as_torchserve_writes_them(pair: Pair, tmp_path: Path) -> None:
