@@ -131,6 +131,13 @@ def test_compressed_bodies_arrive_inflated(gateway: Gateway, encoding: str, pack
     assert "content-encoding" not in found["headers"]
 
 
+def test_compressed_bodies_that_are_cut_off_are_refused(gateway: Gateway) -> None:
+    packed = gzip.compress(random.Random(1).randbytes(100_000))
+    for cut in (packed[:-9], packed[:1000], b"nothing compressed"):
+        answer = gateway.ask("POST", "/predictions/m", data=cut, headers={"Content-Encoding": "gzip"})
+        assert (answer.status_code, answer.json()["type"]) == (400, "BadRequest")
+
+
 def test_chunked_bodies_arrive_with_their_length(gateway: Gateway) -> None:
     found = gateway.received("POST", "/predictions/m", data=iter([b"a" * 1000, b"b" * 1000]))
     assert (found["bytes"], found["headers"]["content-length"]) == (2000, "2000")
