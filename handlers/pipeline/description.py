@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from functools import partial
 from inspect import cleandoc
 from typing import Any, Protocol
 
@@ -17,7 +16,7 @@ from pydantic.errors import PydanticUserError
 from handlers.engines import Engine
 from handlers.errors import InvalidConfig
 from handlers.pipeline import runner
-from handlers.pipeline.warm_up import decoded, result
+from handlers.pipeline.warm_up import decoded
 from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import ERROR, Model, OutputTensors, Renamed
@@ -53,7 +52,7 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
     """Describe a task, under the names that its archive's owner gave to tensors.
 
     Args:
-        task: loaded; its sample is decoded, and run where the sizes of outputs are the model's.
+        task: loaded; its sample is decoded.
         name, version: as registered.
 
     Raises:
@@ -81,7 +80,7 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
         task=type(task).__module__.rpartition(".")[2],
         mode=config.scheduling.mode,
         inputs=list(inputs.values()),
-        outputs=outputs.metadata(partial(result, task, item)),
+        outputs=outputs.metadata,
         max_batch_size=_most_rows(task, item),
         max_instances=config.max_instances,
         options=_options(task.options_class, config),

@@ -49,10 +49,9 @@ from handlers.pipeline.budget import excess
 from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.slots import FinishedMicroBatch, Generated, Pieces, Slot, attempt, server_timing
 from handlers.protocol import retrieval
-from handlers.protocol.allowance import Allowance
 from handlers.protocol.headers import GRPC_HEADERS, is_grpc
 from handlers.protocol.metadata import Metadata, asks_for_metadata
-from handlers.protocol.requests import Payload, Request, failed
+from handlers.protocol.requests import Allowance, Payload, Request, failed
 from handlers.protocol.responses import OneItem, Reply
 
 logger = logging.getLogger(__name__)

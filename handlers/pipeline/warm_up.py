@@ -63,12 +63,6 @@ def decoded(task: Task, payloads: Iterable[Payload]) -> list[Any]:
     return [item for item in prepared if not isinstance(item, ItemError)]
 
 
-def result(task: Task, item: Any) -> Any:
-    """Run one decoded item alone, and give its result."""
-    (outcome,) = task.split(task.forward(task.collate([item]), [item]), [item])
-    return outcome
-
-
 def prepare(task: Task, sample: Payload | None, most_items: int) -> None:
     """Run a micro-batch of one, and one of as many as there may be where that is soon done; without a sample, none.
 

@@ -6,38 +6,41 @@ raw bytes                                   one item; the whole body is its valu
 tensors of the Open Inference Protocol      an item for each row of theirs
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import (
-    EmptyInput,
-    InvalidInput,
-    InvalidText,
-    ItemError,
-    TooManyInstances,
-    UnknownShape,
-    shown,
-)
+from handlers.errors import EmptyInput, InvalidInput, InvalidText, ItemError, TooManyInstances, UnknownShape, shown
 from handlers.protocol.requests import BodyInfo, Payload, Request, check_count
-from handlers.protocol.responses import Instances
+from handlers.protocol.responses import Form, Instances
 from handlers.protocol.tensors import BF16, from_bfloat16
 
 
-def instances_of(document: Mapping[str, Any], most: int, read: Callable[[Any], Payload]) -> Request:
+def instances_of(
+    document: Mapping[str, Any],
+    options: Mapping[str, Any],
+    most: int,
+    read: Callable[[Any, Mapping[str, Any]], Payload],
+    form: Form,
+) -> Request:
     """Read {"instances": [...]}; an instance that is wrong is an item's error.
 
     Args:
-        document: has "instances".
+        document: has "instances"; its other fields are options of all of them.
+        options: further options of all of them.
         most: how many there may be.
-        read: makes an item of an instance; it may raise InvalidInput.
+        read: makes an item of an instance and these options; it may raise InvalidInput.
+        form: how the answer is written.
 
     Raises:
         UnknownShape, EmptyInput, TooManyInstances: the list is none, empty or too long.
+        UnknownOption: there are too many options.
     """
+    shared = {**options, **{name: value for name, value in document.items() if name != "instances"}}
+    check_count(shared)
     instances = document["instances"]
     if not isinstance(instances, list):
         raise UnknownShape('"instances" must be a list.')
@@ -45,14 +48,14 @@ def instances_of(document: Mapping[str, Any], most: int, read: Callable[[Any], P
         raise EmptyInput('"instances" is empty.')
     if len(instances) > most:
         raise TooManyInstances(f"{len(instances)} instances; max_instances is {most}.")
-    return Request(tuple(_outcome(read, instance) for instance in instances), Instances())
 
+    def outcome(instance: Any) -> Payload | ItemError:
+        try:
+            return read(instance, shared)
+        except InvalidInput as error:
+            return ItemError.of(error)
 
-def _outcome(read: Callable[[Any], Payload], instance: Any) -> Payload | ItemError:
-    try:
-        return read(instance)
-    except InvalidInput as error:
-        return ItemError.of(error)
+    return Request(tuple(map(outcome, instances)), form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +82,25 @@ class Fields:
 
     def of_json(self, document: Any, sent: BodyInfo) -> Request:
         """See `Items`."""
-        if not isinstance(document, dict) or "instances" not in document:
-            return Request((_payload(document, sent.options, self),))
-        shared = {**sent.options, **{name: option for name, option in document.items() if name != "instances"}}
-        check_count(shared)
-        return instances_of(document, self.max_instances, lambda instance: _payload(instance, shared, self))
+        if isinstance(document, dict) and "instances" in document:
+            return instances_of(document, sent.options, self.max_instances, self._payload, Instances())
+        return Request((self._payload(document, sent.options),))
+
+    def _payload(self, value: Any, shared: Mapping[str, Any]) -> Payload:
+        if isinstance(value, str):
+            return Payload(value, shared)
+        if not isinstance(value, dict) or not self.inputs & value.keys():
+            fields = ", ".join(f'"{name}": ...' for name in sorted(self.inputs))
+            raise UnknownShape(f'JSON must be {{{fields}}} or {{"instances": [{{{fields}}}, ...]}}.')
+        inputs = {name: value[name] for name in value if name in self.inputs}
+        own = {name: value[name] for name in value if name not in self.inputs}
+        return Payload(inputs, {**shared, **own})
 
     def of_tensors(
         self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
     ) -> tuple[Payload | ItemError, ...]:
         """See `Items`; item i is row i of every tensor."""
-        inputs = _tensor_inputs(tensors, self)
+        inputs = self._inputs_of(tensors)
         columns = {
             name: _column(name, array, self.item_dimensions if name in inputs and array.dtype.kind != "O" else 0)
             for name, array in tensors.items()
@@ -104,33 +115,37 @@ class Fields:
             raise TooManyInstances(f"The tensors hold {size} items; max_instances is {self.max_instances}.")
         values = {input_name: list(columns[name]) for name, input_name in inputs.items()}
         own = {name: columns[name].tolist() for name in columns if name not in inputs}
-        return tuple(_tensor_item(_row(values, index), _row(own, index), options, self) for index in range(size))
+        return tuple(self._item(values, own, index, options) for index in range(size))
 
+    def _inputs_of(self, names: Iterable[str]) -> Mapping[str, str]:
+        """Map names of tensors to the inputs they are; where a task has one input, clients may call it by any name."""
+        fields = self.tensors or {name: name for name in self.inputs}
+        named = {name: fields[name] for name in names if name in fields}
+        if named:
+            return named
+        others = [name for name in names if name not in self.options]
+        if len(self.inputs) == len(others) == 1:
+            return dict(zip(others, self.inputs, strict=True))
+        known = ", ".join(sorted(self.options)) or "none"
+        if len(self.inputs) > 1:
+            raise UnknownShape(f"The inputs must be named {', '.join(sorted(fields))}; options: {known}.")
+        raise UnknownShape(f"{len(others)} tensors are no options; one must be the input. Options: {known}.")
 
-def _payload(value: Any, shared: Mapping[str, Any], task: Fields) -> Payload:
-    if isinstance(value, str):
-        return Payload(value, shared)
-    if not isinstance(value, dict) or not task.inputs & value.keys():
-        fields = ", ".join(f'"{name}": ...' for name in sorted(task.inputs))
-        raise UnknownShape(f'JSON must be {{{fields}}} or {{"instances": [{{{fields}}}, ...]}}.')
-    inputs = {name: value[name] for name in value if name in task.inputs}
-    own = {name: value[name] for name in value if name not in task.inputs}
-    return Payload(inputs, {**shared, **own})
-
-
-def _tensor_inputs(names: Iterable[str], task: Fields) -> Mapping[str, str]:
-    """Map names of tensors to the inputs they are; where a task has one input, clients call it what they like."""
-    fields = task.tensors or {name: name for name in task.inputs}
-    named = {name: fields[name] for name in names if name in fields}
-    if named:
-        return named
-    others = [name for name in names if name not in task.options]
-    if len(task.inputs) == len(others) == 1:
-        return dict(zip(others, task.inputs, strict=True))
-    known = ", ".join(sorted(task.options)) or "none"
-    if len(task.inputs) > 1:
-        raise UnknownShape(f"The inputs must be named {', '.join(sorted(fields))}; options: {known}.")
-    raise UnknownShape(f"{len(others)} tensors are no options; one must be the input. Options: {known}.")
+    def _item(
+        self, values: Mapping[str, Any], own: Mapping[str, Any], index: int, shared: Mapping[str, Any]
+    ) -> Payload | ItemError:
+        """Make an item of one row: text from JSON is a field of a JSON object, bytes and pixels are a raw body."""
+        options = dict(shared)
+        for name, column in own.items():
+            try:
+                options[name] = column[index].decode() if isinstance(column[index], bytes) else column[index]
+            except UnicodeDecodeError as error:
+                return ItemError.of(InvalidText(f"{shown(name)}: not valid UTF-8 at byte {error.start}."))
+        row = {name: column[index] for name, column in values.items()}
+        if len(self.inputs) == 1:
+            (value,) = row.values()
+            return Payload(row if isinstance(value, str) else value, options)
+        return Payload(row, options)
 
 
 def _column(name: str, array: NDArray[Any], dimensions: int) -> NDArray[Any]:
@@ -145,29 +160,3 @@ def _column(name: str, array: NDArray[Any], dimensions: int) -> NDArray[Any]:
         expected = ", ".join(["B", *(["..."] if dimensions else ["1"]) * max(dimensions, 1)])
         raise UnknownShape(f"{shown(name)}: the shape is {list(array.shape)}; [{expected}] is needed.")
     return array
-
-
-def _row(columns: Mapping[str, Sequence[Any]], index: int) -> dict[str, Any]:
-    return {name: column[index] for name, column in columns.items()}
-
-
-def _tensor_item(
-    values: Mapping[str, Any], own: Mapping[str, Any], shared: Mapping[str, Any], task: Fields
-) -> Payload | ItemError:
-    """Make one item: text from JSON means what the field of a JSON object does, bytes and pixels what a raw body is."""
-    try:
-        options = {**shared, **{name: _option(name, value) for name, value in own.items()}}
-    except InvalidInput as error:
-        return ItemError.of(error)
-    if len(task.inputs) == 1:
-        (value,) = values.values()
-        if not isinstance(value, str):
-            return Payload(value, options)
-    return Payload(values, options)
-
-
-def _option(name: str, value: Any) -> Any:
-    try:
-        return value.decode("utf-8") if isinstance(value, bytes) else value
-    except UnicodeDecodeError as error:
-        raise InvalidText(f"{shown(name)}: not valid UTF-8 at byte {error.start}.") from None

@@ -5,14 +5,15 @@
 
 Clients compress the message alone, so the body says by its first bytes that it is gzip or zlib. Tensors stand in
 `raw_input_contents`, one for each input, as binary tensors do in JSON's stead; or in `contents`, typed. Answers are
-always raw, as Triton's are. This imports protobuf, so it is imported where a gateway asks for the model's metadata, or
-else with the first such request.
+always raw, as Triton's are. This imports protobuf, so it is imported with the first such request, or where a gateway
+asks for the model's metadata.
 """
 
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,9 @@ OutputTensor = ModelInferResponse.InferOutputTensor
 
 # The most tensors, parameters and outputs of one request: an empty one takes two bytes here and a hundred once read.
 MOST_FIELDS = 1000
-# Fields of ModelInferRequest that have parameters, inputs and outputs: the number of `parameters` within each.
-_PARAMETERS = {5: 4, 6: 2}
-# The other fields that one of them has: name, datatype, contents, and a dimension each where the shape is not packed.
-_TENSOR_FIELDS = 3 + tensors.MAX_DIMENSIONS
-# The tag of raw_output_contents: field 6, of bytes.
-_RAW_OUTPUT = bytes([6 << 3 | 2])
+# Numbers of the fields of ModelInferRequest that have fields: inputs and outputs. Each may have so many that do not
+# count: name, datatype, contents, and a dimension each where the shape is not packed.
+_NESTED, _FREE_FIELDS = (5, 6), 3 + tensors.MAX_DIMENSIONS
 # How gzip and zlib begin; no message does.
 _COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 # zlib's number for: gzip or zlib, as its head says.
@@ -45,13 +43,9 @@ _ANY_HEAD = 32 + zlib.MAX_WBITS
 # Datatype -> the field of `contents` that holds its elements. FP16 and BF16 are raw only, as in Triton.
 _CONTENTS = {
     "BOOL": "bool_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
     "UINT64": "uint64_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
     "INT64": "int64_contents",
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
@@ -75,28 +69,23 @@ class GrpcInference(Inference):
                 OutputTensor(name=name, datatype=tensors.datatype_of(array), shape=array.shape)
                 for name, (array, _) in arrays.items()
             ],
+            raw_output_contents=[tensors.to_binary(array) for array, _ in arrays.values()],
         )
-        # What protobuf is not given, it need not copy twice; these fields are the last in any case.
-        parts = [message.SerializeToString()]
-        for array, _ in arrays.values():
-            raw = tensors.to_binary(array)
-            parts += [_RAW_OUTPUT, _to_varint(len(raw)), raw]
-        return Reply(200, b"".join(parts), PROTOBUF)
+        return Reply(200, message.SerializeToString(), PROTOBUF)
 
 
 def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
     """Read one request.
 
     Args:
-        body: a ModelInferRequest, compressed maybe.
-        model: the model that is asked.
+        body: a ModelInferRequest, which may be compressed.
+        model: the requested model.
         max_bytes: the most bytes of the message, uncompressed.
 
     Raises:
         MalformedMessage: the body is no such message.
         BodyTooLarge: it would be larger than `max_bytes`.
-        UnknownShape: a part of it is not what the protocol says, or names an output that there is not.
-        MalformedTensor: a tensor's data, datatype and shape do not agree.
+        UnknownShape, MalformedTensor: see `handlers.protocol.open_inference.read`.
     """
     body = decompressed(body, max_bytes)
     _check_count(body)
@@ -104,16 +93,39 @@ def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
         message = ModelInferRequest.FromString(body)
     except DecodeError:
         raise MalformedMessage("The body is no ModelInferRequest.") from None
+    inputs, raw = message.inputs, message.raw_input_contents
+    if not inputs:
+        raise UnknownShape('"inputs" must have at least one tensor.')
+    if raw and len(raw) != len(inputs):
+        raise MalformedTensor(f"raw_input_contents has {len(raw)} tensors; there are {len(inputs)} inputs.")
+
+    def data(index: int, tensor: Mapping[str, Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        if not raw:
+            return _from_contents(tensor["datatype"], dtype, shape, inputs[index].contents)
+        if inputs[index].HasField("contents"):
+            raise MalformedTensor("contents must not stand beside raw_input_contents.")
+        return tensors.from_binary(dtype, shape, memoryview(raw[index]))
+
     document = {
         "id": message.id or None,
-        "parameters": _parameters(message.parameters),
-        "outputs": [{"name": o.name, "parameters": _parameters(o.parameters)} for o in message.outputs] or None,
+        "parameters": _parameters(message),
+        "inputs": [
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype,
+                # A shape may be as long as a body; one dimension more than there may be is refused.
+                "shape": list(tensor.shape[: tensors.MAX_DIMENSIONS + 1]),
+                "parameters": _parameters(tensor),
+            }
+            for tensor in inputs
+        ],
+        "outputs": [{"name": output.name, "parameters": _parameters(output)} for output in message.outputs] or None,
     }
-    return open_inference.infer_request(document, _inputs(message), GrpcInference, model)
+    return open_inference.read(document, data, GrpcInference, model)
 
 
 def decompressed(body: bytes | bytearray, max_bytes: int) -> bytes | bytearray:
-    """Undo gzip or zlib, where the body's first bytes say that it is that.
+    """Decompress a body that begins as gzip or zlib does; return others as they are.
 
     Raises:
         MalformedMessage: what follows is not.
@@ -134,30 +146,21 @@ def decompressed(body: bytes | bytearray, max_bytes: int) -> bytes | bytearray:
 
 
 def _check_count(body: bytes | bytearray) -> None:
-    """Refuse a message of too many fields before protobuf makes objects of them."""
+    """Refuse a message of too many fields before protobuf makes objects of them.
+
+    A million parameters took two seconds of the worker's only thread.
+    """
     if len(body) <= 2 * MOST_FIELDS:
         return
     count = 0
     try:
         for number, start, end in _fields(body, 0, len(body)):
-            count += 1 + (_excess_fields(body, start, end, _PARAMETERS[number]) if number in _PARAMETERS else 0)
+            inner = islice(_fields(body, start, end), _FREE_FIELDS, MOST_FIELDS + _FREE_FIELDS)
+            count += 1 + (sum(1 for _ in inner) if number in _NESTED else 0)
             if count > MOST_FIELDS:
                 raise UnknownShape(f"The message has more than {MOST_FIELDS} tensors, outputs and parameters.")
     except IndexError:
         raise MalformedMessage("The body is no ModelInferRequest.") from None
-
-
-def _excess_fields(body: bytes | bytearray, start: int, end: int, parameters: int) -> int:
-    """Count the parameters of a tensor or an output, and its other fields beyond those that a tensor has."""
-    count, others = 0, 0
-    for number, _, _ in _fields(body, start, end):
-        if number == parameters:
-            count += 1
-        else:
-            others += 1
-        if count + others > MOST_FIELDS + _TENSOR_FIELDS:
-            break
-    return count + max(0, others - _TENSOR_FIELDS)
 
 
 def _fields(body: bytes | bytearray, start: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -193,49 +196,10 @@ def _varint(body: bytes | bytearray, start: int) -> tuple[int, int]:
     return value, start + 1
 
 
-def _to_varint(value: int) -> bytes:
-    """Write an integer of protobuf's; see `_varint`."""
-    written = bytearray()
-    while value > 0x7F:
-        written.append(value & 0x7F | 0x80)
-        value >>= 7
-    written.append(value)
-    return bytes(written)
-
-
-def _parameters(sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Take parameters out of the message that each is; one without a value is None."""
-    return {name: _value(parameter) for name, parameter in sent.items()}
-
-
-def _value(parameter: Any) -> Any:
-    kind = parameter.WhichOneof("parameter_choice")
-    return None if kind is None else getattr(parameter, kind)
-
-
-def _inputs(message: Any) -> dict[str, NDArray[Any]]:
-    """Read the input tensors, by name."""
-    raw = message.raw_input_contents
-    if not message.inputs:
-        raise UnknownShape('"inputs" must have at least one tensor.')
-    if raw and len(raw) != len(message.inputs):
-        raise MalformedTensor(f"raw_input_contents has {len(raw)} tensors; there are {len(message.inputs)} inputs.")
-    left = iter(raw)
-    return open_inference.read_inputs(
-        message.inputs, attrgetter("name"), lambda tensor: _tensor(tensor, next(left, None))
-    )
-
-
-def _tensor(tensor: Any, raw: bytes | None) -> NDArray[Any]:
-    open_inference.check_no_shared_memory(tensor.parameters)
-    dtype = tensors.read_dtype(tensor.datatype)
-    # A shape may be as long as a body, and is cut before it is a list; one more than there may be is refused.
-    shape = tensors.read_shape(list(tensor.shape[: tensors.MAX_DIMENSIONS + 1]))
-    if raw is None:
-        return _from_contents(tensor.datatype, dtype, shape, tensor.contents)
-    if tensor.HasField("contents"):
-        raise MalformedTensor("contents must not stand beside raw_input_contents.")
-    return tensors.from_binary(dtype, shape, memoryview(raw))
+def _parameters(part: Any) -> dict[str, Any]:
+    """Return the parameters of a message; one without a value is None."""
+    chosen = {name: parameter.WhichOneof("parameter_choice") for name, parameter in part.parameters.items()}
+    return {name: kind and getattr(part.parameters[name], kind) for name, kind in chosen.items()}
 
 
 def _from_contents(datatype: str, dtype: np.dtype[Any], shape: tuple[int, ...], contents: Any) -> NDArray[Any]:
@@ -244,7 +208,7 @@ def _from_contents(datatype: str, dtype: np.dtype[Any], shape: tuple[int, ...], 
     if name is None:
         raise MalformedTensor(f"{datatype} must be in raw_input_contents.")
     elements = getattr(contents, name)
-    if len(elements) != (size := tensors.size_of(shape)):
+    if len(elements) != (size := math.prod(shape)):
         raise MalformedTensor(f"contents.{name} has {len(elements)} elements; the shape has {size}.")
     if dtype.kind == "O":
         return tensors.objects(elements).reshape(shape)

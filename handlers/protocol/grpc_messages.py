@@ -4,8 +4,7 @@
 
 https://github.com/triton-inference-server/common/blob/main/protobuf/grpc_service.proto and model_config.proto are the
 protocol: names and numbers of fields are theirs. What this project never answers is left out: streams, shared memory,
-tracing and logging, and the parts of a model's configuration that nothing here has. A field that is left out is passed
-over where a client sends it.
+tracing and logging, and most of a model's configuration. A field that a client sends and that is left out is ignored.
 
 The import takes 130 ms, most of it protobuf's own: a worker imports this once it has a gateway in front of it.
 """
@@ -59,42 +58,28 @@ _MESSAGES = {
     # A model's configuration.
     "ModelConfigRequest": "name string 1, version string 2",
     "ModelConfigResponse": "config ModelConfig 1",
-    "ModelConfig": "name string 1, platform string 2, backend string 17, runtime string 25,"
-    "version_policy ModelVersionPolicy 3, max_batch_size int32 4, input ModelInput* 5, output ModelOutput* 6,"
+    "ModelConfig": "name string 1, platform string 2, backend string 17, version_policy ModelVersionPolicy 3,"
+    "max_batch_size int32 4, input ModelInput* 5, output ModelOutput* 6,"
     "dynamic_batching ModelDynamicBatching 11:scheduling_choice, instance_group ModelInstanceGroup* 7,"
-    "default_model_filename string 8, metric_tags string% 10, parameters ModelParameter% 14,"
-    "model_transaction_policy ModelTransactionPolicy 19",
-    "ModelVersionPolicy": "latest ModelVersionPolicy.Latest 1:policy_choice,"
-    "all ModelVersionPolicy.All 2:policy_choice, specific ModelVersionPolicy.Specific 3:policy_choice",
-    "ModelVersionPolicy.Latest": "num_versions uint32 1",
+    "parameters ModelParameter% 14",
+    "ModelVersionPolicy": "all ModelVersionPolicy.All 2:policy_choice",
     "ModelVersionPolicy.All": "",
-    "ModelVersionPolicy.Specific": "versions int64* 1",
-    "ModelTensorReshape": "shape int64* 1",
-    "ModelInput": "name string 1, data_type DataType 2, format ModelInput.Format 3, dims int64* 4,"
-    "reshape ModelTensorReshape 5, is_shape_tensor bool 6, allow_ragged_batch bool 7, optional bool 8",
-    "ModelOutput": "name string 1, data_type DataType 2, dims int64* 3, label_filename string 4,"
-    "reshape ModelTensorReshape 5, is_shape_tensor bool 6",
-    "ModelDynamicBatching": "preferred_batch_size int32* 1, max_queue_delay_microseconds uint64 2,"
-    "preserve_ordering bool 3, priority_levels uint64 4, default_priority_level uint64 5,"
-    "default_queue_policy ModelQueuePolicy 6",
-    "ModelQueuePolicy": "timeout_action ModelQueuePolicy.TimeoutAction 1, default_timeout_microseconds uint64 2,"
-    "allow_timeout_override bool 3, max_queue_size uint32 4",
-    "ModelInstanceGroup": "name string 1, count int32 2, gpus int32* 3, kind ModelInstanceGroup.Kind 4",
+    "ModelInput": "name string 1, data_type DataType 2, dims int64* 4",
+    "ModelOutput": "name string 1, data_type DataType 2, dims int64* 3",
+    "ModelDynamicBatching": "preferred_batch_size int32* 1, max_queue_delay_microseconds uint64 2",
+    "ModelInstanceGroup": "name string 1, count int32 2, kind ModelInstanceGroup.Kind 4",
     "ModelParameter": "string_value string 1",
-    "ModelTransactionPolicy": "decoupled bool 1",
     # Statistics.
     "ModelStatisticsRequest": "name string 1, version string 2",
     "ModelStatisticsResponse": "model_stats ModelStatistics* 1",
     "ModelStatistics": "name string 1, version string 2, last_inference uint64 3, inference_count uint64 4,"
-    "execution_count uint64 5, inference_stats InferStatistics 6, batch_stats InferBatchStatistics* 7,"
-    "memory_usage MemoryUsage* 8",
+    "execution_count uint64 5, inference_stats InferStatistics 6, batch_stats InferBatchStatistics* 7",
     "StatisticDuration": "count uint64 1, ns uint64 2",
     "InferStatistics": "success StatisticDuration 1, fail StatisticDuration 2, queue StatisticDuration 3,"
     "compute_input StatisticDuration 4, compute_infer StatisticDuration 5, compute_output StatisticDuration 6,"
     "cache_hit StatisticDuration 7, cache_miss StatisticDuration 8",
     "InferBatchStatistics": "batch_size uint64 1, compute_input StatisticDuration 2,"
     "compute_infer StatisticDuration 3, compute_output StatisticDuration 4",
-    "MemoryUsage": "type string 1, id int64 2, byte_size uint64 3",
     # The repository.
     "RepositoryIndexRequest": "repository_name string 1, ready bool 2",
     "RepositoryIndexResponse": "models RepositoryIndexResponse.ModelIndex* 1",
@@ -112,8 +97,6 @@ _MESSAGES = {
 _ENUMS = {
     "DataType": "TYPE_INVALID TYPE_BOOL TYPE_UINT8 TYPE_UINT16 TYPE_UINT32 TYPE_UINT64 TYPE_INT8 TYPE_INT16 TYPE_INT32 "
     "TYPE_INT64 TYPE_FP16 TYPE_FP32 TYPE_FP64 TYPE_STRING TYPE_BF16",
-    "ModelInput.Format": "FORMAT_NONE FORMAT_NHWC FORMAT_NCHW",
-    "ModelQueuePolicy.TimeoutAction": "REJECT DELAY",
     "ModelInstanceGroup.Kind": "KIND_AUTO KIND_GPU KIND_CPU KIND_MODEL",
 }
 
@@ -166,12 +149,8 @@ def _add_field(message: DescriptorProto, message_name: str, name: str, kind: str
 def _classes() -> dict[str, Any]:
     # A pool of its own: a process may have Triton's own messages, of the same names, in the common one.
     pool = DescriptorPool()
-    file = _file()
-    pool.Add(file)
-    made = {}
-    for name in _MESSAGES:
-        made[name] = GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
-    return made
+    pool.Add(_file())
+    return {name: GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in _MESSAGES}
 
 
 # The class of each message by its name; one within another is an attribute of that class, too.

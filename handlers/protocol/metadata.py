@@ -1,9 +1,7 @@
-"""What a model says of itself: its tensors, options and limits. Pure.
+"""What a model says of itself, to a request with the header X-Model-Metadata: its tensors, options and limits. Pure.
 
-    header X-Model-Metadata, on any request -> asks_for_metadata
-    Metadata, as handlers.pipeline.description makes it -> pack -> Reply, without an item and so without the engine
-
-The names are those of the Open Inference Protocol's own metadata, which a gateway makes of it.
+handlers.pipeline.description makes it. The names are those of the Open Inference Protocol's own metadata, which a
+gateway makes of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +22,7 @@ class TensorMetadata:
         name: as requests and answers have it.
         datatype: one of handlers.protocol.tensors.DTYPES.
         shape: with the dimension of rows; -1 there and where a size is the request's.
-        batch_dim: the dimension that counts rows; told where it is not the first.
+        batch_dim: the dimension that counts rows; answered where it is not the first.
     """
 
     name: str
@@ -35,7 +33,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metadata:
-    """The form of the answer to whoever asks for metadata; see `handlers.protocol.responses.Form`.
+    """The form of the answer to a request for metadata; see `handlers.protocol.responses.Form`.
 
     Attributes:
         name, version: as registered; the version is None where the archive has none.
@@ -49,8 +47,7 @@ class Metadata:
         options: what a request may set for an item, by name: its "type" and further words of JSON Schema, its
             "default" and maybe a "description".
         accepts: media types of the bodies that are understood.
-        proofs: how near its answers in a precision are to those in fp32, as `handlers.proofs.Proof.to_json` gives it,
-            by precision; empty where its builder compared nothing.
+        proofs: how near its answers in a precision are to those in fp32, by precision; see handlers.proofs.
         precision: the engine's arithmetic; None where that says nothing.
         device: `cpu` or `cuda`: where the worker runs it.
     """
@@ -80,9 +77,5 @@ class Metadata:
 
 
 def asks_for_metadata(headers: Mapping[str, Any]) -> bool:
-    """Whether a request asks for the model's metadata, whatever else it holds.
-
-    Args:
-        headers: the request's, and for each field {"content-type": as sent}.
-    """
+    """Whether a request asks for the model's metadata, whatever else it holds."""
     return header(headers, METADATA_HEADER) is not None

@@ -1,19 +1,19 @@
 """Open Inference Protocol v2, which KServe, Triton and their clients speak: body -> tensors, results -> body. Pure.
 
     body -> split -> JSON document, binary tensors behind it
-    both -> read  -> InferRequest: tensors by name, options of all items, and the Inference that packs the answer
+    both -> read_json -> read -> InferRequest: tensors by name, options of all items, and an Inference
     Inference + one result per item -> pack -> Reply, JSON or binary as the client asked
 
-`read_inputs`, `infer_request` and `Inference` are the protocol itself; handlers.protocol.grpc_inference reads and
-writes the same as gRPC's messages. https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol
-is the protocol; binary tensors are Triton's extension of it. The first dimension of every tensor counts items. How
-tensors become items is decided in handlers.protocol.requests.
+`read` and `Inference` are the protocol itself; handlers.protocol.grpc_inference reads and writes the same as gRPC's
+messages. https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol is the protocol; binary
+tensors are Triton's extension of it. The first dimension of every tensor counts items.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from handlers.errors import ItemError, MalformedTensor, UnknownShape, shown
@@ -21,15 +21,18 @@ from handlers.protocol import tensors
 from handlers.protocol.output_tensors import ERROR, Model, errors_of
 from handlers.protocol.responses import Reply, encode, encode_padded
 
-# This header says how many bytes the JSON document has, where binary tensors follow it, in requests and answers alike.
+# The number of bytes of the JSON document, where binary tensors follow it, in requests and answers alike.
 LENGTH_HEADER = "Inference-Header-Content-Length"
 BINARY_TYPE = "application/octet-stream"
 
 # These parameters say what the headers X-Priority and X-Timeout-Ms do; handlers.protocol.headers reads them.
 TERMS = frozenset({"priority", "timeout"})
-# These parameters are the protocol's own or Triton's scheduling's; all others are options of the task.
+# These parameters are the protocol's own or Triton's scheduler's; all others are options of the task.
 PROTOCOL_PARAMETERS = TERMS | {"binary_data_output", "sequence_id", "sequence_start", "sequence_end"}
 TRITON_PREFIX = "triton_"
+
+# Position of a tensor among the inputs, the tensor as it was sent, its dtype and shape -> its data as an array.
+ReadData = Callable[[int, Mapping[str, Any], np.dtype[Any], tuple[int, ...]], NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Inference:
     """The form of an answer; see `handlers.protocol.responses.Form`.
 
     Attributes:
-        model: the model whose outputs are asked for.
+        model: the model whose outputs are requested.
         id: the request's id, which the answer repeats; None where it has none.
         wanted: the names of the outputs, in the client's order, and whether each is binary; empty for all of them.
         is_binary: whether outputs that the client does not name are binary.
@@ -59,7 +62,7 @@ class Inference:
         return self._written(outputs)
 
     def _outputs(self, results: Sequence[Any]) -> dict[str, tuple[NDArray[Any], bool]]:
-        """Make the tensors that the client wants, in its order, by name; beside each, whether it is to be binary.
+        """Return the tensors that the client wants, in its order, by name; beside each, whether it is to be binary.
 
         Args:
             results: one per item, at least one of them no error.
@@ -89,17 +92,16 @@ class Inference:
             document["model_version"] = self.model.version
         if self.id is not None:
             document["id"] = self.id
-        binary = [tensors.to_binary(array) for array, is_binary in arrays.values() if is_binary]
-        sizes = iter(map(len, binary))
-        document["outputs"] = [
-            {
-                "name": name,
-                "datatype": tensors.datatype_of(array),
-                "shape": list(array.shape),
-                **_content(array, next(sizes) if is_binary else None),
-            }
-            for name, (array, is_binary) in arrays.items()
-        ]
+        document["outputs"], binary = [], []
+        for name, (array, is_binary) in arrays.items():
+            content: dict[str, Any]
+            if is_binary:
+                binary.append(tensors.to_binary(array))
+                content = {"parameters": {"binary_data_size": len(binary[-1])}}
+            else:
+                content = {"data": tensors.to_json(array)}
+            described = {"name": name, "datatype": tensors.datatype_of(array), "shape": list(array.shape)}
+            document["outputs"].append({**described, **content})
         written = encode_padded(document)
         if not binary:
             return Reply(200, written)
@@ -124,14 +126,11 @@ class InferRequest:
 
 
 def split(body: bytes | bytearray | str, header: str) -> tuple[memoryview, memoryview]:
-    """Take the binary tensors off a body.
+    """Separate the JSON document from the binary tensors behind it.
 
     Args:
         body: the request's body, as it was sent.
         header: the value of LENGTH_HEADER.
-
-    Returns:
-        The JSON document and the bytes behind it.
 
     Raises:
         MalformedTensor: the header's value is not a length within the body.
@@ -148,121 +147,80 @@ def is_inference(document: Any) -> bool:
     return isinstance(document, Mapping) and isinstance(document.get("inputs"), list)
 
 
-def read(document: Any, binary: memoryview, model: Model) -> InferRequest:
-    """Read one request.
+def read_json(document: Any, binary: memoryview, model: Model) -> InferRequest:
+    """Read a request in JSON.
 
     Args:
         document: the parsed JSON.
         binary: the bytes behind it.
-        model: the model that is asked.
+        model: the requested model.
 
     Raises:
-        UnknownShape: a part of the document is not what the protocol says, or names an output that there is not.
-        MalformedTensor: a tensor's data, datatype and shape do not agree.
+        UnknownShape, MalformedTensor: see `read`; or not all of the bytes are a tensor's.
+    """
+    left = binary
+
+    def data(_: int, tensor: Mapping[str, Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        nonlocal left
+        if "binary_data_size" not in (parameters := _parameters(tensor)):
+            return tensors.from_json(dtype, shape, tensor.get("data"))
+        size = parameters["binary_data_size"]
+        if type(size) is not int or not 0 <= size <= len(left):
+            raise MalformedTensor(
+                f'"binary_data_size" must be a number of bytes; {len(left)} are left of those behind the JSON '
+                f"document, which ends where {LENGTH_HEADER} says."
+            )
+        own, left = left[:size], left[size:]
+        return tensors.from_binary(dtype, shape, own)
+
+    request = read(document, data, Inference, model)
+    if left:
+        raise MalformedTensor(f"{len(left)} bytes follow the last binary tensor.")
+    return request
+
+
+def read(document: Any, read_data: ReadData, form: type[Inference], model: Model) -> InferRequest:
+    """Read one request.
+
+    Args:
+        document: has "inputs", and may have "id", "parameters" and "outputs", as the protocol's JSON does.
+        read_data: reads the data of a tensor; called once for each, in their order.
+        form: how the answer is to be written.
+        model: the requested model.
+
+    Raises:
+        UnknownShape: a part of the document is not what the protocol says, or names an output that does not exist.
+        MalformedTensor: a tensor's data, datatype and shape do not agree; the message says which tensor.
     """
     if not is_inference(document) or not document["inputs"]:
         raise UnknownShape('"inputs" must be a list of tensors, at least one.')
-    left = _Binary(binary)
-    arrays = read_inputs(document["inputs"], _name, lambda tensor: _tensor(tensor, left))
-    if left.bytes:
-        raise MalformedTensor(f"{len(left.bytes)} bytes follow the last binary tensor.")
-    return infer_request(document, arrays, Inference, model)
-
-
-def read_inputs(
-    inputs: Iterable[Any], name_of: Callable[[Any], str], read_tensor: Callable[[Any], NDArray[Any]]
-) -> dict[str, NDArray[Any]]:
-    """Read the input tensors, by name.
-
-    Args:
-        inputs: as they were sent, in their order.
-        name_of: finds the name of one of them.
-        read_tensor: reads one; called once for each, in their order.
-
-    Raises:
-        UnknownShape, MalformedTensor: one is wrong; the message says which.
-    """
     arrays: dict[str, NDArray[Any]] = {}
-    for index, tensor in enumerate(inputs):
+    for index, tensor in enumerate(document["inputs"]):
         place = f"Input {index}"
         try:
-            name = name_of(tensor)
+            name = _name(tensor)
             place += f", {shown(name)}"
             if name in arrays:
                 raise MalformedTensor("there is one of that name already.")
-            arrays[name] = read_tensor(tensor)
+            dtype, shape = tensors.read_dtype(tensor.get("datatype")), tensors.read_shape(tensor.get("shape"))
+            if any(each.startswith("shared_memory") for each in _parameters(tensor)):
+                raise UnknownShape("shared memory is not supported.")
+            arrays[name] = read_data(index, tensor, dtype, shape)
         except (MalformedTensor, UnknownShape) as error:
             raise type(error)(f"{place}: {error}") from None
-    return arrays
-
-
-def infer_request(
-    document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], form: type[Inference], model: Model
-) -> InferRequest:
-    """Read what a request holds beside its inputs.
-
-    Args:
-        document: may have "id", "parameters" and "outputs".
-        arrays: the inputs.
-        form: how the answer is to be written.
-        model: the model that is asked.
-
-    Raises:
-        UnknownShape: see `read`.
-    """
     request_id = document.get("id")
     if not isinstance(request_id, str | None) or not _is_writable(request_id or ""):
         raise UnknownShape('"id" must be a string, without lone surrogates.')
     parameters = _parameters(document)
     is_binary = _flag(parameters, "binary_data_output", default=False)
     wanted = _wanted(document.get("outputs"), model, is_binary)
-    options, terms = {}, {}
-    for name, value in parameters.items():
-        if name in TERMS:
-            terms[name] = value
-        elif name not in PROTOCOL_PARAMETERS and not name.startswith(TRITON_PREFIX):
-            options[name] = value
-    return InferRequest(arrays, options, form(model, request_id, wanted, is_binary), terms)
-
-
-@dataclass(slots=True)
-class _Binary:
-    """The bytes behind the JSON document that no tensor has taken yet."""
-
-    bytes: memoryview
-
-    def take(self, size: Any) -> memoryview:
-        """Take the next tensor's.
-
-        Raises:
-            MalformedTensor: the size is no number, or there are not so many.
-        """
-        if type(size) is not int or not 0 <= size <= len(self.bytes):
-            raise MalformedTensor(
-                f'"binary_data_size" must be a number of bytes; {len(self.bytes)} are left of those behind the JSON '
-                f"document, which ends where {LENGTH_HEADER} says."
-            )
-        taken, self.bytes = self.bytes[:size], self.bytes[size:]
-        return taken
-
-
-def _tensor(tensor: Mapping[str, Any], left: _Binary) -> NDArray[Any]:
-    dtype, shape = tensors.read_dtype(tensor.get("datatype")), tensors.read_shape(tensor.get("shape"))
-    parameters = _parameters(tensor)
-    check_no_shared_memory(parameters)
-    if "binary_data_size" not in parameters:
-        return tensors.from_json(dtype, shape, tensor.get("data"))
-    return tensors.from_binary(dtype, shape, left.take(parameters["binary_data_size"]))
-
-
-def check_no_shared_memory(parameters: Iterable[str]) -> None:
-    """Refuse a tensor whose parameters say that it lies in memory of its client's.
-
-    Raises:
-        UnknownShape: they do.
-    """
-    if any(name.startswith("shared_memory") for name in parameters):
-        raise UnknownShape("shared memory is not supported.")
+    own = {name for name in parameters if name in PROTOCOL_PARAMETERS or name.startswith(TRITON_PREFIX)}
+    return InferRequest(
+        arrays,
+        {name: value for name, value in parameters.items() if name not in own},
+        form(model, request_id, wanted, is_binary),
+        {name: parameters[name] for name in parameters if name in TERMS},
+    )
 
 
 def _wanted(outputs: Any, model: Model, is_binary: bool) -> dict[str, bool]:
@@ -291,7 +249,7 @@ def _no_output(name: str, known: Iterable[str]) -> str:
 
 
 def _is_writable(text: str) -> bool:
-    """Whether an answer can repeat a text: TorchServe's own parser lets surrogates stand alone."""
+    """Whether an answer can repeat a text: TorchServe's own parser lets lone surrogates through."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -317,9 +275,3 @@ def _flag(parameters: Mapping[str, Any], name: str, *, default: bool) -> bool:
     if not isinstance(value, bool):
         raise UnknownShape(f'"{name}" must be true or false.')
     return value
-
-
-def _content(array: NDArray[Any], binary_size: int | None) -> dict[str, Any]:
-    if binary_size is None:
-        return {"data": tensors.to_json(array)}
-    return {"parameters": {"binary_data_size": binary_size}}

@@ -6,13 +6,14 @@
     token ids, masks                 -> Padded    -> INT64 (B, T) each, as wide as the longest
     anything else                    -> Documents -> BYTES (B,), each item's JSON
 
-A task says which in one line, and an archive's owner may give them other names (Renamed). Model puts the rows of good
-items where they belong among failed ones.
+A task says which in one line, and an archive's owner may choose other names (Renamed). Model puts the rows of good
+items in their places among failed ones.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,44 +29,37 @@ ERROR = "error"
 Arrays = Mapping[str, NDArray[Any]]
 Record = Mapping[str, Any]
 
-# These values stand where there is nothing, by `dtype.kind`; V is BF16.
-_NOTHING: dict[str, Any] = {
-    "f": np.nan,
-    "i": -1,
-    "u": 0,
-    "b": False,
-    "O": "",
-    "V": to_bfloat16(np.array(np.nan)),
-}
+# The value that stands where there is none, by `dtype.kind`; V is BF16.
+_NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "u": 0, "b": False, "O": "", "V": to_bfloat16(np.array(np.nan))}
 
 
-class OutputTensors(Protocol):
+class OutputTensors(ABC):
     """The way in which a task's results become tensors."""
+
+    @property
+    @abstractmethod
+    def metadata(self) -> Sequence[TensorMetadata]:
+        """The tensors, in the order of an answer; -1 is a size that is the request's."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the tensors, in the order of an answer."""
+        return tuple(tensor.name for tensor in self.metadata)
 
+    @abstractmethod
     def arrays(self, results: Sequence[Any]) -> Arrays:
-        """Make the tensors, by name; each is (B, ...), FP32, INT64, BF16 (`handlers.protocol.tensors`) or objects.
+        """Return the tensors, by name; each is (B, ...), FP32, INT64, BF16 (`handlers.protocol.tensors`) or objects.
 
         Args:
             results: B of the task's results, at least one, without errors.
 
         Raises:
-            ValueError: a result holds what is no number.
-        """
-
-    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:
-        """Describe the tensors, in the order of an answer.
-
-        Args:
-            example: runs the model, and gives a result of the task; for those whose sizes are the model's.
+            ValueError: a result holds a number that is not finite.
         """
 
 
 @dataclass(frozen=True, slots=True)
-class Renamed:
+class Renamed(OutputTensors):
     """Other tensors under the names that an archive's owner chose.
 
     Attributes:
@@ -77,42 +71,56 @@ class Renamed:
     given: Mapping[str, str]
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def metadata(self) -> Sequence[TensorMetadata]:
         """See `OutputTensors`."""
-        return tuple(self.given[name] for name in self.outputs.names)
+        return [replace(tensor, name=self.given[tensor.name]) for tensor in self.outputs.metadata]
 
     def arrays(self, results: Sequence[Any]) -> Arrays:
         """See `OutputTensors`."""
         return {self.given[name]: array for name, array in self.outputs.arrays(results).items()}
 
-    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:
-        """See `OutputTensors`."""
-        return [replace(tensor, name=self.given[tensor.name]) for tensor in self.outputs.metadata(example)]
-
 
 @dataclass(frozen=True, slots=True)
-class Documents:
-    """Writes each item's result as JSON."""
+class Documents(OutputTensors):
+    """Writes each item's result as JSON: BYTES (B,)."""
 
     name: str = "result"
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """See `OutputTensors`."""
-        return (self.name,)
-
-    def arrays(self, results: Sequence[Any]) -> Arrays:
-        """See `OutputTensors`; BYTES (B,)."""
-        return {self.name: np.array([encode(result) for result in results], object)}
-
-    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
+    def metadata(self) -> Sequence[TensorMetadata]:
         """See `OutputTensors`."""
         return [TensorMetadata(self.name)]
 
+    def arrays(self, results: Sequence[Any]) -> Arrays:
+        """See `OutputTensors`."""
+        return {self.name: np.array([encode(result) for result in results], object)}
+
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """Takes some fields of each result; a result that lacks one has nothing there: "", NaN or -1.
+class Vectors(OutputTensors):
+    """Stacks results that are vectors: FP32 (B, D).
+
+    Attributes:
+        name: the tensor's.
+        size: D, which metadata names; -1 where it is not known.
+    """
+
+    name: str
+    size: int = -1
+
+    @property
+    def metadata(self) -> Sequence[TensorMetadata]:
+        """See `OutputTensors`."""
+        return [TensorMetadata(self.name, "FP32", (-1, self.size))]
+
+    def arrays(self, results: Sequence[NDArray[np.float32]]) -> Arrays:
+        """See `OutputTensors`."""
+        return {self.name: _finite(np.stack(results).astype(np.float32, copy=False))}
+
+
+@dataclass(frozen=True, slots=True)
+class Columns(OutputTensors):
+    """Takes some fields of each result, (B,) each; where a result lacks one stands "", NaN or -1.
 
     Attributes:
         dtypes: the dtype of each field, by name.
@@ -121,48 +129,55 @@ class Columns:
     dtypes: Mapping[str, Any]
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def metadata(self) -> Sequence[TensorMetadata]:
         """See `OutputTensors`."""
-        return tuple(self.dtypes)
+        return [TensorMetadata(name, datatype_of(np.empty(0, dtype))) for name, dtype in self.dtypes.items()]
 
     def arrays(self, results: Sequence[Any]) -> Arrays:
-        """See `OutputTensors`; (B,) each."""
-        return {name: self._column(name, np.dtype(dtype), results) for name, dtype in self.dtypes.items()}
-
-    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
         """See `OutputTensors`."""
-        return self._metadata((-1,))
+        kinds = {name: np.dtype(dtype).kind for name, dtype in self.dtypes.items()}
+        return {
+            name: np.array([result.get(name, _NOTHING[kinds[name]]) for result in results], dtype)
+            for name, dtype in self.dtypes.items()
+        }
 
-    def _metadata(self, shape: tuple[int, ...]) -> list[TensorMetadata]:
-        return [TensorMetadata(name, datatype_of(np.empty(0, dtype)), shape) for name, dtype in self.dtypes.items()]
 
-    def _column(self, name: str, dtype: np.dtype[Any], results: Sequence[Record]) -> NDArray[Any]:
-        return np.array([result.get(name, _NOTHING[dtype.kind]) for result in results], dtype)
+def _as_they_are(result: Sequence[Record]) -> Sequence[Record]:
+    return result
 
 
 @dataclass(frozen=True, slots=True)
-class Vectors:
-    """Stacks results that are arrays of one shape."""
+class Ranked(OutputTensors):
+    """Makes a tensor (B, k) of each field of results that are records, best first, as wide as the longest result.
 
-    name: str
+    Attributes:
+        dtypes: the dtype of each field, by name; "", NaN or -1 stands where a result has fewer records.
+        records: finds the records of one result.
+    """
+
+    dtypes: Mapping[str, Any]
+    records: Callable[[Any], Sequence[Record]] = _as_they_are
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def metadata(self) -> Sequence[TensorMetadata]:
         """See `OutputTensors`."""
-        return (self.name,)
+        return [TensorMetadata(name, datatype_of(np.empty(0, dtype)), (-1, -1)) for name, dtype in self.dtypes.items()]
 
-    def arrays(self, results: Sequence[NDArray[np.float32]]) -> Arrays:
-        """See `OutputTensors`; FP32 (B, D)."""
-        return {self.name: _finite(np.stack(results).astype(np.float32, copy=False))}
-
-    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:
-        """See `OutputTensors`; the size of a vector is that of the example."""
-        return [TensorMetadata(self.name, "FP32", (-1, *np.shape(example())))]
+    def arrays(self, results: Sequence[Any]) -> Arrays:
+        """See `OutputTensors`."""
+        rows = [self.records(result) for result in results]
+        return {
+            name: _padded(
+                [_finite(np.array([record[name] for record in records], dtype)) for records in rows],
+                _NOTHING[np.dtype(dtype).kind],
+            )
+            for name, dtype in self.dtypes.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class Padded:
-    """Stacks results that are records of whole numbers, one for each position, right-padded to the longest result.
+class Padded(OutputTensors):
+    """Stacks results that are records of whole numbers, one for each position: INT64 (B, T), right-padded.
 
     Attributes:
         fills: the number to pad with, by field.
@@ -171,53 +186,20 @@ class Padded:
     fills: Mapping[str, int]
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def metadata(self) -> Sequence[TensorMetadata]:
         """See `OutputTensors`."""
-        return tuple(self.fills)
-
-    def arrays(self, results: Sequence[Mapping[str, NDArray[np.int64]]]) -> Arrays:
-        """See `OutputTensors`; INT64 (B, T) each."""
-        return {name: self._stacked([result[name] for result in results], fill) for name, fill in self.fills.items()}
-
-    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
-        """See `OutputTensors`; the length is the request's affair."""
         return [TensorMetadata(name, "INT64", (-1, -1)) for name in self.fills]
 
-    def _stacked(self, rows: Sequence[NDArray[np.int64]], fill: int) -> NDArray[np.int64]:
-        stacked = np.full((len(rows), max(map(len, rows))), fill, np.int64)
-        for into, row in zip(stacked, rows, strict=True):
-            into[: len(row)] = row
-        return stacked
+    def arrays(self, results: Sequence[Mapping[str, NDArray[np.int64]]]) -> Arrays:
+        """See `OutputTensors`."""
+        return {name: _padded([result[name] for result in results], fill) for name, fill in self.fills.items()}
 
 
-def _as_they_are(result: Sequence[Record]) -> Sequence[Record]:
-    return result
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked(Columns):
-    """Makes a tensor of each field of results that are records, best first, as wide as the longest result.
-
-    Attributes:
-        records: finds the records of one result.
-    """
-
-    records: Callable[[Any], Sequence[Record]] = _as_they_are
-
-    def arrays(self, results: Sequence[Any]) -> Arrays:
-        """See `OutputTensors`; (B, k) each, with "", NaN or -1 where a result has fewer than k records."""
-        rows = [self.records(result) for result in results]
-        return {name: self._table(name, np.dtype(dtype), rows) for name, dtype in self.dtypes.items()}
-
-    def metadata(self, example: Callable[[], Any]) -> Sequence[TensorMetadata]:  # noqa: ARG002
-        """See `OutputTensors`; how many records there are is the request's affair."""
-        return self._metadata((-1, -1))
-
-    def _table(self, name: str, dtype: np.dtype[Any], rows: Sequence[Sequence[Record]]) -> NDArray[Any]:
-        table = np.full((len(rows), max(map(len, rows))), _NOTHING[dtype.kind], dtype)
-        for row, records in zip(table, rows, strict=True):
-            row[: len(records)] = _finite(np.array([record[name] for record in records], dtype))
-        return table
+def _padded(rows: Sequence[NDArray[Any]], fill: Any) -> NDArray[Any]:
+    padded = np.full((len(rows), max(map(len, rows))), fill, rows[0].dtype)
+    for into, row in zip(padded, rows, strict=True):
+        into[: len(row)] = row
+    return padded
 
 
 LABELS = {"label": object, "score": np.float32}
@@ -240,45 +222,33 @@ class Model:
     batch_dims: Mapping[str, int] = field(default_factory=dict)
 
     def arrays(self, results: Sequence[Any]) -> dict[str, NDArray[Any]]:
-        """Make the outputs, by name: a row for every item, with nothing in it where the item failed.
+        """Return the outputs, by name: a row for every item, with nothing in it where the item failed.
 
         Args:
             results: one per item, at least one of them no error.
         """
-        good = [result for result in results if not isinstance(result, ItemError)]
-        arrays = dict(self.outputs.arrays(good))
-        if len(good) == len(results):
-            return arrays
         is_good = np.array([not isinstance(result, ItemError) for result in results])
-        return {name: _scattered(array, is_good, self.batch_dims.get(name, 0)) for name, array in arrays.items()}
+        arrays = dict(self.outputs.arrays([result for result in results if not isinstance(result, ItemError)]))
+        if is_good.all():
+            return arrays
+        for name, array in arrays.items():
+            dimension = self.batch_dims.get(name, 0)
+            shape = (*array.shape[:dimension], len(results), *array.shape[dimension + 1 :])
+            arrays[name] = np.full(shape, _NOTHING[array.dtype.kind], array.dtype)
+            arrays[name].swapaxes(0, dimension)[is_good] = array.swapaxes(0, dimension)
+        return arrays
 
     def output(self, name: str) -> str | None:
-        """Find the output that a request asks for; where a model has one, clients call it what they like.
+        """Find the output that a request asks for; where a model has one, clients may call it by any name.
 
         Returns:
             Its name among `outputs`, or ERROR; None where there is no such output. Where the model's outputs are known
             only once it has run, any name is one until then.
         """
-        if name in (*self.outputs.names, ERROR) or not self.outputs.names:
+        names = self.outputs.names
+        if name in (*names, ERROR) or not names:
             return name
-        return self.outputs.names[0] if len(self.outputs.names) == 1 else None
-
-
-def _scattered(array: NDArray[Any], is_good: NDArray[np.bool_], dimension: int) -> NDArray[Any]:
-    """Put the rows of good items in their places, and nothing in the others'.
-
-    Args:
-        array: (G, ...), a row for each good item.
-        is_good: (B,), true for G items.
-        dimension: the one that counts rows.
-
-    Returns:
-        (B, ...) of the same dtype.
-    """
-    shape = (*array.shape[:dimension], len(is_good), *array.shape[dimension + 1 :])
-    spread = np.full(shape, _NOTHING[array.dtype.kind], array.dtype)
-    spread[(slice(None),) * dimension + (is_good,)] = array
-    return spread
+        return names[0] if len(names) == 1 else None
 
 
 def errors_of(results: Sequence[Any]) -> NDArray[Any]:

@@ -3,7 +3,7 @@
     row (dict from TorchServe), its headers -> unpack -> Request: one payload per item, and the form of the answer
     one result per item -> Request.form.pack -> Reply (status, body and headers of that row; protocol.responses)
 
-What a body is decides how it is read; how what it holds becomes items is the task's affair (Items):
+What a body is decides how it is read; the task decides how what it holds becomes items (Items):
 
     raw bytes                                   Items.of_body
     multipart or form, a field `data`           the same; other fields are options
@@ -15,9 +15,10 @@ What a body is decides how it is read; how what it holds becomes items is the ta
 """
 
 import json
+import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Protocol
 
 import orjson
@@ -32,23 +33,61 @@ from handlers.errors import (
     UnknownOption,
     UnknownShape,
     UnsupportedMedia,
+    WorkTooLarge,
 )
 from handlers.protocol import open_inference
-from handlers.protocol.allowance import UNLIMITED, Allowance
-from handlers.protocol.headers import header
+from handlers.protocol.headers import content_type, header
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.responses import PROTOBUF, Form, GrpcErrors, OneItem
 
 # The names under which TorchServe hands over a body and under which its handlers look for an input.
 BODY, DATA = "body", "data"
 
-# Where a proxy that rewrites paths, Envoy above all, says what was asked for; it lets no client say so.
+# A proxy that rewrites paths, as Envoy does, sends the original one in this header; clients cannot.
 ORIGINAL_PATH = "x-envoy-original-path"
 
 # The most options of an item. Those beside "instances" hold for every item of the list, which then has them all.
 MOST_OPTIONS = 100
 
 Value = bytes | bytearray | str | Mapping[str, Any] | NDArray[Any]
+
+
+class Allowance:
+    """What the items of one request may ask for together: each takes what it needs before work is spent on it."""
+
+    def __init__(self) -> None:
+        """Start with nothing taken."""
+        self._taken: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def take(self, unit: str, amount: int, limit: int) -> None:
+        """Take a part of what the request has; any thread may.
+
+        What is refused stays counted, so that it does not matter which item asks first.
+
+        Args:
+            unit: of what: "pixels", "characters".
+            amount: how many this item has.
+            limit: how many all items may have, the setting `max_request_<unit>`.
+
+        Raises:
+            WorkTooLarge: there is not so much left.
+        """
+        with self._lock:
+            self._taken[unit] += amount
+            is_over = self._taken[unit] > limit
+        if is_over:
+            raise WorkTooLarge(f"The items of the request have more {unit} together than max_request_{unit}, {limit}.")
+
+
+class _Unlimited(Allowance):
+    """That of an item which is alone in its request: only the limits of an item hold."""
+
+    def take(self, unit: str, amount: int, limit: int) -> None:
+        """Refuse nothing."""
+
+
+UNLIMITED = _Unlimited()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +113,9 @@ class Request:
         payloads: one per item, in the client's order; an ItemError where the item's shape is wrong.
         form: how the answer is written.
         is_grpc: whether it came by TorchServe's own gRPC.
-        terms: what the Open Inference Protocol's parameters ask of the scheduler, unchecked; see `Terms.of`.
+        terms: the Open Inference Protocol's parameters for the scheduler, unchecked; see `Terms.of`.
         came_s: when the worker read it, in seconds of `time.perf_counter`.
-        is_streamed: whether its answer is to be sent in pieces, as they come.
+        is_streamed: whether its answer is to be sent in pieces.
     """
 
     payloads: tuple[Payload | ItemError, ...]
@@ -178,37 +217,25 @@ def body_of(row: Mapping[str, Any], headers: Mapping[str, Any], max_body_bytes: 
     value = row[name]
     if isinstance(value, bytes | bytearray | str) and not value:
         raise EmptyInput("The body is empty.")
-    return name, value, BodyInfo(options, _content_type(headers, name), headers)
+    return name, value, BodyInfo(options, content_type(headers, name), headers)
 
 
 def failed(headers: Mapping[str, Any], error: ItemError) -> Request:
-    """Make a request that fails whole, and is answered as its headers let expect."""
+    """Return a request that fails as a whole, with an answer in the form that its headers imply."""
     return Request((error,), _error_form(headers, Model()))
 
 
 def _error_form(headers: Mapping[str, Any], model: Model) -> Form:
     if _is_protobuf(headers):
         return GrpcErrors()
-    is_asked_for = header(headers, open_inference.LENGTH_HEADER) is not None
-    # What no document could be read of: the path that a gateway has rewritten tells which protocol its client speaks.
-    is_asked_for |= (header(headers, ORIGINAL_PATH) or "").startswith("/v2/")
-    return open_inference.Inference(model) if is_asked_for else OneItem()
+    is_inference = header(headers, open_inference.LENGTH_HEADER) is not None
+    # Without a document, the path that a gateway has rewritten tells which protocol its client speaks.
+    is_inference |= (header(headers, ORIGINAL_PATH) or "").startswith("/v2/")
+    return open_inference.Inference(model) if is_inference else OneItem()
 
 
 def _is_protobuf(headers: Mapping[str, Any]) -> bool:
-    return _content_type(headers, BODY) == PROTOBUF
-
-
-def _content_type(headers: Mapping[str, Any], name: str) -> str:
-    """Find the media type of one field, without its parameters; "" where its client named none."""
-    part = headers.get(name)
-    return _media_type(part["content-type"]) if isinstance(part, Mapping) else ""
-
-
-@lru_cache(maxsize=256)
-def _media_type(content_type: str) -> str:
-    """Take the parameters off; clients send the same few."""
-    return content_type.partition(";")[0].strip().lower()
+    return content_type(headers, BODY) == PROTOBUF
 
 
 def _from_body(value: bytes | bytearray | str, name: str, sent: BodyInfo, shape: Shape) -> Request:
@@ -241,7 +268,7 @@ def _input_field(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _form_value(value: Any) -> Any:
-    """Read a value of a form, which knows only text: `top_k=3` means the number."""
+    """Read a value of a form, which has only text: `top_k=3` means the number."""
     try:
         return json.loads(value)
     except (ValueError, TypeError, RecursionError):
@@ -279,7 +306,7 @@ def check_count(options: Mapping[str, Any]) -> None:
 
 def _from_inference(document: Any, binary: memoryview, options: Mapping[str, Any], shape: Shape) -> Request:
     try:
-        return _from_infer_request(open_inference.read(document, binary, shape.model), options, shape)
+        return _with_items(open_inference.read_json(document, binary, shape.model), options, shape)
     except InvalidInput as error:
         return Request((ItemError.of(error),), open_inference.Inference(shape.model))
 
@@ -289,10 +316,10 @@ def _from_grpc(body: bytes | bytearray | str, options: Mapping[str, Any], shape:
     from handlers.protocol import grpc_inference  # noqa: PLC0415
 
     message = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
-    return _from_infer_request(grpc_inference.read(message, shape.model, shape.max_body_bytes), options, shape)
+    return _with_items(grpc_inference.read(message, shape.model, shape.max_body_bytes), options, shape)
 
 
-def _from_infer_request(read: open_inference.InferRequest, options: Mapping[str, Any], shape: Shape) -> Request:
+def _with_items(read: open_inference.InferRequest, options: Mapping[str, Any], shape: Shape) -> Request:
     shared = {**options, **read.parameters}
     check_count(shared)
     return Request(shape.items.of_tensors(read.tensors, shared), read.form, terms=read.terms)

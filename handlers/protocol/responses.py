@@ -11,7 +11,7 @@ message is written.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -28,23 +28,14 @@ INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHA
 UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 12, 13, 14, 16
 # The codes that Triton answers with, where it has such an error. handlers.errors has the HTTP statuses.
 _CODES = {
-    401: UNAUTHENTICATED,
-    403: PERMISSION_DENIED,
-    404: NOT_FOUND,
-    405: UNIMPLEMENTED,
-    413: RESOURCE_EXHAUSTED,
-    429: UNAVAILABLE,
-    500: INTERNAL,
-    501: UNIMPLEMENTED,
-    502: UNAVAILABLE,
-    503: UNAVAILABLE,
-    504: DEADLINE_EXCEEDED,
-    507: RESOURCE_EXHAUSTED,
+    **{401: UNAUTHENTICATED, 403: PERMISSION_DENIED, 404: NOT_FOUND, 405: UNIMPLEMENTED, 413: RESOURCE_EXHAUSTED},
+    **{429: UNAVAILABLE, 500: INTERNAL, 501: UNIMPLEMENTED, 502: UNAVAILABLE, 503: UNAVAILABLE},
+    **{504: DEADLINE_EXCEEDED, 507: RESOURCE_EXHAUSTED},
 }
 
 # gRPC's own clients take 8 KiB of all headers together; a character outside ASCII takes up to twelve bytes.
 MOST_CHARACTERS = 500
-# What stands for itself in a message: printable ASCII but %.
+# Characters of a message that are not escaped: printable ASCII but %.
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
@@ -66,14 +57,14 @@ class Reply:
 
     def with_headers(self, headers: Mapping[str, str]) -> "Reply":
         """Copy the answer and add headers; one that is there already is replaced."""
-        return Reply(self.status, self.body, self.content_type, {**self.headers, **headers})
+        return replace(self, headers={**self.headers, **headers})
 
 
 class Form(Protocol):
     """The form in which the answer to a request is written."""
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        """Put one row's answer together.
+        """Write one row's answer.
 
         Args:
             results: one per payload of the request, in order; each is an ItemError or a value that JSON can hold.
@@ -88,8 +79,8 @@ class OneItem:
     """The answer is the result itself, or the error with its status.
 
     Attributes:
-        value_of: makes a value of a result; numbers in it that JSON has not are written as null. None where a result is
-            a value, and such a number an error.
+        value_of: makes a value of a result, in which numbers that JSON lacks are written as null. None where a result
+            is the value, and such a number an error.
     """
 
     value_of: Callable[[Any], Any] | None = None
@@ -131,7 +122,7 @@ class GrpcErrors:
 
 
 def code_of(status: int) -> int:
-    """Give gRPC's code of an HTTP status, 400 or more."""
+    """Return gRPC's code of an HTTP status, 400 or more."""
     return _CODES.get(status, INVALID_ARGUMENT if status < 500 else INTERNAL)
 
 
@@ -162,7 +153,7 @@ def encode(value: Any) -> bytes:
     """
     body = encode_padded(value)
     if b"null" in body:
-        # orjson writes null for what is no number; the slower encoder raises there, and takes what is truly null.
+        # orjson writes null for NaN and infinity, for which the slower encoder raises.
         json.dumps(value, allow_nan=False, default=np.ndarray.tolist)
     return body
 

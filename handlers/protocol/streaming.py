@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from handlers.errors import InvalidInput, ItemError, UnknownOption
+from handlers.errors import ItemError, UnknownOption
 from handlers.protocol.headers import STREAM_NEXT, header, is_grpc
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import OneItem, Reply, encode
@@ -33,43 +33,27 @@ def asked(request: Request, headers: Mapping[str, Any], *, is_adaptive: bool) ->
         is_adaptive: whether the worker can answer in pieces at all.
 
     Returns:
-        The request as it is where nobody asks for pieces, or it fails anyway. Otherwise one that is streamed, whose
-        option `stream` is true, whichever way that was said; or one that fails.
+        The request as it is where the client asks for no pieces, or it fails anyway. Otherwise one that is streamed,
+        whose option `stream` is true, or one that fails.
     """
     payloads = [payload for payload in request.payloads if isinstance(payload, Payload)]
-    said = [payload.options[OPTION] for payload in payloads if OPTION in payload.options]
-    is_asked = any(value is True for value in said) or (not said and _accepts_events(headers))
-    if not (payloads and is_asked):
+    options = [payload.options[OPTION] for payload in payloads if OPTION in payload.options]
+    accepts_events = MEDIA_TYPE in (header(headers, "Accept") or "").lower()
+    if not payloads or not (any(value is True for value in options) or (not options and accepts_events)):
         return request
-    try:
-        _check(request, headers, is_adaptive=is_adaptive)
-    except InvalidInput as error:
-        failed = ItemError.of(error)
+    problem = None
+    if not is_adaptive:
+        problem = "this model batches in classic mode; its archive needs scheduling.mode adaptive."
+    elif not isinstance(request.form, OneItem):
+        problem = 'one {"text": ...} is answered in pieces, no list and no tensors.'
+    elif is_grpc(headers):
+        problem = "answers come in pieces over HTTP only."
+    if problem is not None:
+        failed = ItemError.of(UnknownOption(f"stream: {problem}"))
         return replace(request, payloads=tuple(failed for _ in request.payloads))
     (payload,) = payloads
     streamed = replace(payload, options={**payload.options, OPTION: True})
     return replace(request, payloads=(streamed,), is_streamed=True)
-
-
-def _check(request: Request, headers: Mapping[str, Any], *, is_adaptive: bool) -> None:
-    if not is_adaptive:
-        raise UnknownOption("stream: this model batches in classic mode; its archive needs scheduling.mode adaptive.")
-    if not isinstance(request.form, OneItem):
-        raise UnknownOption('stream: one {"text": ...} is answered in pieces, no list and no tensors.')
-    if is_grpc(headers):
-        raise UnknownOption("stream: answers come in pieces over HTTP only.")
-
-
-def _accepts_events(headers: Mapping[str, Any]) -> bool:
-    """Whether the header Accept names server-sent events, and not to say that they are refused."""
-    accepted = header(headers, "Accept")
-    if accepted is None or MEDIA_TYPE not in accepted.lower():
-        return False
-    for part in accepted.lower().split(","):
-        media_type, *parameters = (each.strip() for each in part.split(";"))
-        if media_type == MEDIA_TYPE:
-            return not any(each.replace(" ", "").rstrip("0").rstrip(".") in ("q=", "q=0") for each in parameters)
-    return False
 
 
 def piece(text: str) -> bytes:

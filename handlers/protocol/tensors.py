@@ -5,9 +5,8 @@
     bytes behind the JSON document -> from_binary -> array -> to_binary -> bytes
 
 Binary tensors are little-endian and row-major. BYTES are arrays of dtype object, whose elements are bytes where they
-came as binary and str where they came as JSON; each is written as its length in four bytes and itself. BF16, which
-numpy does not have, has a dtype of its own here: the upper half of an FP32. Nothing is allocated before the sizes that
-a client names are found to agree with what it sent.
+came as binary and str where they came as JSON; each is written as its length in four bytes and itself. Nothing is
+allocated before the sizes that a client names are found to agree with what it sent.
 """
 
 import math
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from handlers.errors import MalformedTensor
 
 BYTES = "BYTES"
-# The upper two bytes of an FP32: a dtype of its own, so that an array says what it holds.
+# The upper two bytes of an FP32; a dtype of its own, since numpy has none.
 BF16 = np.dtype([("bf16", "<u2")])
 
 DTYPES = {
@@ -71,7 +70,11 @@ def read_shape(shape: Any) -> tuple[int, ...]:
         MalformedTensor: it is not a list of at most MAX_DIMENSIONS whole numbers from 0 to MAX_SIZE; or those of them
             that are not 0 multiply to more.
     """
-    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MAX_DIMENSIONS
+        or not all(type(size) is int and 0 <= size <= MAX_SIZE for size in shape)
+    ):
         raise MalformedTensor(
             f'"shape" must be a list of at most {MAX_DIMENSIONS} whole numbers, none negative or above {MAX_SIZE}.'
         )
@@ -79,15 +82,6 @@ def read_shape(shape: Any) -> tuple[int, ...]:
     if math.prod(shape if all(shape) else [size or 1 for size in shape]) > MAX_SIZE:
         raise MalformedTensor(f'"shape" has more than {MAX_SIZE} elements.')
     return tuple(shape)
-
-
-def _is_size(size: Any) -> bool:
-    return type(size) is int and 0 <= size <= MAX_SIZE
-
-
-def size_of(shape: tuple[int, ...]) -> int:
-    """Count the elements of a shape."""
-    return math.prod(shape)
 
 
 def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) -> NDArray[Any]:
@@ -104,7 +98,7 @@ def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) 
     Raises:
         MalformedTensor: the bytes do not make up the shape.
     """
-    count = size_of(shape)
+    count = math.prod(shape)
     if dtype.kind == "O":
         return objects(_elements(data, count)).reshape(shape)
     if len(data) != count * dtype.itemsize:
@@ -115,12 +109,12 @@ def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) 
 
 
 def from_bfloat16(array: NDArray[Any]) -> NDArray[np.float32]:
-    """Write numbers of dtype BF16 as FP32, which has all of them."""
+    """Convert numbers of dtype BF16 to FP32, exactly."""
     return (array["bf16"].astype(np.uint32) << 16).view(np.float32)
 
 
 def to_bfloat16(array: NDArray[Any]) -> NDArray[Any]:
-    """Round numbers to BF16, ties to even; beyond its largest is infinity, and what is no number stays none."""
+    """Round numbers to BF16, ties to even; numbers beyond its largest become infinity, and NaN stays NaN."""
     bits = np.asarray(array, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(array), 0x7FC0, rounded).astype("<u2").view(BF16)
@@ -161,7 +155,7 @@ def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArra
 
     Raises:
         MalformedTensor: it is no such list, or its elements are not the datatype's, or not as many as the shape has; or
-            the datatype is BF16, which JSON has not.
+            the datatype is BF16, which JSON lacks.
     """
     if dtype == BF16:
         raise MalformedTensor("BF16 must be binary, with parameters.binary_data_size.")
@@ -183,7 +177,7 @@ def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArra
 def nested(data: Any) -> tuple[NDArray[Any], set[type]]:
     """Make an array of objects of a value of JSON, nested as it is, and find their types.
 
-    They stay objects: left to itself, numpy makes a number of true, and gives strings the room of the longest.
+    They stay objects: otherwise numpy makes a number of true, and gives every string the room of the longest.
     """
     objects = np.array(data, object)
     return objects, set(map(type, objects.ravel().tolist()))
@@ -193,7 +187,7 @@ def converted(objects: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Make an array of a dtype of objects whose types are those of JSON_TYPES.
 
     Raises:
-        OverflowError: there is a number that the dtype has not.
+        OverflowError: a number is beyond the dtype's range.
     """
     try:
         with np.errstate(over="raise"):
@@ -230,13 +224,13 @@ def encoded(array: NDArray[Any]) -> list[bytes]:
     """Write the elements of BYTES as bytes, row by row: text as UTF-8.
 
     Raises:
-        UnicodeEncodeError: there is text with a lone surrogate, which UTF-8 has not.
+        UnicodeEncodeError: a text has a lone surrogate, which UTF-8 lacks.
     """
     return [element.encode() if isinstance(element, str) else element for element in array.ravel()]
 
 
 def objects(elements: Sequence[Any]) -> NDArray[Any]:
-    """Make an array of one dimension, whatever the elements are."""
+    """Make an array of one dimension of elements of any type."""
     array = np.empty(len(elements), object)
     array[:] = elements
     return array

@@ -33,6 +33,7 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         """See `BatchHandler.load`."""
         engine = super().load()
         self.size: int = self.model_config.hidden_size
+        self.output_tensors = Vectors("embedding", self.size)
         self.prompts = Prompts.read(self.checkpoint_dir)
         self.sizes = matryoshka(self.checkpoint_dir, self.size, is_any=self.config.is_matryoshka)
         self.vocabulary = None if self.config.token_ids in (None, "own") else Vocabulary(self.model_dir)

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from handlers.errors import ItemError, NotAcceptable, WrongOutput
 from handlers.protocol.metadata import TensorMetadata
-from handlers.protocol.output_tensors import ERROR, Arrays, Model, errors_of
+from handlers.protocol.output_tensors import ERROR, Arrays, Model, OutputTensors, errors_of
 from handlers.protocol.responses import Reply, encode, encode_padded, status_of
 from handlers.protocol.tensors import BF16, from_bfloat16
 from handlers.tensor_models.files import NPY, NPZ, to_npy, to_npz
 from handlers.tensor_models.signature import ANY, Tensor
 
 
-class RowOutputs:
-    """How rows become tensors, one row each; see `handlers.protocol.output_tensors.OutputTensors`.
+class RowOutputs(OutputTensors):
+    """How rows become tensors, one row each; there are no names while the outputs are not known.
 
     Those of a function may be known only once it has run: `signature` is set then, or stays None where what it gives
     depends on what it is given.
@@ -36,9 +36,9 @@ class RowOutputs:
         self.signature = signature
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """See `OutputTensors`; none while they are not known."""
-        return tuple(self.signature or ())
+    def metadata(self) -> Sequence[TensorMetadata]:
+        """See `OutputTensors`."""
+        return [described(tensor) for tensor in (self.signature or {}).values()]
 
     def arrays(self, results: Sequence[Mapping[str, NDArray[Any]]]) -> Arrays:
         """See `OutputTensors`; the rows of all results, joined along the batch dimension.
@@ -64,10 +64,6 @@ class RowOutputs:
                 f"{name}: the rows are of different sizes, which one tensor cannot hold; ask for them as instances."
             )
             raise WrongOutput(message) from None
-
-    def metadata(self, example: Any) -> Sequence[TensorMetadata]:  # noqa: ARG002
-        """See `OutputTensors`."""
-        return [described(tensor) for tensor in (self.signature or {}).values()]
 
 
 def described(tensor: Tensor) -> TensorMetadata:

@@ -91,12 +91,10 @@ class TensorItems:
     def of_json(self, document: Any, sent: BodyInfo) -> Request:
         """See `Items`."""
         if isinstance(document, dict) and "instances" in document:
-            options = {**sent.options, **{name: document[name] for name in document if name != "instances"}}
-            check_count(options)
             if isinstance(document["instances"], list):
                 self._check_count(len(document["instances"]))
-            read = instances_of(document, self._most_rows, lambda instance: Payload(self._named(instance), options))
-            return Request(read.payloads, Instances(partial(prediction, self._model)))
+            form = Instances(partial(prediction, self._model))
+            return instances_of(document, sent.options, self._most_rows, self._instance, form)
         if isinstance(document, dict) and isinstance(document.get("inputs"), dict):
             options = {**sent.options, **{name: document[name] for name in document if name != "inputs"}}
             check_count(options)
@@ -124,6 +122,9 @@ class TensorItems:
         if count > self._most_rows:
             name = f" for '{self._model.name}'" if self._model.name else ""
             raise BatchTooLarge(f"The request has {count} rows; batch-size must be <= {self._most_rows}{name}.")
+
+    def _instance(self, instance: Any, options: Mapping[str, Any]) -> Payload:
+        return Payload(self._named(instance), options)
 
     def _named(self, instance: Any) -> Mapping[str, Any]:
         """Give a row's values by input; where one is needed, an instance may be its value itself."""

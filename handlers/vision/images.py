@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, UnknownShape, UnsupportedMedia
-from handlers.protocol.allowance import UNLIMITED, Allowance
+from handlers.protocol.requests import UNLIMITED, Allowance
 from handlers.vision.metadata import orientation, strip
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")

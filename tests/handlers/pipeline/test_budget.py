@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from handlers.errors import WorkTooLarge
-from handlers.protocol.allowance import UNLIMITED, Allowance
+from handlers.protocol.requests import UNLIMITED, Allowance
 
 
 def test_allowance_is_for_all_items_together_and_for_each_unit() -> None:

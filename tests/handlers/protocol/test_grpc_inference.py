@@ -178,11 +178,11 @@ def test_parameters_within_tensors_and_outputs_count_among_the_fields_of_a_messa
     request = written(bytes_contents=[b"a" * 3000])
     request.outputs.add(name="label")
     for part in (request.inputs[0], request.outputs[0]):
-        most = MOST_FIELDS - 3  # with the model's name, the input and the output
-        for number in range(most):
+        for number in range(MOST_FIELDS - 10):
             part.parameters[f"{number}"].bool_param = True
         assert isinstance(asked(request.SerializeToString(), shape).payloads[0], Payload)
-        part.parameters["more"].bool_param = True
+        for number in range(40):
+            part.parameters[f"more {number}"].bool_param = True
         assert "more than 1000 tensors, outputs" in failed(asked(request.SerializeToString(), shape)).message
         part.parameters.clear()
     # A shape of a dimension each, as protobuf allows, for as long as the body.
