@@ -163,7 +163,7 @@ class NodeProcess:
         self._show(View(self._health.is_ready, self._health.words, self._is_told.is_set(), tokens or last.tokens))
 
     def _keep_envoy(self) -> None:
-        self._envoy.keep(lambda: self._envoy.start_on(self._document, *CONCURRENCY))
+        self._envoy.keep(self._document, *CONCURRENCY)
 
     def _show(self, view: View) -> None:
         if view != self._view:

@@ -18,40 +18,25 @@ import psutil
 
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.settings import CONFIG, RUN, Settings, read
-from deploy.gateway.supervisor import GatewayFailed, Supervisor, listens, started
+from deploy.gateway.supervisor import GatewayFailed, listens, started, supervise
 from deploy.run.node import NODES
 from handlers.errors import InvalidConfig
 
+PID = "gateway.pid"
 # Seconds until both processes must be up. `stop` waits as long as Envoy lets answers in flight take, and this longer.
 START_S, STOP_S = 90.0, 30.0
 # Seconds that a control process takes to notice that it is alone, and to end.
 CONTROL_S = 10.0
 
 
-class Background:
-    """The gateway that runs in the background: what is left of it in its run folder."""
-
-    def __init__(self, run: Path) -> None:
-        """Look at a run folder."""
-        self._file = run / "gateway.pid"
-        self.log = run / "gateway.log"
-
-    def process(self) -> psutil.Process | None:
-        """The process that supervises, where it runs."""
-        try:
-            process = psutil.Process(int(self._file.read_text()))
-            is_gateway = "deploy.gateway" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
-            return process if is_gateway else None
-        except (OSError, ValueError, psutil.Error):
-            return None
-
-    def started(self, pid: int) -> None:
-        """Remember it."""
-        self._file.write_text(str(pid))
-
-    def ended(self) -> None:
-        """Forget it."""
-        self._file.unlink(missing_ok=True)
+def running(run: Path) -> psutil.Process | None:
+    """Return the process that supervises the gateway of a run folder, where it runs."""
+    try:
+        process = psutil.Process(int((run / PID).read_text()))
+        is_gateway = "deploy.gateway" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+        return process if is_gateway else None
+    except (OSError, ValueError, psutil.Error):
+        return None
 
 
 def start(options: argparse.Namespace, settings: Settings) -> None:
@@ -60,23 +45,23 @@ def start(options: argparse.Namespace, settings: Settings) -> None:
     Raises:
         GatewayFailed: it did not come up.
     """
-    background = Background(options.run)
-    if (running := background.process()) is not None:
-        print(f"gateway: already running, process {running.pid}")
+    if (process := running(options.run)) is not None:
+        print(f"gateway: already running, process {process.pid}")
         print_addresses(settings)
         return
     check_ports(settings, is_envoy_up=Envoy(options.run).pid() is not None)
     options.run.mkdir(parents=True, exist_ok=True)
     words = ["run", "--config", str(options.config), "--nodes", str(options.nodes), "--run", str(options.run)]
-    process = started(["deploy.gateway", *words], background.log)
+    log = options.run / "gateway.log"
+    child = started(["deploy.gateway", *words], log)
     deadline = time.monotonic() + START_S
-    while not is_up(settings) or background.process() is None:
-        if process.poll() is not None or time.monotonic() > deadline:
-            said = background.log.read_text(errors="replace").strip().splitlines()[-1:]
+    while running(options.run) is None or not all(listens(*each) for each in addresses(settings)):
+        if child.poll() is not None or time.monotonic() > deadline:
+            said = log.read_text(errors="replace").strip().splitlines()[-1:]
             stop(options)
-            raise GatewayFailed(f"did not start ({background.log}): {''.join(said)}".replace(": gateway:", ":"))
+            raise GatewayFailed(f"did not start ({log}): {''.join(said)}".replace(": gateway:", ":"))
         time.sleep(0.1)
-    print(f"gateway: started, process {process.pid}, logs in {options.run.name}/")
+    print(f"gateway: started, process {child.pid}, logs in {options.run.name}/")
     print_addresses(settings)
 
 
@@ -87,72 +72,54 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         GatewayFailed: it did not come up, or keeps dying.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    background = Background(options.run)
-    if (running := background.process()) is not None and running.pid != os.getpid():
-        raise GatewayFailed(f"already running, process {running.pid}")
+    if (process := running(options.run)) is not None and process.pid != os.getpid():
+        raise GatewayFailed(f"already running, process {process.pid}")
     options.run.mkdir(parents=True, exist_ok=True)
     is_told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_told.set())
-    background.started(os.getpid())
-    supervisor = Supervisor(settings, options.config, options.nodes, options.run)
+    (options.run / PID).write_text(str(os.getpid()))
     try:
-        supervisor.run(is_told)
+        supervise(settings, options.config, options.nodes, options.run, is_told)
     finally:
-        background.ended()
+        (options.run / PID).unlink(missing_ok=True)
 
 
 def stop(options: argparse.Namespace) -> bool:
     """End the gateway when its last answer is out; False where none runs."""
-    background = Background(options.run)
-    process = background.process()
-    wait_s = response_s(options)
-    if process is None:
-        background.ended()
-        # Whoever killed what supervises it has left Envoy behind, which serves on.
-        envoy = Envoy(options.run)
-        is_left = envoy.pid() is not None
-        envoy.stop(wait_s)
-        return is_left
-    process.send_signal(signal.SIGTERM)
     try:
-        process.wait(wait_s + STOP_S)
-    except psutil.TimeoutExpired:
-        process.kill()
-    background.ended()
-    return True
-
-
-def response_s(options: argparse.Namespace) -> float:
-    """How long answers in flight may take."""
-    try:
-        return read(options.config).limits.response_s
+        limit_s = read(options.config).limits.response_s
     except (InvalidConfig, OSError):
-        return Settings().limits.response_s
+        limit_s = Settings().limits.response_s
+    process = running(options.run)
+    # Whoever killed what supervises it has left Envoy behind, which serves on.
+    envoy = Envoy(options.run)
+    was_running = process is not None or envoy.pid() is not None
+    if process is not None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(limit_s + STOP_S)
+        except psutil.TimeoutExpired:
+            process.kill()
+    envoy.stop(limit_s)
+    (options.run / PID).unlink(missing_ok=True)
+    return was_running
 
 
-def addresses(settings: Settings) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """Hosts and ports: Envoy's, and the control process'."""
+def addresses(settings: Settings) -> list[tuple[str, int]]:
+    """Return the hosts and ports of the gateway: the control process' first, then Envoy's."""
     ports = settings.ports
-    return (
-        [(ports.address, ports.http), (ports.address, ports.grpc)],
-        [(ports.internal_address, ports.metrics), (ports.control_address, ports.control)],
-    )
-
-
-def is_up(settings: Settings) -> bool:
-    """Whether both processes listen; who may ask them more, with TLS and keys, is not for this to know."""
-    return all(listens(host, port) for part in addresses(settings) for host, port in part)
+    internal = [(ports.internal_address, ports.metrics), (ports.control_address, ports.control)]
+    return [*internal, (ports.address, ports.http), (ports.address, ports.grpc)]
 
 
 def check_ports(settings: Settings, *, is_envoy_up: bool) -> None:
-    """Check that nobody else listens where the gateway shall; an Envoy that outlived its supervisor is none else.
+    """Check that no other server listens there; an Envoy that outlived its supervisor is none.
 
     Raises:
         GatewayFailed: it names the ports.
     """
-    clients, internal = addresses(settings)
-    wanted = internal if is_envoy_up else clients + internal
+    wanted = addresses(settings)[: 2 if is_envoy_up else 4]
     # A control process ends within seconds of who supervised it.
     deadline = time.monotonic() + (CONTROL_S if is_envoy_up else 0.0)
     while taken := [f"{host}:{port}" for host, port in wanted if listens(host, port)]:
@@ -164,14 +131,14 @@ def check_ports(settings: Settings, *, is_envoy_up: bool) -> None:
 def print_addresses(settings: Settings) -> None:
     """Print where it listens, and calls that work."""
     ports = settings.ports
-    scheme = "https" if settings.tls else "http"
-    print(f"  HTTP     {scheme}://{ports.address}:{ports.http}   predictions, Open Inference Protocol, the page at /")
+    url = f"{'https' if settings.tls else 'http'}://{ports.address}:{ports.http}"
+    print(f"  HTTP     {url}   predictions, Open Inference Protocol, the page at /")
     print(f"  gRPC     {ports.address}:{ports.grpc}          the same protocol, for Triton's clients")
     print(f"  metrics  http://{ports.internal_address}:{ports.metrics}/metrics")
     key = " -H 'Authorization: Bearer KEY'" if settings.keys else ""
     trusted = " --cacert CA.pem" if settings.tls else ""
-    print(f"\n$ curl{trusted} -i {scheme}://{ports.address}:{ports.http}/v2/health/ready")
-    print(f"$ curl{trusted}{key} {scheme}://{ports.address}:{ports.http}/v2")
+    print(f"\n$ curl{trusted} -i {url}/v2/health/ready")
+    print(f"$ curl{trusted}{key} {url}/v2")
 
 
 def main(arguments: list[str]) -> int:

@@ -1,16 +1,16 @@
 """What the page at `/` shows of the traffic: rates, latencies, batch sizes, queue, refusals, for five minutes. Bounded.
 
-what counters grew by (statistics) -> Chart of each model: a Point every scrape ─┐
-fleet -> models, versions, workers, metadata ────────────────────────────────────┴> summary
+what counters grew by (statistics) -> a Sample of each model every scrape ─┐
+fleet -> models, versions, workers, metadata ──────────────────────────────┴> summary
 """
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from deploy.gateway import statistics as counters
+from deploy.gateway import metrics
 from deploy.gateway.state import Fleet, Model
 from deploy.gateway.statistics import Growth
 
@@ -20,8 +20,24 @@ HISTORY_S, POINTS = 300.0, 300
 WINDOW_S = 10.0
 # Types of errors that say that an item was refused, not that it failed.
 REFUSED = ("Overloaded", "QueueFull", "QueueTimeout")
-# Counter, and a bucket's upper end or "" -> what it grew by on all nodes.
-Sums = dict[tuple[str, str], float]
+# A counter's name, and a bucket's upper end or "" -> what it grew by on all nodes.
+Sums = Mapping[tuple[str, str], float]
+
+
+class Sample(NamedTuple):
+    """What a model's counters grew by between one scrape and the next.
+
+    Attributes:
+        time_s: when it was scraped, by a clock that is only good for differences.
+        grown: on all nodes.
+        per_s: by the counter's name; each node's growth over its own time between two scrapes.
+        refused_per_s: of the item errors those that refuse.
+    """
+
+    time_s: float
+    grown: Sums
+    per_s: Mapping[str, float]
+    refused_per_s: float
 
 
 class Point(NamedTuple):
@@ -58,21 +74,24 @@ class Charts:
     """Five minutes of each model's traffic. One event loop calls it."""
 
     def __init__(self) -> None:
-        self._charts: dict[str, _Chart] = {}
+        """Show nothing yet."""
+        self._samples: dict[str, deque[Sample]] = {}
         self._now_s = 0.0
 
     def add(self, now_s: float, models: Collection[str], grown: Collection[Growth]) -> None:
-        """Add a point to each of these models, and forget all others.
+        """Add a sample to each of these models, and forget all others.
 
         Args:
             now_s: the time of the scrape, by a clock that does not run backwards.
             models: their names.
             grown: what each node's counters grew by; none where counting only begins.
         """
-        self._charts = {name: self._charts.get(name) or _Chart() for name in models}
+        self._samples = {name: self._samples.get(name, deque(maxlen=POINTS)) for name in models}
         self._now_s = now_s
-        for name, chart in self._charts.items() if grown else ():
-            chart.add(now_s, name, grown)
+        for name, samples in self._samples.items() if grown else ():
+            samples.append(_sample(now_s, name, grown))
+            while samples[0].time_s < now_s - HISTORY_S:
+                samples.popleft()
 
     def summary(self, fleet: Fleet, since_s: float = -math.inf) -> dict[str, Any]:
         """Return everything that the page shows, as JSON has it.
@@ -106,7 +125,7 @@ class Charts:
         }
 
     def _model(self, fleet: Fleet, model: Model, since_s: float) -> dict[str, Any]:
-        chart = self._charts.get(model.name) or _Chart()
+        samples = self._samples.get(model.name, ())
         canary = fleet.canaries.get(model.name)
         return {
             "name": model.name,
@@ -123,90 +142,75 @@ class Charts:
                 for _, version in sorted(model.versions.items())
             ],
             "points": [
-                [None if value is None else round(value, 3) for value in point]
-                for point in chart.points
-                if point.time_s > since_s
+                [None if value is None else round(value, 3) for value in _point(sample, samples)]
+                for sample in samples
+                if sample.time_s > since_s
             ],
-            "batch_sizes": chart.batch_sizes(),
+            "batch_sizes": _batch_sizes(_sum(samples)),
         }
 
 
-class _Chart:
-    """One model's points and batch sizes of five minutes."""
-
-    def __init__(self) -> None:
-        self.points: deque[Point] = deque(maxlen=POINTS)
-        self._window: deque[tuple[float, Sums]] = deque()
-        # Time, and upper end -> micro-batches up to that size.
-        self._sizes: deque[tuple[float, dict[float, float]]] = deque(maxlen=POINTS)
-
-    def add(self, now_s: float, model: str, grown: Collection[Growth]) -> None:
-        """Add a point, and drop what is too old."""
-        sums: Sums = defaultdict(float)
-        rates: dict[str, float] = defaultdict(float)
-        refused_per_s = 0.0
-        for seconds, growth in grown:
-            for key, value in growth.items():
-                if key.model == model:
-                    sums[key.name, key.end] += value
-                    rates[key.name] += value / seconds
-                    refused_per_s += value / seconds if key.error in REFUSED else 0.0
-        self._window.append((now_s, sums))
-        while self._window[0][0] <= now_s - WINDOW_S:
-            self._window.popleft()
-        of_window: Sums = defaultdict(float)
-        for _, each in self._window:
-            for bucket, value in each.items():
-                of_window[bucket] += value
-        self.points.append(_point(now_s, rates, refused_per_s, of_window))
-        self._sizes.append((now_s, _buckets(sums, counters.BATCH_SIZE)))
-        while self.points[0].time_s < now_s - HISTORY_S:
-            self.points.popleft()
-        while self._sizes[0][0] < now_s - HISTORY_S:
-            self._sizes.popleft()
-
-    def batch_sizes(self) -> list[list[float | None]]:
-        """Return [most items, micro-batches] of each bucket that has any, ascending; None ends the open one."""
-        sums: dict[float, float] = defaultdict(float)
-        for _, buckets in self._sizes:
-            for bound, count in buckets.items():
-                sums[bound] += count
-        found: list[list[float | None]] = []
-        below = 0.0
-        for bound in sorted(sums):
-            if sums[bound] > below:
-                found.append([None if math.isinf(bound) else bound, sums[bound] - below])
-                below = sums[bound]
-        return found
+def _sample(now_s: float, model: str, grown: Iterable[Growth]) -> Sample:
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    per_s: dict[str, float] = defaultdict(float)
+    refused_per_s = 0.0
+    for seconds, counters in grown:
+        for counter, value in counters.items():
+            if counter.model == model:
+                sums[counter.name, counter.end] += value
+                per_s[counter.name] += value / seconds
+                refused_per_s += value / seconds if counter.error in REFUSED else 0.0
+    return Sample(now_s, sums, per_s, refused_per_s)
 
 
-def _point(now_s: float, rates: Mapping[str, float], refused_per_s: float, window: Sums) -> Point:
+def _sum(samples: Iterable[Sample]) -> Sums:
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    for sample in samples:
+        for key, value in sample.grown.items():
+            sums[key] += value
+    return sums
+
+
+def _point(sample: Sample, samples: Iterable[Sample]) -> Point:
+    window = _sum(each for each in samples if sample.time_s - WINDOW_S < each.time_s <= sample.time_s)
+
     def mean(histogram: str, scale: float = 1.0) -> float | None:
         count = window[f"{histogram}_count", ""]
         return scale * window[f"{histogram}_sum", ""] / count if count else None
 
-    requests = window[counters.FRONTEND_REQUESTS, ""]
-    frontend_ms = window[counters.FRONTEND_WAIT_US, ""] / 1000 / requests if requests else None
+    requests = window[metrics.FRONTEND_REQUESTS, ""]
+    frontend_ms = window[metrics.FRONTEND_WAIT_US, ""] / 1000 / requests if requests else None
 
     def latency_ms(share: float) -> float | None:
-        request_s = quantile(share, _buckets(window, counters.REQUEST))
+        request_s = quantile(share, _buckets(window, metrics.REQUEST))
         return None if request_s is None else request_s * 1000 + (frontend_ms or 0.0)
 
-    waits = [each for each in (frontend_ms, mean(counters.WAIT, 1000)) if each is not None]
-    errors_per_s = rates.get(counters.ITEM_ERRORS, 0.0)
+    waits = [each for each in (frontend_ms, mean(metrics.WAIT, 1000)) if each is not None]
+    per_s, errors_per_s = sample.per_s, sample.per_s.get(metrics.ITEM_ERRORS, 0.0)
     return Point(
-        time_s=now_s,
-        requests_per_s=rates.get(counters.REQUESTS, rates.get(counters.FRONTEND_REQUESTS, 0.0)),
-        items_per_s=rates.get(counters.ITEMS, 0.0) + errors_per_s,
+        time_s=sample.time_s,
+        requests_per_s=per_s.get(metrics.REQUESTS, per_s.get(metrics.FRONTEND_REQUESTS, 0.0)),
+        items_per_s=per_s.get(metrics.ITEMS, 0.0) + errors_per_s,
         p50_ms=latency_ms(0.5),
         p99_ms=latency_ms(0.99),
-        batch_items=mean(counters.BATCH_SIZE),
+        batch_items=mean(metrics.BATCH_SIZE),
         wait_ms=sum(waits) if waits else None,
-        queue_items=mean(counters.QUEUE_DEPTH),
-        queue_age_ms=mean(counters.QUEUE_AGE, 1000),
-        refusals_per_s=rates.get(counters.REFUSALS, 0.0),
-        errors_per_s=max(0.0, errors_per_s - refused_per_s),
+        queue_items=mean(metrics.QUEUE_DEPTH),
+        queue_age_ms=mean(metrics.QUEUE_AGE, 1000),
+        refusals_per_s=per_s.get(metrics.REFUSALS, 0.0),
+        errors_per_s=max(0.0, errors_per_s - sample.refused_per_s),
     )
+
+
+def _batch_sizes(sums: Sums) -> list[list[float | None]]:
+    """Return [most items, micro-batches] of each bucket that has any, ascending; None ends the open one."""
+    found: list[list[float | None]] = []
+    below = 0.0
+    for bound, count in sorted(_buckets(sums, metrics.BATCH_SIZE).items()):
+        if count > below:
+            found.append([None if math.isinf(bound) else bound, count - below])
+            below = count
+    return found
 
 
 def _buckets(sums: Sums, histogram: str) -> dict[float, float]:

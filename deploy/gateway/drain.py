@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from deploy.gateway.settings import Settings, read
+from deploy.gateway.settings import Settings, reached, read
 from deploy.run.machine import LocalNode
 from deploy.run.server import ServerError
 from torchserve_client.errors import ManagementError, Unreachable
@@ -31,8 +31,8 @@ MARK = "drained"
 def control(settings: Settings) -> Gateway:
     """Return a client of this machine's gateway."""
     ports = settings.ports
-    anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104
-    return Gateway(f"http://{anywhere.get(ports.control_address, ports.control_address)}:{ports.control}")
+    host = reached(ports.control_address)
+    return Gateway(f"http://{f'[{host}]' if ':' in host else host}:{ports.control}")
 
 
 def wait_idle(

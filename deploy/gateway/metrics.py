@@ -1,15 +1,17 @@
 """Metrics of the nodes and of the gateway, as Prometheus writes and reads them.
 
-    node:8082/metrics ─> scrape ─> text ─┬> parse -> {Series: value} -> statistics
+    node:8082/metrics ─> scrape ─> text ─┬> counters -> {Counter: value} -> statistics, charts
                                          └> merge -> the gateway's :8002/metrics, each series with its node
     Envoy's own, and `own` of the control process ─> :8002/metrics/gateway, and among those of :8002/metrics
 
-A node that does not answer in time is left out. Series' names are kept parsed from one scrape to the next: ten models'
-4,200 lines take 2 ms every two seconds, where prometheus_client's own parser takes 160.
+A node that does not answer in time is left out. Names of series are kept parsed from one scrape to the next: 4,200
+lines of ten models take 2 ms every two seconds, where prometheus_client's own parser takes 160.
 """
 
 import asyncio
+import math
 import re
+from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
@@ -27,6 +29,28 @@ LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 ESCAPED = re.compile(r"\\(.)")
 # Distinct series whose names are kept parsed: those of some forty models on four nodes.
 SERIES_KEPT = 1 << 16
+
+# What handlers count of requests and of the model's runs (handlers/metrics.py), for Triton's statistics and the charts.
+REQUESTS = "handler_requests_total"
+REQUEST_SECONDS = "handler_request_seconds_total"
+QUEUE_SECONDS = "handler_queue_seconds_total"
+QUEUE_COUNT = "handler_wait_seconds_count"
+ITEMS = "handler_items_total"
+EXECUTIONS = "handler_executions_total"
+EXECUTION_SECONDS = "handler_execution_seconds_total"
+# For the charts alone; the first five are histograms.
+REQUEST, BATCH_SIZE, WAIT = "handler_request_seconds", "handler_batch_size", "handler_wait_seconds"
+QUEUE_DEPTH, QUEUE_AGE = "handler_queue_depth", "handler_queue_age_seconds"
+ITEM_ERRORS, REFUSALS = "handler_item_errors_total", "handler_refusals_total"
+# TorchServe's own.
+FRONTEND_REQUESTS, FRONTEND_WAIT_US = "ts_inference_requests_total", "ts_queue_latency_microseconds"
+READ = {
+    *(REQUESTS, REQUEST_SECONDS, QUEUE_SECONDS, QUEUE_COUNT, ITEMS, EXECUTIONS, EXECUTION_SECONDS),
+    *(ITEM_ERRORS, REFUSALS, FRONTEND_REQUESTS, FRONTEND_WAIT_US, f"{REQUEST}_bucket", f"{BATCH_SIZE}_bucket"),
+    *(f"{name}_{part}" for name in (BATCH_SIZE, WAIT, QUEUE_DEPTH, QUEUE_AGE) for part in ("sum", "count")),
+}
+
+
 # What the control process alone knows: name, type, what it is.
 METRICS = (
     ("gateway_node_up", "gauge", "Whether the node gave its metrics when it was asked last."),
@@ -38,32 +62,43 @@ METRICS = (
 )
 
 
-class Series(NamedTuple):
-    """One series of metrics: its name and its labels, each with its value."""
+class Counter(NamedTuple):
+    """A counter of a version: its name, and its value of the labels that tell counters apart, "" for none.
 
+    All other labels, such as the host's name, are summed over.
+    """
+
+    model: str
+    version: str
     name: str
-    labels: frozenset[tuple[str, str]]
+    outcome: str = ""
+    size: str = ""
+    phase: str = ""
+    error: str = ""
+    end: str = ""
 
 
 @lru_cache(SERIES_KEPT)
-def series(text: str) -> Series:
-    """Take apart what stands before a value, such as `items_total{ModelName="m",}`."""
-    name, _, labels = text.partition("{")
-    return Series(name, frozenset((label, _unescape(value)) for label, value in LABEL.findall(labels)))
+def _counter(series: str) -> Counter | None:
+    """Take apart what stands before a value, such as `items_total{ModelName="m",}`; None of what is not read."""
+    name, _, labels = series.partition("{")
+    if name not in READ:
+        return None
+    found = {label: ESCAPED.sub(r"\1", value) for label, value in LABEL.findall(labels)}
+    # The handlers' metrics have the first of each, TorchServe's own the second.
+    model = found.get("ModelName", found.get("model_name", ""))
+    version = found.get("ModelVersion", found.get("model_version", ""))
+    return Counter(model, version, name, *(found.get(each, "") for each in ("Outcome", "Size", "Phase", "Type", "le")))
 
 
-def _unescape(value: str) -> str:
-    return ESCAPED.sub(lambda match: "\n" if match[1] == "n" else match[1], value) if "\\" in value else value
-
-
-def parse(text: str) -> dict[Series, float]:
-    """Return every series of an exposition with its value; lines that are none are left out."""
-    found = {}
+def counters(text: str) -> dict[Counter, float]:
+    """Return the counters of an exposition that are read; lines that are no series are left out."""
+    found: dict[Counter, float] = defaultdict(float)
     for line in text.splitlines():
         if line and line[0] != "#":
-            name, value = _split(line)
-            if value is not None:
-                found[series(name)] = value
+            series, value = _split(line)
+            if value is not None and math.isfinite(value) and (counter := _counter(series)) is not None:
+                found[counter] += value
     return found
 
 
@@ -114,19 +149,19 @@ def own(fleet: Fleet, answered: Container[str], watches: Mapping[str, Watch]) ->
         answered: the nodes whose metrics came.
         watches: node -> what its management API said last.
     """
-    values: dict[str, list[tuple[dict[str, str], int]]] = {name: [] for name, _, _ in METRICS}
+    values: dict[str, list[tuple[str, int]]] = {name: [] for name, _, _ in METRICS}
     for node in fleet.nodes:
-        values["gateway_node_up"].append(({"node": node}, int(node in answered)))
-        values["gateway_node_draining"].append(({"node": node}, int(node in fleet.draining)))
+        values["gateway_node_up"].append((_labels(node=node), int(node in answered)))
+        values["gateway_node_draining"].append((_labels(node=node), int(node in fleet.draining)))
     for model in fleet.registered.values():
-        for version in model.versions.values():
+        for number, version in model.versions.items():
             for node, replica in version.replicas.items():
-                labels = {"node": node, "model": model.name, "version": version.version}
+                labels = _labels(node=node, model=model.name, version=number)
                 values["gateway_workers"].append((labels, replica.workers))
                 values["gateway_workers_ready"].append((labels, replica.ready_workers))
     for node, watch in watches.items():
         for (name, number), registered in watch.models.items():
-            labels = {"node": node, "model": name, "version": number}
+            labels = _labels(node=node, model=name, version=number)
             values["gateway_worker_restarts_total"].append((labels, registered.restarts))
             # What a node said last that does not answer is no news.
             if watch.is_up:
@@ -134,15 +169,13 @@ def own(fleet: Fleet, answered: Container[str], watches: Mapping[str, Watch]) ->
     lines = []
     for name, kind, meaning in METRICS:
         lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{{{_written(labels)}}} {value}" for labels, value in values[name]]
+        lines += [f"{name}{{{labels}}} {value}" for labels, value in values[name]]
     return "\n".join(lines) + "\n"
 
 
-def _written(labels: Mapping[str, str]) -> str:
-    escaped = {
-        name: value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for name, value in labels.items()
-    }
-    return ",".join(f'{name}="{value}"' for name, value in escaped.items())
+def _labels(**labels: str) -> str:
+    escaped = ((name, value.replace("\\", "\\\\").replace('"', '\\"')) for name, value in labels.items())
+    return ",".join(f'{name}="{value}"' for name, value in escaped)
 
 
 async def scrape(session: aiohttp.ClientSession, nodes: Iterable[Node]) -> dict[str, str]:

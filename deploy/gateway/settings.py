@@ -190,6 +190,11 @@ class Settings:
         return self
 
 
+def reached(address: str) -> str:
+    """Return the address at which this machine reaches what listens on an address."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104
+
+
 def read(path: Path = CONFIG) -> Settings:
     """Read the settings.
 

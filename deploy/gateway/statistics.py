@@ -1,6 +1,6 @@
 """The nodes' counters, summed so that they never fall -> Triton's statistics of a model.
 
-    scraped: node -> {Series: value} -> Statistics.add -> growth of each since it was seen last -> charts
+    scraped: node -> {Counter: value} -> Statistics.add -> growth of each since it was seen last -> charts
         -> sums -> triton(model, version) -> {"inference_count", "inference_stats", "batch_stats", ...}
 
 A node's counters begin again at 0 when it restarts, and go with it when it is removed. What they had grown to stays in
@@ -9,50 +9,27 @@ the sums; these are kept in a file, so that they outlive the control process too
 
 import json
 import logging
-import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploy.gateway.metrics import Series
+from deploy.gateway.metrics import (
+    EXECUTION_SECONDS,
+    EXECUTIONS,
+    ITEMS,
+    QUEUE_COUNT,
+    QUEUE_SECONDS,
+    REQUEST_SECONDS,
+    REQUESTS,
+    Counter,
+)
+from deploy.run import node as node_files
 
 logger = logging.getLogger(__name__)
 
-# What handlers count of requests and of the model's runs (handlers/metrics.py): the sums of Triton's statistics.
-REQUESTS = "handler_requests_total"
-REQUEST_SECONDS = "handler_request_seconds_total"
-QUEUE_SECONDS = "handler_queue_seconds_total"
-QUEUE_COUNT = "handler_wait_seconds_count"
-ITEMS = "handler_items_total"
-EXECUTIONS = "handler_executions_total"
-EXECUTION_SECONDS = "handler_execution_seconds_total"
 SUMMED = {REQUESTS, REQUEST_SECONDS, QUEUE_SECONDS, QUEUE_COUNT, ITEMS, EXECUTIONS, EXECUTION_SECONDS}
 PHASES = {"compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
-# What the charts are made of, beside some of them (deploy.gateway.charts).
-REQUEST, BATCH_SIZE, WAIT = "handler_request_seconds", "handler_batch_size", "handler_wait_seconds"
-QUEUE_DEPTH, QUEUE_AGE = "handler_queue_depth", "handler_queue_age_seconds"
-ITEM_ERRORS, REFUSALS = "handler_item_errors_total", "handler_refusals_total"
-FRONTEND_REQUESTS, FRONTEND_WAIT_US = "ts_inference_requests_total", "ts_queue_latency_microseconds"
-READ = SUMMED | {
-    *(ITEM_ERRORS, REFUSALS, FRONTEND_REQUESTS, FRONTEND_WAIT_US, f"{REQUEST}_bucket", f"{BATCH_SIZE}_bucket"),
-    *(f"{name}_{part}" for name in (BATCH_SIZE, WAIT, QUEUE_DEPTH, QUEUE_AGE) for part in ("sum", "count")),
-}
-# Labels that tell counters apart; all others, such as the host's name, are summed over.
-KEPT = ("Outcome", "Size", "Phase", "Type", "le")
-
-
-class Key(NamedTuple):
-    """A counter of a version, with its value of each label in KEPT, "" for none."""
-
-    model: str
-    version: str
-    name: str
-    outcome: str = ""
-    size: str = ""
-    phase: str = ""
-    error: str = ""
-    end: str = ""
 
 
 class Growth(NamedTuple):
@@ -64,7 +41,7 @@ class Growth(NamedTuple):
     """
 
     seconds: float
-    counters: Mapping[Key, float]
+    counters: Mapping[Counter, float]
 
 
 class Statistics:
@@ -74,21 +51,21 @@ class Statistics:
         """Go on from what `save` left; from nothing where there is none, or it cannot be read."""
         self._path = path
         # Node -> counter -> its value when it was seen last; and when that was, by this process' clock.
-        self._last: dict[str, dict[Key, float]] = {}
+        self._last: dict[str, dict[Counter, float]] = {}
         self._seen_s: dict[str, float] = {}
-        self._sums: dict[Key, float] = defaultdict(float)
+        self._sums: dict[Counter, float] = defaultdict(float)
         # (Model, version) -> when its requests were seen to grow last, ms since 1970.
         self._last_ms: dict[tuple[str, str], int] = {}
         self._is_changed = False
         self._load()
 
     def add(
-        self, scraped: Mapping[str, Mapping[Series, float]], nodes: Collection[str], now_s: float, now_ms: int
+        self, scraped: Mapping[str, Mapping[Counter, float]], nodes: Collection[str], now_s: float, now_ms: int
     ) -> list[Growth]:
         """Take in what the counters have grown by.
 
         Args:
-            scraped: node -> its series; nodes that did not answer are not in it.
+            scraped: node -> its counters; nodes that did not answer are not in it.
             nodes: all there are; of others nothing but the sums is kept.
             now_s: the time, by a clock that does not run backwards.
             now_ms: the time, ms since 1970.
@@ -102,7 +79,7 @@ class Statistics:
         for node, values in scraped.items():
             last = self._last.setdefault(node, {})
             grown = {}
-            for key, value in _by_key(values).items():
+            for key, value in values.items():
                 before = last.get(key, 0.0)
                 # A counter that is less than it was has begun anew.
                 grown[key] = value - before if value >= before else value
@@ -113,7 +90,7 @@ class Statistics:
             self._seen_s[node] = now_s
         return found
 
-    def _sum(self, grown: Mapping[Key, float], now_ms: int) -> None:
+    def _sum(self, grown: Mapping[Counter, float], now_ms: int) -> None:
         for key, growth in grown.items():
             if growth > 0 and key.name in SUMMED:
                 self._sums[key] += growth
@@ -172,7 +149,7 @@ class Statistics:
         if not self._is_changed:
             return
 
-        def rows(counters: Mapping[Key, float]) -> list[list[object]]:
+        def rows(counters: Mapping[Counter, float]) -> list[list[object]]:
             # The labels of what is summed end with the phase.
             return [[*key[:6], value] for key, value in counters.items() if key.name in SUMMED]
 
@@ -181,14 +158,12 @@ class Statistics:
             "last": {node: rows(last) for node, last in self._last.items()},
             "last_ms": [[*key, value] for key, value in self._last_ms.items()],
         }
-        new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
-        new.replace(self._path)
+        node_files.replace(self._path, json.dumps(document, separators=(",", ":")))
         self._is_changed = False
 
     def _load(self) -> None:
-        def counters(rows: Any) -> dict[Key, float]:
-            return {Key(*map(str, key)): float(value) for *key, value in rows}
+        def counters(rows: Any) -> dict[Counter, float]:
+            return {Counter(*map(str, key)): float(value) for *key, value in rows}
 
         try:
             document = json.loads(self._path.read_text(encoding="utf-8"))
@@ -202,15 +177,3 @@ class Statistics:
             return
         self._sums.update(sums)
         self._last, self._last_ms = last, last_ms
-
-
-def _by_key(values: Mapping[Series, float]) -> dict[Key, float]:
-    found: dict[Key, float] = defaultdict(float)
-    for series, value in values.items():
-        if series.name in READ and math.isfinite(value):
-            labels = dict(series.labels)
-            # The handlers' metrics have the first of each, TorchServe's own the second.
-            model = labels.get("ModelName", labels.get("model_name", ""))
-            version = labels.get("ModelVersion", labels.get("model_version", ""))
-            found[Key(model, version, series.name, *(labels.get(label, "") for label in KEPT))] += value
-    return found

@@ -1,8 +1,8 @@
 """Keeps Envoy, the control process and this machine's nodes alive, and ends the gateway in order.
 
-    Supervisor ─┬> python -m deploy.gateway.control   writes Envoy's files, then answers; stopped last
-                ├> envoy                              starts with those files; stopped when its last answer is out
-                └> the nodes that `make serve` started, where they have died; they are not stopped
+    supervise ─┬> python -m deploy.gateway.control   writes Envoy's files, then answers; stopped last
+               ├> envoy                              starts with those files; stopped when its last answer is out
+               └> the nodes that `make serve` started, where they have died; they are not stopped
 
 One that dies is started again, and so is a control process that hangs. Where Envoy dies again and again the gateway
 ends; where the control process does not come up again, Envoy serves on as it was configured last.
@@ -19,8 +19,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy.gateway.envoy.bootstrap import bootstrap
 from deploy.gateway.envoy.process import Envoy, EnvoyError
-from deploy.gateway.settings import Settings
+from deploy.gateway.settings import Settings, reached
 from deploy.models import ROOT
 from deploy.run.machine import Layout, LocalNode, local_nodes
 from deploy.run.nodes import start_node, watcher
@@ -30,7 +31,7 @@ from torchserve_client.errors import ManagementError
 
 logger = logging.getLogger(__name__)
 
-# The file that the control process touches every second once it answers.
+# The file that the control process makes every second once it answers, and this process takes away.
 ALIVE = "control.alive"
 # Seconds until the control process must answer, since it looks at the nodes first; without a sign of life after which
 # it hangs; and until it must have ended.
@@ -59,7 +60,8 @@ class Control:
         self._words = ["deploy.gateway.control", *words]
         self._log, self._alive = run / "control.log", run / ALIVE
         self._process: subprocess.Popen[bytes] | None = None
-        self._seen = self._seen_s = self._again_s = 0.0
+        # When it last showed life, and when another may be started, on the monotonic clock.
+        self._alive_s = self._again_s = 0.0
 
     def keep(self) -> None:
         """Start it where it does not run, and end it where it hangs; never waits.
@@ -72,20 +74,19 @@ class Control:
             if now >= self._again_s:
                 self._alive.unlink(missing_ok=True)
                 self._process = started(self._words, self._log)
-                self._seen, self._seen_s, self._again_s = 0.0, now, now + RETRY_S
+                # It looks at the nodes before it answers.
+                self._alive_s, self._again_s = now + START_S - HANG_S, now + RETRY_S
             return
-        touched = self._alive.stat().st_mtime if self._alive.exists() else 0.0
-        if touched != self._seen:
-            self._seen, self._seen_s, self.has_answered = touched, now, True
-        silent_s = now - self._seen_s
-        if self._process.poll() is None and silent_s > (HANG_S if self._seen else START_S):
-            logger.error("the control process has shown no life for %d s: it is killed", silent_s)
+        if self._alive.exists():
+            self._alive.unlink()
+            self._alive_s, self.has_answered = now, True
+        if self._process.poll() is None and now - self._alive_s > HANG_S:
+            logger.error("the control process has shown no life for %d s: it is killed", now - self._alive_s)
             self._process.kill()
             self._process.wait()
         if (status := self._process.poll()) is not None:
             self._process = None
-            lines = self._log.read_text(errors="replace").strip().splitlines()[-2:]
-            words = " / ".join(lines) or "it printed nothing"
+            words = " / ".join(self._log.read_text(errors="replace").strip().splitlines()[-2:])
             if not self.has_answered:
                 raise GatewayFailed(f"the control process did not come up ({self._log}): {words}")
             logger.error("the control process ended with %s: %s", status, words)
@@ -102,42 +103,33 @@ class Control:
             self._process.wait()
 
 
-class Supervisor:
-    """Envoy, the control process, and the nodes of this machine."""
+def supervise(settings: Settings, config: Path, nodes: Path, run: Path, is_told: threading.Event) -> None:
+    """Keep all alive until told to end, and end in order: Envoy first, when its last answer is out.
 
-    def __init__(self, settings: Settings, config: Path, nodes: Path, run: Path) -> None:
-        """Describe them; starts nothing.
+    Args:
+        settings: what `config` holds.
+        config, nodes: gateway.yaml and nodes.json, which the control process reads for itself.
+        run: the folder of logs, process ids and Envoy's files.
+        is_told: set to end.
 
-        Args:
-            settings: what `config` holds.
-            config, nodes: gateway.yaml and nodes.json, which the control process reads for itself.
-            run: the folder of logs, process ids and Envoy's files.
-        """
-        self._settings = settings
-        self._control = Control(["--config", str(config), "--nodes", str(nodes), "--run", str(run)], run)
-        self._envoy = Envoy(run)
-        self._nodes = nodes.parent
-
-    def run(self, is_told: threading.Event) -> None:
-        """Keep all alive until told to end, and end in order: Envoy first, when its last answer is out.
-
-        Raises:
-            GatewayFailed: one of them did not come up, or Envoy keeps dying.
-        """
-        threading.Thread(target=_keep_nodes, args=(self._nodes, is_told), name="nodes", daemon=True).start()
-        try:
-            while not is_told.is_set():
-                self._control.keep()
-                if self._control.has_answered:
-                    self._envoy.keep(lambda: self._envoy.start(self._settings))
-                is_told.wait(LOOK_S)
-        except EnvoyError as error:
-            raise GatewayFailed(" / ".join(str(error).splitlines())) from None
-        finally:
-            limit_s = self._settings.limits.response_s
-            if not self._envoy.stop(limit_s):
-                logger.warning("Envoy: answers were cut off after %g s", limit_s)
-            self._control.stop()
+    Raises:
+        GatewayFailed: one of them did not come up, or Envoy keeps dying.
+    """
+    control, envoy = Control(["--config", str(config), "--nodes", str(nodes), "--run", str(run)], run), Envoy(run)
+    threading.Thread(target=_keep_nodes, args=(nodes.parent, is_told), name="nodes", daemon=True).start()
+    try:
+        while not is_told.is_set():
+            control.keep()
+            if control.has_answered:
+                envoy.keep(bootstrap(settings))
+            is_told.wait(LOOK_S)
+    except EnvoyError as error:
+        raise GatewayFailed(" / ".join(str(error).splitlines())) from None
+    finally:
+        limit_s = settings.limits.response_s
+        if not envoy.stop(limit_s):
+            logger.warning("Envoy: answers were cut off after %g s", limit_s)
+        control.stop()
 
 
 def _keep_nodes(folder: Path, is_told: threading.Event) -> None:
@@ -175,9 +167,8 @@ def started(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 def listens(host: str, port: int) -> bool:
     """Return whether anything accepts connections there."""
-    anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
     try:
-        with socket.create_connection((anywhere.get(host, host), port), timeout=1.0):
+        with socket.create_connection((reached(host), port), timeout=1.0):
             return True
     except OSError:
         return False

@@ -170,7 +170,7 @@ class Gateway:
                 return
             self._texts = await metrics.scrape(self.session, self.fleet.nodes.values())
             self._scraped_s = now_s = time.monotonic()
-            scraped = {node: metrics.parse(text) for node, text in self._texts.items()}
+            scraped = {node: metrics.counters(text) for node, text in self._texts.items()}
             grown = self.statistics.add(scraped, self.fleet.nodes.keys(), now_s, time.time_ns() // 1_000_000)
             self.charts.add(now_s, self.fleet.models.keys(), grown)
 

@@ -1,7 +1,7 @@
 """Envoy's process: started, asked, drained and stopped.
 
-It outlives the control process: `start` finds the one that runs in its folder, by the pid that it left there, and
-starts another only where none does.
+It outlives the control process and what supervises it: `start` finds the one that runs in its folder, by the pid that
+it left there, and starts another only where none does.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from deploy.gateway.drain import wait_idle
 from deploy.gateway.envoy import admin, files
-from deploy.gateway.envoy.bootstrap import LISTENERS, bootstrap
 from deploy.gateway.envoy.clusters import CONTROL
 from deploy.gateway.envoy.files import BOOTSTRAP, write_bootstrap
 from deploy.gateway.envoy.resources import Resource
@@ -30,14 +30,16 @@ from deploy.gateway.state import Fleet
 logger = logging.getLogger(__name__)
 
 PID, LOG = "envoy.pid", "envoy.log"
-# Seconds: between two looks, until it answers, until it has ended once it was told to, in which nothing must come on
-# connections that lie idle, and after which a listener that was replaced closes what still stands.
-POLL_S, READY_S, END_S, QUIET_S, DRAIN_S = 0.05, 30.0, 10.0, 1.0, 600
-LOG_LINES = 5
+# Seconds: between two looks, until it answers, until it has ended once it was told to, in which requests may still come
+# on connections that stand, and after which a listener that was replaced closes what still stands.
+POLL_S, READY_S, END_S, NOTICE_S, DRAIN_S = 0.05, 30.0, 10.0, 1.0, 600
 # So many deaths within so many seconds are no accident.
 DEATHS, DEATHS_S = 5, 60.0
-# Milliseconds until a line of the access log is in its file.
-FLUSH_MS = 500
+# The last one: milliseconds until a line of the access log is in its file.
+OPTIONS = (
+    *("--disable-hot-restart", "--log-level", "warning", "--drain-time-s", str(DRAIN_S)),
+    *("--drain-strategy", "immediate", "--file-flush-interval-msec", "500"),
+)
 
 
 class EnvoyError(Exception):
@@ -83,11 +85,8 @@ class Envoy:
         """
         files.write(settings, fleet, self._run)
 
-    def keep(self, start: Callable[[], object]) -> None:
-        """Start Envoy where it does not run.
-
-        Args:
-            start: calls `start` or `start_on`.
+    def keep(self, document: Resource, *options: str) -> None:
+        """Start Envoy where it does not run; see `start`.
 
         Raises:
             EnvoyError: it does not come up, or has died again and again.
@@ -99,22 +98,14 @@ class Envoy:
             self._deaths.append(time.monotonic())
             if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_S:
                 raise EnvoyError(f"Envoy has died {DEATHS} times in {DEATHS_S:g} s")
-        start()
+        self.start(document, *options)
 
-    def start(self, settings: Settings) -> bool:
-        """Start Envoy on the files in its folder; see `start_on`.
-
-        What is read only at the start (the limit of connections, the heap) is new only with a new process.
-        """
-        if self.pid() is None and not (self._run / LISTENERS).exists():
-            raise EnvoyError(f"{self._run}: no configuration has been written")
-        return self.start_on(bootstrap(settings))
-
-    def start_on(self, document: Resource, *options: str) -> bool:
+    def start(self, document: Resource, *options: str) -> bool:
         """Start Envoy, and wait until it answers; one that runs already is kept.
 
         Args:
-            document: what it starts with; files that it names are relative to its folder.
+            document: what it starts with; files that it names are relative to its folder. What is read only then (the
+                limit of connections, the heap) is new only with a new process.
             options: more of its command line.
 
         Returns:
@@ -126,25 +117,16 @@ class Envoy:
         write_bootstrap(document, self._run)
         if self.pid() is not None:
             return False
-        command = [find(), "-c", BOOTSTRAP, "--disable-hot-restart", "--log-level", "warning", *options]
-        command += [
-            "--file-flush-interval-msec",
-            str(FLUSH_MS),
-            "--drain-time-s",
-            str(DRAIN_S),
-            "--drain-strategy",
-            "immediate",
-        ]
         (self._run / LOG).touch(mode=0o600)
         with (self._run / LOG).open("ab") as log:
+            # In a session of its own: Ctrl-C in the terminal is for what supervises it, which drains it then.
             self._child = subprocess.Popen(
-                command,
+                [find(), "-c", BOOTSTRAP, *OPTIONS, *options],
                 cwd=self._run,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 umask=0o077,
-                # Ctrl-C ends the control process alone; it drains Envoy then.
                 start_new_session=True,
             )
         (self._run / PID).touch(mode=0o600)
@@ -152,11 +134,8 @@ class Envoy:
         self._wait_until_ready(self._child)
         return True
 
-    def stop(self, timeout_s: float | None = None) -> bool:
-        """Take no new connections, wait for the answers that are due, and end.
-
-        Args:
-            timeout_s: how long to wait for them; None for as long as it takes.
+    def stop(self, timeout_s: float) -> bool:
+        """Take no new connections, wait at most so long for the answers that are due, and end.
 
         Returns:
             Whether all had been answered.
@@ -164,18 +143,19 @@ class Envoy:
         pid = self.pid()
         if pid is None:
             return True
-        is_drained = True
+        unanswered = 0
         with contextlib.suppress(admin.NoAnswer):
             # Answers on connections that stand end them from now on, and no others are taken.
             admin.ask(self._run, "/healthcheck/fail", "POST")
             admin.ask(self._run, "/drain_listeners", "POST")
-            is_drained = _wait(self._is_quiet, timeout_s)
+            unanswered = wait_idle(self._in_flight, logger.info, notice_s=NOTICE_S, limit_s=timeout_s)
             admin.ask(self._run, "/quitquitquit", "POST")
         if not _wait(lambda: self.pid() is None, END_S):
-            _signal(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
             _wait(lambda: self.pid() is None, END_S)
         (self._run / PID).unlink(missing_ok=True)
-        return is_drained
+        return not unanswered
 
     def pid(self) -> int | None:
         """Find the process; None where none runs."""
@@ -222,27 +202,12 @@ class Envoy:
         return int(text.rpartition(" ")[2] or 0)
 
     def _has_listeners(self) -> bool:
-        """Whether all ports are open; of one that another program has, Envoy only warns."""
+        """Whether all ports are open; Envoy only warns of one that another program has."""
         listeners = admin.document(self._run, "/listeners?format=json").get("listener_statuses", [])
         return len(listeners) == len(self._listeners)
 
-    def _is_rejected(self) -> bool:
-        """Whether Envoy did not take the listeners that it was given."""
-        with contextlib.suppress(admin.NoAnswer):
-            return self.statistic("listener_manager.lds.update_rejected") > 0
-        return False
-
-    def _is_quiet(self) -> bool:
-        """Whether nothing is due, and nothing comes any more on connections that stand."""
-        began = time.monotonic()
-        while self._count("downstream_rq_active") == 0:
-            if self._count("downstream_cx_active") == 0 or time.monotonic() - began > QUIET_S:
-                return True
-            time.sleep(POLL_S)
-        return False
-
-    def _count(self, gauge: str) -> int:
-        text = admin.ask(self._run, f"/stats?filter=^http\\..*\\.{gauge}$&format=text")
+    def _in_flight(self) -> int:
+        text = admin.ask(self._run, r"/stats?filter=^http\..*\.downstream_rq_active$&format=text")
         ours = tuple(f"http.{name}." for name in self._listeners)
         return sum(int(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(ours))
 
@@ -252,15 +217,19 @@ class Envoy:
                 return admin.ask(self._run, "/ready").strip() == "LIVE" and self._has_listeners()
             return False
 
-        _wait(lambda: child.poll() is not None or is_ready() or self._is_rejected(), READY_S)
+        def is_over() -> bool:
+            with contextlib.suppress(admin.NoAnswer):
+                return is_ready() or self.statistic("listener_manager.lds.update_rejected") > 0
+            return child.poll() is not None
+
+        _wait(is_over, READY_S)
         if child.poll() is None and is_ready():
             return
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
+        child.kill()
         child.wait()
         (self._run / PID).unlink(missing_ok=True)
-        lines = (self._run / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-        raise EnvoyError("\n".join(["Envoy does not start:", *lines[-LOG_LINES:]]))
+        last = (self._run / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
+        raise EnvoyError("\n".join(["Envoy does not start:", *last]))
 
 
 def find() -> str:
@@ -284,16 +253,11 @@ def _endpoint(host: Mapping[str, Any]) -> Endpoint:
     return Endpoint(counts.get("rq_active", 0), host["health_status"] == {"eds_health_status": "HEALTHY"})
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _wait(holds: Callable[[], bool], timeout_s: float | None) -> bool:
+def _wait(holds: Callable[[], bool], timeout_s: float) -> bool:
     """Wait until something holds; False where it does not in time."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s
     while not holds():
-        if deadline is not None and time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             return False
         time.sleep(POLL_S)
     return True

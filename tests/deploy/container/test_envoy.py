@@ -54,7 +54,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     process = Envoy(settings.envoy, [LISTENER])
     prepare(settings.envoy)
     put(settings.envoy / ROUTES_FILE, [envoy.routes(View())])
-    process.start_on(envoy.bootstrap(settings, torchserve.node))
+    process.start(envoy.bootstrap(settings, torchserve.node))
     yield Node(process, settings, torchserve)
     torchserve.close()
     process.stop(10)

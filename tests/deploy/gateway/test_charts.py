@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.gateway.charts import Charts, Point
-from deploy.gateway.metrics import Series
+from deploy.gateway.metrics import Counter
 from deploy.gateway.settings import Canary
 from deploy.gateway.state import Fleet, Model, Replica, Version
 from deploy.gateway.statistics import Statistics
@@ -17,37 +17,34 @@ URL = "http://127.0.0.1:1"
 READY = Replica(1, 1, 8, 20, is_default=True)
 NODES = {name: Node(name=name, inference=URL, management=URL, metrics=URL) for name in ("a", "b")}
 ONE = Fleet(NODES, registered={"m": Model("m", {"1.0": Version("1.0", {"a": READY, "b": READY})}, "1.0")})
-Values = Mapping[Series, float]
+Values = Mapping[Counter, float]
 
 
-def series(name: str, model: str = "m", **labels: str) -> Series:
-    """Name a series as the handlers do, or as TorchServe does."""
-    label = "model_name" if name.startswith("ts_") else "ModelName"
-    return Series(name, frozenset({label: model, **labels}.items()))
+def counter(name: str, version: str = "1.0", **labels: str) -> Counter:
+    return Counter("m", version, name, **labels)
 
 
-def buckets(name: str, counts: Mapping[str, float]) -> dict[Series, float]:
-    return {series(f"{name}_bucket", le=bound): count for bound, count in counts.items()}
+def buckets(name: str, counts: Mapping[str, float]) -> dict[Counter, float]:
+    return {counter(f"{name}_bucket", end=bound): count for bound, count in counts.items()}
 
 
-ITEMS = series("handler_items_total")
 # A handler that is not of this project counts nothing: TorchServe does.
-FRONTEND = {series("ts_queue_latency_microseconds"): 30_000.0, series("ts_inference_requests_total"): 10.0}
+FRONTEND = {counter("ts_queue_latency_microseconds"): 30_000.0, counter("ts_inference_requests_total"): 10.0}
 WHOLE = {
     **FRONTEND,
     **buckets("handler_request_seconds", {"0.01": 0, "0.1": 90, "+Inf": 100}),
     **buckets("handler_batch_size", {"1": 2.0, "4": 5.0, "8": 5.0, "+Inf": 6.0}),
     # TorchServe counts questions about the model too.
-    **{series("handler_requests_total", Outcome=outcome): count for outcome, count in (("success", 5), ("fail", 3))},
-    **{series(ITEMS.name, ModelVersion=version): 2.0 for version in ("1.0", "2.0")},
-    series("handler_item_errors_total", Type="CorruptInput"): 6.0,
+    **{counter("handler_requests_total", outcome=outcome): count for outcome, count in (("success", 5), ("fail", 3))},
+    **{counter("handler_items_total", version): 2.0 for version in ("1.0", "2.0")},
+    counter("handler_item_errors_total", error="CorruptInput"): 6.0,
     # A refused request's items are no errors.
-    series("handler_item_errors_total", Type="Overloaded"): 8.0,
-    series("handler_refusals_total", Reason="Overloaded"): 4.0,
-    series("handler_queue_depth_sum"): 30.0,
-    series("handler_queue_depth_count"): 10.0,
-    series("handler_queue_age_seconds_sum"): 0.5,
-    series("handler_queue_age_seconds_count"): 10.0,
+    counter("handler_item_errors_total", error="Overloaded"): 8.0,
+    counter("handler_refusals_total"): 4.0,
+    counter("handler_queue_depth_sum"): 30.0,
+    counter("handler_queue_depth_count"): 10.0,
+    counter("handler_queue_age_seconds_sum"): 0.5,
+    counter("handler_queue_age_seconds_count"): 10.0,
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.gateway.metrics import Series, merge, parse
+from deploy.gateway.metrics import Counter, counters, merge
 from deploy.gateway.statistics import Statistics
 
 # As TorchServe writes it: a comma after the last label, families in any order.
@@ -29,22 +29,30 @@ envoy_cluster_upstream_rq_time_count{} 1
 """
 
 
-def test_series_are_read_and_merged_as_prometheus_own_parser_reads_them() -> None:
-    def read(text: str) -> dict[Series, float]:
-        families = list(text_string_to_metric_families(text))
-        # One family stands together, whatever the nodes.
-        assert len(families) == len({family.name for family in families})
-        samples = [sample for family in families for sample in family.samples]
-        return {Series(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+def read(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Read an exposition by Prometheus' own parser."""
+    families = list(text_string_to_metric_families(text))
+    # One family stands together, whatever the nodes.
+    assert len(families) == len({family.name for family in families})
+    samples = [sample for family in families for sample in family.samples]
+    return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
 
-    expected = read(TORCHSERVE.replace("not a series\n", "") + ENVOY)
-    assert (len(expected), parse(TORCHSERVE + ENVOY)) == (7, expected)
+
+def test_metrics_of_nodes_and_envoy_are_one_exposition_in_which_each_series_has_its_node() -> None:
     text = merge({"n1": TORCHSERVE, "n2": TORCHSERVE}, ENVOY)
-    series, nodes = parse(TORCHSERVE), ("n1", "n2")
-    of_nodes = {Series(each.name, each.labels | {("node", node)}): series[each] for each in series for node in nodes}
-    assert read(text) == {**of_nodes, **parse(ENVOY)}
+    series = read(TORCHSERVE.replace("not a series\n", "")).items()
+    of_nodes = {(name, labels | {("node", node)}): value for (name, labels), value in series for node in ("n1", "n2")}
+    assert read(text) == {**of_nodes, **read(ENVOY)}
     heads = [line for line in text.splitlines() if line.startswith("#")]
     assert len(heads) == len(set(heads))
+
+
+def test_counters_are_read_with_the_labels_that_tell_them_apart() -> None:
+    items = "handler_items_total"
+    assert counters(TORCHSERVE + ENVOY) == {
+        Counter("a", "1.0", items): 3.0,
+        Counter('b "x, y"', "1.0", items): 450.0,
+    }
 
 
 # -- sums ---------------------------------------------------------------------------------------------------------
@@ -68,8 +76,8 @@ handler_execution_seconds_total{{ModelName="m",ModelVersion="1.0",Size="8",Phase
 NODES = ("n1", "n2")
 
 
-def counters(requests: float) -> dict[Series, float]:
-    return parse(COUNTERS.format(requests=requests))
+def counted(requests: float) -> dict[Counter, float]:
+    return counters(COUNTERS.format(requests=requests))
 
 
 def succeeded(totals: Statistics) -> int:
@@ -82,7 +90,7 @@ def durations(count: int, **each_ms: float) -> dict[str, dict[str, int]]:
 
 def test_statistics_of_one_node_are_tritons(tmp_path: Path) -> None:
     totals = Statistics(tmp_path / "statistics.json")
-    totals.add({"n1": counters(10)}, NODES, 0.0, 1234)
+    totals.add({"n1": counted(10)}, NODES, 0.0, 1234)
     assert totals.triton("m", "1.0") == {
         "last_inference": 1234,
         "inference_count": 18,
@@ -120,7 +128,7 @@ def test_sums_over_nodes_that_come_and_go_never_fall(
 ) -> None:
     totals, before = Statistics(tmp_path / "statistics.json"), 0
     for scraped in seen:
-        totals.add({node: counters(value) for node, value in scraped.items()}, NODES, 0.0, 0)
+        totals.add({node: counted(value) for node, value in scraped.items()}, NODES, 0.0, 0)
         assert succeeded(totals) >= before
         before = succeeded(totals)
     assert before == expected
@@ -131,21 +139,21 @@ def test_sums_outlive_the_process_and_count_what_came_meanwhile(tmp_path: Path) 
     # A file that cannot be read begins anew.
     path.write_text('{"sums": [[1]], "last": {}, "last_ms": []}')
     first = Statistics(path)
-    first.add({"n1": counters(10)}, NODES, 0.0, 1000)
+    first.add({"n1": counted(10)}, NODES, 0.0, 1000)
     first.save()
     second = Statistics(path)
     assert second.triton("m", "1.0") == first.triton("m", "1.0")
-    second.add({"n1": counters(13)}, NODES, 0.0, 2000)
+    second.add({"n1": counted(13)}, NODES, 0.0, 2000)
     assert (succeeded(second), second.triton("m", "1.0")["last_inference"]) == (13, 2000)
 
 
 def test_node_that_is_gone_is_forgotten_but_for_the_sums(tmp_path: Path) -> None:
     path = tmp_path / "statistics.json"
     totals = Statistics(path)
-    totals.add({"n1": counters(10)}, NODES, 0.0, 0)
-    totals.add({"n2": counters(1)}, ["n2"], 2.0, 0)
+    totals.add({"n1": counted(10)}, NODES, 0.0, 0)
+    totals.add({"n2": counted(1)}, ["n2"], 2.0, 0)
     totals.save()
     assert list(json.loads(path.read_text())["last"]) == ["n2"]
     # Another of its name counts from 0.
-    totals.add({"n1": counters(12)}, NODES, 4.0, 0)
+    totals.add({"n1": counted(12)}, NODES, 4.0, 0)
     assert succeeded(totals) == 23

@@ -12,6 +12,7 @@ import grpc
 import requests
 
 from deploy.gateway.envoy import admin, files
+from deploy.gateway.envoy.bootstrap import bootstrap
 from deploy.gateway.envoy.process import Endpoint, Envoy
 from deploy.gateway.settings import Ports, Settings
 from deploy.gateway.state import Fleet, Model, Replica, Version
@@ -45,7 +46,7 @@ class Gateway:
         self.settings = replace(settings, ports=ports)
         self.envoy = Envoy(run)
         self.serve()
-        self.envoy.start(self.settings)
+        self.envoy.start(bootstrap(self.settings))
         self.url = f"http://127.0.0.1:{ports.http}"
         self.session = requests.Session()
         self.session.trust_env = False

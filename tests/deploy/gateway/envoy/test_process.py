@@ -11,6 +11,7 @@ import pytest
 import requests
 
 from deploy.gateway.envoy import admin, files
+from deploy.gateway.envoy.bootstrap import bootstrap
 from deploy.gateway.envoy.process import Envoy, EnvoyError
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet
@@ -44,7 +45,7 @@ def test_stop_under_load_cuts_off_no_answer(tmp_path: Path) -> None:
     with Gateway(tmp_path, Settings()) as gateway, ThreadPoolExecutor(8) as threads:
         running = [threads.submit(load, f"{gateway.url}/predictions/m") for _ in range(8)]
         wait(lambda: gateway.attempts() > 100)
-        assert gateway.envoy.stop() is True
+        assert gateway.envoy.stop(60) is True
         assert sum(each.result(60) for each in running) == gateway.attempts()
 
 
@@ -53,12 +54,12 @@ def test_process_is_found_again_and_started_anew_where_it_was_killed(tmp_path: P
     with Gateway(tmp_path / ("a" * 100), Settings()) as gateway:
         other, pid = Envoy(gateway.run), gateway.envoy.pid()
         assert pid is not None
-        assert (other.start(gateway.settings), other.pid()) == (False, pid)
+        assert (other.start(bootstrap(gateway.settings)), other.pid()) == (False, pid)
         os.kill(pid, signal.SIGKILL)
         wait(lambda: gateway.envoy.pid() is None)
         with pytest.raises(admin.NoAnswer):
             other.prometheus()
-        assert gateway.envoy.start(gateway.settings)
+        assert gateway.envoy.start(bootstrap(gateway.settings))
         assert gateway.envoy.pid() not in (None, pid)
         assert "envoy_server_uptime" in other.prometheus()
 
@@ -67,14 +68,12 @@ def test_what_keeps_it_from_starting_is_named(
     gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = Envoy(tmp_path)
-    with pytest.raises(EnvoyError, match="no configuration"):
-        second.start(gateway.settings)
     files.write(gateway.settings, Fleet(), tmp_path)
     # The kernel would let two listen on one port, and share the clients out.
     with pytest.raises(EnvoyError, match=rf"127\.0\.0\.1:{gateway.settings.ports.http}"):
-        second.start(gateway.settings)
+        second.start(bootstrap(gateway.settings))
     assert second.pid() is None
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(EnvoyError, match="for Linux alone"):
-        second.start(gateway.settings)
+        second.start(bootstrap(gateway.settings))
