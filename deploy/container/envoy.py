@@ -23,7 +23,7 @@ import yaml
 from deploy.container.settings import NodeSettings
 from deploy.gateway.envoy.clusters import Tokens
 from deploy.gateway.envoy.resources import ROUTES, Resource, address
-from deploy.gateway.nodes import DRAINING
+from deploy.gateway.management import DRAINING
 from deploy.run.node import Node
 from deploy.run.node import address as host_and_port
 

@@ -7,7 +7,6 @@ fleet -> models, versions, workers, metadata ───────────�
 import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from deploy.gateway import metrics
@@ -18,6 +17,8 @@ from deploy.gateway.statistics import Growth
 HISTORY_S, POINTS = 300.0, 300
 # Seconds whose observations a quantile and a mean are of; fewer would show a p99 of a handful.
 WINDOW_S = 10.0
+# What the page shows of a replica.
+SHOWN = ("workers", "ready_workers", "batch_size", "max_batch_delay_ms", "is_default")
 # Types of errors that say that an item was refused, not that it failed.
 REFUSED = ("Overloaded", "QueueFull", "QueueTimeout")
 # A counter's name, and a bucket's upper end or "" -> what it grew by on all nodes.
@@ -137,7 +138,10 @@ class Charts:
                     "version": version.version,
                     "is_ready": version.is_ready,
                     "metadata": version.metadata,
-                    "replicas": [{"node": node, **asdict(each)} for node, each in sorted(version.replicas.items())],
+                    "replicas": [
+                        {"node": node, **{name: getattr(each, name) for name in SHOWN}}
+                        for node, each in sorted(version.replicas.items())
+                    ],
                 }
                 for _, version in sorted(model.versions.items())
             ],

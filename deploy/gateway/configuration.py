@@ -1,9 +1,7 @@
 """The files that configure the gateway, read anew when they change.
 
-gateway.yaml ─────────────────────> Settings
-its nodes, or the addresses of its
-name, or .nodes/nodes.json, or
-config.properties ────────────────> nodes
+gateway.yaml ──────────────────────────────────────────────> Settings
+its nodes, or the addresses of its name, or nodes.json ────> nodes
 """
 
 import ipaddress
@@ -16,20 +14,12 @@ from pathlib import Path
 
 from deploy.gateway import settings as gateway_settings
 from deploy.gateway.settings import Discover, Settings
-from deploy.models import ROOT
 from deploy.run import node as node_files
 from deploy.run.node import Node, NoNodes
-from deploy.run.properties import Settings as Properties
 from handlers.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
 
-# The one TorchServe of a machine on which no nodes are named: that of `make serve`.
-PROPERTIES = ROOT / "config.properties"
-ONLY_NODE = "node-1"
-
-# What tells one state of a file from another: when it was written, its size, its inode; None where there is none.
-Mark = tuple[int, int, int] | None
 Lookup = Callable[[str], Iterable[str]]
 
 
@@ -61,12 +51,10 @@ class Configuration:
             known: the nodes of a name that has not been resolved yet.
             lookup: from a name to its addresses; a test brings its own.
         """
-        self._config = config
-        self._nodes = nodes
-        self._lookup = lookup
+        self._config, self._nodes, self._lookup = config, nodes, lookup
         self._marks: tuple[object, ...] = ()
-        self._current: tuple[Settings, tuple[Node, ...]] | None = None
-        self._known = tuple(known)
+        self._settings: Settings | None = None
+        self._current = tuple(known)
         self._problem = ""
         self._reading = threading.Lock()
 
@@ -78,43 +66,39 @@ class Configuration:
             OSError: gateway.yaml cannot be read.
         """
         with self._reading:
-            return self._read()
+            self._marks = self._look()
+            settings = gateway_settings.read(self._config)
+            if self._settings is not None and settings.ports != self._settings.ports:
+                logger.warning("%s: ports change when the gateway is started anew", self._config.name)
+                settings = replace(settings, ports=self._settings.ports)
+            if settings.discover is not None:
+                nodes = self._resolved(settings.discover)
+            else:
+                try:
+                    nodes = settings.nodes or tuple(node_files.read(self._nodes))
+                except NoNodes as error:
+                    raise InvalidConfig(str(error)) from None
+                self._problem = ""
+            self._settings, self._current = settings, nodes
+            return settings, nodes
 
     def changed(self) -> tuple[Settings, tuple[Node, ...]] | None:
         """Read both where a file has changed and is as it should be; None where all stays, which the log explains."""
-        with self._reading:
-            before = self._current
-            is_named = before is not None and before[0].discover is not None
-            if self._look() == self._marks and not is_named:
-                return None
-            try:
-                after = self._read()
-            except (InvalidConfig, OSError) as error:
-                if str(error) != self._problem:
-                    logger.error("%s; what was read before stays", error)
-                self._problem = str(error)
-                return None
+        before = self._settings, self._current
+        is_named = self._settings is not None and self._settings.discover is not None
+        if self._look() == self._marks and not is_named:
+            return None
+        try:
+            after = self.read()
+        except (InvalidConfig, OSError) as error:
+            if str(error) != self._problem:
+                logger.error("%s; what was read before stays", error)
+            self._problem = str(error)
+            return None
         if after == before:
             return None
         logger.info("read anew; nodes: %s", ", ".join(node.name for node in after[1]))
         return after
-
-    def _read(self) -> tuple[Settings, tuple[Node, ...]]:
-        self._marks = self._look()
-        settings = gateway_settings.read(self._config)
-        if self._current is not None and settings.ports != self._current[0].ports:
-            logger.warning("%s: ports change when the gateway is started anew", self._config.name)
-            settings = replace(settings, ports=self._current[0].ports)
-        if settings.discover is not None:
-            nodes = self._resolved(settings.discover)
-        else:
-            try:
-                nodes = settings.nodes or tuple(node_files.read(self._nodes)) or (only_node(PROPERTIES),)
-            except NoNodes as error:
-                raise InvalidConfig(str(error)) from None
-            self._problem = ""
-        self._current = settings, nodes
-        return self._current
 
     def _resolved(self, discover: Discover) -> tuple[Node, ...]:
         """Return the nodes of a name; those known last where it does not resolve."""
@@ -126,15 +110,14 @@ class Configuration:
         if problem and problem != self._problem:
             logger.warning("%s; the nodes that were known stay", problem)
         self._problem = problem
-        if addresses:
-            return tuple(node_at(address, discover.port) for address in addresses)
-        return self._known if self._current is None else self._current[1]
+        return tuple(node_at(address, discover.port) for address in addresses) or self._current
 
     def _look(self) -> tuple[object, ...]:
-        return tuple(map(_mark, (self._config, self._nodes, PROPERTIES)))
+        return tuple(map(_mark, (self._config, self._nodes)))
 
 
-def _mark(path: Path) -> Mark:
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    """Return what tells one state of a file from another: when it was written, its size, its inode."""
     try:
         found = path.stat()
     except OSError:
@@ -148,27 +131,3 @@ def node_at(address: str, port: int) -> Node:
     name = at.exploded.replace(".", "-").replace(":", "-")
     url = f"http://[{at}]:{port}" if at.version == 6 else f"http://{at}:{port}"
     return Node(name=name, inference=url, management=url, metrics=url)
-
-
-def only_node(path: Path) -> Node:
-    """Make a node of a config.properties.
-
-    Raises:
-        InvalidConfig: its addresses are none that a gateway reaches over HTTP.
-        OSError: it cannot be read.
-    """
-    properties = Properties.read(path)
-    urls = {
-        api: url.rstrip("/").replace("//0.0.0.0:", "//127.0.0.1:")
-        for api, url in (
-            ("inference", properties.inference_url),
-            ("management", properties.management_url),
-            ("metrics", properties.metrics_url),
-        )
-    }
-    try:
-        return Node(
-            name=ONLY_NODE, **urls, token_file=str(path.parent / "key_file.json") if properties.has_tokens else None
-        )
-    except ValueError:
-        raise InvalidConfig(f"{path.name}: the gateway needs addresses that are http://HOST:PORT") from None

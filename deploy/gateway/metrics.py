@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import aiohttp
 
-from deploy.gateway.nodes import Watch
 from deploy.gateway.state import Fleet
 from deploy.run.node import Node
 
@@ -141,13 +140,12 @@ def _labelled(line: str, name: str, node: str) -> str:
     return f'{name}{{node="{node}",{rest[1:]}' if rest.startswith("{") else f'{name}{{node="{node}"}}{rest}'
 
 
-def own(fleet: Fleet, answered: Container[str], watches: Mapping[str, Watch]) -> str:
+def own(fleet: Fleet, answered: Container[str]) -> str:
     """Write what the control process knows of nodes and workers.
 
     Args:
         fleet: what is served, and who drains.
         answered: the nodes whose metrics came.
-        watches: node -> what its management API said last.
     """
     values: dict[str, list[tuple[str, int]]] = {name: [] for name, _, _ in METRICS}
     for node in fleet.nodes:
@@ -159,13 +157,9 @@ def own(fleet: Fleet, answered: Container[str], watches: Mapping[str, Watch]) ->
                 labels = _labels(node=node, model=model.name, version=number)
                 values["gateway_workers"].append((labels, replica.workers))
                 values["gateway_workers_ready"].append((labels, replica.ready_workers))
-    for node, watch in watches.items():
-        for (name, number), registered in watch.models.items():
-            labels = _labels(node=node, model=name, version=number)
-            values["gateway_worker_restarts_total"].append((labels, registered.restarts))
-            # What a node said last that does not answer is no news.
-            if watch.is_up:
-                values["gateway_queued_requests"].append((labels, registered.queued))
+                values["gateway_worker_restarts_total"].append((labels, replica.restarts))
+                if replica.queued is not None:
+                    values["gateway_queued_requests"].append((labels, replica.queued))
     lines = []
     for name, kind, meaning in METRICS:
         lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]

@@ -1,7 +1,7 @@
 """Finds what the nodes serve.
 
-    each node, by itself, every two seconds: Watch.look -> Registered ─┐
-    each version, once: Metadata -> what its handler says of itself ───┴> Nodes.models() -> Fleet
+    each node, by itself, every two seconds: Watch.look -> Replicas ──┐
+    each version on it, once: what its handler says of itself ────────┴> Nodes.models() -> Fleet
 
 A slow or dead node delays no other. One that does not answer keeps what it served, with no worker that is READY:
 Envoy's own health checks judge whether it gets requests. What was registered last is kept on disk, so that a control
@@ -9,190 +9,151 @@ process that starts anew removes no route before it has seen the model gone.
 """
 
 import asyncio
-import json
 import logging
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import aiohttp
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from deploy.gateway.management import NodeFailed, ask
-from deploy.gateway.metadata import Metadata
+from deploy.gateway.management import Models, NodeDrains, NodeFailed, metadata, registered
 from deploy.gateway.state import Model, Replica, Version
+from deploy.run import node as node_files
 from deploy.run.node import Node
 
 logger = logging.getLogger(__name__)
 
 # Seconds between two looks at a node. A model that is registered by hand is in Envoy's configuration about one later.
 LOOK_S = 2.0
-# Seconds for one answer of the management API: it shares its threads with inference and with registrations that wait
-# for their workers, and a node that is only busy is not to be called dead.
-ANSWER_S = 15.0
-# Models of one page of the list, the most that TorchServe gives; and pages, so that no answer keeps us for ever.
-PAGE, PAGES = 1000, 100
-# What a node that is about to end says of itself, in `type` (deploy.container).
-DRAINING = "Draining"
-# Questions that a node is asked at once.
-QUESTIONS = 4
-
-
-class NodeDrains(Exception):
-    """A node answers, and says that it is about to end."""
+# Seconds until a version is asked again what it takes and gives: one that has refused, that did not answer, or that
+# knows no outputs yet. A function of the user's that declares none knows them once it has run.
+REFUSED_S, FAILED_S, OUTPUTS_S = 60.0, 5.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
-    """One version of a model on one node.
+class Known:
+    """A node, and what was registered there: the model's name, the version, and the rest."""
+
+    node: Node
+    models: list[tuple[str, str, Replica]]
+
+
+KNOWN = TypeAdapter(list[Known])
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the handler of one version on one node said of itself.
 
     Attributes:
-        replica: what the gateway needs to know of it.
-        generation: differs after a registration anew or a worker's restart, when what it says of itself may differ.
-        processes: a worker's id -> its process, the last where it has none at the moment.
-        restarts: how often a worker was seen with another process than before.
-        queued: requests that wait in TorchServe's queue of it.
+        generation: of the workers that were asked.
+        again_s: when it is asked again, on the monotonic clock.
+        metadata: the last answer; None where there is none, or it does not know the question.
+        task: the question.
     """
 
-    replica: Replica
     generation: tuple[str, ...] = ()
-    processes: Mapping[str, int] = field(default_factory=dict)
-    restarts: int = 0
-    queued: int = 0
-
-    @classmethod
-    def read(cls, described: Mapping[str, Any], default: str) -> "Registered":
-        """Read a description of TorchServe's; `default` is the model's default version on that node."""
-        workers = described["workers"]
-        ready = [worker for worker in workers if worker["status"] == "READY"]
-        return cls(
-            Replica(
-                workers=int(described["minWorkers"]),
-                ready_workers=len(ready),
-                batch_size=int(described["batchSize"]),
-                max_batch_delay_ms=int(described["maxBatchDelay"]),
-                is_default=str(described["modelVersion"]) == default,
-            ),
-            (
-                str(described.get("modelUrl")),
-                *sorted(f"{worker.get('id')} {worker.get('startTime')}" for worker in ready),
-            ),
-            # A worker that starts has -1.
-            {str(worker.get("id")): pid for worker in workers if (pid := int(worker.get("pid") or 0)) > 0},
-            queued=int((described.get("jobQueueStatus") or {}).get("pendingRequests") or 0),
-        )
-
-    def after(self, before: "Registered | None") -> "Registered":
-        """Return it with the restarts since it was seen before."""
-        if before is None:
-            return self
-        others = sum(before.processes.get(worker, pid) != pid for worker, pid in self.processes.items())
-        return replace(self, processes={**before.processes, **self.processes}, restarts=before.restarts + others)
-
-
-# The model's name and the version -> what there is of it.
-Models = Mapping[tuple[str, str], Registered]
+    again_s: float = 0.0
+    metadata: Mapping[str, Any] | None = None
+    task: asyncio.Task[None] | None = None
 
 
 class Watch:
     """What a node serves, as it was seen last.
 
-    `?customized=true` is never asked for: on an adaptive model that question is never over, and stops the model.
-
     Attributes:
         node: the node.
         models: what was registered when it answered last.
-        is_up: whether it answered the last time; None until it was asked.
+        asked: what its handlers said of themselves, by the model's name and the version.
+        is_up: whether it answered the last time.
         is_draining: whether it has said that it is about to end; until it describes its models again.
         is_described: whether it ever said what is registered there.
-        problem: why it did not.
     """
 
-    def __init__(self, node: Node, session: aiohttp.ClientSession, models: Models | None = None) -> None:
-        """Watch a node over `session`, of which `models` were known; asks nothing yet."""
+    def __init__(
+        self, node: Node, session: aiohttp.ClientSession, changed: Callable[[], None], models: Models | None = None
+    ) -> None:
+        """Watch a node over `session`, of which `models` were known; `changed` is called after every look."""
         self.node = node
         self.models: Models = models or {}
-        self.is_up: bool | None = None
-        self.is_draining = False
-        self.is_described = False
-        self.problem = ""
-        self._session = session
-        self._questions = asyncio.Semaphore(QUESTIONS)
+        self.asked: dict[tuple[str, str], Asked] = {}
+        self.is_up = self.is_draining = self.is_described = False
+        self._problem = ""
+        self._session, self._changed = session, changed
         self._looking = asyncio.Lock()
+        self._task = asyncio.create_task(self._follow())
 
     async def look(self) -> None:
         """Ask the node once. What it served stays known where it does not answer."""
         # One look after the other: an answer of before never replaces one of after.
         async with self._looking:
-            is_up, is_draining, problem = True, False, ""
+            problem = ""
             try:
-                found = await self._registered()
-                self.models = {key: each.after(self.models.get(key)) for key, each in found.items()}
-                self.is_described = True
+                found = await registered(self._session, self.node)
+                self.models = {key: _after(self.models.get(key), replica) for key, replica in found.items()}
+                self.is_up, self.is_draining, self.is_described = True, False, True
             except NodeFailed as error:
-                # A node that drained and ended is not one that failed.
-                is_up, is_draining, problem = False, self.is_draining, str(error)
+                # One that drained before stays so: a node that drained and ended is not one that failed.
+                self.is_up, problem = False, str(error)
             except NodeDrains:
-                is_draining = True
-            if (is_up, is_draining, problem) != (self.is_up is not False, self.is_draining, self.problem):
-                logger.warning("%s: %s", self.node.name, problem or ("drains" if is_draining else "answers again"))
-            self.is_up, self.is_draining, self.problem = is_up, is_draining, problem
+                self.is_up, self.is_draining, problem = True, True, "drains"
+            if problem != self._problem:
+                logger.warning("%s: %s", self.node.name, problem or "answers again")
+            self._problem = problem
+        self._ask()
+        self._changed()
 
-    async def _registered(self) -> Models:
-        described = await asyncio.gather(
-            *(self._describe(name) for name in await self._names()), return_exceptions=True
-        )
-        models: dict[tuple[str, str], Registered] = {}
-        for found in described:
-            if isinstance(found, BaseException):
-                raise found
-            models |= found
-        return models
+    def close(self) -> None:
+        """Watch no more."""
+        for task in (self._task, *(asked.task for asked in self.asked.values())):
+            if task is not None:
+                task.cancel()
 
-    async def _names(self) -> list[str]:
-        names: dict[str, None] = {}
-        following = ""
-        for _ in range(PAGES):
-            status, page = await self._ask(f"/models?limit={PAGE}{following}")
+    async def _follow(self) -> None:
+        while True:
             try:
-                if status != 200:
-                    raise NodeFailed(f"GET /models: {status}")
-                names.update((str(each["modelName"]), None) for each in page["models"])
-                if not page.get("nextPageToken"):
-                    break
-                following = f"&next_page_token={quote(str(page['nextPageToken']), safe='')}"
-            except (LookupError, TypeError, AttributeError):
-                raise NodeFailed("GET /models: no list of models") from None
-        return list(names)
+                await self.look()
+            except Exception:
+                # A node that is not understood is no reason to stop watching it.
+                logger.exception("%s", self.node.name)
+            await asyncio.sleep(LOOK_S)
 
-    async def _describe(self, name: str) -> dict[tuple[str, str], Registered]:
-        """Return every version; none where the model has gone meanwhile."""
-        path = f"/models/{quote(name, safe='')}"
-        status, versions = await self._ask(f"{path}/all")
-        if status == 404:
-            return {}
-        default = None
-        if isinstance(versions, list) and len(versions) > 1:
-            status_of_default, of_default = await self._ask(path)
-            if status_of_default == 200:
-                default = of_default
+    def _ask(self) -> None:
+        """Have the READY workers that are new asked what they take and give, and those that are due."""
+        self.asked = {key: asked for key, asked in self.asked.items() if key in self.models}
+        for key, replica in self.models.items() if self.is_up else ():
+            if replica.ready_workers:
+                asked = self.asked.setdefault(key, Asked())
+                if asked.generation != replica.generation:
+                    asked.generation, asked.again_s = replica.generation, 0.0
+                if time.monotonic() >= asked.again_s and (asked.task is None or asked.task.done()):
+                    asked.task = asyncio.create_task(self._ask_one(asked, *key))
+
+    async def _ask_one(self, asked: Asked, model: str, version: str) -> None:
+        generation = asked.generation
         try:
-            if status != 200:
-                raise NodeFailed(f"GET {path}/all: {status}")
-            of = str((default or versions)[0]["modelVersion"])
-            return {(name, str(each["modelVersion"])): Registered.read(each, of) for each in versions}
-        except (LookupError, TypeError, ValueError, AttributeError):
-            raise NodeFailed(f"GET {path}/all: no description of a model") from None
+            asked.metadata = found = await metadata(self._session, self.node, model, version)
+            again_s = REFUSED_S if found is None else math.inf if found["outputs"] else OUTPUTS_S
+        except NodeFailed as error:
+            logger.warning("%s %s on %s: metadata: %s", model, version, self.node.name, error)
+            again_s = FAILED_S
+        if asked.generation == generation:
+            asked.again_s = time.monotonic() + again_s
+        self._changed()
 
-    async def _ask(self, path: str) -> tuple[int, Any]:
-        async with self._questions:
-            status, document = await ask(self._session, self.node, path, timeout_s=ANSWER_S)
-        if status == 503 and isinstance(document, dict) and document.get("type") == DRAINING:
-            raise NodeDrains
-        return status, document
+
+def _after(before: Replica | None, now: Replica) -> Replica:
+    """Return a replica with the restarts since it was seen before."""
+    if before is None:
+        return now
+    others = sum(before.processes.get(worker, pid) != pid for worker, pid in now.processes.items())
+    return replace(now, processes={**before.processes, **now.processes}, restarts=before.restarts + others)
 
 
 class Nodes:
@@ -206,12 +167,8 @@ class Nodes:
             changed: called after whatever may have changed what `models` answers.
             path: the file that `save` writes.
         """
-        self._changed = changed
-        self._session = session
-        self._path = path
+        self._session, self._changed, self._path = session, changed, path
         self._known = read_known(path)
-        self._metadata = Metadata(session, changed)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
         self.watches: dict[str, Watch] = {}
 
     def watch(self, nodes: Iterable[Node]) -> None:
@@ -219,12 +176,10 @@ class Nodes:
         wanted = {node.name: node for node in nodes}
         for name, watch in list(self.watches.items()):
             if wanted.get(name) != watch.node:
-                self._tasks.pop(name).cancel()
-                del self.watches[name]
+                self.watches.pop(name).close()
         for name, node in wanted.items():
             if name not in self.watches:
-                self.watches[name] = Watch(node, self._session, self._known.pop(node, None))
-                self._tasks[name] = asyncio.create_task(self._follow(self.watches[name]))
+                self.watches[name] = Watch(node, self._session, self._changed, self._known.pop(node, None))
         self._changed()
 
     @property
@@ -246,36 +201,30 @@ class Nodes:
 
     def is_up(self, name: str) -> bool:
         """Return whether a node answered when it was asked last."""
-        watch = self.watches.get(name)
-        return watch is not None and watch.is_up is True
+        return name in self.watches and self.watches[name].is_up
 
-    async def first_look(self, timeout_s: float) -> None:
-        """Wait until every node has answered or failed once, at most so long."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while any(watch.is_up is None for watch in self.watches.values()):
-            if asyncio.get_running_loop().time() > deadline:
-                return
-            await asyncio.sleep(0.05)
-
-    async def look(self) -> None:
-        """Look at every node now; a slow one is waited for as long as it may take to answer."""
-        await asyncio.gather(*(watch.look() for watch in self.watches.values()))
-        self._ask_versions()
-        self._changed()
+    async def look(self, timeout_s: float | None = None) -> None:
+        """Look at every node now; None waits for a slow one as long as it may take to answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(watch.look() for watch in self.watches.values()))
 
     def models(self) -> dict[str, Model]:
         """Return everything that the nodes serve, each version with what its handler says of itself."""
         found: dict[str, dict[str, dict[str, Replica]]] = {}
+        said: dict[tuple[str, str], Mapping[str, Any]] = {}
         for node, watch in self.watches.items():
-            for (name, version), registered in watch.models.items():
-                is_up = watch.is_up is True
-                replica = registered.replica if is_up else replace(registered.replica, ready_workers=0)
-                found.setdefault(name, {}).setdefault(version, {})[node] = replica
+            for (name, version), replica in watch.models.items():
+                seen = replica if watch.is_up else replace(replica, ready_workers=0, queued=None)
+                found.setdefault(name, {}).setdefault(version, {})[node] = seen
+            for key, asked in watch.asked.items():
+                if asked.metadata is not None:
+                    said.setdefault(key, asked.metadata)
         return {
             name: Model(
                 name,
                 {
-                    version: Version(version, replicas, self._metadata.of(name, version))
+                    version: Version(version, replicas, said.get((name, version)))
                     for version, replicas in sorted(versions.items())
                 },
                 _default(versions),
@@ -289,63 +238,28 @@ class Nodes:
         Raises:
             OSError: the file cannot be written.
         """
-        document = [
-            {
-                "node": asdict(watch.node),
-                "models": [[name, version, asdict(each.replica)] for (name, version), each in watch.models.items()],
-            }
+        known = [
+            Known(watch.node, [(*key, replica) for key, replica in watch.models.items()])
             for watch in self.watches.values()
         ]
-        new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(document, indent=1), encoding="utf-8")
-        new.replace(self._path)
+        node_files.replace(self._path, KNOWN.dump_json(known, indent=1).decode())
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Watch nothing more."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        await self._metadata.close()
-
-    async def _follow(self, watch: Watch) -> None:
-        while True:
-            try:
-                await watch.look()
-                self._ask_versions()
-                self._changed()
-            except Exception:
-                # A node that is not understood is no reason to stop watching it.
-                logger.exception("%s", watch.node.name)
-            await asyncio.sleep(LOOK_S)
-
-    def _ask_versions(self) -> None:
-        """Have every version asked that has a READY worker."""
-        served: dict[tuple[str, str], dict[tuple[str, ...], Node]] = {}
-        for name, watch in self.watches.items():
-            for key, registered in watch.models.items():
-                ready = served.setdefault(key, {})
-                if watch.is_up and registered.replica.ready_workers:
-                    ready[name, *registered.generation] = watch.node
-        self._metadata.keep(set(served))
-        for (model, version), ready in served.items():
-            if ready:
-                self._metadata.want(model, version, ready)
+        for watch in self.watches.values():
+            watch.close()
 
 
 def read_known(path: Path) -> dict[Node, Models]:
     """Read what `Nodes.save` left: nodes, and what was registered there; a file that cannot be read is as none."""
     try:
-        return {
-            Node(**each["node"]): {
-                (str(name), str(version)): Registered(Replica(**replica)) for name, version, replica in each["models"]
-            }
-            for each in json.loads(path.read_text(encoding="utf-8"))
-        }
+        known = KNOWN.validate_json(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, LookupError, TypeError, ValidationError) as error:
+    except (OSError, ValidationError) as error:
         logger.warning("%s: nothing is known of the nodes (%s)", path.name, type(error).__name__)
         return {}
+    return {each.node: {(name, version): replica for name, version, replica in each.models} for each in known}
 
 
 def _default(versions: dict[str, dict[str, Replica]]) -> str | None:

@@ -24,6 +24,10 @@ class Replica:
         ready_workers: how many of them are READY.
         batch_size, max_batch_delay_ms: of its registration.
         is_default: whether requests that name no version are its own on that node.
+        generation: differs after a registration anew or a worker's restart, when what it says of itself may differ.
+        processes: a worker's id -> its process, the last where it has none at the moment.
+        restarts: how often a worker was seen with another process than before.
+        queued: requests that wait in TorchServe's queue of it; None where the node does not answer.
     """
 
     workers: int
@@ -31,6 +35,11 @@ class Replica:
     batch_size: int
     max_batch_delay_ms: int
     is_default: bool
+    # What is no reason to configure Envoy anew.
+    generation: tuple[str, ...] = field(default=(), compare=False)
+    processes: Mapping[str, int] = field(default_factory=dict, compare=False)
+    restarts: int = field(default=0, compare=False)
+    queued: int | None = field(default=None, compare=False)
 
     @property
     def is_ready(self) -> bool:

@@ -6,7 +6,6 @@ every two seconds: scrape ─> Statistics ─> Charts
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -35,8 +34,6 @@ logger = logging.getLogger(__name__)
 SCRAPE_S, FRESH_S = 2.0, 0.5
 # Seconds that the first look at the nodes may take; what has not answered by then keeps what it served last.
 FIRST_LOOK_S = 3.0
-# Seconds that a look at the nodes may take whose answer only has to be fresh.
-LOOK_S = 3.0
 # Seconds in which changes are gathered before they are written: one round of looks often brings several.
 SETTLE_S = 0.1
 # Seconds until Envoy's files are tried again, where they could not be written.
@@ -79,7 +76,7 @@ class Gateway:
         Raises:
             OSError, ValueError: Envoy's files cannot be written.
         """
-        await self.nodes.first_look(FIRST_LOOK_S)
+        await self.nodes.look(FIRST_LOOK_S)
         await self.write()
         self._tasks = [asyncio.create_task(each) for each in (self._write(), self._scrape())]
 
@@ -88,7 +85,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.nodes.close()
+        self.nodes.close()
         await self.session.close()
         self.statistics.save()
 
@@ -120,8 +117,8 @@ class Gateway:
                 canaries[name] = replace(canary, version=version)
         fleet = replace(fleet, canaries=canaries)
         if fleet != self.fleet:
-            self.fleet = fleet
             self._changed.set()
+        self.fleet = fleet
 
     def canaries(self) -> dict[str, Canary]:
         """Return those of gateway.yaml, and in their place those of the control port, by the model's name."""
@@ -185,13 +182,7 @@ class Gateway:
         except OSError as error:
             logger.warning("%s", error)
             envoy = ""
-        return envoy + metrics.own(self.fleet, self._texts, self.nodes.watches)
-
-    async def look(self) -> None:
-        """Look at every node now; one that is slow is not waited for."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.nodes.look(), LOOK_S)
-        self.update()
+        return envoy + metrics.own(self.fleet, self._texts)
 
     async def endpoints(self) -> Endpoints | None:
         """Return what Envoy has at each node; None where Envoy does not answer."""

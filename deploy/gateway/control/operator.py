@@ -39,6 +39,9 @@ class WithdrawalRequest:
     version: str | None = None
 
 
+# Seconds that a look at the nodes may take whose answer only has to be fresh.
+LOOK_S = 3.0
+
 routes = web.RouteTableDef()
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
@@ -147,7 +150,7 @@ async def withdraw(request: web.Request) -> web.Response:
     gateway, name = request.app[GATEWAY], request.match_info["model"]
     asked: WithdrawalRequest = await _read(request, WithdrawalRequest)
     # Which version is the default, and whether it is there at all, may have changed just now.
-    await gateway.look()
+    await gateway.nodes.look(LOOK_S)
     withdrawn = gateway.decisions.now.withdrawn
     if not asked.withdrawn:
         # What no node has any more may come back.
