@@ -1,7 +1,7 @@
 """Engines run micro-batches: one protocol, one module per library.
 
-    named arrays of a micro-batch -> Engine.run               -> named arrays, whose first axis is the same
-                                  -> Progressive.run_progressively -> the same, and meanwhile what each item has so far
+    named arrays of a micro-batch -> Engine.run                    -> named arrays, whose first axis is the same
+                                  -> Progressive.run_progressively -> the same, and meanwhile each item's tokens
 
 An engine raises `OutOfMemory` when the micro-batch was too large for it; everything else it raises is a bug.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 from numpy.typing import NDArray
 
 from handlers.engines.cores import usable_cores
@@ -44,12 +45,11 @@ class Engine(Protocol):
 
 
 class Arrangement(NamedTuple):
-    """How an engine is used: whole, or in streams as well.
+    """How an engine is used.
 
     Attributes:
         whole: runs one micro-batch at a time, with all threads.
-        streams: run micro-batches side by side, each with its share of the threads, and give the same results as the
-            whole; none where it is all there is.
+        streams: run micro-batches side by side, each with its share of the threads, with the same results; may be none.
     """
 
     whole: Engine
@@ -60,25 +60,20 @@ class Arrangement(NamedTuple):
 class Divisible(Protocol):
     """An engine that can also run several micro-batches side by side, each on a stream with its share of the threads.
 
-    A micro-batch takes longer on a stream than on the whole engine, but maybe not as many times longer as there are
-    streams: its threads do not wait for each other at every operator. Which serves better is the processor's and the
-    model's, and measured as a worker loads (handlers.batching.trial).
+    Whether streams serve better depends on the processor and the model, and is measured as a worker loads
+    (handlers.batching.trial).
 
     Attributes:
-        deals_out: whether the whole engine is its streams: it deals a micro-batch out to them, and one item alone takes
-            one of them, no slower than the whole.
-        stream_counts: the numbers of streams that are worth a trial; the first is what the engine is by itself.
+        deals_out: whether the whole engine divides a micro-batch among its streams, so that one item alone is as fast
+            on one of them.
+        stream_counts: the numbers of streams that are worth a trial; the first is that of the engine itself.
     """
 
     deals_out: bool
     stream_counts: Sequence[int]
 
     def divide(self, streams: int) -> Arrangement:
-        """Give the engine in so many streams, or in one for each thread where there are fewer threads.
-
-        Args:
-            streams: how many there should be; 1 for none beside the whole.
-        """
+        """Return the engine in so many streams, at most one for each thread; 1 for none beside the whole."""
 
 
 @runtime_checkable
@@ -92,7 +87,7 @@ class Precise(Protocol):
     precisions: Sequence[str]
 
     def in_precision(self, precision: str) -> Engine:
-        """Give the engine in one of `precisions`."""
+        """Return the engine in one of `precisions`."""
 
 
 def stream_counts(threads: int) -> list[int]:
@@ -103,7 +98,7 @@ def stream_counts(threads: int) -> list[int]:
 
 @dataclass(slots=True)
 class Progress:
-    """What an engine has generated for one item of a micro-batch since it last said so.
+    """What an engine has generated for one item of a micro-batch since its last report.
 
     Attributes:
         index: of the item in the micro-batch.
@@ -116,31 +111,48 @@ class Progress:
     is_last: bool
 
 
-# Told of progress on whatever thread the engine has; True asks it to generate no more for that item.
+# Called with progress on any thread of the engine; True asks it to generate no more for that item.
 Listener = Callable[[Progress], bool]
 
 
 @runtime_checkable
 class Progressive(Protocol):
-    """An engine that generates, and can tell while it runs what each item has so far, and which has ended."""
+    """An engine that generates, and reports while it runs what each item has so far, and which has ended."""
 
     def run_progressively(self, inputs: Arrays, progress: Listener) -> Outputs:
         """Run the model once, as `run` does.
 
         Args:
             inputs: as `run` takes them.
-            progress: called as tokens come, for one item after the other, never twice at a time for one micro-batch.
-                Of some items, or of all, nothing may be told: a search with beams knows its answer in the end only.
-                What was told of an item that has ended is its whole answer, the same that the outputs have.
+            progress: called as tokens come, never twice at a time for one micro-batch. It may not be called for some
+                items: a search with beams knows its answer in the end only. The tokens of an item that has ended are
+                its whole answer, as in the outputs.
 
         Returns:
             As `run` does, for all items.
 
         Raises:
-            OutOfMemory: the micro-batch does not fit; what has ended until then holds.
+            OutOfMemory: the micro-batch does not fit; items that have ended by then keep their answers.
         """
 
 
+def padded(rows: Sequence[Sequence[int]], length: int, value: int) -> NDArray[np.int64]:
+    """Right-pad rows of numbers to one length.
+
+    Args:
+        rows: B sequences of at most `length` numbers.
+        length: the length of every row of the result.
+        value: the number to pad with.
+
+    Returns:
+        (B, length) int64.
+    """
+    array = np.full((len(rows), length), value, np.int64)
+    for row, numbers in zip(array, rows, strict=True):
+        row[: len(numbers)] = numbers
+    return array
+
+
 def available_threads(wanted: int) -> int:
-    """How many threads to use: `wanted`, or one for every core this process may use where it is 0."""
+    """Return how many threads to use: `wanted`, or one for every core this process may use where it is 0."""
     return wanted or usable_cores()

@@ -3,11 +3,9 @@
     folder -> load -> CTranslate2Engine: (B, T) ids and arguments of generate() -> (B, U) ids
     a greedy run -> its callback, token by token -> Progress: which item has which tokens, and which has ended
 
-Decoding is greedy or a search with beams and never sampled, so that the same request gets the same answer, whoever it
-shares a batch with. A sentence that has ended leaves the run at once, the others go on without it.
-
-One model serves all streams, so their number costs no memory. A micro-batch that has the engine to itself is dealt out
-to all streams; beside others it keeps to its own.
+Decoding is greedy or a search with beams and never sampled, so that the same request gets the same answer in any batch.
+A sentence that has ended leaves the run at once; the others go on without it. One model serves all streams, so their
+number costs no memory.
 """
 
 import json
@@ -20,10 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import ctranslate2
-import numpy as np
-from numpy.typing import NDArray
 
-from handlers.engines import Arrangement, Arrays, Listener, Outputs, Progress, available_threads, stream_counts
+from handlers.engines import Arrangement, Arrays, Listener, Outputs, Progress, available_threads, padded, stream_counts
 from handlers.engines.decoding import Decoding
 from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
 
@@ -36,7 +32,7 @@ ALLOCATION_FAILURES = ("out of memory", "bad_alloc", "failed to allocate")
 # What an almost empty step of the decoder costs on a CPU, in items. Measured on Marian in int8 on one core: 5.7 ms and
 # 0.33 ms for each item.
 STEP_ITEMS = 16
-# Tokens of an answer where nobody and nothing says.
+# Tokens of an answer where neither the request nor the model says.
 MAX_NEW_TOKENS = 256
 # Seconds between two looks at a search with beams, which tells nothing while it runs; little beside the tenths of a
 # second that one takes.
@@ -75,10 +71,44 @@ def _listed(known: Any) -> str:
     return ", ".join(sorted({back.get(name, name) for name in known}))
 
 
-class CTranslate2Engine:
-    """An engine (see `handlers.engines.Engine`), which is Divisible and Progressive."""
+class Stream:
+    """One stream of an engine, or several that share each micro-batch; see `handlers.engines.Engine`."""
 
     input_names = ("input_ids", "attention_mask")
+    description: str
+
+    def __init__(self, whole: "CTranslate2Engine", streams: int = 1) -> None:
+        self._whole, self._streams = whole, streams
+        self.description = whole.description
+
+    def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None) -> Outputs:
+        """Translate a micro-batch, divided among the streams.
+
+        Args:
+            inputs: `input_ids` and `attention_mask`, (B, T) int64, right-padded.
+            arguments: those of generate(), for all B: `num_beams`, `length_penalty`, `early_stopping`,
+                `no_repeat_ngram_size`, `repetition_penalty`, `forced_bos_token_id`; and `max_new_tokens`, for all or,
+                where decoding is greedy, one for each. Without any, decoding is greedy.
+
+        Returns:
+            `sequences`, (B, U) int64, right-padded.
+
+        Raises:
+            OutOfMemory: the micro-batch does not fit.
+            OutOfTime: it took longer than `longest_run_s`.
+        """
+        return self._whole.translate(inputs, arguments, self._streams)
+
+    def run_progressively(
+        self, inputs: Arrays, progress: Listener, arguments: Mapping[str, Any] | None = None
+    ) -> Outputs:
+        """See `handlers.engines.Progressive`; a search with beams reports no progress. Otherwise as `run`."""
+        return self._whole.translate(inputs, arguments, self._streams, progress)
+
+
+class CTranslate2Engine(Stream):
+    """All streams of a converted model, which is Divisible and Progressive."""
+
     # A text alone is no faster on two cores than on one: a step of one item multiplies a row, and threads wait for each
     # other at every one of it.
     deals_out = True
@@ -124,18 +154,18 @@ class CTranslate2Engine:
             threads=threads,
             longest_run_s=longest_run_s,
         )
-        threads = available_threads(threads) if where == "cpu" else 1
-        self._threads, self._streams = threads, min(streams, threads)
-        others = [count for count in stream_counts(threads) if count != self._streams]
-        self.stream_counts: Sequence[int] = [self._streams, *others]
+        self._threads = available_threads(threads) if where == "cpu" else 1
+        streams = min(streams, self._threads)
+        others = [count for count in stream_counts(self._threads) if count != streams]
+        self.stream_counts: Sequence[int] = [streams, *others]
         try:
             self._translator = ctranslate2.Translator(
                 str(folder),
                 where,
                 device_index=device.index or 0,
                 compute_type=arithmetic,
-                inter_threads=self._streams,
-                intra_threads=threads // self._streams,
+                inter_threads=streams,
+                intra_threads=self._threads // streams,
             )
             self._vocabulary = read_vocabulary(folder)
             converted = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -146,6 +176,7 @@ class CTranslate2Engine:
         self._decoding = Decoding.read(generation, self._vocabulary, has_start=has_start)
         self._pad_id, self._longest_run_s = pad_id, longest_run_s
         self.description = f"ctranslate2 {where} {_listed([arithmetic])}"
+        super().__init__(self, streams)
 
     def divide(self, streams: int) -> Arrangement:
         """See `handlers.engines.Divisible`; another number of streams is an engine of its own, loaded anew."""
@@ -153,41 +184,20 @@ class CTranslate2Engine:
         whole = self if streams == self._streams else self._remade(streams=streams)
         return Arrangement(whole, [Stream(whole) for _ in range(streams)] if streams > 1 else ())
 
-    def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None) -> Outputs:
-        """Translate a micro-batch, dealt out to all streams.
-
-        Args:
-            inputs: `input_ids` and `attention_mask`, (B, T) int64, right-padded.
-            arguments: those of generate(), for all B: `num_beams`, `length_penalty`, `early_stopping`,
-                `no_repeat_ngram_size`, `repetition_penalty`, `forced_bos_token_id`; and `max_new_tokens`, for all or,
-                where decoding is greedy, one for each. Without any, decoding is greedy.
-
-        Returns:
-            `sequences`, (B, U) int64, right-padded.
-
-        Raises:
-            OutOfMemory: the micro-batch does not fit.
-            OutOfTime: it took longer than `longest_run_s`.
-        """
-        return self.translate(inputs, arguments, parts=self._streams)
-
-    def run_progressively(
-        self, inputs: Arrays, progress: Listener, arguments: Mapping[str, Any] | None = None
-    ) -> Outputs:
-        """See `handlers.engines.Progressive`; a search with beams tells of no progress. Otherwise as `run`."""
-        return self.translate(inputs, arguments, parts=self._streams, progress=progress)
-
     def translate(
-        self, inputs: Arrays, arguments: Mapping[str, Any] | None, parts: int, progress: Listener | None = None
+        self, inputs: Arrays, sent: Mapping[str, Any] | None, parts: int, progress: Listener | None = None
     ) -> Outputs:
-        """Translate a micro-batch in so many parts side by side; otherwise see `run`."""
-        arguments = arguments or {}
+        """Translate a micro-batch in so many parts side by side; see `Stream.run`."""
+        arguments = sent or {}
         lengths = inputs["attention_mask"].sum(axis=1)
         sources = [
             [self._vocabulary[number] for number in row[:length].tolist()]
             for row, length in zip(inputs["input_ids"], lengths.tolist(), strict=True)
         ]
-        limits = self._limits(arguments, len(sources))
+        wanted = arguments.get("max_new_tokens", MAX_NEW_TOKENS)
+        limits = [
+            self._decoding.limit(most) for most in ([wanted] * len(sources) if isinstance(wanted, int) else wanted)
+        ]
         first = self._decoding.prefix(arguments)
         prefix = [token if isinstance(token, str) else self._vocabulary[token] for token in first]
         options = self._decoding.options(arguments, max(limits))
@@ -198,10 +208,10 @@ class CTranslate2Engine:
             running: list[tuple[int, Any]] = []
             for part in range(min(parts, len(sources))):
                 indices = range(part, len(sources), parts)
-                told = {} if options["beam_size"] > 1 else {"callback": partial(run.step, indices)}
+                callback = {} if options["beam_size"] > 1 else {"callback": partial(run.step, indices)}
                 some = [sources[index] for index in indices]
                 starts = [prefix] * len(some) if prefix else None
-                results = self._translator.translate_batch(some, starts, asynchronous=True, **options, **told)
+                results = self._translator.translate_batch(some, starts, asynchronous=True, **options, **callback)
                 running += zip(indices, results, strict=True)
             tokens: list[list[int]] = [[] for _ in sources]
             for index, result in running:
@@ -209,91 +219,54 @@ class CTranslate2Engine:
                     if time.perf_counter() > ends_s:
                         raise OutOfTime
                     time.sleep(_POLL_S)
-                (said,) = result.result().hypotheses
-                tokens[index] = [self._ids[token] for token in said][: limits[index]]
+                (hypothesis,) = result.result().hypotheses
+                tokens[index] = [self._ids[token] for token in hypothesis][: limits[index]]
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in ALLOCATION_FAILURES):
                 raise OutOfMemory from error
             raise
-        run.check()
-        return {"sequences": _padded(tokens, self._pad_id)}
-
-    def _limits(self, arguments: Mapping[str, Any], count: int) -> list[int]:
-        wanted = arguments.get("max_new_tokens", MAX_NEW_TOKENS)
-        each = [wanted] * count if isinstance(wanted, int) else list(wanted)
-        return [self._decoding.limit(most) for most in each]
-
-
-class Stream:
-    """One stream of an engine, which is an engine by itself beside the others."""
-
-    input_names = CTranslate2Engine.input_names
-
-    def __init__(self, whole: CTranslate2Engine) -> None:
-        self._whole = whole
-        self.description = whole.description
-
-    def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None) -> Outputs:
-        """See `CTranslate2Engine.run`."""
-        return self._whole.translate(inputs, arguments, parts=1)
-
-    def run_progressively(
-        self, inputs: Arrays, progress: Listener, arguments: Mapping[str, Any] | None = None
-    ) -> Outputs:
-        """See `CTranslate2Engine.run_progressively`."""
-        return self._whole.translate(inputs, arguments, parts=1, progress=progress)
+        if run.error is not None:
+            raise run.error
+        return {"sequences": padded(tokens, max(map(len, tokens), default=0), self._pad_id)}
 
 
 class _Run:
-    """What a greedy run is told step by step: who has reached a limit, and whether time is up."""
+    """Watches a greedy run step by step: which item has reached its limit, and whether time is up.
+
+    Attributes:
+        error: what ended the run early: OutOfTime, or an error of the listener.
+    """
 
     def __init__(self, limits: Sequence[int], ends_s: float, progress: Listener | None) -> None:
         self._limits, self._ends_s, self._progress = limits, ends_s, progress
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         self._lock = threading.Lock()
 
     def step(self, indices: Sequence[int], result: Any) -> bool:
-        """Take note of one token; True ends its sequence. Called on a thread of CTranslate2's.
+        """Note one token; True ends its sequence. Called on a thread of CTranslate2's.
 
         Args:
             indices: of the run's items, by their places in this part of it.
             result: CTranslate2's GenerationStepResult.
         """
-        if self._error is not None:
-            return True
-        if time.perf_counter() > self._ends_s:
-            self._error = OutOfTime()
+        if self.error is None and time.perf_counter() > self._ends_s:
+            self.error = OutOfTime()
+        if self.error is not None:
             return True
         index = indices[result.batch_id]
         is_last = bool(result.is_last or result.step + 1 >= self._limits[index])
-        if self._progress is not None:
-            try:
-                with self._lock:
-                    return self._progress(Progress(index, (result.token_id,), is_last)) or is_last
-            except Exception as error:
-                # It must not cross CTranslate2's own code, whose thread this is.
-                self._error = error
-                return True
-        return is_last
-
-    def check(self) -> None:
-        """Raise what went wrong meanwhile.
-
-        Raises:
-            OutOfTime: time was up before all had ended.
-        """
-        if self._error is not None:
-            raise self._error
+        if self._progress is None:
+            return is_last
+        try:
+            with self._lock:
+                return self._progress(Progress(index, (result.token_id,), is_last)) or is_last
+        except Exception as error:
+            # It must not cross CTranslate2's own code, whose thread this is.
+            self.error = error
+            return True
 
 
 def read_vocabulary(folder: Path) -> list[str]:
     """Read the tokens of a converted model by their ids, which are the tokenizer's: the builder checks that."""
     tokens: list[str] = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
     return tokens
-
-
-def _padded(rows: Sequence[Sequence[int]], value: int) -> NDArray[np.int64]:
-    array = np.full((len(rows), max(map(len, rows), default=0)), value, np.int64)
-    for row, ids in zip(array, rows, strict=True):
-        row[: len(ids)] = ids
-    return array

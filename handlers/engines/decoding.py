@@ -1,15 +1,14 @@
-"""Say in CTranslate2's terms what transformers' generate() is asked for. Pure.
+"""Translate the arguments of transformers' generate() into CTranslate2's. Pure.
 
-GenerationConfig of a checkpoint + the archive's vocabulary -> Decoding      what holds for every text
-Decoding + arguments of generate()                          -> SearchOptions what holds for one micro-batch
+GenerationConfig of a checkpoint + the archive's vocabulary -> Decoding          what holds for every text
+Decoding + arguments of generate()                          -> Decoding.options  what holds for one micro-batch
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Settings of a GenerationConfig that change an answer and that CTranslate2 has no like of, and their values that change
-# nothing.
+# Settings of a GenerationConfig that change an answer and that CTranslate2 lacks, and their neutral values.
 FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "encoder_no_repeat_ngram_size": (None, 0),
     "encoder_repetition_penalty": (None, 1.0),
@@ -82,11 +81,10 @@ class Decoding:
         return max(1, max_new_tokens - self.is_eos_forced)
 
     def options(self, arguments: Mapping[str, Any], limit: int) -> dict[str, Any]:
-        """Give the arguments of CTranslate2's `translate_batch`.
+        """Return the arguments of CTranslate2's `translate_batch`.
 
         Args:
-            arguments: those of generate(): `num_beams`, `length_penalty`, `early_stopping`, `no_repeat_ngram_size`,
-                `repetition_penalty`; others say nothing of the search.
+            arguments: those of generate(); only those of the search count.
             limit: the most tokens of any answer of the micro-batch.
         """
         beams = arguments.get("num_beams", 1)
@@ -106,6 +104,6 @@ class Decoding:
         }
 
     def prefix(self, arguments: Mapping[str, Any]) -> list[str | int]:
-        """Give what an answer begins with: tokens, and the number of the language's."""
+        """Return what an answer begins with: tokens, and the id of the language's token."""
         first = arguments.get("forced_bos_token_id", self.forced_bos)
         return [*self.start, *([] if first is None else [first])]

@@ -1,4 +1,4 @@
-"""A plain function of arrays as an engine: numpy, scikit-learn, or whatever else runs a model.
+"""A plain function of arrays as an engine, which may run any library: numpy, scikit-learn.
 
 folder with infer.py -> load_function -> Function: infer, load, the names of its inputs
 function, its inputs -> FunctionEngine
@@ -29,7 +29,7 @@ class FunctionEngine:
     """Runs a function once per micro-batch."""
 
     def __init__(self, function: Callable[..., Outputs], input_names: Sequence[str]) -> None:
-        """Take a function over.
+        """Run a function.
 
         Args:
             function: called with the micro-batch's arrays (B, ...) as keyword arguments; returns named arrays (B, ...).
@@ -40,18 +40,18 @@ class FunctionEngine:
         self.description = f"function {getattr(function, '__qualname__', type(function).__name__)}"
 
     def run(self, inputs: Arrays) -> Outputs:
-        """See `Engine.run`. What the function gives is copied: it may use the same arrays for its next run."""
+        """See `Engine.run`. Outputs are copied, since the function may use the same arrays for its next run."""
         try:
             outputs: Any = self._function(**inputs)
             if not isinstance(outputs, Mapping):
-                return outputs  # type: ignore[no-any-return] # who calls holds it against what it expects
+                return outputs  # type: ignore[no-any-return] # the caller refuses it
             return {
                 name: np.array(array) if isinstance(array, np.ndarray) else array for name, array in outputs.items()
             }
         except MemoryError as error:
             raise OutOfMemory from error
         except SystemExit as error:
-            # It would end the worker, and with it the requests of everybody else.
+            # It would end the worker and all other requests.
             raise RuntimeError("the function called exit") from error
 
 

@@ -23,7 +23,7 @@ ALLOCATION_FAILURES = ("bad_alloc", "out of memory", "could not allocate", "fail
 
 
 def int8_graph(graph: Path) -> Path:
-    """Give the place of an archive's graph in int8, beside the one in fp32."""
+    """Return the path of an archive's graph in int8, beside the one in fp32."""
     return graph.with_name(INT8_GRAPH)
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from handlers.engines import Arrays, Outputs, available_threads
-from handlers.engines.torch import DTYPES, torch_precision
-from handlers.errors import InvalidConfig, OutOfMemory
+from handlers.engines.torch import DTYPES, memory_errors, torch_precision
+from handlers.errors import InvalidConfig
 
 # The files of an archive that hold a program.
 EXPORTED, SCRIPTED = "model.pt2", "model.pt"
-# What a program's only output is called, and the first of several.
+# The name of a program's only output, and of each of several.
 ONLY_OUTPUT, OUTPUT = "output", "output_{}"
 
 
@@ -63,7 +63,7 @@ class ProgramEngine:
         precision: str = "fp32",
         threads: int = 0,
     ) -> None:
-        """Take a program over.
+        """Run a program.
 
         Args:
             program: on its device already.
@@ -84,28 +84,22 @@ class ProgramEngine:
 
     @torch.inference_mode()
     def run(self, inputs: Arrays) -> Outputs:
-        """See `Engine.run`; numbers of BF16 are float32."""
-        try:
+        """See `Engine.run`; numbers of BF16 are float32.
+
+        Outputs are copied, since the program may use the same memory for its next run. What autocast made narrower is
+        widened again; what is no tensor is left for the caller to refuse.
+        """
+        with memory_errors(self._device):
             tensors = [self._tensor(name, inputs[name]) for name in self.input_names]
             with torch.autocast(self._device.type, self._cast) if self._cast else nullcontext():
-                results = self._program(*tensors)
-            return {name: self._array(result) for name, result in flat_outputs(results, self._outputs).items()}
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            # The blocks of the failed attempt must go before a smaller one is tried.
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
-            raise OutOfMemory from error
+                results = flat_outputs(self._program(*tensors), self._outputs)
+            return {name: self._array(result) for name, result in results.items()}
 
     def _tensor(self, name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
-        dtype = self._dtypes[name]
-        return tensor if dtype is None else tensor.to(dtype)
+        return tensor.to(self._dtypes[name] or tensor.dtype)
 
     def _array(self, result: Any) -> Any:
-        """Hand an output over, copied: the program may use the same memory for its next run.
-
-        What autocast made narrower is as wide as without it; who calls holds what is no tensor against what it expects.
-        """
         if not isinstance(result, torch.Tensor):
             return result
         own = result.to("cpu", copy=True)

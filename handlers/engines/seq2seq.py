@@ -4,13 +4,12 @@ One call of it is for a micro-batch whose items share their options.
 
 folder -> load_model -> Generator: (B, T) ids and the arguments of generate() -> (B, U) ids
 
-Decoding is greedy or a search with beams and never sampled, so that the same request gets the same answer, whoever it
-shares a batch with.
+Decoding is greedy or a search with beams and never sampled, so that the same request gets the same answer in any batch.
 """
 
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -20,97 +19,58 @@ import torch
 import transformers
 
 from handlers.engines import Arrays, Listener, Outputs, Progress, available_threads
-from handlers.engines.torch import Precision, dtype_for
-from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
+from handlers.engines.torch import Precision, dtype_for, memory_errors
+from handlers.errors import InvalidConfig, OutOfTime
 
 # What an almost empty step of the decoder costs, in items, by device: a generate() of their own for a batch's shorter
 # texts pays from there on. Measured on Marian in bf16 on two cores: 8 ms for a step of one item, 24 ms for one of 32.
-# On a GPU a step of one item should take about as long as one of many: batches stay whole. That number is not
-# measured.
+# Not measured on a GPU, where a step of one item should take about as long as one of many: batches stay whole.
 _STEP_ITEMS = {"cpu": 12, "cuda": 256}
-# Tokens of an answer where nobody and nothing says.
+# Tokens of an answer where neither the request nor the model says.
 MAX_NEW_TOKENS = 256
 
 
 def step_items(device: torch.device) -> int:
-    """What an almost empty step of the decoder costs on a device, in items; 0 where that is not known."""
+    """Return what an almost empty step of the decoder costs on a device, in items; 0 where that is not known."""
     return _STEP_ITEMS.get(device.type, 0)
 
 
-class Banned(transformers.LogitsProcessor):  # type: ignore[misc]
-    """Keeps single tokens out of the answer; `bad_words_ids` would go over the vocabulary four times a step."""
+class Watch(transformers.StoppingCriteria):  # type: ignore[misc]
+    """Reports a greedy run step by step, and ends any run that takes too long.
 
-    def __init__(self, ids: Sequence[int]) -> None:
-        self._ids = list(ids)
+    `max_time` of generate() would return what is written by then as the answer.
+    """
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        """Make the tokens impossible.
-
-        Args:
-            input_ids: (B, U) int64, what is written so far; it makes no difference.
-            scores: (B, vocabulary), a copy of the logits, which is ours to change.
-
-        Returns:
-            `scores` itself, minus infinity at the tokens.
-        """
-        scores[:, self._ids] = -torch.inf
-        return scores
-
-
-class Deadline(transformers.StoppingCriteria):  # type: ignore[misc]
-    """Ends an answer that takes too long, for `max_time` of generate() would give what is written so far as good."""
-
-    def __init__(self, ends_s: float) -> None:
-        self._ends_s = ends_s
+    def __init__(self, ends_s: float, progress: Listener | None, end_ids: Collection[int], max_new_tokens: int) -> None:
+        self._ends_s, self._progress, self._end_ids = ends_s, progress, end_ids
+        self._steps_left = max_new_tokens
+        self._ended: set[int] = set()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **others: Any) -> torch.Tensor:  # noqa: ARG002
-        """Stop nothing in time.
+        """Report the last tokens, and say which items are to end.
 
         Args:
             input_ids: (B, U) int64, what is written so far.
-            scores: it makes no difference.
-            others: likewise.
+            scores, others: not used.
 
         Returns:
-            (B,) bool, False.
+            (B,) bool: the items whose listener wants no more.
 
         Raises:
             OutOfTime: time is up.
         """
         if time.perf_counter() > self._ends_s:
             raise OutOfTime
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-
-
-class Telling(transformers.StoppingCriteria):  # type: ignore[misc]
-    """Tells of greedy decoding, step by step, what was written for each item, and which has ended."""
-
-    def __init__(self, progress: Listener, items: int, end_ids: Collection[int], max_new_tokens: int) -> None:
-        self._progress = progress
-        self._left = set(range(items))
-        self._end_ids = end_ids
-        self._max_new_tokens = max_new_tokens
-        self._steps = 0
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **others: Any) -> torch.Tensor:  # noqa: ARG002
-        """Tell of the tokens that came last.
-
-        Args:
-            input_ids: (B, U) int64, what is written so far.
-            scores: it makes no difference.
-            others: likewise.
-
-        Returns:
-            (B,) bool: the items of which no more is wanted.
-        """
-        self._steps += 1
         stopped = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        if self._progress is None:
+            return stopped
+        self._steps_left -= 1
         for index, token in enumerate(input_ids[:, -1].tolist()):
-            if index in self._left:
-                is_last = token in self._end_ids or self._steps >= self._max_new_tokens
+            if index not in self._ended:
+                is_last = token in self._end_ids or self._steps_left <= 0
                 stopped[index] = is_over = self._progress(Progress(index, (token,), is_last))
                 if is_last or is_over:
-                    self._left.remove(index)
+                    self._ended.add(index)
         return stopped
 
 
@@ -120,7 +80,7 @@ class Generator:
     input_names = ("input_ids", "attention_mask")
 
     def __init__(self, model: Any, device: torch.device, threads: int = 0, longest_run_s: float = inf) -> None:
-        """Take a model over.
+        """Run a model.
 
         Args:
             model: of transformers, on its device and in its precision; its generation config is changed to what `run`
@@ -133,7 +93,7 @@ class Generator:
         torch.set_num_threads(available_threads(threads))
         self.model = model.eval()
         self._device = device
-        self._processors = [Banned(banned)] if (banned := _prepare(model.generation_config)) else []
+        _prepare(model.generation_config)
         self.description = f"torch {device} {str(model.dtype).removeprefix('torch.')}"
 
     def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None) -> Outputs:
@@ -150,49 +110,41 @@ class Generator:
             OutOfMemory: the micro-batch does not fit.
             OutOfTime: it took longer than `longest_run_s`.
         """
-        return self._generate(inputs, {"max_new_tokens": MAX_NEW_TOKENS, **(arguments or {})}, ())
+        return self._generate(inputs, arguments, None)
 
     def run_progressively(
         self, inputs: Arrays, progress: Listener, arguments: Mapping[str, Any] | None = None
     ) -> Outputs:
         """Run generate() once, as `run` does, greedily; see `handlers.engines.Progressive`."""
-        arguments = {"max_new_tokens": MAX_NEW_TOKENS, **(arguments or {})}
-        generation = self.model.generation_config
-        ends = generation.eos_token_id
-        end_ids = {ends} if isinstance(ends, int) else set(ends or ())
-        telling = Telling(progress, len(inputs["input_ids"]), end_ids, arguments["max_new_tokens"])
-        return self._generate(inputs, arguments, (telling,))
+        return self._generate(inputs, arguments, progress)
 
     @torch.inference_mode()
-    def _generate(
-        self, inputs: Arrays, arguments: Mapping[str, Any], criteria: Sequence[transformers.StoppingCriteria]
-    ) -> Outputs:
-        deadline = Deadline(time.perf_counter() + self._longest_run_s)
-        arguments = dict(arguments)
+    def _generate(self, inputs: Arrays, sent: Mapping[str, Any] | None, progress: Listener | None) -> Outputs:
+        arguments = {"max_new_tokens": MAX_NEW_TOKENS, **(sent or {})}
         if arguments.get("num_beams", 1) == 1:
             # The likeliest token stays so; normalising would go over the vocabulary for nothing.
             arguments["renormalize_logits"] = False
-        try:
+        ends = self.model.generation_config.eos_token_id
+        end_ids = {ends} if isinstance(ends, int) else set(ends or ())
+        watch = Watch(time.perf_counter() + self._longest_run_s, progress, end_ids, arguments["max_new_tokens"])
+        with memory_errors(self._device):
             tensors = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
-            sequences = self.model.generate(
-                **tensors, **arguments, logits_processor=self._processors, stopping_criteria=[*criteria, deadline]
-            )
+            sequences = self.model.generate(**tensors, **arguments, stopping_criteria=[watch])
             return {"sequences": sequences.cpu().numpy().astype(np.int64, copy=False)}
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            # The blocks of the failed attempt must go before a smaller one is tried.
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
-            raise OutOfMemory from error
 
 
-def _prepare(generation: Any) -> list[int]:
-    """Make greedy decoding of any length the default; return the single tokens that are never to be said."""
+def _prepare(generation: Any) -> None:
+    """Make greedy decoding of any length the default, and single banned tokens cheap.
+
+    `bad_words_ids` goes over the vocabulary four times a step, `suppress_tokens` once.
+    """
     generation.do_sample, generation.num_beams, generation.num_return_sequences = False, 1, 1
     generation.temperature = generation.top_k = generation.top_p = None
     generation.max_length = generation.max_new_tokens = None
     bad_words = generation.bad_words_ids or []
     generation.bad_words_ids = [ids for ids in bad_words if len(ids) > 1] or None
-    return [ids[0] for ids in bad_words if len(ids) == 1]
+    single = [ids[0] for ids in bad_words if len(ids) == 1]
+    generation.suppress_tokens = [*(generation.suppress_tokens or []), *single] or None
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
@@ -243,14 +195,13 @@ def read_generation(folder: Path, *, trust_remote_code: bool = False) -> tuple[A
         trust_remote_code: whether to run the Python that the folder brings.
 
     Returns:
-        The GenerationConfig, and how many positions the decoder has.
+        The GenerationConfig, and how many positions the decoder has; None for any number.
     """
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    if (folder / "generation_config.json").is_file():
-        return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True), position_count(config)
-    return transformers.GenerationConfig.from_model_config(config), position_count(config)
-
-
-def position_count(config: Any) -> int | None:
-    """How many positions the decoder of a model has; None for any number."""
-    return getattr(config, "max_position_embeddings", None)
+    has_own = (folder / "generation_config.json").is_file()
+    generation = (
+        transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+        if has_own
+        else transformers.GenerationConfig.from_model_config(config)
+    )
+    return generation, getattr(config, "max_position_embeddings", None)

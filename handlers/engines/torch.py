@@ -1,6 +1,7 @@
-"""PyTorch runs modules eagerly: it is the engine of GPUs, and the oracle of the other one."""
+"""PyTorch runs modules eagerly: it is the engine of GPUs, and the oracle of OpenVINO."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, cast
 
 import numpy as np
@@ -42,6 +43,22 @@ def dtype_for(device: torch.device, precision: str) -> torch.dtype:
     return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
 
 
+@contextmanager
+def memory_errors(device: torch.device) -> Iterator[None]:
+    """Raise OutOfMemory where PyTorch has no memory left.
+
+    Args:
+        device: where it runs.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        # The blocks of the failed attempt are released before a smaller one is tried.
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise OutOfMemory from error
+
+
 class TorchEngine:
     """A module in evaluation mode, which is on its device and in its precision already."""
 
@@ -53,7 +70,7 @@ class TorchEngine:
         outputs: Sequence[str],
         threads: int = 0,
     ) -> None:
-        """Take a module over.
+        """Run a module.
 
         Args:
             module: called with the micro-batch's arrays as keyword arguments; it returns one tensor or a tuple.
@@ -73,7 +90,7 @@ class TorchEngine:
     @torch.inference_mode()
     def run(self, inputs: Arrays) -> Outputs:
         """See `Engine.run`."""
-        try:
+        with memory_errors(self._device):
             tensors = {
                 name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
                 for name, array in inputs.items()
@@ -81,8 +98,3 @@ class TorchEngine:
             results = self._module(**tensors)
             results = results if isinstance(results, tuple) else (results,)
             return {name: result.float().cpu().numpy() for name, result in zip(self._outputs, results, strict=True)}
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            # The blocks of the failed attempt must go before a smaller one is tried.
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
-            raise OutOfMemory from error

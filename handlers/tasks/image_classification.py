@@ -57,7 +57,7 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
         weights = self.model_dir / "model.pt"
         if not weights.is_file():
             raise InvalidConfig("engine: torch needs model.pt, which this archive lacks")
-        # Here and not above: torchvision takes seconds to import, and a worker on OpenVINO has no use for it.
+        # torchvision takes seconds to import, and a worker on OpenVINO does not need it.
         from handlers.vision.pixel_classifier import load_classifier  # noqa: PLC0415
 
         module = load_classifier(weights, config, len(self.labels), self.device)

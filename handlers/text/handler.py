@@ -13,7 +13,7 @@ import transformers
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
 from handlers.config import parse_options
-from handlers.engines import Arrays, Engine
+from handlers.engines import Arrays, Engine, padded
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import InvalidConfig, ItemError
@@ -21,7 +21,7 @@ from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextConfig
 from handlers.text.encoders import Head, load_encoder, source_limit
-from handlers.text.inputs import Text, Tokens, padded, right_padded, rounded_length, text_of, tokenised
+from handlers.text.inputs import Text, Tokens, right_padded, rounded_length, text_of, tokenised
 
 Config = TypeVar("Config", bound=TextConfig)
 Item = TypeVar("Item", bound=Text[Any])

@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.engines import padded
 from handlers.errors import EmptyInput, InvalidText, ItemError, TextTooLong, UnknownShape
 from handlers.protocol.requests import Payload
 
@@ -141,23 +142,6 @@ def rounded_length(length: int, limit: int) -> int:
     """Find the least of the few padded lengths that holds `length` tokens, but no more than the model's `limit`."""
     step = next((step for bound, step in _STEPS if length <= bound), _LAST_STEP)
     return max(length, min(limit, -(-length // step) * step))
-
-
-def padded(rows: Sequence[Sequence[int]], length: int, value: int) -> NDArray[np.int64]:
-    """Right-pad rows of numbers to one length.
-
-    Args:
-        rows: B sequences of at most `length` numbers.
-        length: the length of every row of the result.
-        value: the number to pad with.
-
-    Returns:
-        (B, length) int64.
-    """
-    array = np.full((len(rows), length), value, np.int64)
-    for row, ids in zip(array, rows, strict=True):
-        row[: len(ids)] = ids
-    return array
 
 
 def right_padded(

@@ -5,7 +5,7 @@ from pydantic.dataclasses import dataclass
 
 from handlers.config import SETTINGS, Channels, Count, HandlerConfig, Side
 
-# These are the statistics of the ImageNet training set, per channel, as torchvision's ImageClassification has them.
+# Statistics of the ImageNet training set, per channel, as torchvision's ImageClassification has them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 

@@ -23,9 +23,9 @@ from handlers.vision.metadata import orientation, strip
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
-# Pillow warns of odd metadata; a server's log has no use for what is odd about one client's file.
+# Pillow warns of odd metadata in a client's file, which is of no use in a server's log.
 warnings.filterwarnings("ignore", module=r"PIL\.")
-# Beyond its own limit it only warns, up to twice that; what comes later in a list of filters comes first.
+# Beyond its own limit it only warns, up to twice that; the last filter comes first.
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 # What Pillow raises where an image has more than Image.MAX_IMAGE_PIXELS.
 BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
@@ -39,7 +39,7 @@ SCALED_DECODE_MARGIN = 2
 # Pillow holds 16-bit samples in these modes; `convert` would clip them at 255 instead of scaling.
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
-# What turns an image upright, by its orientation in Exif.
+# The transposition that turns an image upright, by its orientation in Exif.
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -53,14 +53,14 @@ TURNS = {
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The way from an image of any size to the model's square.
+    """How an image of any size becomes the model's square.
 
     Attributes:
         resize_size: the length that the shorter side is resized to, in pixels.
         crop_size: the side of the centre square, in pixels, at most `resize_size`.
         max_pixels: the most pixels of an image; a larger one is refused by its header.
         scaled_decode: whether libjpeg may decode large JPEGs at 1/2, 1/4 or 1/8, where that leaves pixels enough.
-        max_request_pixels: the most pixels of all images of a request, likewise by their headers.
+        max_request_pixels: the most pixels of all images of a request.
     """
 
     resize_size: int
@@ -90,7 +90,7 @@ def decode_image(body: bytes | bytearray, geometry: Geometry, allowance: Allowan
         body: JPEG, PNG, WebP, GIF (its first frame) or BMP; grey, palette, RGBA, CMYK and 16 bits a sample included.
             Alpha is dropped.
         geometry: the square to cut.
-        allowance: of its request, which its pixels are taken from.
+        allowance: its request's.
 
     Returns:
         (crop_size, crop_size, 3) uint8, RGB, upright.
@@ -104,8 +104,8 @@ def decode_image(body: bytes | bytearray, geometry: Geometry, allowance: Allowan
     """
     if not body:
         raise EmptyInput("The image is empty.")
-    # Pillow's limit is ours, wherever it looks: at the header and at what it finds behind it. A worker has one model,
-    # so its threads all write the same. TorchServe's limit_max_image_pixels is for its own handlers only.
+    # A worker has one model, so its threads all write the same. TorchServe's limit_max_image_pixels is for its own
+    # handlers only.
     Image.MAX_IMAGE_PIXELS = geometry.max_pixels
     stripped = strip(body)
     try:
@@ -125,8 +125,8 @@ def decode_image(body: bytes | bytearray, geometry: Geometry, allowance: Allowan
             enough = SCALED_DECODE_MARGIN * geometry.resize_size
             image.draft(None, (enough, enough))
         exif, xmp = (stripped.exif, stripped.xmp) if image.format != "WEBP" else map(image.info.get, ("exif", "xmp"))
-        turned = orientation(exif or b"", xmp or b"")
-        return np.asarray(_square(_upright(_to_rgb(image), turned), geometry))
+        turned, picture = TURNS.get(orientation(exif or b"", xmp or b"")), _to_rgb(image)
+        return np.asarray(_square(picture if turned is None else picture.transpose(turned), geometry))
     except BOMBS as error:
         raise _too_large(error, geometry) from None
     except Exception:  # likewise its decoders, for broken data
@@ -134,12 +134,12 @@ def decode_image(body: bytes | bytearray, geometry: Geometry, allowance: Allowan
 
 
 def cut_square(pixels: NDArray[Any], geometry: Geometry, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
-    """Cut the square out of an image that its client has decoded.
+    """Cut the square out of an image that was decoded by its client.
 
     Args:
         pixels: (H, W, 3) uint8, RGB, upright.
         geometry: the square to cut.
-        allowance: of its request, which its pixels are taken from.
+        allowance: its request's.
 
     Returns:
         (crop_size, crop_size, 3) uint8, RGB.
@@ -164,7 +164,7 @@ def _check_size(width: int, height: int, geometry: Geometry, allowance: Allowanc
 
 
 def _too_large(error: Exception, geometry: Geometry) -> ImageTooLarge:
-    """Say what Pillow refused; it names the pixels in the only number that stands before the word."""
+    """Return the error for what Pillow refused, which names the pixels in the number before that word."""
     pixels = re.search(r"(\d+) pixels", str(error))
     size = f"{pixels[1]} pixels" if pixels else "too many pixels"
     return ImageTooLarge(f"The image has {size}; max_pixels is {geometry.max_pixels}.")
@@ -181,11 +181,6 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")
-
-
-def _upright(image: Image.Image, turned: int) -> Image.Image:
-    """Apply the orientation, 1 to 8."""
-    return image if turned == 1 else image.transpose(TURNS[turned])
 
 
 def _square(image: Image.Image, geometry: Geometry) -> Image.Image:
@@ -211,7 +206,7 @@ def _square(image: Image.Image, geometry: Geometry) -> Image.Image:
 
 
 def grey_jpeg(side: int) -> bytes:
-    """Write a grey square of so many pixels a side as a JPEG."""
+    """Return a grey square of so many pixels a side as a JPEG."""
     with io.BytesIO() as body:
         Image.new("RGB", (side, side), "grey").save(body, "JPEG")
         return body.getvalue()

@@ -1,4 +1,4 @@
-"""Take an image's file apart before Pillow does: its metadata off, its parts counted, its orientation read. Pure.
+"""Strip an image file of its metadata before Pillow reads it, count its parts, and read its orientation. Pure.
 
     JPEG  segments -> those that decoding needs, then the scans, which are few
     PNG   chunks   -> those that decoding needs
@@ -7,18 +7,20 @@
 
 Pillow reads metadata in Python, a step for every segment, chunk or block: 16 MiB of the smallest Exif segments, which
 it joins one by one, hold the interpreter for 33 s, of others for 9 s. libjpeg goes over every pixel again for each
-scan: 75 bytes make one, and one of 50,000,000 pixels takes 22 ms. So what decoding does not need never gets there, and
-of what it needs there may only be so much.
+scan: 75 bytes make one, and one of 50,000,000 pixels takes 22 ms.
 """
 
 import re
 from dataclasses import dataclass
 from struct import Struct
 
+from PIL import Image
+from PIL.ExifTags import Base
+
 from handlers.errors import CorruptInput, ImageTooLarge
 
-# What a file may have of its parts. Segments of a JPEG before its first scan, and between scans: an ICC profile takes
-# 255 at most, and an extended XMP, which holds a depth map say, one for each 64 KiB.
+# Segments of a JPEG before its first scan: an ICC profile takes 255 at most, and an extended XMP, which holds a depth
+# map for instance, one for each 64 KiB.
 MOST_SEGMENTS = 1000
 # Scans of a JPEG: programs write 10 into a progressive one, and optimisers up to about 20.
 MOST_SCANS = 64
@@ -26,25 +28,24 @@ MOST_SCANS = 64
 MOST_CHUNKS = 20_000
 # Blocks of a GIF before its first frame: XMP of a megabyte is 4000.
 MOST_BLOCKS = 10_000
-# Entries of an Exif directory that are looked at for the orientation: cameras write some 20.
-MOST_ENTRIES = 1000
+# Bytes of Exif that Pillow reads for the orientation: 340 entries; cameras write some 20.
+EXIF_BYTES = 4096
 
 JPEG, PNG, GIF = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", (b"GIF87a", b"GIF89a")
 EXIF, XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 
-# Of a JPEG: application segments but JFIF's and Adobe's, which say what the colours are; and comments.
-SOS, EOI, APP1 = 0xDA, 0xD9, 0xE1
-DROPPED_SEGMENTS = frozenset((*range(0xE1, 0xEE), 0xEF, 0xFE))
-# Markers that nothing follows which belongs to them: restarts, the image's own start, a private one.
+# Segments that decoding does not need: those of applications but JFIF's and Adobe's, which say what the colours are;
+# and comments.
+APP1, DROPPED_SEGMENTS = 0xE1, frozenset((*range(0xE1, 0xEE), 0xEF, 0xFE))
+# Markers without a segment: restarts, the image's own start, a private one.
 STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))
-# In a scan 0xFF is followed by 0 or a restart; anything else is a marker.
+SOS, EOI = 0xDA, 0xD9
+SCAN, END = b"\xff\xda", b"\xff\xd9"
+# Of a segment or a scan's data: 0xFF is followed by 0 or a restart; anything else is a marker.
 NEXT_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
 NEEDED_CHUNKS = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
-# Beside the data of a chunk stand its length, its name and its checksum.
+# The length, name and checksum of a chunk.
 CHUNK_OVERHEAD = 12
-ORIENTATION_TAG = 0x0112
-# How the value of an Exif entry is written, by its type: BYTE, SHORT and LONG.
-ENTRY_BYTES = 12
 ORIENTATION_XMP = re.compile(rb"tiff:Orientation(?:=[\"']|>)([1-8])")
 
 LENGTH, CHUNK_LENGTH = Struct(">H"), Struct(">I")
@@ -66,10 +67,10 @@ class Stripped:
 
 
 def strip(body: bytes | bytearray) -> Stripped:
-    """Take the metadata off a file, and count its parts.
+    """Strip a file of its metadata, and count its parts.
 
     Args:
-        body: a file of any format; what is no JPEG, PNG or GIF is left as it is.
+        body: a file of any format; one that is no JPEG, PNG or GIF is left as it is.
 
     Raises:
         CorruptInput: its parts do not follow each other as they should.
@@ -85,11 +86,16 @@ def strip(body: bytes | bytearray) -> Stripped:
 
 
 def orientation(exif: bytes, xmp: bytes) -> int:
-    """Read the orientation, 1 to 8, from Exif or else from XMP; 1 where neither says it, and for a broken block."""
-    found = _exif_orientation(exif.removeprefix(EXIF))
+    """Read the orientation, 1 to 8, from Exif or else from XMP; 1 where neither has it, and for a broken block."""
+    directory = Image.Exif()
+    try:
+        directory.load(exif[:EXIF_BYTES])
+        found = directory.get(Base.Orientation)
+    except Exception:  # Pillow raises anything for a broken block
+        found = None
     if found is None and (match := ORIENTATION_XMP.search(xmp)):
         found = int(match[1])
-    return found if found is not None and 1 <= found <= 8 else 1
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
 def _jpeg(body: bytes | bytearray) -> Stripped:
@@ -98,8 +104,11 @@ def _jpeg(body: bytes | bytearray) -> Stripped:
     first: dict[bytes, bytes] = {EXIF: b"", XMP: b""}
     at = 2
     for _ in range(MOST_SEGMENTS):
-        marker, start = _marker(body, at)
-        at = _end(body, start) if marker not in STANDALONE else start
+        match = NEXT_MARKER.search(body, at)
+        if match is None or match[1][0] == EOI:
+            raise CorruptInput("The image's header is broken.")
+        marker, start = match[1][0], match.end()
+        at = start if marker in STANDALONE else _end(body, start)
         if marker == SOS:
             break
         for name in first if marker == APP1 else ():
@@ -109,46 +118,20 @@ def _jpeg(body: bytes | bytearray) -> Stripped:
             kept += [bytes((0xFF, marker)), view[start:at]]
     else:
         raise ImageTooLarge(f"The JPEG has more than {MOST_SEGMENTS} segments before its data.")
-    _check_scans(body, at)
-    kept += [bytes((0xFF, SOS)), view[start:]]
-    return Stripped(b"".join(kept), first[EXIF], first[XMP])
-
-
-def _marker(body: bytes | bytearray, at: int) -> tuple[int, int]:
-    """Find the next marker, and the place behind it; what stands between segments counts for nothing."""
-    match = NEXT_MARKER.search(body, at)
-    if match is None or match[1][0] == EOI:
-        raise CorruptInput("The image's header is broken.")
-    return match[1][0], match.end()
+    # What follows the image's end, a film for instance, may look like scans. It is cut off, so that no scan escapes.
+    end = body.find(END, at) + len(END)
+    end = end if end >= len(END) else len(body)
+    if body.count(SCAN, at, end) >= MOST_SCANS:
+        raise ImageTooLarge(f"The JPEG has more than {MOST_SCANS} scans.")
+    return Stripped(b"".join([*kept, SCAN, view[start:end]]), first[EXIF], first[XMP])
 
 
 def _end(body: bytes | bytearray, start: int) -> int:
-    """Find the end of the segment whose length stands at `start`."""
-    if start + LENGTH.size > len(body):
-        raise CorruptInput("The image's header is broken.")
-    (length,) = LENGTH.unpack_from(body, start)
+    """Return the end of the segment whose length stands at `start`."""
+    length = int.from_bytes(body[start : start + LENGTH.size], "big")
     if length < LENGTH.size or start + length > len(body):
         raise CorruptInput("The image's header is broken.")
-    return start + int(length)
-
-
-def _check_scans(body: bytes | bytearray, at: int) -> None:
-    """Count the scans from the end of the first one's header on."""
-    if body.count(b"\xff\xda", at) < MOST_SCANS:
-        return
-    # What follows the image's end, a film say, may look like scans.
-    scans = 1
-    for _ in range(MOST_SEGMENTS):
-        match = NEXT_MARKER.search(body, at)
-        if match is None or match[1][0] == EOI:
-            return
-        scans += match[1][0] == SOS
-        if scans > MOST_SCANS:
-            raise ImageTooLarge(f"The JPEG has more than {MOST_SCANS} scans.")
-        start = at = match.end()
-        if match[1][0] not in STANDALONE and start + LENGTH.size <= len(body):
-            at += max(LENGTH.size, *LENGTH.unpack_from(body, start))
-    raise ImageTooLarge(f"The JPEG has more than {MOST_SEGMENTS} segments between its scans.")
+    return start + length
 
 
 def _png(body: bytes | bytearray) -> Stripped:
@@ -158,7 +141,7 @@ def _png(body: bytes | bytearray) -> Stripped:
     at = len(PNG)
     for _ in range(MOST_CHUNKS):
         if at + CHUNK_OVERHEAD > len(body):
-            # A file that is cut off: what is there is Pillow's to judge.
+            # Pillow judges a file that is cut off.
             return Stripped(b"".join([*kept, view[at:]]), exif, xmp)
         (length,) = CHUNK_LENGTH.unpack_from(body, at)
         name, end = bytes(view[at + 4 : at + 8]), at + CHUNK_OVERHEAD + length
@@ -178,7 +161,7 @@ def _png(body: bytes | bytearray) -> Stripped:
 
 
 def _check_gif(body: bytes | bytearray) -> None:
-    """Count the blocks before the first frame, and what stands between them."""
+    """Count the blocks before the first frame, and the bytes between them."""
     if len(body) < 13:
         raise CorruptInput("The image's header is broken.")
     at = 13 + (3 << ((body[10] & 7) + 1) if body[10] & 0x80 else 0)
@@ -199,24 +182,3 @@ def _check_gif(body: bytes | bytearray) -> None:
         else:
             at += 1
     raise ImageTooLarge(f"The GIF has more than {MOST_BLOCKS} blocks before its first frame.")
-
-
-def _exif_orientation(tiff: bytes) -> int | None:
-    """Find the orientation in a TIFF directory; None where it has none or is broken."""
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
-    if order is None or len(tiff) < 8:
-        return None
-    (at,) = Struct(f"{order}I").unpack_from(tiff, 4)
-    if at + 2 > len(tiff):
-        return None
-    (count,) = Struct(f"{order}H").unpack_from(tiff, at)
-    entry = Struct(f"{order}HHI4s")
-    for index in range(min(count, MOST_ENTRIES)):
-        start = at + 2 + index * ENTRY_BYTES
-        if start + ENTRY_BYTES > len(tiff):
-            return None
-        tag, kind, values, raw = entry.unpack_from(tiff, start)
-        if tag == ORIENTATION_TAG:
-            code = {1: "B", 3: "H", 4: "I"}.get(kind)
-            return None if code is None or values != 1 else int(Struct(f"{order}{code}").unpack_from(raw)[0])
-    return None

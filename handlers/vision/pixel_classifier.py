@@ -15,19 +15,13 @@ from handlers.vision.config import ImageClassificationConfig
 
 
 class PixelClassifier(torch.nn.Module):
-    """A classifier that takes pixels as they were decoded: a quarter of the bytes of normalised floats.
-
-    Exported as it stands for OpenVINO and run as it stands by PyTorch, so both normalise alike.
-    """
+    """A classifier that takes pixels as they were decoded: a quarter of the bytes of normalised floats."""
 
     mean: torch.Tensor
     std: torch.Tensor
 
     def __init__(
-        self,
-        classifier: torch.nn.Module,
-        mean: tuple[float, float, float],
-        std: tuple[float, float, float],
+        self, classifier: torch.nn.Module, mean: tuple[float, float, float], std: tuple[float, float, float]
     ) -> None:
         """Wrap a classifier.
 

@@ -23,11 +23,11 @@ import yaml
 
 from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
-from handlers.engines import available_threads
+from handlers.engines import available_threads, padded
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.text.encoders import load_encoder, token_limit
-from handlers.text.inputs import padded, rounded_length
+from handlers.text.inputs import rounded_length
 from handlers.vision.config import ImageClassificationConfig
 from handlers.vision.images import Geometry, decode_image
 from load.bench import samples
