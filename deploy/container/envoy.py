@@ -14,14 +14,13 @@ A description with a query is refused: `?customized=true` on an adaptive model i
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
 from deploy.container.settings import NodeSettings
-from deploy.gateway.envoy.clusters import Tokens
 from deploy.gateway.envoy.resources import ROUTES, Resource, address
 from deploy.gateway.management import DRAINING
 from deploy.run.node import Node
@@ -29,7 +28,6 @@ from deploy.run.node import address as host_and_port
 
 BOOTSTRAP = Path(__file__).with_name("envoy.yaml")
 LISTENER, ROUTES_FILE = "node", "routes.json"
-NO_TOKENS = Tokens()
 # What Envoy adds of itself, and a worker would parse.
 ADDED = ["x-forwarded-proto"]
 
@@ -42,13 +40,13 @@ class View:
         is_ready: whether all that it is to serve is READY.
         words: why it is not, or a word that it is.
         is_draining: whether it is about to end.
-        tokens: that TorchServe wants to see; None each where it wants none.
+        tokens: that TorchServe wants to see, by the API that takes each; none where it wants none.
     """
 
     is_ready: bool = False
     words: str = "starting"
     is_draining: bool = False
-    tokens: Tokens = NO_TOKENS
+    tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 def bootstrap(settings: NodeSettings, torchserve: Node) -> Resource:
@@ -83,14 +81,14 @@ def _routes(view: View) -> Iterator[Resource]:
     words = "draining" if view.is_draining else view.words
     yield _answer({"path": "/ready", "headers": [_method("GET")]}, 200 if is_ready else 503, f"{words}\n", "text/plain")
     yield _answer({"path": "/live", "headers": [_method("GET")]}, 200, "live\n", "text/plain")
-    yield _to("inference", {"prefix": "/predictions/"}, "GET|POST|PUT", view.tokens.inference)
+    yield _to("inference", {"prefix": "/predictions/"}, "GET|POST|PUT", view.tokens.get("inference"))
     # The list of models has pages, and nothing else of a query.
     no_query = [{"name": ":path", "string_match": {"safe_regex": {"regex": r"[^?]*"}}}]
     for match in ({"path": "/models"}, {"safe_regex": {"regex": r"/models/.+"}, "headers": no_query}):
         if view.is_draining:
             error = json.dumps({"code": 503, "type": DRAINING, "message": "This node drains."})
             yield _answer({**match, "headers": [_method("GET")]}, 503, error, "application/json")
-        yield _to("management", match, "GET", view.tokens.management)
+        yield _to("management", match, "GET", view.tokens.get("management"))
     yield _to("metrics", {"path": "/metrics"}, "GET", None)
     yield {"match": {"prefix": "/predictions/"}, "direct_response": {"status": 405}}
     for path in ("/models", "/metrics", "/ready", "/live"):

@@ -20,9 +20,9 @@ from deploy.container.envoy import LISTENER, ROUTES_FILE, View
 from deploy.container.settings import NodeSettings
 from deploy.gateway.drain import wait_idle
 from deploy.gateway.envoy import admin
-from deploy.gateway.envoy.clusters import Tokens
-from deploy.gateway.envoy.files import prepare, put, tokens_of
+from deploy.gateway.envoy.files import prepare, put
 from deploy.gateway.envoy.process import Envoy
+from deploy.gateway.management import tokens_of
 from deploy.run import production
 from deploy.run.nodes import start_node
 from deploy.run.server import ServerError
@@ -157,10 +157,11 @@ class NodeProcess:
         limit_s = SILENT * self._health.response_timeout_s
         if self._is_up and (silent_s := time.monotonic() - self._heard_s) > limit_s:
             raise ServerError(f"{self._local.title}: TorchServe has answered nothing for {silent_s:.0f} s")
-        tokens = tokens_of(server.keys) if server.settings.has_tokens else Tokens()
-        # Where the file of keys is being written anew, the last ones stand.
-        last = self._view or View()
-        self._show(View(self._health.is_ready, self._health.words, self._is_told.is_set(), tokens or last.tokens))
+        tokens = tokens_of(server.keys) if server.settings.has_tokens else {}
+        if tokens is None:
+            # The file of keys is being written anew.
+            tokens = (self._view or View()).tokens
+        self._show(View(self._health.is_ready, self._health.words, self._is_told.is_set(), tokens))
 
     def _keep_envoy(self) -> None:
         self._envoy.keep(self._document, *CONCURRENCY)

@@ -77,8 +77,11 @@ async def ask(
     """
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
     url = URL(f"{node.management if api == 'management' else node.inference}{path}", encoded=True)
-    given = {**(headers or {}), **_key(node, api)}
-    body = bytearray()
+    given, body = dict(headers or {}), bytearray()
+    if node.token_file is not None:
+        if (tokens := tokens_of(node.token_file)) is None:
+            raise NodeFailed(f"no key in {node.token_file}")
+        given["Authorization"] = f"Bearer {tokens[api]}"
     try:
         async with session.request(method, url, headers=given, timeout=timeout) as answer:
             async for part in answer.content.iter_any():
@@ -94,14 +97,13 @@ async def ask(
         raise NodeFailed(f"{method} {path.partition('?')[0]}: no JSON") from None
 
 
-def _key(node: Node, api: str) -> dict[str, str]:
-    if node.token_file is None:
-        return {}
+def tokens_of(path: str | Path) -> Mapping[str, str] | None:
+    """Read the tokens that a TorchServe wrote, by the API that takes each; None of a file that is not whole."""
     try:
-        key = json.loads(Path(node.token_file).read_text(encoding="utf-8"))[api]["key"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NodeFailed(f"no {api} key in {node.token_file} ({type(error).__name__})") from None
-    return {"Authorization": f"Bearer {key}"}
+        keys = json.loads(Path(path).read_text(encoding="utf-8"))
+        return {api: str(keys[api]["key"]) for api in ("inference", "management")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 # -- what is registered -----------------------------------------------------------------------------------------------

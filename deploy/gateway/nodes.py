@@ -74,6 +74,7 @@ class Watch:
         is_up: whether it answered the last time.
         is_draining: whether it has said that it is about to end; until it describes its models again.
         is_described: whether it ever said what is registered there.
+        problem: why it did not answer; "" where it did.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Watch:
         self.models: Models = models or {}
         self.asked: dict[tuple[str, str], Asked] = {}
         self.is_up = self.is_draining = self.is_described = False
-        self._problem = ""
+        self.problem = ""
         self._session, self._changed = session, changed
         self._looking = asyncio.Lock()
         self._task = asyncio.create_task(self._follow())
@@ -103,9 +104,9 @@ class Watch:
                 self.is_up, problem = False, str(error)
             except NodeDrains:
                 self.is_up, self.is_draining, problem = True, True, "drains"
-            if problem != self._problem:
+            if problem != self.problem:
                 logger.warning("%s: %s", self.node.name, problem or "answers again")
-            self._problem = problem
+            self.problem = problem
         self._ask()
         self._changed()
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ class NotStarted(Exception):
     """The gateway did not come up; the message is its own."""
 
 
-@dataclass(frozen=True, slots=True)
 class Sandbox:
     """A gateway's addresses and files.
 
@@ -34,39 +33,31 @@ class Sandbox:
         http, metrics, control: URLs.
         grpc: host and port, as gRPC's clients take it.
         config: its gateway.yaml, which may be written anew.
-        run: its folder of logs and process ids.
         nodes_file: the nodes.json that it reads where `config` names no nodes.
-        document: what `config` holds.
-        within: words that stand before its command, such as those of a namespace of its own.
+        run: its folder of logs and process ids.
     """
 
-    http: str
-    grpc: str
-    metrics: str
-    control: str
-    config: Path
-    run: Path
-    nodes_file: Path
-    document: Mapping[str, Any] = field(default_factory=dict)
-    within: Sequence[str] = ()
+    def __init__(self, folder: Path, document: Mapping[str, Any], within: Sequence[str]) -> None:
+        """Configure it; `within` stands before its command."""
+        self._document, self._within = document, within
+        http, grpc, metrics, control = (f"127.0.0.1:{document['ports'][name]}" for name in PORTS)
+        self.http = f"{'https' if document.get('tls') else 'http'}://{http}"
+        self.grpc, self.metrics, self.control = grpc, f"http://{metrics}/metrics", f"http://{control}"
+        self.config, self.nodes_file, self.run = (folder / name for name in ("gateway.yaml", "nodes.json", "run"))
+        self.configure()
 
     def command(self, name: str) -> subprocess.CompletedProcess[str]:
         """Run `python -m deploy.gateway NAME` for it."""
         words = ["--config", str(self.config), "--nodes", str(self.nodes_file), "--run", str(self.run)]
-        return subprocess.run(
-            [*self.within, sys.executable, "-m", "deploy.gateway", name, *words],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [*self._within, sys.executable, "-m", "deploy.gateway", name, *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     def configure(self, **settings: Any) -> None:
         """Write gateway.yaml anew with these settings in place of what it had; it is read within a second or two."""
         new = self.config.with_suffix(".new")
         # It may hold keys.
         new.touch(mode=0o600)
-        new.write_text(yaml.safe_dump({**self.document, **settings}), encoding="utf-8")
+        new.write_text(yaml.safe_dump({**self._document, **settings}), encoding="utf-8")
         new.replace(self.config)
 
 
@@ -88,7 +79,7 @@ def started(nodes: Sequence[Node], within: Sequence[str] = (), **settings: Any) 
 
     Args:
         nodes: what is behind it.
-        within: words that stand before its command.
+        within: words that stand before its command, such as those of a namespace of its own.
         settings: of gateway.yaml, as YAML has them, but for nodes and ports.
 
     Raises:
@@ -97,19 +88,7 @@ def started(nodes: Sequence[Node], within: Sequence[str] = (), **settings: Any) 
     with tempfile.TemporaryDirectory(prefix="gateway-", ignore_cleanup_errors=True) as folder:
         ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         document = {"nodes": [asdict(node) for node in nodes], "ports": ports, **settings}
-        urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
-        sandbox = Sandbox(
-            http=urls["http"].replace("http:", "https:") if settings.get("tls") else urls["http"],
-            grpc=f"127.0.0.1:{ports['grpc']}",
-            metrics=f"{urls['metrics']}/metrics",
-            control=urls["control"],
-            config=Path(folder) / "gateway.yaml",
-            run=Path(folder) / "run",
-            nodes_file=Path(folder) / "nodes.json",
-            document=document,
-            within=within,
-        )
-        sandbox.configure()
+        sandbox = Sandbox(Path(folder), document, within)
         try:
             done = sandbox.command("start")
             if done.returncode:

@@ -1,4 +1,7 @@
-"""deploy/gateway.yaml -> Settings: all that there is to set of the gateway."""
+"""deploy/gateway.yaml -> Settings: all that there is to set of the gateway.
+
+docs/gateway.md says what each setting is for, and deploy/gateway.yaml has all of them with their defaults.
+"""
 
 import json
 import stat
@@ -28,17 +31,7 @@ Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class Ports:
-    """Where the gateway listens; 8000 to 8002 are Triton's.
-
-    Attributes:
-        address: of `http` and `grpc`; whoever reaches it is a client.
-        http: predictions and the Open Inference Protocol; with `tls`, HTTPS with HTTP/1.1 and HTTP/2.
-        grpc: the same protocol by gRPC.
-        metrics: Envoy's and each node's, for Prometheus; on loopback, or on `internal_address`.
-        control: draining, canaries, nodes; for who runs the servers; on loopback, or on `control_address`.
-        internal_address: of `metrics`.
-        control_address: of `control`: whoever reaches it decides where requests go.
-    """
+    """Where the gateway listens; 8000 to 8002 are Triton's."""
 
     address: str = "127.0.0.1"
     http: Port = 8000
@@ -51,12 +44,7 @@ class Ports:
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class Discover:
-    """Nodes that are found by a name, each behind an Envoy of its own (`python -m deploy.container node`).
-
-    Attributes:
-        host: the name; every address that it resolves to is a node, named by it: `10-0-0-7`.
-        port: of them all, for predictions, descriptions and metrics.
-    """
+    """Nodes that are found by a name, each behind an Envoy of its own (`python -m deploy.container node`)."""
 
     host: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$")]
     port: Port = 8085
@@ -66,10 +54,7 @@ class Discover:
 class Canary:
     """The share of a model's traffic that one version gets, of requests that name no version.
 
-    Attributes:
-        version: the version that gets it.
-        percent: 0 to 100.
-        header: name and value; requests that carry it go there, whatever the share; None for none.
+    Requests with `header`, a name and a value, go there whatever the share.
     """
 
     version: Annotated[str, Field(min_length=1, max_length=64)]
@@ -79,12 +64,7 @@ class Canary:
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class Tls:
-    """Certificates as PEM files; they are read anew when they are replaced (renamed over).
-
-    Attributes:
-        certificate, key: the gateway's own chain and private key.
-        client_ca: who signs clients' certificates, where clients must have one.
-    """
+    """Certificates as PEM files; they are read anew when they are replaced (renamed over)."""
 
     certificate: str
     key: str
@@ -93,14 +73,7 @@ class Tls:
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class Key:
-    """A client's key, and how often it may call.
-
-    Attributes:
-        client: its name in logs and metrics.
-        key: the key itself, sent as `Authorization: Bearer KEY`.
-        requests_per_second: its rate; None for no limit.
-        burst: how many it may send at once; None for one second's worth.
-    """
+    """A client's key, and how often it may call."""
 
     client: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     key: Annotated[str, Field(pattern=r"^[!-~]{16,256}$")]
@@ -110,23 +83,7 @@ class Key:
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class Limits:
-    """What one client may take, and how long.
-
-    Attributes:
-        body_bytes: of a request's body, as it was sent and after decompression; bodies to 32 MiB are sent again where a
-            node dies.
-        form_bytes: of a body that is application/x-www-form-urlencoded, which TorchServe reads very slowly.
-        header_bytes, headers: of a request's head.
-        header_s: seconds in which the head must have come.
-        body_s: seconds in which the whole request must have come.
-        idle_s: seconds that a connection may lie idle between requests, or in which nothing of an answer moves.
-        response_s: seconds until the answer must have come, whole; the longest responseTimeout of the models.
-        connections: how many at once, all clients together.
-        attempts: how many nodes a request may be tried on where one dies.
-        attempt_connect_s: seconds to reach a node.
-        unresponsive_s: seconds without a health answer after which a node that was cut off is left, and what it had is
-            answered elsewhere.
-    """
+    """What one client may take, and how long."""
 
     body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 32 << 20
     form_bytes: Annotated[int, Field(ge=1, le=1 << 20)] = 64 << 10
@@ -144,19 +101,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class Settings:
-    """See the classes of its parts.
-
-    Attributes:
-        nodes: the TorchServes behind the gateway; none for those that `make serve` started on this machine.
-        discover: the name of all of them, in place of `nodes`.
-        ports: where it listens.
-        tls: None for plain HTTP.
-        keys: of the clients; none where everybody may call.
-        limits: what one client may take.
-        management: whether loading, unloading and the repository's index of models are let through, to those who have a
-            key.
-        canaries: by the model's name; one that the control port is told wins over it, on that edge.
-    """
+    """All settings; `nodes` are those of this machine where there are none, and `canaries` are by the model's name."""
 
     nodes: tuple[Node, ...] = ()
     discover: Discover | None = None

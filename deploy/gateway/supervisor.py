@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.gateway.envoy.bootstrap import bootstrap
+from deploy.gateway.envoy.listeners import bootstrap
 from deploy.gateway.envoy.process import Envoy, EnvoyError
 from deploy.gateway.settings import Settings, reached
 from deploy.models import ROOT

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from aiohttp import web
@@ -22,18 +23,13 @@ from deploy.gateway.control.errors import answer_errors, refuse_foreign
 from deploy.gateway.control.gateway import GATEWAY, KNOWN, Gateway
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.nodes import read_known
-from deploy.gateway.settings import Settings, read
+from deploy.gateway.settings import read
 from deploy.gateway.supervisor import ALIVE
-from deploy.run.node import Node
 from handlers.errors import InvalidConfig
-
-logger = logging.getLogger(__name__)
 
 # Seconds between two looks at gateway.yaml, nodes.json and what a name resolves to, and at the process that started
 # this one.
 LOOK_S = 1.0
-# Seconds in which the name of the nodes may be resolved before the gateway starts with those that were known last.
-FIRST_S = 3.0
 # Seconds that a request in flight has to end when the process does.
 SHUTDOWN_S = 2.0
 
@@ -84,40 +80,33 @@ async def control(config: Path, nodes_file: Path, run: Path) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     settings, nodes = read(config), tuple(read_known(run / KNOWN))
     configuration = Configuration(config, nodes_file, nodes)
-    # A name server may take its time, and keeps nothing waiting but this.
-    reading = asyncio.create_task(asyncio.to_thread(configuration.read))
-    if (await asyncio.wait({reading}, timeout=FIRST_S))[0]:
-        settings, nodes = reading.result()
+    if settings.discover is None:
+        settings, nodes = configuration.read()
+    # Nodes of a name are those that were known until it is resolved: a name server may take its time.
     gateway = Gateway(settings, nodes, Envoy(run), run)
 
     async def follow() -> None:
-        changed: tuple[Settings, tuple[Node, ...]] | None = await reading
         while True:
-            if changed is not None and changed != (gateway.settings, tuple(gateway.nodes.by_name.values())):
+            if (changed := await asyncio.to_thread(configuration.changed)) is not None:
                 gateway.configure(*changed)
             await asyncio.sleep(LOOK_S)
-            changed = await asyncio.to_thread(configuration.changed)
 
-    runners, following = [], None
+    runners, following = [], asyncio.create_task(follow())
     try:
         await gateway.start()
-        following = asyncio.create_task(follow())
         ports = settings.ports
         runners.append(await serve(control_app(gateway), ports.control_address, ports.control))
         runners.append(await serve(metrics_app(gateway), ports.internal_address, ports.metrics))
-        logger.info("nodes: %s", ", ".join(node.name for node in nodes) or "none")
-        while not stopped.is_set() and os.getppid() == parent:
+        while not (stopped.is_set() or following.done()) and os.getppid() == parent:
             (run / ALIVE).touch()
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), LOOK_S)
-            except TimeoutError:
-                if following.done():
-                    following.result()
+        if following.done():
+            following.result()
     finally:
         for runner in runners:
             await runner.cleanup()
-        if following is not None:
-            following.cancel()
+        following.cancel()
         await gateway.close()
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from deploy.gateway.settings import Canary
+from deploy.run import node as node_files
 from handlers.config import SETTINGS
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,9 @@ class Decided:
     canaries: dict[str, Canary] = Field(default_factory=dict)
 
 
+DECIDED = TypeAdapter(Decided)
+
+
 class Decisions:
     """The file of what was decided last."""
 
@@ -39,14 +43,12 @@ class Decisions:
         """Read what the file holds; a file that cannot be read is as none, and the log says so."""
         self._path = path
         self.now = Decided()
-        try:
-            self.now = TypeAdapter(Decided).validate_json(path.read_bytes())
-        except FileNotFoundError:
-            pass
-        except (OSError, ValidationError) as error:
-            logger.warning(
-                "%s: no node drains, no canary is tried, nothing is withdrawn (%s)", path.name, type(error).__name__
-            )
+        if path.exists():
+            try:
+                self.now = DECIDED.validate_json(path.read_bytes())
+            except (OSError, ValidationError) as error:
+                words = "no node drains, no canary is tried, nothing is withdrawn"
+                logger.warning("%s: %s (%s)", path.name, words, type(error).__name__)
 
     def decide(self, **parts: Any) -> None:
         """Replace parts of what was decided: kept first, so that nothing holds that a restart would lose.
@@ -56,7 +58,5 @@ class Decisions:
         """
         decided = replace(self.now, **parts)
         if decided != self.now:
-            new = self._path.with_suffix(".new")
-            new.write_bytes(TypeAdapter(Decided).dump_json(decided, indent=1))
-            new.replace(self._path)
+            node_files.replace(self._path, DECIDED.dump_json(decided, indent=1).decode())
             self.now = decided

@@ -9,12 +9,12 @@ Every node is tried; what any of them did not do is said of it by name.
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any
 from urllib.parse import urlencode
 
 from deploy.gateway.control.errors import UNIMPLEMENTED, RequestError
 from deploy.gateway.control.gateway import Gateway
 from deploy.gateway.management import NodeFailed, ask
+from deploy.gateway.state import Replica
 from deploy.run.node import Node
 
 # Of a model's name, which becomes a part of the archive's.
@@ -97,53 +97,42 @@ def _nodes_failed(gateway: Gateway, failed: dict[str, Exception]) -> RequestErro
 
 
 async def _load(gateway: Gateway, node: Node, name: str) -> None:
-    status, described = await _call(gateway, node, "GET", f"/models/{name}")
-    if status == 404:
+    replicas = await _replicas(gateway, node, name)
+    if not replicas:
         query = urlencode({"url": f"{name}.mar", "initial_workers": 1, "synchronous": "false"})
-        status, said = await _call(gateway, node, "POST", f"/models?{query}")
-        if status == 404:
+        if await _call(gateway, node, "POST", f"/models?{query}", 200, 202, 404, 409) == 404:
             raise Absent(f"no archive {name}.mar")
-        if status not in (200, 202, 409):
-            raise NodeFailed(said)
-    elif status == 200 and described[0]["minWorkers"] < 1:
-        status, said = await _call(gateway, node, "PUT", f"/models/{name}?min_worker=1&max_worker=1")
-        if status not in (200, 202):
-            raise NodeFailed(said)
+    elif all(replica.workers < 1 for replica in replicas.values() if replica.is_default):
+        await _call(gateway, node, "PUT", f"/models/{name}?min_worker=1&max_worker=1", 200, 202)
     deadline = asyncio.get_running_loop().time() + READY_S
-    while not await _is_ready(gateway, node, name):
+    while not any(each.is_default and each.is_ready for each in (await _replicas(gateway, node, name)).values()):
         if asyncio.get_running_loop().time() > deadline:
             raise NodeFailed(f"no READY worker in {READY_S:g} s")
         await asyncio.sleep(LOOK_S)
 
 
-async def _is_ready(gateway: Gateway, node: Node, name: str) -> bool:
-    status, described = await _call(gateway, node, "GET", f"/models/{name}")
-    if status != 200:
-        raise NodeFailed(described)
-    ready = [worker for worker in described[0]["workers"] if worker["status"] == "READY"]
-    return len(ready) >= max(1, int(described[0]["minWorkers"]))
-
-
 async def _unload(gateway: Gateway, node: Node, name: str) -> None:
-    status, versions = await _call(gateway, node, "GET", f"/models/{name}/all")
-    if status == 404:
+    replicas = await _replicas(gateway, node, name)
+    if not replicas:
         raise Absent(f"Request for unknown model: '{name}' is not found")
-    if status != 200:
-        raise NodeFailed(versions)
-    _, default = await _call(gateway, node, "GET", f"/models/{name}")
     # TorchServe removes the default version only where it is the last.
-    for version in sorted(
-        (str(each["modelVersion"]) for each in versions), key=lambda each: each == default[0]["modelVersion"]
-    ):
-        status, said = await _call(gateway, node, "DELETE", f"/models/{name}/{version}")
-        if status not in (200, 202, 404):
-            raise NodeFailed(said)
+    for version in sorted(replicas, key=lambda version: replicas[version].is_default):
+        await _call(gateway, node, "DELETE", f"/models/{name}/{version}", 200, 202, 404)
 
 
-async def _call(gateway: Gateway, node: Node, method: str, path: str) -> tuple[int, Any]:
-    """Call a node's management API: return the status, and what it described, or its own words."""
+async def _replicas(gateway: Gateway, node: Node, name: str) -> dict[str, Replica]:
+    """Look at a node, and return each version of a model that it has."""
+    watch = gateway.nodes.watches[node.name]
+    await watch.look()
+    if not watch.is_up:
+        raise NodeFailed(watch.problem)
+    return {version: replica for (model, version), replica in watch.models.items() if model == name}
+
+
+async def _call(gateway: Gateway, node: Node, method: str, path: str, *statuses: int) -> int:
+    """Call a node's management API; an answer of another status is a failure in the node's own words."""
     status, document = await ask(gateway.session, node, path, timeout_s=CALL_S, method=method)
-    if status == 200 and method == "GET":
-        return status, document
-    said = document.get("message") if isinstance(document, dict) else None
-    return status, f"{status}: {str(said)[:WORDS]}"
+    if status not in statuses:
+        said = document.get("message") if isinstance(document, dict) else None
+        raise NodeFailed(f"{status}: {str(said)[:WORDS]}")
+    return status

@@ -1,13 +1,11 @@
 """Envoy's admin interface, on a unix socket in its folder: only who may enter that folder can ask."""
 
 import http.client
-import json
 import os
 import socket
 from pathlib import Path
-from typing import Any
 
-from deploy.gateway.envoy.bootstrap import ADMIN
+from deploy.gateway.envoy.listeners import ADMIN
 
 # Seconds for an answer; it says what is in memory.
 TIMEOUT_S = 10.0
@@ -53,11 +51,3 @@ def ask(run: Path, path: str, method: str = "GET") -> str:
     if answer.status != 200:
         raise NoAnswer(f"Envoy's admin interface, {path.partition('?')[0]}: status {answer.status}")
     return text
-
-
-def document(run: Path, path: str) -> Any:
-    """Ask Envoy for JSON."""
-    try:
-        return json.loads(ask(run, path))
-    except ValueError:
-        raise NoAnswer(f"Envoy's admin interface, {path.partition('?')[0]}: no JSON") from None

@@ -30,14 +30,6 @@ RESETS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """What TorchServe wants to see of a node's two ports; None where it wants nothing."""
-
-    inference: str | None = None
-    management: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Served:
     """What one cluster stands for.
 
@@ -82,7 +74,7 @@ def clusters(settings: Settings, fleet: Fleet) -> list[Resource]:
 
 
 def endpoints(
-    fleet: Fleet, each: Served, resolve: Callable[[str], str | None], tokens: Mapping[str, Tokens]
+    fleet: Fleet, each: Served, resolve: Callable[[str], str | None], tokens: Mapping[str, Mapping[str, str]]
 ) -> Resource:
     """Make the endpoints of one cluster: its nodes that have an address, those that drain as such.
 
@@ -93,7 +85,7 @@ def endpoints(
         fleet: all nodes.
         each: whose endpoints.
         resolve: from a host's name to its IP address; None where there is none.
-        tokens: by the node's name.
+        tokens: by the node's name, and then by the API that takes each.
     """
     found = []
     for name in each.nodes:
@@ -105,7 +97,7 @@ def endpoints(
                 each.version is None and _has_withdrawn_default(fleet, each.model, name)
             )
             state = "DRAINING" if is_out else "UNKNOWN"
-            found.append(_endpoint(node, host, management, tokens.get(name, Tokens()), state))
+            found.append(_endpoint(node, host, management, tokens.get(name, {}), state))
     return {"@type": ENDPOINTS, "cluster_name": each.cluster, "endpoints": [{"lb_endpoints": found}] if found else []}
 
 
@@ -117,12 +109,7 @@ def _has_withdrawn_default(fleet: Fleet, model: str, node: str) -> bool:
     )
 
 
-def _endpoint(node: Node, host: str, management: str, tokens: Tokens, state: str) -> Resource:
-    secrets = {
-        name: f"Bearer {token}"
-        for name, token in (("inference", tokens.inference), ("management", tokens.management))
-        if token
-    }
+def _endpoint(node: Node, host: str, management: str, tokens: Mapping[str, str], state: str) -> Resource:
     endpoint: Resource = {
         "endpoint": {
             "hostname": node.name,
@@ -134,7 +121,8 @@ def _endpoint(node: Node, host: str, management: str, tokens: Tokens, state: str
         },
         "health_status": state,
     }
-    if secrets:
+    if tokens:
+        secrets = {api: f"Bearer {token}" for api, token in tokens.items()}
         endpoint["metadata"] = {"filter_metadata": {TOKENS: secrets}}
     return endpoint
 

@@ -11,18 +11,15 @@ import hashlib
 import ipaddress
 import json
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.gateway.envoy.bootstrap import CLUSTERS, LISTENERS
-from deploy.gateway.envoy.clusters import Tokens, clusters, endpoints, served
-from deploy.gateway.envoy.listeners import listeners
+from deploy.gateway.envoy.clusters import clusters, endpoints, served
+from deploy.gateway.envoy.listeners import CLUSTERS, LISTENERS, listeners, secrets
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP, routes
-from deploy.gateway.envoy.tls import secrets
+from deploy.gateway.management import tokens_of
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet
-from deploy.run.node import Node
 
 BOOTSTRAP, ENDPOINTS = "bootstrap.json", "endpoints"
 
@@ -46,7 +43,8 @@ def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
             addresses[host] = lookup(host)
         return addresses[host]
 
-    tokens = read_tokens(fleet.nodes)
+    files = {node.name: node.token_file for node in fleet.nodes.values() if node.token_file is not None}
+    tokens = {name: found for name, path in files.items() if (found := tokens_of(path)) is not None}
     parts = list(served(fleet))
     changed = [each.file for each in parts if put(run / each.file, [endpoints(fleet, each, resolve, tokens)])]
     everything: dict[str, list[Resource]] = {
@@ -76,23 +74,6 @@ def prepare(run: Path) -> None:
     for folder in (run, run / ENDPOINTS):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-
-
-def read_tokens(nodes: Mapping[str, Node]) -> dict[str, Tokens]:
-    """Read the tokens of the nodes that have them; a file that is missing or no such file is none, until it is."""
-    found = {}
-    for node in nodes.values():
-        if node.token_file is not None and (tokens := tokens_of(Path(node.token_file))) is not None:
-            found[node.name] = tokens
-    return found
-
-
-def tokens_of(path: Path) -> Tokens | None:
-    """Read the tokens that a TorchServe wrote; None of a file that is missing, or is none."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        keys = json.loads(path.read_text(encoding="utf-8"))
-        return Tokens(str(keys["inference"]["key"]), str(keys["management"]["key"]))
-    return None
 
 
 def lookup(host: str) -> str | None:

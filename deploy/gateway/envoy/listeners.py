@@ -1,18 +1,38 @@
-"""The two ports that clients reach: listener.yaml, with limits, keys, certificates and scripts.
+"""The two ports that clients reach, and what Envoy may take of the machine: limits, keys, rates, certificates, scripts.
 
-listener.yaml has the filters in order, and says what each is for.
+listener.yaml has the filters in order, and says what each is for; bootstrap.yaml is read once, as Envoy starts. This
+module fills in what the settings say.
 """
 
-from deploy.gateway.envoy.errors import local_reply
-from deploy.gateway.envoy.keys import keys, open_rate, rates
-from deploy.gateway.envoy.resources import Resource, address, filled, lua, seconds, watched
-from deploy.gateway.envoy.routes import GRPC, HTTP, INFLATE
-from deploy.gateway.envoy.tls import transport
-from deploy.gateway.settings import Settings
+import math
+from typing import Any
 
+from deploy.gateway.envoy.errors import local_reply
+from deploy.gateway.envoy.resources import TYPE, Resource, address, filled, lua, seconds, typed, watched
+from deploy.gateway.envoy.routes import GRPC, HTTP, INFLATE, KEYS, OPEN_RATE
+from deploy.gateway.settings import Key, Settings, Tls
+from deploy.models import ROOT
+
+# Names in Envoy's working folder, and of its secrets.
+ADMIN, CLUSTERS, LISTENERS = "admin.sock", "clusters.json", "listeners.json"
+CERTIFICATE, AUTHORITY = "certificate", "authority"
+# Bytes of heap at the least: Envoy itself, and some hundred bodies on their way.
+HEAP_BYTES = 2 << 30
+BODIES_ON_HEAP = 16
 # A compressed message of gRPC, which is inflated in one go: by how much at most, and which part of the limit of bodies
 # it may have. A body of HTTP: the most that deflate can reach.
 PACKED_RATIO, PACKED_SHARE, INFLATE_RATIO = 100, 16, 1032
+CLIENT = "x-client"
+# Requests a second, and at once, of all clients together for what needs no key: the page's files.
+OPEN_PER_S, OPEN_BURST = 100, 500
+
+
+def bootstrap(settings: Settings) -> Resource:
+    """Make the configuration that Envoy starts with."""
+    limits = settings.limits
+    heap_bytes = max(HEAP_BYTES, BODIES_ON_HEAP * limits.body_bytes)
+    made: Resource = filled("bootstrap", admin=ADMIN, heap_bytes=heap_bytes, connections=limits.connections)
+    return made
 
 
 def listeners(settings: Settings) -> list[Resource]:
@@ -27,9 +47,9 @@ def _listener(settings: Settings, name: str, port: int) -> Resource:
     filters = filled(
         "listener",
         name,
-        keys=keys(settings),
-        rates=rates(settings),
-        open_rate=open_rate(),
+        keys=_keys(settings),
+        rates=_rates(settings),
+        open_rate=_open_rate(),
         body_bytes=limits.body_bytes,
         inflate_ratio=PACKED_RATIO if name == GRPC else INFLATE_RATIO,
         inflate=lua("inflate", name=INFLATE),
@@ -44,7 +64,7 @@ def _listener(settings: Settings, name: str, port: int) -> Resource:
         "listener",
         name=name,
         address=address(settings.ports.address, port),
-        tls=None if tls is None else transport(tls, ["h2"] if name == GRPC else ["h2", "http/1.1"]),
+        tls=None if tls is None else _transport(tls, ["h2"] if name == GRPC else ["h2", "http/1.1"]),
         codec="HTTP2" if name == GRPC and tls is None else "AUTO",
         routes=watched(f"routes-{name}.json"),
         filters=filters,
@@ -56,3 +76,104 @@ def _listener(settings: Settings, name: str, port: int) -> Resource:
         idle_s=seconds(limits.idle_s),
     )
     return listener
+
+
+# -- keys and rates ---------------------------------------------------------------------------------------------------
+
+
+def _keys(settings: Settings) -> Resource | None:
+    """Make the filter that asks for a key; None where there are none."""
+    if not settings.keys:
+        return None
+    # Envoy's own filter for this, api_key_auth, is "not covered by the threat model" in 1.40.
+    clients = ", ".join(f"[{_quoted(key.key)}] = {_quoted(key.client)}" for key in settings.keys)
+    return lua("keys", f"local CLIENTS = {{{clients}}}\n", KEYS)
+
+
+def _quoted(text: str) -> str:
+    """Write a string of printable ASCII as Lua has it."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _rates(settings: Settings) -> Resource | None:
+    """Make the filter that holds each key to its rate; None where none has one."""
+    limited = [key for key in settings.keys if key.requests_per_second is not None]
+    if not limited:
+        return None
+    return _limit(
+        "gateway.rates",
+        {"max_tokens": 0xFFFFFFFF, "tokens_per_fill": 0xFFFFFFFF, "fill_interval": "1s"},
+        always_consume_default_token_bucket=False,
+        rate_limits=[{"actions": [{"request_headers": {"header_name": CLIENT, "descriptor_key": "client"}}]}],
+        descriptors=[
+            {"entries": [{"key": "client", "value": key.client}], "token_bucket": bucket(key)} for key in limited
+        ],
+    )
+
+
+def _open_rate() -> Resource:
+    """Make the filter that bounds how often what needs no key is asked for; routes switch it on."""
+    tokens = {"max_tokens": OPEN_BURST, "tokens_per_fill": OPEN_PER_S, "fill_interval": "1s"}
+    return {**_limit(OPEN_RATE, tokens), "disabled": True}
+
+
+def _limit(name: str, tokens: Resource, **config: Any) -> Resource:
+    always = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}, "runtime_key": "gateway.rates"}
+    return typed(
+        name,
+        "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit",
+        stat_prefix=name.removeprefix("gateway."),
+        filter_enabled=always,
+        filter_enforced=always,
+        # One bucket for all connections and threads of a client.
+        local_rate_limit_per_downstream_connection=False,
+        rate_limited_as_resource_exhausted=True,
+        token_bucket=tokens,
+        **config,
+    )
+
+
+def bucket(key: Key) -> Resource:
+    """Make a client's bucket of requests: how many at once, and how many come back in which time."""
+    rate = key.requests_per_second or 1.0
+    tokens = max(1, round(rate))
+    return {
+        "max_tokens": key.burst or max(1, math.ceil(rate)),
+        "tokens_per_fill": tokens,
+        "fill_interval": f"{tokens / rate:.3f}s",
+    }
+
+
+# -- certificates: PEM files, named in secret-*.json, read anew as they are renamed over -------------------------------
+
+
+def secrets(tls: Tls) -> dict[str, Resource]:
+    """Name the certificates, by the file that each is told in; Envoy takes one secret from one file."""
+    # A relative path stands in the repository.
+    certificate, key = ROOT / tls.certificate, ROOT / tls.key
+    own = {"certificate_chain": {"filename": str(certificate)}, "private_key": {"filename": str(key)}}
+    found = {CERTIFICATE: {"tls_certificate": {**own, "watched_directory": {"path": str(certificate.parent)}}}}
+    if tls.client_ca is not None:
+        authority = ROOT / tls.client_ca
+        trusted = {"trusted_ca": {"filename": str(authority)}, "watched_directory": {"path": str(authority.parent)}}
+        found[AUTHORITY] = {"validation_context": trusted}
+    kind = TYPE + "envoy.extensions.transport_sockets.tls.v3.Secret"
+    return {f"secret-{name}.json": {"@type": kind, "name": name, **secret} for name, secret in found.items()}
+
+
+def _transport(tls: Tls, protocols: list[str]) -> Resource:
+    """Make the transport socket of a listener, TLS 1.2 or newer, that offers these protocols (ALPN)."""
+    named = {name: {"name": name, "sds_config": watched(f"secret-{name}.json")} for name in (CERTIFICATE, AUTHORITY)}
+    common: Resource = {
+        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+        "alpn_protocols": protocols,
+        "tls_certificate_sds_secret_configs": [named[CERTIFICATE]],
+    }
+    if tls.client_ca is not None:
+        common["validation_context_sds_secret_config"] = named[AUTHORITY]
+    return typed(
+        "envoy.transport_sockets.tls",
+        "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+        common_tls_context=common,
+        require_client_certificate=tls.client_ca is not None,
+    )

@@ -5,6 +5,7 @@ it left there, and starts another only where none does.
 """
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -177,7 +178,7 @@ class Envoy:
         Raises:
             admin.NoAnswer: Envoy does not run.
         """
-        found = admin.document(self._run, "/clusters?format=json").get("cluster_statuses", [])
+        found = json.loads(admin.ask(self._run, "/clusters?format=json")).get("cluster_statuses", [])
         return {
             cluster["name"]: {host["hostname"]: _endpoint(host) for host in cluster.get("host_statuses", [])}
             for cluster in found
@@ -203,7 +204,7 @@ class Envoy:
 
     def _has_listeners(self) -> bool:
         """Whether all ports are open; Envoy only warns of one that another program has."""
-        listeners = admin.document(self._run, "/listeners?format=json").get("listener_statuses", [])
+        listeners = json.loads(admin.ask(self._run, "/listeners?format=json")).get("listener_statuses", [])
         return len(listeners) == len(self._listeners)
 
     def _in_flight(self) -> int:

@@ -12,7 +12,6 @@ import requests
 from deploy.container import envoy
 from deploy.container.envoy import LISTENER, ROUTES_FILE, View
 from deploy.container.settings import NodeSettings
-from deploy.gateway.envoy.clusters import Tokens
 from deploy.gateway.envoy.files import prepare, put
 from deploy.gateway.envoy.process import Envoy
 from deploy.sandbox import free_ports
@@ -117,7 +116,7 @@ def test_tokens_follow_the_file_and_no_other_header_is_added(node: Node) -> None
     assert received["x-priority"] == "1"
     assert not [name for name in received if name.startswith(("x-envoy", "x-forwarded", "x-request"))]
     for word, key in (("one", "first-%"), ("two", "second")):
-        node.show(replace(READY, words=word, tokens=Tokens(key, "management")))
+        node.show(replace(READY, words=word, tokens={"inference": key, "management": "management"}))
         assert headers("/predictions/m")["authorization"] == f"Bearer {key}"
     node.ask("GET", "/models/m")
     assert node.torchserve.checks[-1]["authorization"] == "Bearer management"

@@ -1,5 +1,6 @@
 """What whoever runs the servers decides on the control port: draining, canaries, withdrawals; and the metrics port."""
 
+import os
 from pathlib import Path
 
 import requests
@@ -178,7 +179,7 @@ def test_decision_that_cannot_be_is_refused(scene: Scene) -> None:
 
 
 def test_decision_that_cannot_be_kept_does_not_hold(scene: Scene) -> None:
-    blocked = scene.folder / "decisions.new"
+    blocked = scene.folder / f"decisions.{os.getpid()}"
     blocked.mkdir()
     assert scene.ask("PUT", "/control/nodes/node-1", {"draining": True})[0] == 500
     assert scene.gateway.fleet.draining == set()

@@ -18,7 +18,7 @@ from deploy.build.modes import archived
 from deploy.container import envoy as node_envoy
 from deploy.container.node import LAST_ANSWER_S
 from deploy.container.settings import NOTICE_S, PORT
-from deploy.gateway.envoy.bootstrap import HEAP_BYTES
+from deploy.gateway.envoy.listeners import HEAP_BYTES
 from deploy.gateway.envoy.routes import OPEN
 from deploy.gateway.settings import Settings as GatewaySettings
 from deploy.gateway.settings import read as read_gateway

@@ -12,7 +12,7 @@ import grpc
 import requests
 
 from deploy.gateway.envoy import admin, files
-from deploy.gateway.envoy.bootstrap import bootstrap
+from deploy.gateway.envoy.listeners import bootstrap
 from deploy.gateway.envoy.process import Endpoint, Envoy
 from deploy.gateway.settings import Ports, Settings
 from deploy.gateway.state import Fleet, Model, Replica, Version

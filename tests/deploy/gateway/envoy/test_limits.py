@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from deploy.gateway.envoy.keys import OPEN_BURST
+from deploy.gateway.envoy.listeners import OPEN_BURST
 from deploy.gateway.settings import Limits, Settings
 from tests.deploy.gateway.envoy.conftest import KEY
 from tests.deploy.gateway.envoy.harness import Gateway, wait

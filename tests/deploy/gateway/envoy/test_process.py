@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from deploy.gateway.envoy import admin, files
-from deploy.gateway.envoy.bootstrap import bootstrap
+from deploy.gateway.envoy.listeners import bootstrap
 from deploy.gateway.envoy.process import Envoy, EnvoyError
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet

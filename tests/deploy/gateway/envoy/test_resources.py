@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from deploy.gateway.envoy import files
-from deploy.gateway.envoy.bootstrap import bootstrap
-from deploy.gateway.envoy.clusters import Tokens, clusters, endpoints, served
+from deploy.gateway.envoy.clusters import clusters, endpoints, served
 from deploy.gateway.envoy.errors import retry_after_s
-from deploy.gateway.envoy.keys import bucket
-from deploy.gateway.envoy.listeners import listeners
+from deploy.gateway.envoy.listeners import bootstrap, bucket, listeners
 from deploy.gateway.envoy.process import find
 from deploy.gateway.envoy.routes import routes
+from deploy.gateway.management import tokens_of
 from deploy.gateway.settings import Canary, Key, Limits, Ports, Settings, Tls
 from deploy.gateway.state import Fleet, Model, Version
 from deploy.run.node import Node
@@ -74,8 +73,8 @@ def test_tokens_of_a_file_that_is_missing_or_half_written_are_none_until_it_is_w
     whole, half = tmp_path / "whole.json", tmp_path / "half.json"
     whole.write_text('{"inference": {"key": "i"}, "management": {"key": "m"}}')
     half.write_text('{"inference": {"key": "i"}')
-    nodes = [node(path.stem, token_file=str(path)) for path in (whole, half, tmp_path / "none.json")]
-    assert files.read_tokens({each.name: each for each in [*nodes, node("d")]}) == {"whole": Tokens("i", "m")}
+    assert tokens_of(whole) == {"inference": "i", "management": "m"}
+    assert [tokens_of(path) for path in (half, tmp_path / "none.json")] == [None, None]
 
 
 KEYS = [Key(client=f"c{n}", key=f"{n:020}", requests_per_second=10.0**n) for n in range(-6, 7)]
