@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from handlers.batching.arrivals import Arrivals, Arrived, Decoder
-from handlers.batching.batches import LONGEST_SHARE, Limits
+from handlers.batching.batches import Limits
 from handlers.batching.engine import MOST_WIDE_ITEMS_PER_STREAM, LatencyModel, RunningBatch, Streams
 from handlers.batching.engine_threads import EngineThreads
 from handlers.batching.frontend import Disconnected, Link, Sent
@@ -87,7 +87,7 @@ def start(
     """
     check_mode(settings)
     policy = Policy.of(task.config, task.overhead)
-    choice = trial.choose(longest_s=LONGEST_SHARE * policy.patience_s)
+    choice = trial.choose()
     task.engine = choice.arrangement.whole
     on_streams = [on_engine(task, part) for part in choice.arrangement.streams] or [task]
     scheduler = Scheduler(policy, _streams(task.engine, choice))

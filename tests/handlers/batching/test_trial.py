@@ -11,7 +11,7 @@ import pytest
 
 from handlers.archive_files import Build
 from handlers.batching import trial
-from handlers.batching.trial import Candidate, Figures, chosen
+from handlers.batching.trial import Candidate, chosen
 from handlers.engines import Arrangement, Arrays, Engine, Outputs
 from tests.handlers.serving import DoublingHandler, context
 
@@ -89,7 +89,7 @@ def test_every_precision_is_tried_then_the_best_one_in_streams_and_all_is_rememb
     assert "a 2" not in handler.made
     assert handler.engine.description == "known cpu b"
     (line,) = [each for each in caplog.messages if each.startswith("Runs ")]
-    assert line.startswith("Runs b in 2 streams: ms an item alone and among ") and "a whole " in line
+    assert line.startswith("Runs b in 2 streams: ms an item alone and among others") and "a whole " in line
     again = WayHandler(WAYS)
     with patch.object(trial, "measure", side_effect=AssertionError("measured again")):
         loaded(again, tmp_path)
@@ -97,7 +97,7 @@ def test_every_precision_is_tried_then_the_best_one_in_streams_and_all_is_rememb
     assert again.made == ["b", "b 2"]
     # What is remembered is of this archive, and of no file that is broken.
     (remembered,) = (tmp_path / ".cache").iterdir()
-    remembered.write_text('{"b whole": [[[true, 0.1]], []]}')
+    remembered.write_text('[[["b", 1], [[[true, 0.1]], []]]]')
     for fingerprint in ("0123", "4567"):
         build(tmp_path, fingerprint)
         with patch.object(trial, "measure", return_value=[(1, 0.1)]) as measured:
@@ -111,16 +111,16 @@ def test_classic_mode_has_no_streams_and_measures_nothing_where_there_is_no_choi
     assert not any(made.endswith("2") for made in handler.made)
 
 
-def test_trial_begins_nothing_that_would_take_longer_than_is_left_and_forgets_what_is_incomplete(
+def test_trial_begins_nothing_once_its_time_is_over_and_remembers_nothing_incomplete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CACHE_DIR", raising=False)
     build(tmp_path)
     handler = WayHandler({("a", 1): SLOW_S, ("a", 2): 0.0})
-    with patch.object(trial, "TRIAL_S", 0.001), caplog.at_level(logging.WARNING):
+    with patch.object(trial, "TRIAL_S", -1.0), caplog.at_level(logging.WARNING):
         loaded(handler, tmp_path)
     assert not any(made.endswith("2") for made in handler.made)
-    assert "no time for a in 2 streams" in caplog.text
+    assert "no time to try a in 2 streams" in caplog.text
     # Another start may have it.
     assert not (tmp_path / ".cache").exists()
 
@@ -142,4 +142,4 @@ BF16, INT8, STREAMS = Candidate("bf16", 1), Candidate("int8", 1), Candidate("int
 def test_chosen_has_the_least_product_of_an_items_times_and_is_the_likeliest_unless_it_is_clear(
     figures: dict[Candidate, tuple[float, float]], taken: Candidate
 ) -> None:
-    assert chosen({each: Figures(*times) for each, times in figures.items()}) == taken
+    assert chosen(figures) == taken
