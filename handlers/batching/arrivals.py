@@ -104,10 +104,10 @@ class Arrivals:
                 per_byte = item.cost.length / item.size
                 self._per_byte += (LATEST_WEIGHT if self._per_byte else 1.0) * (per_byte - self._per_byte)
             if error := self._excess(item):
-                self._scheduler.remove(item.request)
+                self._scheduler.queue.remove(item.request)
                 item.request.fail(error)
             else:
-                self._scheduler.decoded(item.request, item.slot, item.cost)
+                self._scheduler.queue.decoded(item.request, item.slot, item.cost)
 
     def _excess(self, item: Arrived) -> ItemError | None:
         """Return the error of a request whose items are too much together, once the last of them is decoded."""

@@ -69,7 +69,7 @@ class EngineThreads:
     def begin(self, now_s: float, *, most_on_whole: int | None = None) -> RunningBatch | None:
         """Have the scheduler begin the next micro-batch, where there is one; see its `next_batch`. Wants the lock."""
         scheduler = self._shared.scheduler
-        depth, oldest_s = scheduler.ready_items, scheduler.oldest_s(now_s)
+        depth, oldest_s = len(scheduler.queue.ready), scheduler.queue.oldest_s(now_s)
         if running := scheduler.next_batch(now_s, most_on_whole=most_on_whole):
             self._recorder.observe(QUEUE_DEPTH, depth)
             self._recorder.observe(QUEUE_AGE, oldest_s)

@@ -4,29 +4,27 @@ A request holds one or more items; each item goes its own way:
 
     admit ──> refused                         503: the queue is full, or its answer cannot be expected in time
       │
-      └─────> decoding ──> failed             its own error; the caller's business
+      └─────> decoding ──> failed             its own error
                  │
                  └───────> queued ──> expired 504: it waited longer than it may (timeout_action: reject)
                              │  ^
                              │  └─ late       it waits behind all that are not (timeout_action: delay)
                              v
-                          running ──> done    one by one where the engine tells (`ended`), else with its micro-batch:
-                                              `finish` teaches the latency model what that took
+                          running ──> done    one by one where the engine tells (`ended`), else with its micro-batch
 
-The order is request_queue's business, what shares a micro-batch batches', and how many run at once engine's.
+request_queue decides the order, batches what shares a micro-batch, and engine how many run at once.
 
 A request is admitted where its answer can be expected in time:
 
     work ahead of it and its own (seconds of the engine) + allowance -> after its deadline? refused : admitted
 
-The allowance stands for what the prediction cannot know: the way of the answer, who comes later and goes first, a
-micro-batch that takes longer than others. Every late answer adds to it, every other one takes a little away. Each
-priority has its own, for the last one's answers are late because they are overtaken, which is no reason to refuse the
-first.
+The allowance stands for what the prediction cannot know: the way of the answer, requests that come later and go first,
+a micro-batch that takes longer than others. Every late answer adds to it, every other one takes a little away. Each
+priority has its own: low priorities are late because they are overtaken, which is no reason to refuse the first.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil, inf
@@ -35,8 +33,6 @@ from handlers.batching.batches import Limits, padded_tokens, select
 from handlers.batching.engine import RunningBatch, Streams, done_in_s
 from handlers.batching.policy import Policy
 from handlers.batching.request_queue import QueuedItem, RequestQueue, ScheduledRequest, Work
-from handlers.pipeline.micro_batches import Cost
-from handlers.pipeline.slots import Slot
 from handlers.pipeline.warm_up import Step
 
 # What an answer changes of its priority's allowance, as shares of the target: where more comes than can be
@@ -71,11 +67,12 @@ class Scheduler:
     Attributes:
         policy: what the worker is held to.
         streams: of its engine.
+        queue: the requests that wait.
     """
 
     policy: Policy
     streams: Streams
-    _queue: RequestQueue = field(init=False)
+    queue: RequestQueue = field(init=False)
     _numbers: Iterator[int] = field(default_factory=count)
     # By priority, as a share of the target.
     _allowances: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
@@ -85,39 +82,16 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         """Start with an empty queue."""
-        self._queue = RequestQueue(self.policy)
-
-    # -- what a worker asks ------------------------------------------------------------------------------------------
-
-    @property
-    def waiting_items(self) -> int:
-        """How many items wait, decoded or not."""
-        return self._queue.items
-
-    @property
-    def ready_items(self) -> int:
-        """How many items are ready to run."""
-        return len(self._queue.ready)
+        self.queue = RequestQueue(self.policy)
 
     @property
     def ready_s(self) -> float:
         """How long an idle engine has to do with what is ready."""
-        return self._done_in_s(self._queue.ready_work, -inf)
-
-    @property
-    def next_expiry_s(self) -> float:
-        """When `expire` may next have something; infinity when never."""
-        return self._queue.next_expiry_s()
-
-    def oldest_s(self, now_s: float) -> float:
-        """Return for how many seconds the oldest ready item has been here; 0 without any."""
-        return self._queue.oldest_s(now_s)
+        return self._done_in_s(self.queue.ready_work, -inf) if self.queue.ready else 0.0
 
     def is_stuck(self, now_s: float, longest_s: float) -> bool:
         """Whether a micro-batch has run for longer than that."""
         return any(now_s - running.started_s > longest_s for running in self.streams.running)
-
-    # -- requests ----------------------------------------------------------------------------------------------------
 
     def admit(self, request: ScheduledRequest, tokens: float) -> Refusal | None:
         """Take a request in, or say why not.
@@ -129,7 +103,7 @@ class Scheduler:
         Returns:
             None where it is admitted: its items are to be decoded, and `decoded` is to be told of each.
         """
-        now_s, policy, queue = request.arrived_s, self.policy, self._queue
+        now_s, policy, queue = request.arrived_s, self.policy, self.queue
         request.level = policy.default_priority if request.priority is None else request.priority
         request.tokens = tokens
         request.deadline_s = now_s + min(policy.max_latency_s, request.timeout_s)
@@ -151,7 +125,7 @@ class Scheduler:
     def _overloaded(self, request: ScheduledRequest, items: int) -> Refusal | None:
         """Refuse a request of so many items whose answer would come too late."""
         now_s, policy = request.arrived_s, self.policy
-        ahead = self._queue.ahead(request.level, request.due_s, now_s)
+        ahead = self.queue.ahead(request.level, request.due_s, now_s)
         work_s = self._done_in_s(Work(ahead.items + items, ahead.tokens + request.tokens), now_s)
         expected_s = work_s + self._allowances[request.level] * policy.patience_s
         if now_s + expected_s <= request.deadline_s:
@@ -171,27 +145,14 @@ class Scheduler:
         return Refusal("Overloaded", message, self._turn_s - now_s)
 
     def _tries_anyway(self, timeout_s: float) -> bool:
-        """Whether an idle worker takes what it would refuse, or it would serve nobody and never learn better.
+        """Whether an idle worker takes what it would refuse, or it would never learn better.
 
-        It takes each that allows what the policy allows, whatever the model takes; of those in more of a hurry it takes
-        one in a few.
+        It takes each request that allows what the policy allows, and of those that allow less one in HURRIED_TRY.
         """
         if timeout_s >= self.policy.max_latency_s:
             return True
         self._hurried = (self._hurried + 1) % HURRIED_TRY
         return self._hurried == 0
-
-    def decoded(self, request: ScheduledRequest, slot: Slot, cost: Cost | None) -> None:
-        """Note that an item of a request is decoded, or has failed where `cost` is None."""
-        self._queue.decoded(request, slot, cost)
-
-    def remove(self, request: ScheduledRequest) -> None:
-        """Forget a request; whether what runs of it ends is the engine's business, and its answer the caller's."""
-        self._queue.remove(request)
-
-    def expire(self, now_s: float) -> Sequence[ScheduledRequest]:
-        """Remove the requests that waited too long, where these are rejected; the caller fails them."""
-        return self._queue.expire(now_s)
 
     def answered(self, request: ScheduledRequest, now_s: float) -> bool:
         """Learn from an answer that is complete; whether it came by its deadline."""
@@ -201,7 +162,7 @@ class Scheduler:
             self._allowances[request.level] = min(MOST_ALLOWANCE, max(0.0, allowance))
         return is_in_time
 
-    # -- the engine --------------------------------------------------------------------------------------------------
+    # -- the engine ----------------------------------------------------------------------------------------------------
 
     def next_batch(self, now_s: float, *, most_on_whole: int | None = None) -> RunningBatch | None:
         """Start the micro-batch that is to run now; None where there is none, or no stream is free for it.
@@ -211,7 +172,7 @@ class Scheduler:
             most_on_whole: of who has only the whole engine to run it on, the most items that it is to hold; nothing
                 may be running then. None of a stream's thread.
         """
-        ready = self._queue.ready_work
+        ready = self.queue.ready_work
         if not ready.items or not self.streams.free:
             return None
         is_wide = most_on_whole is not None or self.streams.is_wide(*ready)
@@ -220,8 +181,8 @@ class Scheduler:
         if most_on_whole is not None:
             limits = replace(limits, max_items=min(limits.max_items, most_on_whole))
         limits = limits.shared(ready.tokens, line, [0.0] if is_wide else self.streams.residuals_s(now_s))
-        items = select(self._queue.ranked(now_s), limits, line, now_s)
-        self._queue.take(items)
+        items = select(self.queue.ranked(now_s), limits, line, now_s)
+        self.queue.take(items)
         return self.streams.begin(items, padded_tokens(items), now_s, is_wide=is_wide)
 
     def ended(self, running: RunningBatch, item: QueuedItem) -> None:
@@ -247,8 +208,6 @@ class Scheduler:
         if self.streams.running if step.is_wide else not self.streams.free:
             return None
         return self.streams.begin((), step.tokens, now_s, is_wide=step.is_wide)
-
-    # -- time --------------------------------------------------------------------------------------------------------
 
     def _done_in_s(self, work: Work, now_s: float) -> float:
         """Return how long it takes until what runs and then so much work is done, in micro-batches of `next_batch`.

@@ -58,28 +58,12 @@ class Guard:
             self._die()
 
 
-class State(NamedTuple):
-    """How much a worker has to do.
-
-    Attributes:
-        in_flight: requests that the frontend waits for.
-        waiting_items: items of theirs that have not started.
-        running_batches: micro-batches in the engine.
-        unanswered_batches: micro-batches that ran and are not split into results yet.
-    """
-
-    in_flight: int
-    waiting_items: int
-    running_batches: int
-    unanswered_batches: int
-
-
 class Due(NamedTuple):
     """What goes with an answer to the frontend.
 
     Attributes:
         complete: the requests that it answers.
-        finished: the micro-batches that ran since the last one.
+        finished: the micro-batches that ran since the last answer.
         tokens: what streamed requests that are not complete have to send.
     """
 
@@ -114,37 +98,21 @@ class SharedState:
         self._answer_due_s = -inf
         self._work_may_be_due = threading.Condition(self.lock)
 
-    @property
-    def state(self) -> State:
-        """How much there is to do, now; takes the lock."""
-        with self.lock:
-            scheduler = self.scheduler
-            running = len(scheduler.streams.running)
-            return State(len(self.in_flight), scheduler.waiting_items, running, len(self.finished))
-
     def situation(self) -> Situation:
         """Return what the timing of an answer depends on."""
-        complete = refused = streamed = 0
-        oldest_s = inf
-        # Asked at every wake: each request is looked at once.
-        for request in self.in_flight.values():
-            streamed += request.stream is not None
-            if request.is_complete:
-                complete += 1
-                if request.retry_after_s is not None:
-                    refused += 1
-                    oldest_s = min(oldest_s, request.arrived_s)
-        if complete == len(self.in_flight):
+        complete = [request for request in self.in_flight.values() if request.is_complete]
+        if len(complete) == len(self.in_flight):
             # An answer is due whatever else is so, and a client who is alone waits for it.
-            return Situation(complete, complete)
+            return Situation(len(complete), len(complete))
+        refused_s = [request.arrived_s for request in complete if request.retry_after_s is not None]
         return Situation(
             in_flight=len(self.in_flight),
-            complete=complete,
-            refused=refused,
-            oldest_refusal_s=oldest_s,
+            complete=len(complete),
+            refused=len(refused_s),
+            oldest_refusal_s=min(refused_s, default=inf),
             is_running=bool(self.scheduler.streams.running),
-            queued_s=self.scheduler.ready_s if self.scheduler.ready_items else 0.0,
-            streamed=streamed,
+            queued_s=self.scheduler.ready_s,
+            streamed=sum(request.stream is not None for request in self.in_flight.values()),
             pieces=len(self.pieces),
             first_pieces=sum(each.stream is not None and not each.stream.has_begun for each in self.pieces),
         )
@@ -154,8 +122,8 @@ class SharedState:
     def is_answer_due(self, due_s: float, now_s: float) -> bool:
         """Whether one that is due then is to go now; where it is not, wait until that may have changed."""
         self._answer_due_s = due_s
-        if self._answer_due_s > now_s:
-            look_s = min(self._answer_due_s, self.scheduler.next_expiry_s)
+        if due_s > now_s:
+            look_s = min(due_s, self.scheduler.queue.next_expiry_s())
             self._answer_may_be_due.wait(min(LONGEST_WAIT_S, max(0.0, look_s - now_s)))
             return False
         self._answer_due_s = -inf
@@ -163,12 +131,12 @@ class SharedState:
 
     def wait_for_work(self, now_s: float) -> None:
         """Wait until a micro-batch may be due."""
-        look_s = self.scheduler.next_expiry_s
+        look_s = self.scheduler.queue.next_expiry_s()
         self._work_may_be_due.wait(None if look_s == inf else max(0.0, look_s - now_s))
 
     def wake_engine(self) -> None:
         """Wake the threads of streams that could take a micro-batch."""
-        if self.scheduler.ready_items:
+        if self.scheduler.queue.ready:
             self._work_may_be_due.notify(self.scheduler.streams.free)
 
     def wake_all_of_engine(self) -> None:
@@ -196,7 +164,7 @@ class SharedState:
         for request in [request for id_, request in self.in_flight.items() if id_ not in ids]:
             # What waits of it is forgotten, what runs is asked to end.
             del self.in_flight[request.id]
-            self.scheduler.remove(request)
+            self.scheduler.queue.remove(request)
             self.pieces.pop(request, None)
             if request.stream is not None:
                 request.stream.is_abandoned = True
@@ -223,7 +191,7 @@ class SharedState:
 
     def expire(self, now_s: float) -> bool:
         """Fail the requests that waited too long; whether there were any."""
-        expired = self.scheduler.expire(now_s)
+        expired = self.scheduler.queue.expire(now_s)
         for request in expired:
             request.fail(EXPIRED)
             self._recorder.add(REFUSALS, 1, EXPIRED.type)

@@ -37,7 +37,7 @@ from handlers.batching.frontend import Disconnected, Link, Sent
 from handlers.batching.in_flight import InFlightRequest, Replies
 from handlers.batching.policy import Policy, check_mode
 from handlers.batching.scheduler import Scheduler
-from handlers.batching.shared_state import Due, Guard, SharedState, State
+from handlers.batching.shared_state import Due, Guard, SharedState
 from handlers.batching.timing import Timing
 from handlers.batching.trial import Choice, Task, Trial, on_engine
 from handlers.engines import Divisible, Engine, available_threads
@@ -119,7 +119,11 @@ def _rehearsals(task: Task, on_streams: list[Task], scheduler: Scheduler) -> lis
 
 
 class AdaptiveWorker:
-    """Answers exchanges with whatever the scheduler has finished."""
+    """Answers exchanges with whatever the scheduler has finished.
+
+    Attributes:
+        shared: the requests in flight and their scheduler, behind one lock.
+    """
 
     def __init__(
         self, task: Task, shared: SharedState, recorder: Recorder, *, wake: Callable[[], Any], longest_run_s: float
@@ -128,7 +132,7 @@ class AdaptiveWorker:
         config = task.config
         self._whole = Runner(task, recorder)
         self._task = task
-        self._shared = shared
+        self.shared = shared
         self._recorder = recorder
         self._wake = wake
         self._guard = guard = Guard()
@@ -144,11 +148,6 @@ class AdaptiveWorker:
         """Start the engine's threads: one for the task on each stream, with what it can do while nobody waits."""
         runners = [self._whole if each is self._task else Runner(each, self._recorder) for each in on_streams]
         self._engine.start(runners, rehearsals)
-
-    @property
-    def state(self) -> State:
-        """How much there is to do, now."""
-        return self._shared.state
 
     def serve(self, connection: socket.socket) -> NoReturn:
         """Answer the frontend from here on.
@@ -174,7 +173,7 @@ class AdaptiveWorker:
 
     def _receive(self, link: Link) -> None:
         """Take in what has come; nothing here holds on to a body while its answer is waited for."""
-        shared, arrivals = self._shared, self._arrivals
+        shared, arrivals = self.shared, self._arrivals
         newcomers: list[InFlightRequest] = []
 
         def take(id_: str, sent: Sent) -> None:
@@ -189,7 +188,7 @@ class AdaptiveWorker:
         self._decode([request for request in newcomers if request.is_admitted])
 
     def _decode(self, requests: Sequence[InFlightRequest]) -> None:
-        shared = self._shared
+        shared = self.shared
 
         def on_decoded(decoded: Sequence[Arrived]) -> None:
             with shared.lock:
@@ -212,7 +211,7 @@ class AdaptiveWorker:
 
     def _next_due(self) -> Due | RunningBatch:
         """Wait until an answer must go, or this thread is to run a micro-batch itself."""
-        shared, scheduler, timing = self._shared, self._shared.scheduler, self._shared.timing
+        shared, scheduler, timing = self.shared, self.shared.scheduler, self.shared.timing
         with shared.lock:
             while True:
                 now_s = time.perf_counter()

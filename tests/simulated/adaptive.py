@@ -86,7 +86,7 @@ class AdaptiveWorker:
             now_s, _, kind, subject = heapq.heappop(self._events)
             getattr(self, f"_{kind}")(now_s, subject)
             self._look(now_s)
-        if self._scheduler.waiting_items:
+        if self._scheduler.queue.items:
             raise RuntimeError("a request was forgotten")
         return self.simulated
 
@@ -159,7 +159,7 @@ class AdaptiveWorker:
     def _decoded(self, _: float, request: _Request) -> None:
         length = self.simulated.outcomes[request.index].arrival.length
         for slot in request.slots:
-            self._scheduler.decoded(request, slot, Cost(length))
+            self._scheduler.queue.decoded(request, slot, Cost(length))
 
     def _finished(self, now_s: float, running: _Running) -> None:
         if running not in self._running or now_s < running.ends_s:
@@ -178,7 +178,7 @@ class AdaptiveWorker:
     # -- what follows from them ------------------------------------------------------------------------------------
 
     def _look(self, now_s: float) -> None:
-        expired = [request for request in self._scheduler.expire(now_s) if isinstance(request, _Request)]
+        expired = [request for request in self._scheduler.queue.expire(now_s) if isinstance(request, _Request)]
         for request in expired:
             request.decoding = request.queued = 0
             request.how = "expired"
@@ -198,7 +198,7 @@ class AdaptiveWorker:
         situation = self._situation()
         due_s = self._timing.due_s(situation)
         if due_s > now_s:
-            look_s = min(due_s, self._scheduler.next_expiry_s)
+            look_s = min(due_s, self._scheduler.queue.next_expiry_s())
             if look_s < inf:
                 self._at(max(look_s, now_s + 1e-6), "ask")
             return

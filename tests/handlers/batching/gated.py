@@ -5,10 +5,10 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from handlers.batching.shared_state import State
+from handlers.base import BatchHandler
 from handlers.engines import Arrangement, Arrays, Engine, Outputs
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply
@@ -28,6 +28,29 @@ SCHEDULING = {
 }
 
 wait_for = partial(until, every_s=0.002)
+
+
+class State(NamedTuple):
+    """How much a worker has to do.
+
+    Attributes:
+        in_flight: requests that the frontend waits for.
+        waiting_items: items of theirs that have not started.
+        running_batches: micro-batches in the engine.
+        unanswered_batches: micro-batches that ran and are not split into results yet.
+    """
+
+    in_flight: int
+    waiting_items: int
+    running_batches: int
+    unanswered_batches: int
+
+
+def state(handler: BatchHandler[Any, Any]) -> State:
+    shared = handler.worker.shared
+    with shared.lock:
+        running = len(shared.scheduler.streams.running)
+        return State(len(shared.in_flight), shared.scheduler.queue.items, running, len(shared.finished))
 
 
 class Unwritable:
@@ -80,11 +103,11 @@ class GatedHandler(DoublingHandler):
 
     def forgets(self) -> bool:
         """Whether the worker keeps nothing of any request."""
-        return bool(self.worker.state == State(0, 0, 0, 0))
+        return state(self) == State(0, 0, 0, 0)
 
     def wait(self, *, running: int = 1, waiting: int = 0) -> None:
         """Wait until so many micro-batches run, and so many items wait at least."""
-        wait_for(lambda: self.worker.state[2] == running and self.worker.state[1] >= waiting)
+        wait_for(lambda: state(self)[2] == running and state(self)[1] >= waiting)
 
 
 class ThreadedHandler(GatedHandler):

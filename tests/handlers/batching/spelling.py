@@ -15,7 +15,7 @@ from handlers.engines import Arrays, Engine, Listener, Outputs, Progress
 from handlers.errors import UnknownOption
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
-from tests.handlers.batching.gated import SCHEDULING, TIMEOUT_S, wait_for
+from tests.handlers.batching.gated import SCHEDULING, TIMEOUT_S, state, wait_for
 from tests.handlers.serving import context
 
 # Characters with a meaning: the engine fails in the step that comes to this one; makes another text the second time it
@@ -143,11 +143,11 @@ class SpellingHandler(BatchHandler[HandlerConfig, str]):
 
     def wait_until_idle(self) -> None:
         """Wait until the worker has nothing to do; the last answer may leave before its micro-batch has ended."""
-        wait_for(lambda: self.worker.state[:3] == (0, 0, 0))
+        wait_for(lambda: state(self)[:3] == (0, 0, 0))
 
     def wait(self, *, waiting: int = 0) -> None:
         """Wait until a micro-batch runs, and so many items wait at least."""
-        wait_for(lambda: self.worker.state[2] == 1 and self.worker.state[1] >= waiting)
+        wait_for(lambda: state(self)[2] == 1 and state(self)[1] >= waiting)
 
 
 def started(model_dir: Path, **scheduling: Any) -> SpellingHandler:

@@ -17,7 +17,7 @@ from handlers.metrics import Recorder
 from handlers.pipeline.slots import Generated, Slot
 from handlers.protocol.requests import Request
 from tests.handlers.batching.frontend import Frontend
-from tests.handlers.batching.gated import TIMEOUT_S, wait_for
+from tests.handlers.batching.gated import TIMEOUT_S, state, wait_for
 from tests.handlers.batching.spelling import FAILURE, FICKLE, UNREADABLE, SpellingHandler, asking, events, started
 
 TEXT = "abcdefghij"
@@ -151,7 +151,7 @@ def test_client_that_leaves_frees_its_place_and_its_share_of_the_engine(handler:
         # The worker learns of it with the next exchange, for which somebody has to come where there is nothing else.
         following = frontend.submit(asking("next"))
         handler.wait(waiting=1)
-        assert handler.worker.state.in_flight == 1
+        assert state(handler).in_flight == 1
         handler.speller.go()
         assert following.result(TIMEOUT_S).body == {"spelled": "next"}
         assert not answer.done()

@@ -9,13 +9,13 @@ import pytest
 
 from handlers.protocol.requests import Payload
 from tests.handlers.batching.frontend import Frontend
-from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, StreamedHandler, started, wait_for
+from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, StreamedHandler, started, state, wait_for
 
 
 def test_streams_rehearse_every_size_while_nobody_waits_and_the_engine_is_theirs_alone(tmp_path: Path) -> None:
     handler = started(StreamedHandler, tmp_path, warm_up_s=60)
     # Each of the two streams runs one to eight, and the whole engine one to seven; all three ran one to be ready.
-    wait_for(lambda: len(handler.module.batches) >= 26 and not handler.worker.state.running_batches)
+    wait_for(lambda: len(handler.module.batches) >= 26 and not state(handler).running_batches)
     assert sorted(map(len, handler.module.batches)) == sorted([*range(1, 9)] * 2 + [*range(1, 8)] + [1] * 3)
     with Frontend(handler) as frontend:
         assert frontend.send(b"2").body == 4
