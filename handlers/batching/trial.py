@@ -133,7 +133,7 @@ class Trial:
         config, engine = task.config, task.engine
         self._task = task
         self._is_adaptive = config.scheduling.mode == "adaptive"
-        self._most_items = min(window, config.scheduling.max_batch_items or config.max_items)
+        self._most_items: int = min(window, config.scheduling.max_batch_items or config.max_items)
         self._first_s: float | None = None
         self._precisions = tuple(engine.precisions) if isinstance(engine, Precise) else ("",)
         self._counts: tuple[int, ...] = (1,)
