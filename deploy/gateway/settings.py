@@ -86,6 +86,7 @@ class Limits:
     """What one client may take, and how long."""
 
     body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 32 << 20
+    api_body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 8 << 20
     form_bytes: Annotated[int, Field(ge=1, le=1 << 20)] = 64 << 10
     header_bytes: Annotated[int, Field(ge=1024, le=96 << 10)] = 16 << 10
     headers: Annotated[int, Field(ge=10, le=1000)] = 100
@@ -111,6 +112,7 @@ class Settings:
     limits: Limits = Field(default_factory=Limits)
     management: bool = False
     canaries: dict[Annotated[str, Field(min_length=1, max_length=256)], Canary] = Field(default_factory=dict)
+    aliases: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:@+-]{1,256}$")], str] = Field(default_factory=dict)
 
     @field_validator("nodes")
     @classmethod

@@ -230,7 +230,7 @@ def _error_form(headers: Mapping[str, Any], model: Model) -> Form:
         return GrpcErrors()
     is_inference = header(headers, open_inference.LENGTH_HEADER) is not None
     # Without a document, the path that a gateway has rewritten tells which protocol its client speaks.
-    is_inference |= (header(headers, ORIGINAL_PATH) or "").startswith("/v2/")
+    is_inference |= (header(headers, ORIGINAL_PATH) or "").startswith("/v2/models/")
     return open_inference.Inference(model) if is_inference else OneItem()
 
 

@@ -43,6 +43,19 @@ INPUT_TYPES = {
 _FIELD = re.compile(r"(?:Options: )?([A-Za-z_.]+): ")
 
 
+def error_document(status: int, code: str, message: str, param: str | None) -> Mapping[str, Any]:
+    """Write an error as OpenAI does.
+
+    Args:
+        status: of HTTP, 400 or more.
+        code: the error's name, stable for programs.
+        message: one sentence for people.
+        param: the field of the request that it is about, if any.
+    """
+    kind = ERROR_TYPES.get(status, INVALID_REQUEST if status < 500 else SERVER_ERROR)
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The form of an answer of both APIs.
@@ -72,10 +85,8 @@ class Answer:
         index, error = errors[0]
         is_alone = len(errors) < len(results) or any(other != error for _, other in errors)
         message, param = self._named(error.message, index, is_alone=is_alone)
-        kind = ERROR_TYPES.get(error.code, INVALID_REQUEST if error.code < 500 else SERVER_ERROR)
-        body = {"error": {"message": message, "type": kind, "param": param, "code": error.type}}
         final = {RETRY_HEADER: "false"} if error.code >= 500 and error.code != BUSY else {}
-        return Reply(error.code, encode_padded(body), headers=final)
+        return Reply(error.code, encode_padded(error_document(error.code, error.type, message, param)), headers=final)
 
     def document(self, results: Sequence[Any]) -> Mapping[str, Any]:
         """Make the answer of results, none of which is an error.

@@ -63,6 +63,12 @@ def tiny(task: str) -> Callable[[Path], Path]:
     return lambda folder: tiny_models.checkpoint(folder, "distilbert", task)
 
 
+def reranker(folder: Path) -> Path:
+    """Write a cross-encoder whose scores are its logits, so that they differ."""
+    named = {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}
+    return tiny_models.checkpoint(folder, "bert", "reranking", ("relevance",), **named)
+
+
 CONTEXT = "Anna Berg kept the inn at Lindau. On the tenth day Tomas Okafor crossed the bridge with two mules. "
 QUESTIONS = (
     "Who kept the inn?",
@@ -100,6 +106,12 @@ CASES = {
         documents(question=QUESTIONS, context=[CONTEXT * count for count in (1, 3, 2, 4)]),
         {b'{"question": "canary"}': (400, "UnknownShape"), b"canary": (400, "UnknownShape")},
         tiny("question_answering"),
+    ),
+    "reranking": Case(
+        "reranking",
+        documents(query=QUESTIONS, document=[CONTEXT * count for count in (1, 3, 2, 4)]),
+        {b'{"query": "canary"}': (400, "UnknownShape"), b'{"query": "canary", "document": " "}': (400, "EmptyInput")},
+        reranker,
     ),
     # Random weights end no sentence, and their texts differ by rounding: only the languages are compared.
     "translation": Case(

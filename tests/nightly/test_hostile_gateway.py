@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -14,6 +15,7 @@ from urllib.parse import quote, urlsplit
 import grpc
 import psutil
 import pytest
+import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -140,3 +142,31 @@ def test_bodies_that_inflate_a_thousandfold_hold_a_bounded_part_of_memory(tmp_pa
         stack.close()
         until(lambda: envoy.ask("GET", "/v2/health/live").status_code == 200)
     assert peak_bytes < 1.3 * 2**30
+
+
+def test_worst_bodies_at_once_that_are_looked_through_for_their_model_hold_a_bounded_part_of_memory(
+    tmp_path: Path,
+) -> None:
+    """A tree of one of the first would take 0.7 GB."""
+    size = GatewaySettings().limits.api_body_bytes
+    worst = (
+        b'{"input": [' + b"0," * (size // 2 - 20) + b'0], "model": "m"}',
+        b'{"input": [' + b'"",' * (size // 3 - 20) + b'""], "model": "m"}',
+        b"{" + b'"a":1,' * (size // 6 - 20) + b'"model": "m"}',
+        b'{"input": ' + b"[" * (size - 40) + b', "model": "m"}',
+    )
+    with EnvoyAlone(tmp_path, GatewaySettings(), nodes=1) as envoy:
+        pid = envoy.envoy.pid()
+        assert pid is not None
+        process, peak = psutil.Process(pid), 0
+
+        def send(body: bytes) -> int:
+            return requests.post(f"{envoy.url}/v1/embeddings", data=body, timeout=120).status_code
+
+        with ThreadPoolExecutor(100) as threads:
+            answers = [threads.submit(send, body) for body in worst for _ in range(25)]
+            while not all(answer.done() for answer in answers):
+                peak = max(peak, process.memory_info().rss)
+                time.sleep(0.02)
+        assert {answer.result() for answer in answers} == {200, 400}
+        assert peak < 1.2 * 2**30

@@ -1,6 +1,7 @@
 """The Open Inference Protocol and Triton's extensions: what is asked about models, over HTTP and over gRPC.
 
 HTTP  GET  /v2, /v2/models/M[/versions/V][/ready|/config|/stats], /v2/models/stats
+      GET  /v1/models[/M], of OpenAI's API
       POST /v2/repository/index, /v2/repository/models/M/load, /v2/repository/models/M/unload
 gRPC  POST /inference.GRPCInferenceService/METHOD, as Envoy's bridge brings it: messages as bodies
 
@@ -24,6 +25,7 @@ from deploy.gateway.control.gateway import GATEWAY, Gateway
 from deploy.gateway.state import Fleet
 from handlers.protocol.grpc_messages import CLASSES, SERVICE
 from handlers.protocol.responses import PROTOBUF
+from handlers.protocol.retrieval import error_document
 
 MODEL, VERSION = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
 # Of Triton's extensions those that are refused by name.
@@ -118,6 +120,36 @@ async def unsupported(request: web.Request) -> web.Response:
 async def unknown(request: web.Request) -> web.Response:
     """Refuse a route that there is not, or not for that method."""
     raise RequestError(404, f"{request.method} {request.path[:200]}: no such route")
+
+
+# -- OpenAI's list of models -----------------------------------------------------------------------------------------
+
+
+@routes.get("/v1/models")
+async def models(request: web.Request) -> web.Response:
+    """Answer the models that /v1/embeddings and its like may name."""
+    return web.json_response({"object": "list", "data": [_model(name) for name in _names(request)]})
+
+
+@routes.get("/v1/models/{model:.+}")
+async def model(request: web.Request) -> web.Response:
+    """Answer whether there is a model of that name."""
+    name = request.match_info["model"]
+    if name not in _names(request):
+        message = "There is no such model; GET /v1/models lists them."
+        return web.json_response(error_document(404, "model_not_found", message, "model"), status=404)
+    return web.json_response(_model(name))
+
+
+def _names(request: web.Request) -> list[str]:
+    gateway = request.app[GATEWAY]
+    names = gateway.fleet.models
+    return [*names, *(alias for alias, name in gateway.settings.aliases.items() if name in names)]
+
+
+def _model(name: str) -> dict[str, Any]:
+    # Clients read a time here; none of the nodes tells it.
+    return {"id": name, "object": "model", "created": 0, "owned_by": "torchserve"}
 
 
 # -- over gRPC --------------------------------------------------------------------------------------------------------

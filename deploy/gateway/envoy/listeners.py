@@ -9,7 +9,7 @@ from typing import Any
 
 from deploy.gateway.envoy.errors import local_reply
 from deploy.gateway.envoy.resources import TYPE, Resource, address, filled, lua, seconds, typed, watched
-from deploy.gateway.envoy.routes import GRPC, HTTP, INFLATE, KEYS, OPEN_RATE
+from deploy.gateway.envoy.routes import APIS, GRPC, HTTP, INFLATE, KEYS, OPEN_RATE
 from deploy.gateway.settings import Key, Settings, Tls
 from deploy.models import ROOT
 
@@ -55,6 +55,8 @@ def _listener(settings: Settings, name: str, port: int) -> Resource:
         inflate=lua("inflate", name=INFLATE),
         http_request=lua("http_request", f"local FORM_BYTES = {limits.form_bytes}\n"),
         http_response=lua("http_response"),
+        model=lua("model", name="gateway.model"),
+        api_paths=rf"({'|'.join(APIS)})(\?.*)?",
         grpc_unpack=lua("grpc_unpack", f"local COMPRESSED_BYTES = {compressed_bytes}\n"),
         grpc_outer=lua("grpc_outer"),
         grpc_inner=lua("grpc_inner"),

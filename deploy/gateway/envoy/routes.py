@@ -1,7 +1,8 @@
 """Which request goes where.
 
 HTTP   /predictions/M[/V], /v2/models/M[/versions/V]/infer -> nodes; what names no version: a canary's share first
-       /, /page/, /summary, /v2/...                        -> the control process
+       /v1/embeddings, /v1/rerank, ...                     -> nodes, by the model that the Lua filter finds in the body
+       /, /page/, /summary, /v1/models, /v2/...            -> the control process
        everything else                                     -> 404
 gRPC   ModelInfer, as /predictions/M[/V], the path that grpc_outer.lua makes of its message -> the same
        other methods of the service                         -> the control process
@@ -26,6 +27,11 @@ ABOUT = "gateway.route"
 LUA = "envoy.filters.http.lua"
 KEYS, BUFFER, UNPACKED, OPEN_RATE = "gateway.keys", "gateway.buffer", "gateway.unpacked", "gateway.open_rate"
 INFLATE, DECOMPRESSOR = "gateway.inflate", "gateway.decompressor"
+# Paths of the APIs of embedding servers -> what the header X-Api calls them (handlers.protocol.retrieval).
+APIS = {"/v1/embeddings": "embeddings", "/v1/rerank": "rerank", "/v2/rerank": "rerank", "/rerank": "rerank"}
+API_PATHS = rf"({'|'.join(APIS)}|/v1/models(/[^?]*)?)(\?.*)?"
+# The namespace of the metadata that the name is found in.
+API_MODEL = "gateway.api"
 OPEN = ("/", "/v2/health/live", "/v2/health/ready")
 # Bytes of a body where no key is asked for; and of a question to the control process, which reads no more.
 OPEN_BYTES, QUESTION_BYTES = 4 << 10, 1 << 20
@@ -56,7 +62,8 @@ def _to_nodes(settings: Settings, fleet: Fleet, model: Model, listener: str) -> 
         for match in _version_matches(model, version, listener):
             yield _infer(settings, model.name, version, match, f"/predictions/{quote(model.name)}/{quote(version)}")
     canary = fleet.canaries.get(model.name)
-    for match, rewritten in _default_matches(model, listener):
+    names = [model.name, *(alias for alias, name in settings.aliases.items() if name == model.name)]
+    for match, rewritten in _default_matches(model, names, listener):
         if canary is not None and canary.version in model.versions:
             path = f"/predictions/{quote(model.name)}/{quote(canary.version)}"
             for chosen in _canary_matches(canary, match):
@@ -64,12 +71,23 @@ def _to_nodes(settings: Settings, fleet: Fleet, model: Model, listener: str) -> 
         yield _infer(settings, model.name, None, match, rewritten)
 
 
-def _default_matches(model: Model, listener: str) -> Iterator[tuple[Resource, str | None]]:
-    """Match the paths that name no version, each with what it is rewritten to."""
+def _default_matches(model: Model, names: list[str], listener: str) -> Iterator[tuple[Resource, str | None]]:
+    """Match the paths that name no version, each with what it is rewritten to.
+
+    Args:
+        model: what they are about.
+        names: what bodies may call it.
+        listener: HTTP or GRPC.
+    """
     name = quote(model.name)
     yield {"path": f"/predictions/{name}", "headers": [_methods("GET|POST|PUT")]}, None
     if listener == HTTP:
         yield {"path": f"/v2/models/{name}/infer", "headers": [_methods("POST")]}, f"/predictions/{name}"
+        for path in APIS:
+            for each in names:
+                named = {"filter": API_MODEL, "path": [{"key": "model"}], "value": {"string_match": {"exact": each}}}
+                match = {"path": path, "headers": [_methods("POST")], "dynamic_metadata": [named]}
+                yield match, f"/predictions/{name}"
 
 
 def _version_matches(model: Model, version: str, listener: str) -> Iterator[Resource]:
@@ -109,9 +127,14 @@ def _infer(settings: Settings, model: str, version: str | None, match: Resource,
     )
     about = {"model": model} if version is None else {"model": model, "version": version}
     metadata: Resource = {ABOUT: about}
-    if match.get("path", match.get("safe_regex", {}).get("regex", "")).startswith("/v2/"):
-        metadata[LUA] = {"is_v2": True}
-    return {"match": match, "route": action, "metadata": {"filter_metadata": metadata}}
+    route: Resource = {"match": match, "route": action, "metadata": {"filter_metadata": metadata}}
+    if (api := APIS.get(match.get("path", ""))) is not None:
+        metadata[LUA] = {"form": "api"}
+        header = {"header": {"key": "x-api", "value": api}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+        route["request_headers_to_add"] = [header]
+    elif match.get("path", match.get("safe_regex", {}).get("regex", "")).startswith("/v2/"):
+        metadata[LUA] = {"form": "v2"}
+    return route
 
 
 def _rewrite(path: str) -> Resource:
@@ -131,6 +154,11 @@ def _http(settings: Settings, fleet: Fleet) -> Iterator[Resource]:
             "typed_per_filter_config": _open(settings, HTTP),
         }
     yield _control({"path": "/summary", **reads}, settings)
+    yield _control({"path_separated_prefix": "/v1/models", **reads}, settings)
+    # Until the body has come, and where no model is called what it says.
+    for path in APIS:
+        limit = min(settings.limits.api_body_bytes, settings.limits.body_bytes)
+        yield {**_nothing(path), "typed_per_filter_config": _buffers(limit, HTTP)}
     if not settings.management:
         yield _nothing("/v2/repository")
     # Of a model that has no node: the body is read to its end, so that its client gets the answer.

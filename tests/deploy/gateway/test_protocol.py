@@ -1,6 +1,7 @@
 """What the control process answers about models, over HTTP and gRPC."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from deploy.gateway.control.description import configuration
@@ -36,6 +37,20 @@ def test_questions_and_mistakes_are_answered_as_the_protocol_has_it(scene: Scene
     found = scene.ask("GET", "/v2/models/classifier")[1]
     said = {name: METADATA[name] for name in ("platform", "inputs", "outputs")}
     assert found == {"name": "classifier", "versions": ["1.0"], **said}
+
+
+def test_models_are_listed_as_openai_does_under_their_aliases_too(tmp_path: Path) -> None:
+    with Scene(tmp_path, aliases={"BAAI/bge-m3": "classifier", "gone": "x"}) as scene:
+        status, found = scene.ask("GET", "/v1/models")
+        assert (status, found["object"]) == (200, "list")
+        assert [each["id"] for each in found["data"]] == ["classifier", "BAAI/bge-m3"]
+        assert scene.ask("GET", "/v1/models/BAAI/bge-m3") == (200, found["data"][1])
+        status, refused = scene.ask("GET", "/v1/models/gone")
+        assert (status, refused["error"]["code"], refused["error"]["type"]) == (
+            404,
+            "model_not_found",
+            "not_found_error",
+        )
 
 
 def configured(**said: Any) -> dict[str, Any]:

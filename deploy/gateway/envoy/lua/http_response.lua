@@ -36,7 +36,11 @@ function envoy_on_response(handle)
     -- What was taken of the handle before the body came holds no more.
     headers = handle:headers()
     headers:replace(":status", status)
-    if handle:metadata():get("is_v2") then
+    local form = handle:metadata():get("form")
+    if form == "api" then
+      body:setBytes('{"error": {"message": "' .. message .. '", "type": "' ..
+        (status < "500" and "invalid_request_error" or "server_error") .. '", "param": null, "code": "' .. kind .. '"}}')
+    elseif form == "v2" then
       body:setBytes('{"error": "' .. message .. '"}')
     else
       body:setBytes('{"code": ' .. status .. ', "type": "' .. kind .. '", "message": "' .. message .. '"}')

@@ -1,0 +1,134 @@
+"""/v1/embeddings and its like: the model that the body names decides where a request goes."""
+
+import gzip
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+
+from deploy.gateway.settings import Canary, Limits, Settings
+from tests.deploy.gateway.envoy.conftest import KEY
+from tests.deploy.gateway.envoy.harness import Gateway, wait
+
+JSON = {"Content-Type": "application/json"}
+PATHS = {"/v1/embeddings": "embeddings", "/v1/rerank": "rerank", "/v2/rerank": "rerank", "/rerank": "rerank"}
+LONG = json.dumps(['a "quoted" text, {[\\ and a path C:\\x\n' * 50] * 500)
+
+
+@pytest.fixture(scope="module")
+def aliased(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    settings = Settings(aliases={"BAAI/bge-m3": "m"}, limits=Limits(response_s=1.0))
+    with Gateway(tmp_path_factory.mktemp("aliased"), settings) as gateway:
+        yield gateway
+
+
+def error(answer: requests.Response) -> tuple[int, str, Any, str]:
+    found = answer.json()["error"]
+    assert found.keys() == {"message", "type", "param", "code"}
+    return answer.status_code, found["type"], found["param"], found["code"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_request_arrives_at_its_model_with_the_api_that_its_path_means(aliased: Gateway, path: str) -> None:
+    body = b'{"model": "m", "input": "x"}'
+    found = aliased.received("POST", f"{path}?x=1", data=body, headers={**JSON, "X-Api": "chat"})
+    assert (found["by"][:4], found["path"], found["bytes"]) == ("node", "/predictions/m?x=1", len(body))
+    assert (found["headers"]["x-api"], found["headers"]["x-envoy-original-path"]) == (PATHS[path], f"{path}?x=1")
+    assert aliased.logged(path=path)["model"] == "m"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"model":"m"}',
+        f'{{"input": {LONG}, "model": "m"}}',
+        '{"input": "model", "a": {"model": "x"}, "b": [{"model": "x"}], "c": ["model"], "model" : "m"}',
+        '{"input": "\\\\\\" , \\"model\\": \\"x\\"", "model": "m"}',
+        '\ufeff{"model": "\\u006d", "model": "x"}',
+        '{"model": "BAAI/bge-m3"}',
+        '{"model": "BAAI\\/bge-m3"}',
+    ],
+)
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_model_is_found_wherever_it_stands(aliased: Gateway, body: str, is_packed: bool) -> None:
+    data = gzip.compress(body.encode()) if is_packed else body.encode()
+    headers = {"Content-Encoding": "gzip"} if is_packed else {"Content-Type": "application/json; charset=utf-8"}
+    found = aliased.received("POST", "/v1/embeddings", data=data, headers=headers)
+    assert (found["path"], found["bytes"]) == ("/predictions/m", len(body.encode()))
+
+
+def test_model_is_found_at_every_place_around_the_ends_of_pieces(aliased: Gateway) -> None:
+    generator = random.Random(1)
+    for size in (64_400, 64_512, 65_536, 129_000, *(generator.randrange(60_000, 140_000) for _ in range(40))):
+        filler = "".join(generator.choice(['\\"', "a", "[", "\\\\", "}"]) for _ in range(size // 2))
+        found = aliased.received("POST", "/v1/embeddings", data=f'{{"input": "{filler}", "model": "m"}}'.encode())
+        assert found["path"] == "/predictions/m"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ("", 400, "MissingModel"),
+        ("{", 400, "MissingModel"),
+        ("x", 400, "MissingModel"),
+        ('["model", "m"]', 400, "MissingModel"),
+        ('{"input": "x"}', 400, "MissingModel"),
+        ('{"model": 7}', 400, "MissingModel"),
+        ('{"model": null}', 400, "MissingModel"),
+        ('{"input": {"model": "m"}}', 400, "MissingModel"),
+        ('{"model": ""}', 404, "model_not_found"),
+        ('{"model": "other"}', 404, "model_not_found"),
+        ('{"model": "m\\r\\nX-Client: alice"}', 404, "model_not_found"),
+        ('{"model": "m\\u0000"}', 404, "model_not_found"),
+        ("[" * 5000 + '"model": "m"', 400, "MissingModel"),
+    ],
+)
+def test_body_that_names_no_model_that_there_is_is_refused(aliased: Gateway, body: str, status: int, code: str) -> None:
+    for path in PATHS:
+        answer = aliased.ask("POST", path, data=body.encode(), headers=JSON)
+        assert error(answer) == (status, "invalid_request_error" if status == 400 else "not_found_error", "model", code)
+
+
+def test_keys_canaries_replay_and_errors_of_servers_hold(aliased: Gateway, strict: Gateway) -> None:
+    body = b'{"model": "m"}'
+    assert error(strict.ask("POST", "/v1/embeddings", data=body))[:2] == (401, "authentication_error")
+    assert strict.ask("POST", "/v1/embeddings", data=body, headers=KEY).status_code == 200
+    # A node that dies: the other one gets the same body.
+    died = aliased.received("POST", "/v2/rerank", data=body, headers={"X-Do": "die-node-0"})
+    assert (died["by"], died["bytes"]) == ("node-1", len(body))
+    late = aliased.ask("POST", "/v2/rerank", data=body, headers={"X-Do": "wait"})
+    assert error(late)[:2] == (504, "server_error")
+    assert late.headers["X-Should-Retry"] == "false"
+    own = b'{\n  "code": 503,\n  "type": "ServiceUnavailableException",\n  "message": "secret"\n}\n'
+    for node in aliased.nodes:
+        node.answers["busy"] = (503, JSON, own)
+    busy = aliased.ask("POST", "/v2/rerank", data=body, headers={"X-Do": "busy"})
+    assert error(busy) == (503, "server_error", None, "ServiceUnavailableException")
+    aliased.restore()
+    aliased.serve(canaries={"m": Canary("2.0", 100.0)})
+    wait(lambda: aliased.received("POST", "/rerank", data=body)["path"] == "/predictions/m/2.0")
+    aliased.serve()
+
+
+def test_questions_about_models_arrive_with_a_slash_that_is_escaped_or_not(aliased: Gateway) -> None:
+    for path in ("/v1/models", "/v1/models/BAAI/bge-m3", "/v1/models/BAAI%2Fbge-m3"):
+        found = aliased.received("GET", path)
+        assert (found["by"], found["path"]) == ("control", path.replace("%2F", "/"))
+    assert error(aliased.ask("POST", "/v1/models"))[0] == 404
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def test_bodies_beyond_their_limit_are_refused(aliased: Gateway, strict: Gateway) -> None:
+    """The lesser of both limits holds: that of all bodies in the strict gateway."""
+    for gateway, limit in ((aliased, 8 << 20), (strict, 1 << 20)):
+        head = b'{"model": "m", "input": "'
+        for size, status in ((limit, 200), (limit + 1, 413)):
+            body = head + b"x" * (size - len(head) - 2) + b'"}'
+            answer = gateway.ask("POST", "/v1/embeddings", data=body, headers=KEY)
+            assert answer.status_code == status, answer.text
+        assert error(answer)[3] == "BodyTooLarge"

@@ -1,0 +1,97 @@
+"""Embeddings and reranking as clients of OpenAI, Cohere and Jina send them, to the gateway and to TorchServe itself."""
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+
+from deploy.gateway.sandbox import Sandbox
+from deploy.run.server import Server
+from tests.e2e.conftest import url
+from tests.e2e.test_tasks import reranker
+from tests.waiting import until
+
+EMBEDDING, RERANKING, LANGUAGES = "sentence-embedding", "reranking", "language-id"
+TEXTS = ("The last ferry leaves at seven in the evening.", "Plum cake is sold on Sundays.")
+QUERY = "When does the last ferry leave?"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(reranker(tmp_path_factory.mktemp("reranker")))
+
+
+@pytest.fixture
+def post(
+    gateway: Sandbox, archive: Callable[..., str], serve: Callable[..., str], weights: str
+) -> Callable[..., requests.Response]:
+    """Send a body to a path of the gateway, once it knows the three models."""
+    serve(archive(EMBEDDING), EMBEDDING, batch_size=64, max_batch_delay_ms=1)
+    serve(archive(RERANKING, weights), RERANKING, batch_size=64, max_batch_delay_ms=1)
+    serve(archive(LANGUAGES), LANGUAGES)
+
+    def send(path: str, **body: Any) -> requests.Response:
+        return requests.post(f"{gateway.http}{path}", json=body, timeout=60)
+
+    def names() -> set[str]:
+        listed = requests.get(f"{gateway.http}/v1/models", timeout=60).json()
+        return {each["id"] for each in listed["data"]}
+
+    until(lambda: {EMBEDDING, RERANKING, LANGUAGES} <= names())
+    until(lambda: send("/v1/embeddings", model=EMBEDDING, input="x").status_code == 200)
+    until(lambda: send("/v1/rerank", model=RERANKING, query="x", documents=["x"]).status_code == 200)
+    return send
+
+
+def test_embeddings_are_those_of_our_own_form(post: Callable[..., requests.Response], server: Server) -> None:
+    own = requests.post(url(server, EMBEDDING), json={"instances": [*TEXTS]}, timeout=60).json()["predictions"]
+    floats = post("/v1/embeddings", model=EMBEDDING, input=[*TEXTS])
+    packed = post("/v1/embeddings", input=[*TEXTS], encoding_format="base64", model=EMBEDDING)
+    assert (floats.status_code, floats.json()["usage"]["total_tokens"]) == (200, 21)
+    vectors = [each["embedding"] for each in floats.json()["data"]]
+    decoded = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in packed.json()["data"]]
+    np.testing.assert_allclose(vectors, own, atol=2e-2)
+    np.testing.assert_allclose(decoded, own, atol=2e-2)
+    # TorchServe's own port, and what LangChain sends as it comes.
+    direct = requests.post(url(server, EMBEDDING), json={"input": QUERY}, headers={"X-Api": "embeddings"}, timeout=60)
+    assert len(direct.json()["data"]) == 1
+    ids = post("/v1/embeddings", model=EMBEDDING, input=[[15339, 1917], [65]], encoding_format="base64")
+    assert (ids.status_code, ids.json()["error"]["param"]) == (400, "input")
+    assert "check_embedding_ctx_length=False" in ids.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_documents_are_ranked(post: Callable[..., requests.Response], server: Server, path: str) -> None:
+    asked = {"query": QUERY, "documents": [{"text": each} for each in TEXTS] * 50, "return_documents": True}
+    answer = post(path, **asked, top_n=3, model=RERANKING)
+    assert answer.status_code == 200, answer.text
+    own = {"query": QUERY, "instances": [{"document": each} for each in TEXTS]}
+    pairs = requests.post(url(server, RERANKING), json=own, timeout=60).json()["predictions"]
+    best = max(range(2), key=lambda index: pairs[index]["score"])
+    scores = [each["relevance_score"] for each in answer.json()["results"]]
+    assert scores == pytest.approx([pairs[best]["score"]] * 3, abs=2e-2)
+    assert {each["document"]["text"] for each in answer.json()["results"]} == {TEXTS[best]}
+
+
+def test_mistakes_are_answered_in_openais_form(post: Callable[..., requests.Response], gateway: Sandbox) -> None:
+    """By the worker, and by the gateway; what is wrong with each field is tried in tests/handlers."""
+    for path, body, status, param in (
+        ("/v1/embeddings", {"input": "x"}, 400, "model"),
+        ("/v1/embeddings", {"input": "x", "model": "unknown"}, 404, "model"),
+        ("/v1/embeddings", {"input": "x", "model": LANGUAGES}, 400, "model"),
+        ("/v1/embeddings", {"input": "x", "model": RERANKING}, 400, "model"),
+        ("/v1/embeddings", {"input": ["x", 7], "model": EMBEDDING}, 400, "input"),
+        ("/v2/rerank", {"query": "x", "documents": ["x"], "top_n": -1, "model": RERANKING}, 400, "top_n"),
+    ):
+        answer = post(path, **body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (status, param), answer.text
+        assert error["type"] in ("invalid_request_error", "not_found_error")
+    broken = requests.post(
+        f"{gateway.http}/v1/embeddings", data=json.dumps({"model": EMBEDDING}).encode()[:-1], timeout=60
+    )
+    assert (broken.status_code, broken.json()["error"]["code"]) == (400, "MalformedJson")
