@@ -14,29 +14,21 @@ from handlers.base import BatchHandler
 from handlers.config import parse_options
 from handlers.engines import Arrays, Listener, Outputs
 from handlers.engines.ctranslate2 import CONVERTED, STEP_ITEMS, CTranslate2Engine
-from handlers.engines.seq2seq import (
-    Generator,
-    load_model,
-    load_tokenizer,
-    read_generation,
-    step_items,
-)
+from handlers.engines.seq2seq import Generator, load_model, load_tokenizer, read_generation, step_items
 from handlers.engines.torch import torch_precision
 from handlers.errors import InvalidConfig, ItemError, UnknownOption
 from handlers.pipeline.micro_batches import Cost, Overhead
 from handlers.protocol.output_tensors import Columns, OutputTensors
 from handlers.protocol.requests import Payload, Request
-from handlers.text.answer_lengths import AnswerLengths, in_few_classes
 from handlers.text.config import TranslationConfig, TranslationOptions
 from handlers.text.detection import AUTO, Detector, Source, SourceText, load_detector
-from handlers.text.documents import Divided, divided
+from handlers.text.documents import DEFAULT_LANGUAGE, Divided, cut, divided
 from handlers.text.encoders import source_limit
-from handlers.text.inputs import right_padded, text_of, tokenised
+from handlers.text.inputs import AnswerLengths, right_padded, text_of, tokenised
 from handlers.text.languages import Target, read_languages, short_code
 from handlers.text.pieces import Detokenizer, TextPieces
-from handlers.text.sentences import DEFAULT_LANGUAGE, cut
 
-# What CTranslate2 starts with where a trial is to say how many streams serve best.
+# The streams that CTranslate2 starts with before a trial of their number.
 LIKELIEST_STREAMS = 2
 
 
@@ -141,14 +133,14 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         if payload.options.get("split", self.config.split) != "sentences":
             return None
         if payload.options.get("stream") is True:
-            # A setting gives way; who asks for both is told.
+            # The setting gives way; a request for both is refused.
             if "split" not in payload.options:
                 return None
             raise UnknownOption("stream: what is translated sentence by sentence comes whole; ask for split none.")
         sent = parse_options(TranslationOptions, payload.options)
         text = text_of(payload, self.config.max_characters)
         source = self._source(text, sent)
-        # What is wrong with its options is wrong with the text, and no fault of a sentence.
+        # A wrong option is an error of the text, not of a sentence.
         self._completed(sent, source, text)
         prefix, text = self.languages.prefix_of(text)
         language = source.code or getattr(self.tokenizer, "source_lang", None) or DEFAULT_LANGUAGE
@@ -156,7 +148,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         return Divided(cut(text, short_code(language)), options, prefix, source.said)
 
     def _source(self, text: str, options: TranslationOptions) -> Source:
-        """Say which language a text is translated from: as the request does, or the detector, or the settings."""
+        """Find the language that a text is translated from: the request's, the detector's, or that of the settings."""
         wanted = options.src_lang or (self.config.src_lang if self.detector is None else AUTO)
         if wanted != AUTO:
             return Source(wanted)
@@ -180,14 +172,14 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         options = replace(
             sent,
             src_lang=source.code,
-            # They have done what they are for, and keep nobody from sharing a micro-batch.
+            # These have done their work, and must not keep items from sharing a micro-batch.
             min_score=None,
             split=None,
-            tgt_lang=sent.tgt_lang or (None if self.languages.is_named_by(text) else self.config.tgt_lang),
-            # What neither says is known when the text's length is.
+            tgt_lang=sent.tgt_lang or (None if self.languages.prefix_of(text)[0] else self.config.tgt_lang),
+            # Where neither says, it follows from the text's length.
             max_new_tokens=sent.max_new_tokens or self._usual_limit,
             num_beams=beams,
-            # Without beams these two mean nothing.
+            # Without beams these two have no effect.
             length_penalty=None if is_greedy else sent.length_penalty,
             early_stopping=None if is_greedy else sent.early_stopping,
             # Streamed or not, they share micro-batches.
@@ -203,7 +195,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
 
     @property
     def _usual_limit(self) -> int | None:
-        """The configuration's, as far as the model goes; None for what follows from a text's length."""
+        """The configuration's, at most the model's; None where it follows from a text's length."""
         wanted = self.config.max_new_tokens
         return None if wanted is None else min(wanted, self.lengths.limit)
 
@@ -229,12 +221,10 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         return outcomes
 
     def _limited(self, item: SourceText, source_tokens: int) -> SourceText:
-        """Give an item the limit that follows from its length, where nobody says one."""
+        """Set the limit that follows from an item's length, where it has none."""
         if item.options.max_new_tokens is not None:
             return item
-        limit = self.lengths.of(source_tokens)
-        if not self._ends_each(item.options):
-            limit = min(self.lengths.usual, in_few_classes(limit))
+        limit = self.lengths.of(source_tokens, in_few_classes=not self._ends_each(item.options))
         return replace(item, options=replace(item.options, max_new_tokens=limit))
 
     def _ends_each(self, options: TranslationOptions) -> bool:
@@ -275,7 +265,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         return self.engine.run_progressively(inputs, progress, self._arguments(items))
 
     def _arguments(self, items: Sequence[SourceText]) -> dict[str, Any]:
-        """Give the arguments of generate() for items of one group."""
+        """Return the arguments of generate() for items of one group."""
         first, *_ = items
         options = {name: value for name, value in asdict(first.options).items() if value is not None}
         arguments = {name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")}
@@ -291,5 +281,5 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         return [self._result(item, text) for item, text in zip(items, texts, strict=True)]
 
     def _result(self, item: SourceText, text: str) -> Mapping[str, Any]:
-        """Make an item's result of its text; the one place that does, for the text that comes in pieces too."""
+        """Return the result of an item, whose text may also have come in pieces."""
         return {"translation_text": text, **item.source.said}

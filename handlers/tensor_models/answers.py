@@ -27,12 +27,11 @@ from handlers.tensor_models.signature import ANY, Tensor
 class RowOutputs(OutputTensors):
     """How rows become tensors, one row each; there are no names while the outputs are not known.
 
-    Those of a function may be known only once it has run: `signature` is set then, or stays None where what it gives
-    depends on what it is given.
+    Those of a function may be known only once it has run: `signature` is set then, or stays None where they depend on
+    its inputs.
     """
 
     def __init__(self, signature: Mapping[str, Tensor] | None) -> None:
-        """Take what is known of the outputs, by name; None where that is nothing."""
         self.signature = signature
 
     @property
@@ -60,14 +59,13 @@ class RowOutputs(OutputTensors):
         try:
             return np.concatenate(rows, axis=at)
         except ValueError:
-            message = (
+            raise WrongOutput(
                 f"{name}: the rows are of different sizes, which one tensor cannot hold; ask for them as instances."
-            )
-            raise WrongOutput(message) from None
+            ) from None
 
 
 def described(tensor: Tensor) -> TensorMetadata:
-    """Describe a tensor in the words of the protocol, which has none for what may be anything."""
+    """Describe a tensor for metadata; the protocol has no words for any shape."""
     return TensorMetadata(tensor.name, tensor.datatype or ANY, tensor.shape or (-1,), tensor.batch_dim)
 
 

@@ -1,4 +1,4 @@
-"""Holds what came, from a client or from the model, against the signature. Pure.
+"""Check the tensors of a request and the outputs of a run against the signature. Pure.
 
 tensors of a request -> checked -> arrays by the model's names, all of so many rows; or InvalidInput
 outputs of a run     -> checked_outputs -> arrays that are what the signature says; or WrongOutput
@@ -15,8 +15,9 @@ from handlers.protocol.output_tensors import ERROR
 from handlers.protocol.tensors import BF16, DTYPES, datatype_of, encoded, from_bfloat16, objects, to_bfloat16
 from handlers.tensor_models.signature import Shape, Signature, Tensor, without
 
-# numpy's strings; a function may give them for BYTES.
+# Kinds of numpy's strings, which a function may return for BYTES.
 _STRINGS = "SU"
+_KNOWN = set(DTYPES.values())
 
 
 def checked(tensors: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], signature: Signature) -> dict[str, Any]:
@@ -40,13 +41,14 @@ def checked(tensors: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], s
         if tensor is None:
             raise UnknownShape(f"{shown(name)}: the model has no such input; it has {', '.join(inputs)}.")
         if not _is_like(array, tensor):
-            raise TensorMismatch(f"{name}: {tensor} is expected; {_sent(array)} was sent.")
+            raise TensorMismatch(f"{name}: {tensor} is expected; {datatype_of(array)} {list(array.shape)} was sent.")
         if tensor.computes_in is not None:
             _check_range(name, array, tensor)
         arrays[tensor.name] = _plain(array, name)
-    if len(arrays) < len(inputs):
-        _check_missing(tensors, inputs, signature)
-    check_rows(arrays, inputs, signature)
+    for name, tensor in inputs.items():
+        if name not in tensors and tensor.name not in signature.masks:
+            raise TensorMismatch(f"{name}: {tensor} is expected; nothing was sent.")
+    _check_rows(arrays, inputs, signature)
     return arrays
 
 
@@ -56,13 +58,7 @@ def _check_range(name: str, array: NDArray[Any], tensor: Tensor) -> None:
         raise TensorMismatch(f"{name}: there is a number beyond {tensor.computes_in}, which the engine computes in.")
 
 
-def _check_missing(sent: Mapping[str, Any], inputs: Mapping[str, Tensor], signature: Signature) -> None:
-    for name, tensor in inputs.items():
-        if name not in sent and tensor.name not in signature.masks:
-            raise TensorMismatch(f"{name}: {tensor} is expected; nothing was sent.")
-
-
-def check_rows(arrays: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], signature: Signature) -> None:
+def _check_rows(arrays: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], signature: Signature) -> None:
     """Check that all inputs have the same number of rows, and a mask as many positions as what it masks."""
     sizes = {name: array.shape[signature.inputs[name].batch_dim] for name, array in arrays.items()}
     if len(set(sizes.values())) > 1:
@@ -82,7 +78,7 @@ def check_rows(arrays: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor],
 
 
 def free_sizes(shape: Sequence[int], tensor: Tensor) -> Shape:
-    """Give the sizes of the free dimensions but the batch's."""
+    """Return the sizes of the free dimensions but the batch's."""
     return tuple(shape[dimension] for dimension in tensor.free)
 
 
@@ -106,7 +102,7 @@ def _fits(shape: Sequence[int], wanted: Shape) -> bool:
 
 
 def _plain(array: NDArray[Any], place: str) -> NDArray[Any]:
-    """Give what numpy computes with: BF16 as float32, and BYTES as bytes, however they came."""
+    """Return BF16 as float32, and BYTES as bytes."""
     if array.dtype == BF16:
         return from_bfloat16(array)
     if array.dtype.kind == "O":
@@ -117,20 +113,16 @@ def _plain(array: NDArray[Any], place: str) -> NDArray[Any]:
     return array
 
 
-def _sent(array: NDArray[Any]) -> str:
-    return f"{datatype_of(array)} {list(array.shape)}"
-
-
 def checked_outputs(
     outputs: Any, signature: Mapping[str, Tensor] | None, rows: int, given: Mapping[str, str]
 ) -> dict[str, NDArray[Any]]:
-    """Check what the model gave.
+    """Check the outputs of a run.
 
     Args:
-        outputs: of a run.
-        signature: what it is to give, by name; None where that is not known yet.
+        outputs: what the model returned.
+        signature: the expected outputs, by name; None where they are not known yet.
         rows: how many there must be.
-        given: the name of an output that clients know, where it is another.
+        given: the clients' name of an output, where it is another.
 
     Returns:
         An array for each output, of a dtype of DTYPES; BF16 and BYTES as answers have them.
@@ -177,7 +169,7 @@ def _output(value: Any, tensor: Tensor, rows: int, place: str) -> NDArray[Any]:
 
 
 def _answerable(array: NDArray[Any], tensor: Tensor, place: str) -> NDArray[Any]:
-    """Give an array a dtype that an answer can have."""
+    """Convert an array to a dtype that an answer can have."""
     kind = array.dtype.kind
     if tensor.datatype == "BF16" and array.dtype == np.float32:
         return to_bfloat16(array)
@@ -193,9 +185,6 @@ def _answerable(array: NDArray[Any], tensor: Tensor, place: str) -> NDArray[Any]
     return array.astype(little, copy=False)
 
 
-_KNOWN = set(DTYPES.values())
-
-
 def shown_outputs(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-    """Learn from a run what a function gives: names and datatypes; sizes may be the request's."""
+    """Describe the outputs of a function after a run: names and datatypes; sizes may be the request's."""
     return {name: Tensor(name, datatype_of(array), (-1,) * array.ndim) for name, array in arrays.items()}

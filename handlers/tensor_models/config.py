@@ -8,22 +8,8 @@ from pydantic.dataclasses import dataclass
 
 from handlers.config import SETTINGS, Count, HandlerConfig, nested
 
-Datatype = Literal[
-    "BOOL",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "FP16",
-    "BF16",
-    "FP32",
-    "FP64",
-    "BYTES",
-]
+_Unsigned = Literal["BOOL", "UINT8", "UINT16", "UINT32", "UINT64"]
+Datatype = _Unsigned | Literal["INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64", "BYTES"]
 # A YAML list is a list; only its length and values are checked. 16 dimensions are what the protocol's reader takes.
 Shape = Annotated[tuple[Annotated[int, Field(ge=-1)], ...], Strict(False), Field(min_length=1, max_length=16)]
 RowShape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Strict(False), Field(max_length=15)]
@@ -46,35 +32,40 @@ class Padding:
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class InputConfig:
-    """What is to be known of an input beside what the model says, or in its stead.
+class TensorConfig:
+    """What is to be known of a tensor beside the model's own description, or in its stead.
 
     Attributes:
         datatype: of its elements, as the Open Inference Protocol names them.
         shape: with the batch dimension; -1 where a size is the request's.
         batch_dim: the dimension that counts rows.
-        pad: rows of different sizes are padded to the largest of their micro-batch; without it, they go apart.
     """
 
     datatype: Datatype | None = None
     shape: Shape | None = None
     batch_dim: Dimension = 0
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class InputConfig(TensorConfig):
+    """See TensorConfig.
+
+    Attributes:
+        pad: rows of different sizes are padded to the largest of their micro-batch; without it, they run apart.
+    """
+
     pad: Annotated[Padding | None, nested(Padding)] = None
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class OutputConfig:
-    """What is to be known of an output beside what the model says, or in its stead.
+class OutputConfig(TensorConfig):
+    """See TensorConfig.
 
     Attributes:
-        datatype, shape, batch_dim: see InputConfig.
         follows: a padded input; the free dimensions of this output are those of that input, in order, and each row's
             are cut to its own sizes.
     """
 
-    datatype: Datatype | None = None
-    shape: Shape | None = None
-    batch_dim: Dimension = 0
     follows: str | None = None
 
 

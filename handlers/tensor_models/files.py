@@ -1,4 +1,4 @@
-"""Reads arrays out of .npy and .npz bodies, and writes them. Pure: nothing a client sends is unpickled or executed.
+"""Read arrays of .npy and .npz bodies, and write them. Pure: nothing that a client sends is unpickled or executed.
 
     b"\\x93NUMPY..." -> from_npy -> one array
     b"PK..."        -> from_npz -> arrays by name
@@ -142,7 +142,11 @@ def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
 
 def to_npy(array: NDArray[Any]) -> bytes:
     """Write an array as a .npy file; BF16 as float32, text as fixed-width bytes."""
-    array = np.asarray(_writable(array), order="C")
+    if array.dtype == BF16:
+        array = from_bfloat16(array)
+    elif array.dtype.kind == "O":
+        array = np.array(encoded(array), np.bytes_).reshape(array.shape)
+    array = np.asarray(array, order="C")
     return _header(array.dtype.str, array.shape) + array.tobytes()
 
 
@@ -162,11 +166,3 @@ def to_npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
         for name, array in arrays.items():
             archive.writestr(f"{name}.npy", to_npy(array))
     return file.getvalue()
-
-
-def _writable(array: NDArray[Any]) -> NDArray[Any]:
-    if array.dtype == BF16:
-        return from_bfloat16(array)
-    if array.dtype.kind == "O":
-        return np.array(encoded(array), np.bytes_).reshape(array.shape)
-    return array

@@ -47,13 +47,13 @@ class TensorItems:
         most_rows: int,
         most_bytes: int,
     ) -> None:
-        """Take what requests are held against.
+        """Read requests to one model.
 
         Args:
             signature: of the model.
             rows: cuts requests.
             model: what answers say of it.
-            given: the model's name of each input by the name that clients use.
+            given: the model's name of each input by the clients' name.
             most_rows: the most rows of one request.
             most_bytes: the most bytes that a compressed body may unpack to.
         """
@@ -71,8 +71,6 @@ class TensorItems:
         arrays = checked(tensors, self._inputs, self._signature)
         count = row_count(arrays, self._signature)
         self._check_count(count)
-        if count == 1:
-            return (Payload(arrays, options),)
         return tuple(Payload(row, options) for row in self._rows.apart(arrays, count))
 
     def of_body(self, body: bytes | bytearray | str, sent: BodyInfo) -> Request:
@@ -106,7 +104,7 @@ class TensorItems:
         raise UnknownShape(self._shapes())
 
     def decoded(self, payload: Payload) -> Mapping[str, NDArray[Any]]:
-        """Give the checked arrays of one row.
+        """Return the checked arrays of one row.
 
         Raises:
             InvalidInput: JSON's values are not what the signature says.
@@ -127,7 +125,7 @@ class TensorItems:
         return Payload(self._named(instance), options)
 
     def _named(self, instance: Any) -> Mapping[str, Any]:
-        """Give a row's values by input; where one is needed, an instance may be its value itself."""
+        """Return a row's values by input; where one is needed, an instance may be its value itself."""
         if isinstance(instance, dict):
             return self._known(instance)
         if len(self._needed) == 1:

@@ -53,7 +53,6 @@ class Rows:
     """Makes rows and micro-batches by one signature."""
 
     def __init__(self, signature: Signature) -> None:
-        """Look at a signature once, for what each request asks."""
         self._inputs = tuple(signature.inputs.values())
         self._masks = signature.masks
         self._padded = {tensor.name: tensor for tensor in self._inputs if tensor.pad is not None}
@@ -63,16 +62,12 @@ class Rows:
         """Make an item of checked arrays of one row."""
         return Row(arrays, _ONE if self._is_fixed else self._cost(arrays))
 
-    def apart(self, arrays: Arrays, count: int) -> list[Arrays]:
+    def apart(self, arrays: Arrays, count: int) -> list[dict[str, Any]]:
         """Cut checked arrays into their rows."""
-        if count == 1:
-            return [arrays]
-        dims = {tensor.name: tensor.batch_dim for tensor in self._inputs}
-        cuts = {name: _rows_of(array, dims[name], count) for name, array in arrays.items()}
-        return [{name: parts[index] for name, parts in cuts.items()} for index in range(count)]
+        return _rows_of(arrays, {tensor.name: tensor.batch_dim for tensor in self._inputs}, count)
 
     def _cost(self, arrays: Arrays) -> Cost:
-        """Say how many positions a row has, and with which rows it can be joined."""
+        """Return how many positions a row has, and with which rows it can be joined."""
         group: list[Any] = []
         length = 1
         for tensor in self._inputs:
@@ -109,17 +104,15 @@ class Rows:
     def parted(
         self, outputs: Arrays, rows: Sequence[Row], signature: Mapping[str, Tensor] | None
     ) -> list[dict[str, Any]]:
-        """Give each row its outputs, views with the batch dimension.
+        """Return the outputs of each row, views with the batch dimension.
 
         Args:
             outputs: of a run of the rows.
             rows: those of the micro-batch.
-            signature: what the outputs are, by name: those that follow an input are cut to each row's own sizes.
+            signature: of the outputs, by name: those that follow an input are cut to each row's own sizes.
         """
-        count = len(rows)
         signature = signature or {name: Tensor(name) for name in outputs}
-        cuts = {name: _rows_of(array, signature[name].batch_dim, count) for name, array in outputs.items()}
-        parts = [{name: each[index] for name, each in cuts.items()} for index in range(count)]
+        parts = _rows_of(outputs, {name: tensor.batch_dim for name, tensor in signature.items()}, len(rows))
         for name in outputs:
             tensor = signature[name]
             if tensor.follows is not None:
@@ -129,20 +122,22 @@ class Rows:
         return parts
 
 
-def _rows_of(array: NDArray[Any], dimension: int, count: int) -> list[NDArray[Any]]:
+def _rows_of(arrays: Arrays, dimensions: Mapping[str, int], count: int) -> list[dict[str, Any]]:
+    """Cut arrays into so many rows, each along its dimension; views with that dimension."""
     if count == 1:
-        return [array]
-    if dimension == 0:
-        return [array[index : index + 1] for index in range(count)]
-    before = (slice(None),) * dimension
-    return [array[(*before, slice(index, index + 1))] for index in range(count)]
+        return [dict(arrays)]
+    before = {name: (slice(None),) * dimensions[name] for name in arrays}
+    return [
+        {name: array[(*before[name], slice(index, index + 1))] for name, array in arrays.items()}
+        for index in range(count)
+    ]
 
 
 def _padded(tensor: Tensor, arrays: Sequence[NDArray[Any]], value: Any) -> NDArray[Any]:
     """Join arrays of different free sizes, each in the low corner of its row.
 
     Raises:
-        OutOfMemory: hardly anything but padding would be in it, so that it is to be halved.
+        OutOfMemory: nearly all of it would be padding, so the micro-batch is halved.
     """
     shape = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
     shape[tensor.batch_dim] = len(arrays)

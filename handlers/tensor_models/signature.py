@@ -1,25 +1,24 @@
-"""What a model takes and gives: names, datatypes, shapes, and which dimension counts rows. Pure.
+"""The inputs and outputs of a model: names, datatypes, shapes, and which dimension counts rows. Pure.
 
-    what the model says (Said) + model-config.yaml -> signed -> Signature, or InvalidConfig
+    the model's own description (Said) + model-config.yaml -> signed -> Signature, or InvalidConfig
     Said <-> signature.json, which the builder writes beside the model
 
 A shape has the batch dimension, as -1 like every other size that is the request's.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from handlers.errors import InvalidConfig
 from handlers.protocol.tensors import DTYPES
-from handlers.tensor_models.config import InputConfig, OutputConfig, Padding, TensorsConfig
+from handlers.tensor_models.config import InputConfig, OutputConfig, Padding, TensorConfig, TensorsConfig
 
-# The file of an archive that says what its model said as it was built.
+# The file of an archive with the description that its model gave as it was built.
 SIGNATURE = "signature.json"
-# What metadata names a datatype that neither the model nor the configuration says: any is taken.
+# The datatype in metadata where neither the model nor the configuration names one: any is accepted.
 ANY = "ANY"
 
 Shape = tuple[int, ...]
@@ -81,29 +80,12 @@ class Said:
 
     def to_json(self) -> str:
         """Write signature.json."""
-        return json.dumps(
-            {kind: None if tensors is None else [_written(tensor) for tensor in tensors]
-             for kind, tensors in (("inputs", self.inputs), ("outputs", self.outputs))},
-            indent=1,
-        )  # fmt: skip
+        return TypeAdapter(Said).dump_json(self, indent=1, exclude_defaults=True).decode()
 
     @classmethod
     def from_json(cls, text: str) -> "Said":
         """Read signature.json, as `to_json` wrote it."""
-        document = json.loads(text)
-        outputs = document["outputs"]
-        return cls(_read(document["inputs"]), None if outputs is None else _read(outputs))
-
-
-def _written(tensor: Tensor) -> dict[str, Any]:
-    return {name: value for name, value in asdict(tensor).items() if name in ("name", "datatype", "shape")}
-
-
-def _read(tensors: Sequence[Mapping[str, Any]]) -> tuple[Tensor, ...]:
-    return tuple(
-        Tensor(each["name"], each["datatype"], None if each["shape"] is None else tuple(each["shape"]))
-        for each in tensors
-    )
+        return TypeAdapter(Said).validate_json(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +107,11 @@ class Signature:
 
 
 def narrowed(signature: Signature, datatypes: Mapping[str, str]) -> Signature:
-    """Say of inputs that the engine computes with fewer whole numbers than they have.
+    """Note the inputs that the engine computes with fewer whole numbers than their datatype has.
 
     Args:
         signature: of the model.
-        datatypes: what the engine computes with, by the datatype that it is given.
+        datatypes: what the engine computes with, by the datatype of its input.
     """
     inputs = {
         name: replace(tensor, computes_in=datatypes.get(tensor.datatype or ""))
@@ -139,47 +121,37 @@ def narrowed(signature: Signature, datatypes: Mapping[str, str]) -> Signature:
 
 
 def signed(said: Said, config: TensorsConfig) -> Signature:
-    """Put what a model says and what its configuration says together.
+    """Combine the model's own description with the configuration.
 
     Raises:
         InvalidConfig: they disagree, or leave open what must be known.
     """
-    known = {tensor.name for tensor in said.inputs}
-    if unknown := sorted(config.inputs.keys() - known):
-        raise InvalidConfig(f"inputs: {', '.join(unknown)}: this model has {', '.join(sorted(known))}")
-    inputs = {tensor.name: _input(tensor, config.inputs.get(tensor.name)) for tensor in said.inputs}
+    inputs = _combined("inputs", said.inputs, config.inputs)
     for name, tensor in inputs.items():
         _check_padding(name, tensor, inputs)
-    outputs = _outputs(said.outputs, config.outputs)
-    for name, tensor in (outputs or {}).items():
+    if said.outputs is None and not config.outputs:
+        return Signature(inputs, None)
+    outputs = _combined("outputs", said.outputs or [Tensor(name) for name in config.outputs], config.outputs)
+    for name, tensor in outputs.items():
         _check_follows(name, tensor, inputs)
     return Signature(inputs, outputs)
 
 
-def _input(said: Tensor, given: InputConfig | None) -> Tensor:
-    if given is None:
-        return _batched(said, "inputs")
-    return _batched(replace(_agreed(said, given, "inputs"), pad=given.pad), "inputs")
-
-
-def _outputs(said: Sequence[Tensor] | None, given: Mapping[str, OutputConfig]) -> Mapping[str, Tensor] | None:
-    if said is None:
-        if not given:
-            return None
-        said = [Tensor(name) for name in given]
+def _combined(kind: str, said: Sequence[Tensor], given: Mapping[str, TensorConfig]) -> dict[str, Tensor]:
     known = {tensor.name for tensor in said}
     if unknown := sorted(given.keys() - known):
-        raise InvalidConfig(f"outputs: {', '.join(unknown)}: this model has {', '.join(sorted(known))}")
-    outputs = {}
+        raise InvalidConfig(f"{kind}: {', '.join(unknown)}: this model has {', '.join(sorted(known))}")
+    combined = {}
     for tensor in said:
         config = given.get(tensor.name)
-        agreed = tensor if config is None else _agreed(tensor, config, "outputs")
-        outputs[tensor.name] = _batched(replace(agreed, follows=config.follows if config else None), "outputs")
-    return outputs
+        if config is not None:
+            tensor = _agreed(tensor, config, kind)  # noqa: PLW2901
+        combined[tensor.name] = _batched(tensor, kind)
+    return combined
 
 
-def _agreed(said: Tensor, given: InputConfig | OutputConfig, kind: str) -> Tensor:
-    """Take what the configuration says where the model says nothing; both must not contradict each other."""
+def _agreed(said: Tensor, given: TensorConfig, kind: str) -> Tensor:
+    """Add what the model leaves out; both must not contradict each other."""
     place = f"{kind}.{said.name}"
     if said.datatype and given.datatype and said.datatype != given.datatype:
         raise InvalidConfig(f"{place}: the model has {said.datatype}, and not {given.datatype}")
@@ -188,11 +160,18 @@ def _agreed(said: Tensor, given: InputConfig | OutputConfig, kind: str) -> Tenso
         if shape is not None and not _fits(shape, given.shape, given.batch_dim):
             raise InvalidConfig(f"{place}: the model has {list(shape)}, and not {list(given.shape)}")
         shape = given.shape
-    return replace(said, datatype=said.datatype or given.datatype, shape=shape, batch_dim=given.batch_dim)
+    return replace(
+        said,
+        datatype=said.datatype or given.datatype,
+        shape=shape,
+        batch_dim=given.batch_dim,
+        pad=given.pad if isinstance(given, InputConfig) else None,
+        follows=given.follows if isinstance(given, OutputConfig) else None,
+    )
 
 
 def _fits(said: Shape, given: Shape, batch_dim: int) -> bool:
-    """Whether a configured shape is one that the model has: it may settle what is free there."""
+    """Whether a configured shape is one that the model has: it may fix sizes that are free there."""
     pairs = enumerate(zip(said, given, strict=False))
     return len(said) == len(given) and all(i == batch_dim or a in (-1, b) for i, (a, b) in pairs)
 

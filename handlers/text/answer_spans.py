@@ -1,4 +1,4 @@
-"""Cut a question's context into overlapping windows, and find answers in what the model says of them. Pure.
+"""Cut a question's context into overlapping windows, and find answers in the model's logits. Pure.
 
 encoding of question and context -> cut -> windows that the model can hold
 logits of a window -> likeliest_spans -> spans of its context's tokens -> characters of the context
@@ -18,8 +18,7 @@ from handlers.text.inputs import Text
 # Tokens of a window, those of the question and special ones included, and tokens of the context that neighbouring
 # windows share: the max_length and doc_stride of transformers' question-answering pipeline.
 WINDOW_TOKENS, SHARED_TOKENS = 384, 128
-# Spans of each window that are looked at for every answer that is asked for, since some turn out to be the same words
-# as another; and beyond these.
+# Spans of each window that are looked at for every answer, since several may be the same words; and beyond these.
 SPANS_PER_ANSWER, SPARE_SPANS = 2, 10
 # The most characters of all answers to a question; a token may have as many as the context.
 MOST_CHARACTERS = 2**18
@@ -58,12 +57,7 @@ class Passage(Text[QuestionAnsweringOptions]):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of a context that may be the answer.
-
-    Attributes:
-        score: the probability that the answer starts at `first`, times the one that it ends at `last`.
-        first, last: the indices of its first and last token among the context's.
-    """
+    """Tokens of a context that may be the answer, as indices among the context's; and their probability."""
 
     score: float
     first: int
@@ -71,7 +65,7 @@ class Span:
 
 
 def context_tokens(encoding: Any) -> range:
-    """Find the tokens of the context in an encoding, where special tokens stand around them."""
+    """Return the indices of the context's tokens in an encoding of question and context."""
     indices = [index for index, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
     return range(indices[0], indices[-1] + 1) if indices else range(0)
 
@@ -160,12 +154,10 @@ def characters(encoding: Any, first: int, last: int, *, align_to_words: bool) ->
     Returns:
         The index of the first character, and the one behind the last.
     """
-    (start, _), (_, end) = (_place(encoding, token, align_to_words) for token in (first, last))
-    return start, end
-
-
-def _place(encoding: Any, token: int, align_to_words: bool) -> tuple[int, int]:
-    word = encoding.token_to_word(token) if align_to_words else None
     # Tokens that a tokenizer finds before it looks for words belong to none.
-    place: tuple[int, int] = encoding.token_to_chars(token) if word is None else encoding.word_to_chars(word, 1)
-    return place
+    words = [encoding.token_to_word(token) if align_to_words else None for token in (first, last)]
+    places = [
+        encoding.token_to_chars(token) if word is None else encoding.word_to_chars(word, 1)
+        for token, word in zip((first, last), words, strict=True)
+    ]
+    return places[0][0], places[1][1]

@@ -8,13 +8,13 @@ from pydantic.dataclasses import dataclass
 
 from handlers.config import SETTINGS, Answers, Count, HandlerConfig, Labels, Share
 
-# The most labels of a language's answer: fastText sets memory aside for all that are asked for, whatever the model has.
+# The most labels of a language's answer: fastText allocates memory for as many, even if the model has fewer.
 LabelCount = Annotated[int, Field(ge=1, le=10_000)]
 
 # The most tokens of an answer to a question.
 AnswerTokens = Annotated[int, Field(ge=1, le=128)]
 
-# Token classification groups tokens in these ways, which have the names of transformers' pipeline.
+# How token classification groups tokens, by the names of transformers' pipeline.
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 
 # How a text is divided before it is translated.

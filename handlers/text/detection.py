@@ -1,4 +1,4 @@
-"""Find out which language a text is in, with the fastText model that a translation archive may carry.
+"""Identify the language of a text with the fastText model that a translation archive may have.
 
 text -> fastText -> label, score -> Detector -> the model's own code, or the configured one where the score is too low
 """
@@ -30,8 +30,8 @@ class Source:
     """The language that a text is translated from.
 
     Attributes:
-        code: the model's own; None where its languages are fixed, or nobody says.
-        score: how sure the detector was; None where nobody asked it.
+        code: the model's own; None where its languages are fixed, or none is named.
+        score: how certain the detector was; None where it was not asked.
     """
 
     code: str | None = None
@@ -39,7 +39,7 @@ class Source:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What an answer says of it: nothing where the detector was not asked."""
+        """The fields of an answer for it; none where the detector was not asked."""
         return {} if self.score is None else {"src_lang": self.code, "src_lang_score": self.score}
 
 
@@ -58,29 +58,32 @@ class Detector:
     """Identifies languages for one model. Any thread may ask."""
 
     def __init__(self, engine: FastTextEngine, sources: Collection[str], fallback: str | None) -> None:
-        """Match languages.
+        """Match the labels of a detector with the codes of a model.
 
         Args:
             engine: a fastText model for languages, with labels of ISO 639, or of NLLB (`fra_Latn`).
             sources: the translation model's codes, at least one.
             fallback: the code for a text whose language is not certain; None to refuse it.
         """
-        self._engine = engine
-        self._sources = sources
+        self._engine, self._sources, self._fallback = engine, sources, fallback
         self._codes = ModelCodes(sources)
-        self._fallback = fallback
 
     def identify(self, text: str, min_score: float) -> Source:
-        """Tell the language of a text, as the model's code.
+        """Return the language of a text.
 
         Args:
             text: at least one character that is no white space.
             min_score: a score below it is not certain.
 
         Raises:
-            UnknownLanguage: the model lacks it; or it is not certain, and nothing is configured for that.
+            UnknownLanguage: the model lacks it; or it is not certain, and there is no fallback.
         """
-        label, score = self._likeliest(text)
+        # fastText takes a line break for the end of the text, and any white space for the same separator.
+        line = " ".join(text.strip()[:MOST_CHARACTERS].split())
+        outputs = self._engine.run({"texts": np.array([line], object), "top_k": np.array([1])})
+        (labels,), (scores,) = outputs["labels"], outputs["scores"]
+        label, score = next(zip(labels, scores, strict=True), ("und", 0.0))
+        label = label.removeprefix(LABEL_PREFIX)
         if score < min_score:
             if self._fallback is None:
                 raise UnknownLanguage(
@@ -95,15 +98,6 @@ class Detector:
                 f"known are {known}."
             )
         return Source(code, score)
-
-    def _likeliest(self, text: str) -> tuple[str, float]:
-        """Give the likeliest label, without its prefix, and its score."""
-        # fastText takes a line break for the end of the text, and any white space for the same separator.
-        line = " ".join(text.strip()[:MOST_CHARACTERS].split())
-        outputs = self._engine.run({"texts": np.array([line], object), "top_k": np.array([1])})
-        (labels,), (scores,) = outputs["labels"], outputs["scores"]
-        label, score = next(zip(labels, scores, strict=True), ("und", 0.0))
-        return label.removeprefix(LABEL_PREFIX), score
 
 
 def load_detector(folder: Path) -> FastTextEngine:

@@ -15,16 +15,18 @@ import transformers
 
 from handlers.errors import InvalidConfig
 
-# transformers is kept silent: its tokenizers warn of a text's length, and some of their errors quote the text.
+# Tokenizers warn of a text's length, and some of their errors quote the text.
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
+# Models whose position table is longer than they can use, as `model_type` names them.
+ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer"})
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A head is what a task makes of an encoder; the task's class states it.
+    """What a task makes of an encoder; the task's class states it.
 
     Attributes:
         auto_class: the name of the class of transformers that loads it.
@@ -43,13 +45,19 @@ class Encoder(torch.nn.Module):
     Attributes:
         input_names: those of INPUT_NAMES that the model takes and its tokenizer gives.
         output_names: the names of the tensors that `forward` returns, in their order.
+        pooling: how states become the only output, a vector per text; inside the graph, so that (B, D) leaves it.
     """
 
-    def __init__(self, model: torch.nn.Module, input_names: tuple[str, ...], output_names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        input_names: tuple[str, ...],
+        output_names: tuple[str, ...],
+        pooling: "Pooling | None" = None,
+    ) -> None:
         super().__init__()
         self.model = model
-        self.input_names = input_names
-        self.output_names = output_names
+        self.input_names, self.output_names, self.pooling = input_names, output_names, pooling
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
@@ -60,38 +68,14 @@ class Encoder(torch.nn.Module):
             input_ids, attention_mask, token_type_ids: (B, T) int64, right-padded.
 
         Returns:
-            One tensor per output name, (B, ...).
+            One tensor per output name, (B, ...); vectors are in fp32.
         """
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         result = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **segments)
-        return self.outputs(result, attention_mask)
-
-    def outputs(self, result: Any, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG002
-        """Pick the task's outputs from the model's result.
-
-        Args:
-            result: the model's, by name.
-            attention_mask: (B, T) int64.
-
-        Returns:
-            One tensor per output name, (B, ...).
-        """
-        return tuple(result[name] for name in self.output_names)
-
-
-class SentenceEncoder(Encoder):
-    """Gives one vector per text, pooled and normalised inside the graph: (B, D) leaves it instead of (B, T, D)."""
-
-    def __init__(self, pooling: "Pooling", *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.pooling = pooling
-
-    def outputs(self, result: Any, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """See `Encoder.outputs`; hidden states (B, T, D) become vectors (B, D), in fp32."""
+        if self.pooling is None:
+            return tuple(result[name] for name in self.output_names)
         vectors = self.pooling.pool(result["last_hidden_state"].float(), attention_mask)
-        if self.pooling.is_normalized:
-            vectors = torch.nn.functional.normalize(vectors, dim=-1)
-        return (vectors,)
+        return (torch.nn.functional.normalize(vectors, dim=-1) if self.pooling.is_normalized else vectors,)
 
 
 def _mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -138,13 +122,10 @@ class Pooling:
         Raises:
             InvalidConfig: the files ask for a pooling that is not supported.
         """
-        modules_path = folder / "modules.json"
-        if not modules_path.is_file():
-            return cls(_mean, is_normalized=False)
-        modules = json.loads(modules_path.read_text(encoding="utf-8"))
+        modules = _json(folder / "modules.json")
         is_normalized = any(module["type"].endswith("Normalize") for module in modules)
         paths = [module["path"] for module in modules if module["type"].endswith("Pooling")]
-        config = json.loads((folder / paths[0] / "config.json").read_text(encoding="utf-8")) if paths else {}
+        config = _json(folder / paths[0] / "config.json") if paths else {}
         # Newer files name the mode itself.
         modes = [key for key, is_on in config.items() if key.startswith("pooling_mode_") and is_on is True]
         if "pooling_mode" in config:
@@ -179,9 +160,11 @@ def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -
     taken = signature(model.forward).parameters
     given = ("input_ids", "attention_mask", *tokenizer.model_input_names)
     inputs = tuple(name for name in INPUT_NAMES if name in taken and name in given)
-    if head.is_pooled:
-        return SentenceEncoder(Pooling.read(folder), model, inputs, head.outputs)
-    return Encoder(model, inputs, head.outputs)
+    return Encoder(model, inputs, head.outputs, Pooling.read(folder) if head.is_pooled else None)
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def token_limit(folder: Path) -> int | None:
@@ -193,18 +176,14 @@ def token_limit(folder: Path) -> int | None:
     Args:
         folder: config.json, and the other two files where the model has them.
     """
-    sentence_config = folder / "sentence_bert_config.json"
-    if sentence_config.is_file():
-        length = json.loads(sentence_config.read_text(encoding="utf-8")).get("max_seq_length")
-        if isinstance(length, int):
-            return length
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    length = _json(folder / "sentence_bert_config.json").get("max_seq_length")
+    if isinstance(length, int):
+        return length
+    config = _json(folder / "config.json")
     positions = config.get("max_position_embeddings")
     if positions is not None and config.get("model_type") in ROBERTA_LIKE:
         positions -= (config.get("pad_token_id") or 0) + 1
-    tokenizer_path = folder / "tokenizer_config.json"
-    tokenizer = json.loads(tokenizer_path.read_text(encoding="utf-8")) if tokenizer_path.is_file() else {}
-    stated = tokenizer.get("model_max_length")
+    stated = _json(folder / "tokenizer_config.json").get("model_max_length")
     # Tokenizers without a limit state 10 to the 30.
     limits = [limit for limit in (positions, stated) if isinstance(limit, int | float) and 0 < limit < 10**9]
     return int(min(limits)) if limits else None
@@ -226,7 +205,3 @@ def source_limit(folder: Path, max_length: int | None) -> int:
     if max_length is not None and limit is not None and max_length > limit:
         raise InvalidConfig(f"max_length: {max_length} is more than the model's own {limit}")
     return max_length or limit or 0
-
-
-# Models whose position table is longer than they can use, as `model_type` names them.
-ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer"})

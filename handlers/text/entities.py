@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from handlers.text.config import Aggregation
 
-# It joins the tokens of some words to those words as text, as the tokenizer's decoder does.
+# Joins tokens to text, as the tokenizer's decoder does.
 Join = Callable[[list[str]], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token, but no special one, or one word.
+    """One token that is not special, or one word.
 
     Attributes:
         word: the token as the vocabulary has it, or the text that it stands for.
@@ -47,6 +47,11 @@ class Labelled:
     label: str
     score: float
 
+    @property
+    def name(self) -> str:
+        """The entity's name: the label without "B-" or "I-"."""
+        return self.label[2:] if self.label.startswith(("B-", "I-")) else self.label
+
 
 def find_entities(
     tokens: Iterable[Token],
@@ -70,10 +75,14 @@ def find_entities(
     """
     if aggregation in ("first", "average", "max"):
         tokens = [_word(word, aggregation, join) for word in _runs(tokens, lambda _, token: token.is_subword)]
-    labelled = [_labelled(token, labels) for token in tokens]
+    labelled = []
+    for token in tokens:
+        best = int(token.scores.argmax())
+        labelled.append(Labelled(token, labels[best], float(token.scores[best])))
     if aggregation != "none":
-        runs = _runs(labelled, _continues)
-        return [_entity(run, join) for run in runs if _group_name(run) not in ignored]
+        # Neighbours of one name are a group, which is named by what follows the first hyphen of its first label.
+        runs = _runs(labelled, lambda before, item: not item.label.startswith("B-") and item.name == before.name)
+        return [_entity(name, run, join) for run in runs if (name := run[0].label.split("-", 1)[-1]) not in ignored]
     return [
         {
             "entity": item.label,
@@ -100,7 +109,7 @@ def _runs(items: Iterable[Any], continues: Callable[[Any, Any], bool]) -> list[l
 
 
 def _word(tokens: list[Token], aggregation: Aggregation, join: Join) -> Token:
-    """Make one token of a word's, with the scores of its first, of its surest, or their mean."""
+    """Join the tokens of a word, with the scores of the first, of the most certain, or their mean."""
     if aggregation == "first":
         scores = tokens[0].scores
     elif aggregation == "max":
@@ -110,27 +119,9 @@ def _word(tokens: list[Token], aggregation: Aggregation, join: Join) -> Token:
     return Token(join([token.word for token in tokens]), scores, tokens[0].index, tokens[0].start, tokens[-1].end)
 
 
-def _labelled(token: Token, labels: Mapping[int, str]) -> Labelled:
-    best = int(token.scores.argmax())
-    return Labelled(token, labels[best], float(token.scores[best]))
-
-
-def _continues(before: Labelled, item: Labelled) -> bool:
-    return not item.label.startswith("B-") and _entity_name(item.label) == _entity_name(before.label)
-
-
-def _entity_name(label: str) -> str:
-    return label[2:] if label.startswith(("B-", "I-")) else label
-
-
-def _group_name(run: list[Labelled]) -> str:
-    """A group is named by what follows the first hyphen, whatever stands before it."""
-    return run[0].label.split("-", 1)[-1]
-
-
-def _entity(run: list[Labelled], join: Join) -> dict[str, Any]:
+def _entity(name: str, run: list[Labelled], join: Join) -> dict[str, Any]:
     return {
-        "entity_group": _group_name(run),
+        "entity_group": name,
         "score": fmean(item.score for item in run),
         "word": join([item.token.word for item in run]),
         "start": run[0].token.start,

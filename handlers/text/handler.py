@@ -138,9 +138,6 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     def stack(self, rows: Sequence[Tokens]) -> Arrays:
         """Pad rows to the longest of them.
 
-        Args:
-            rows: those of a micro-batch, at least one.
-
         Returns:
             `input_ids`, `attention_mask`, and `token_type_ids` where the model has them: (B, T) int64, right-padded.
         """

@@ -1,4 +1,4 @@
-"""The languages of translation models: how each family is told them, and which code a detector's label is. Pure.
+"""The languages of translation models: how each family is given them, and which code a detector's label is. Pure.
 
 tokenizer + generation config       -> read_languages -> Languages: codes, and what to do for each
 label of a detector (fr, fra_Latn)  -> key_of ->  one key per language  <- key_of <- codes of a model (fr, fr_XX, fra)
@@ -11,8 +11,8 @@ SeamlessM4T              the tokenizer's `src_lang`; generate(tgt_lang=...)
 T5 and others            nothing: a task's name, where there is one, is part of the text
 
 A key is the language's code of ISO 639-3, or its macrolanguage's where that is what ISO 639-1 and most models mean by
-it: Standard Arabic (arb) and Arabic (ar, ara) are one. Where the table is from stands beside it; tests hold it against
-the lists of codes in transformers and the labels of fastText's lid.176.
+it: Standard Arabic (arb) and Arabic (ar, ara) are one. Tests compare the tables with the codes of transformers and the
+labels of fastText's lid.176.
 """
 
 import re
@@ -54,24 +54,17 @@ _MACROLANGUAGES = (
 )
 _MACROLANGUAGE = dict(pair.split(":") for pair in _MACROLANGUAGES.split())
 
-# lid.176 names languages as Wikipedia does, whose "als" is Alemannic (in ISO 639-3 that is Tosk Albanian), and whose
-# "bh" is written in Bhojpuri.
+# lid.176 has Wikipedia's codes: "als" is Alemannic (in ISO 639-3 Tosk Albanian), and "bh" is Bhojpuri.
 _WIKIPEDIA = {"als": "gsw", "bh": "bho"}
 
-# Where a model has no such language, but one that its speakers write, or that a detector hardly tells apart: Egyptian
-# Arabic, Cantonese and Wu as Arabic and Chinese, Nynorsk as Norwegian, Serbo-Croatian (which a detector says of text in
-# Latin letters) as Croatian.
+# The nearest language where a model lacks one: Egyptian Arabic, Cantonese and Wu as Arabic and Chinese, Nynorsk as
+# Norwegian, Serbo-Croatian (in a detector: text in Latin letters) as Croatian.
 _NEAREST = {"arz": "ara", "yue": "zho", "wuu": "zho", "nno": "nor", "hbs": "hrv"}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What makes a model answer in one language.
-
-    Attributes:
-        prefix: what stands before the text.
-        arguments: further arguments of generate().
-    """
+    """What makes a model answer in one language: a prefix of the text, or further arguments of generate()."""
 
     prefix: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -82,8 +75,8 @@ class Languages:
     """The languages of one model, under its own codes.
 
     Attributes:
-        sources: the codes that its tokenizer takes as `src_lang`; empty where there is no choice.
-        targets: code -> what makes it the language of the answer; empty where there is no choice.
+        sources: the codes that its tokenizer takes as `src_lang`; empty where there is only one language.
+        targets: code -> what makes it the language of the answer; likewise.
     """
 
     sources: frozenset[str] = frozenset()
@@ -93,22 +86,18 @@ class Languages:
         """Check whether a text can be translated from one language to another.
 
         Args:
-            src_lang, tgt_lang: the codes of the languages; None where nobody says.
+            src_lang, tgt_lang: the codes of the languages; None where they are not named.
             text: what is to be translated.
 
         Raises:
-            UnknownOption: it cannot; the message names the languages that there are.
+            UnknownOption: it cannot; the message names the languages of the model.
         """
         _check("src_lang", src_lang, self.sources)
-        if tgt_lang is not None or not self.is_named_by(text):
+        if tgt_lang is not None or not self.prefix_of(text)[0]:
             _check("tgt_lang", tgt_lang, self.targets.keys())
 
-    def is_named_by(self, text: str) -> bool:
-        """Say whether a text brings its target's prefix along, as callers of Marian may be used to."""
-        return bool(self.prefix_of(text)[0])
-
     def prefix_of(self, text: str) -> tuple[str, str]:
-        """Take a text apart: the target's prefix that it brings along, or nothing, and the rest."""
+        """Split the target's prefix, which clients of Marian may send, off a text; the prefix may be empty."""
         for target in self.targets.values():
             token = target.prefix.strip()
             if token and text.startswith(token):
@@ -127,7 +116,7 @@ def _check(name: str, code: str | None, codes: Any) -> None:
 
 
 def read_languages(tokenizer: Any, generation: Any) -> Languages:
-    """Read from the model's own files which languages it has, and how it is told them.
+    """Read from the model's own files which languages it has, and how they are chosen.
 
     Args:
         tokenizer: the model's, of transformers.
@@ -151,23 +140,22 @@ def read_languages(tokenizer: Any, generation: Any) -> Languages:
 
 
 def key_of(code: str) -> str:
-    """Give the key of a language under any of its codes: `fr`, `fr_XX`, `fra` and `fra_Latn` have the same."""
+    """Return the key of a language's code: `fr`, `fr_XX`, `fra` and `fra_Latn` have the same."""
     base = code.partition("_")[0]
     long = _LONG.get(base, base)
     return _MACROLANGUAGE.get(long, long)
 
 
 def short_code(code: str) -> str:
-    """Give the code of ISO 639-1 for any code of a language; the key where there is none."""
+    """Return the code of ISO 639-1 for any code of a language; the key where there is none."""
     key = key_of(code)
     return _SHORT.get(key, key)
 
 
 class ModelCodes:
-    """The codes of one model's languages, found by what a detector calls them."""
+    """The codes of one model's languages, of any family, found by a detector's labels."""
 
     def __init__(self, codes: Iterable[str]) -> None:
-        """Take the model's codes, of any family."""
         self._by_key: dict[str, list[str]] = defaultdict(list)
         for code in sorted(codes):
             self._by_key[key_of(code)].append(code)
@@ -179,8 +167,8 @@ class ModelCodes:
             label: the detector's, without prefix.
 
         Returns:
-            Of several codes for a language the label itself (`zho_Hant` of a detector that tells scripts apart), or
-            else the first in order: `zho_Hans`.
+            Of several codes the label itself (`zho_Hant` of a detector that distinguishes scripts), or else the first
+            in order: `zho_Hans`.
         """
         key = _WIKIPEDIA.get(label) or key_of(label)
         codes = self._by_key.get(key) or self._by_key.get(_NEAREST.get(key, ""), [])

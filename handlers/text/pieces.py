@@ -2,10 +2,9 @@
 
 ids -> TextPieces.add -> the text that is certain by now ... -> end -> the rest, and the whole text
 
-A tokenizer decodes a list of ids as a whole: it takes spaces off both ends, and makes one character of several tokens
-where they are bytes of it. So what may still change is kept back: bytes, of which all that stand together are
-characters or none is. And where a word begins, as SentencePiece has it, what comes before is settled: only the ids from
-there on are decoded again with each that comes.
+A tokenizer decodes a list of ids as a whole: it strips spaces off both ends, and makes one character of several tokens
+where these are its bytes. So text that may still change is held back. Where a word begins, as SentencePiece has it,
+the text before is settled: only the ids from there on are decoded again with each new one.
 """
 
 import re
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# What a tokenizer writes for bytes that are no character, yet or ever.
+# What a tokenizer writes for bytes that are no character.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # What SentencePiece writes for a space.
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -23,10 +22,10 @@ BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 @dataclass(frozen=True, slots=True)
 class Detokenizer:
-    """What is needed of a tokenizer.
+    """The parts of a tokenizer that are needed.
 
     Attributes:
-        decode: from ids to text; special ones are left out already.
+        decode: from ids, none of them special, to text.
         tokens: from ids to the tokens as the vocabulary has them.
         special_ids: ids that are not text.
         has_words: whether a token that begins with a space has none where it is decoded alone.
@@ -62,13 +61,12 @@ class TextPieces:
             detokenizer: makes text of ids.
             result_of: makes the item's result of its whole text.
         """
-        self._detokenizer = detokenizer
-        self._result_of = result_of
+        self._detokenizer, self._result_of = detokenizer, result_of
         # Text that is settled, with the space behind it; the ids after it, and their tokens.
         self._settled = ""
         self._ids: list[int] = []
         self._tokens: list[str] = []
-        # How many characters were given.
+        # The number of characters that were returned.
         self._given = 0
 
     def add(self, tokens: Sequence[int]) -> str:
@@ -103,7 +101,7 @@ class TextPieces:
                 return
 
     def _text(self, count: int) -> str:
-        """Give all text that so many of the ids make which are not settled."""
+        """Return all text, as far as so many of the ids that are not settled make it."""
         rest = self._detokenizer.decode(self._ids[:count]) if count else ""
         return self._settled + rest if rest else self._settled[:-1]
 
@@ -114,10 +112,10 @@ class TextPieces:
 
 
 def is_word(token: str) -> bool:
-    """Tell whether a token is one space and the first letters of a word."""
+    """Whether a token is one space and the first letters of a word."""
     return len(token) > 1 and token[0] == SPACE and token[1] != SPACE and not token[1].isspace()
 
 
 def _may_change(token: str) -> bool:
-    """Tell whether the text of a token may be another one once more comes: a byte, or spaces at its end."""
+    """Whether the text of a token may change with the next token: a byte, or spaces at its end."""
     return not token or token[-1] == SPACE or token[-1].isspace() or BYTE.fullmatch(token) is not None

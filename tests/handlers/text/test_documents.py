@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.text.sentences import cut, segments
+from handlers.text.documents import cut, segments
 
 MARKDOWN = "# A title\n\n> - Quoted. Twice.\n* 3 * 4 = 12\n-5 degrees\n#tag here\n— Oui ! — Non."
 QUOTED = ["A title", "Quoted.", "Twice.", "3 * 4 = 12", "-5 degrees", "#tag here", "Oui !", "— Non."]
