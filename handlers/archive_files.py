@@ -3,8 +3,8 @@
     builder: packed files -> sums -> Build -> build.json
     worker:  build.json -> Build, its folder -> sums -> equal, or InvalidConfig with the files' names
 
-This finds what was cut short, changed or mixed up on the way. It is no signature: whoever can write to an archive can
-write to its build.json too, and to the Python that reads it.
+This finds archives that were cut short, changed or mixed up. It is no signature: a program that can write to an archive
+can write to its build.json and its Python code, too.
 """
 
 import hashlib
@@ -24,19 +24,19 @@ logger = logging.getLogger(__name__)
 
 BUILD = "build.json"
 CONFIG = "model-config.yaml"
-# What PyTorch runs in the stead of OpenVINO's graph, beside a checkpoint's safetensors.
+# Programs that PyTorch runs in place of OpenVINO's graph, beside a checkpoint's safetensors.
 TORCH_FILES = frozenset({"model.pt", "model.pt2"})
-# What a builder says of a model that it converted, for build.json and whoever builds.
+# `Build.label` as a file, from the builder that converted the model.
 LABEL = "label.json"
 # The exported graph for OpenVINO in fp32, and the one in int8 where that was asked for; the weights of each in a .bin.
 GRAPH, INT8_GRAPH = "model.xml", "model-int8.xml"
-# What a builder found of the archive's precisions, as `Build.proofs` has it, for build.json.
+# `Build.proofs` as a file, from the builder that measured them.
 PROOFS = "proofs.json"
-# The folder of a checkpoint, or of whatever else was given as weights: nothing in it lies on the worker's path.
+# The folder of a checkpoint, or of other files named as weights; it is not on the worker's import path.
 CHECKPOINT = "checkpoint"
-# SHA-256 lets go of Python's lock. Two or three files of weights are most of an archive: more threads find nothing.
+# SHA-256 releases the GIL. Two or three files of weights are most of an archive.
 HASHING_THREADS = 4
-# A message names so many files of a kind, and counts the others.
+# The most files of a kind that a message names; it counts the others.
 MOST_NAMES = 5
 
 
@@ -94,18 +94,10 @@ def sums(files: Mapping[str, Path]) -> dict[str, str]:
     Returns:
         Their SHA-256 by the names given; a file that cannot be read is left out.
     """
-    # The largest first, so that none is begun when the others are done.
-    order = sorted(files, key=lambda name: (-_size(files[name]), name))
+    names = sorted(files)
     with ThreadPoolExecutor(HASHING_THREADS, "sums") as pool:
-        found = dict(zip(order, pool.map(lambda name: _sha256(files[name]), order), strict=True))
-    return {name: value for name in sorted(found) if (value := found[name]) is not None}
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+        found = zip(names, pool.map(lambda name: _sha256(files[name]), names), strict=True)
+        return {name: value for name, value in found if value is not None}
 
 
 def _sha256(path: Path) -> str | None:
@@ -117,17 +109,15 @@ def _sha256(path: Path) -> str | None:
 
 
 def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
-    """Hold what lies in an archive's folder against its build.json.
+    """Compare the files in an archive's folder with its build.json.
 
-    A file more is refused where something would take it up unasked: Python's import, or who loads the checkpoint.
-    Another one nobody reads; a task may keep there what it computes.
-
-    In an archive that was built as a folder, edited code and settings are a line in the log.
+    An added file is refused where Python's import or the checkpoint's loader would read it. Others are allowed: a task
+    may keep there what it computes. In an archive that was built as a folder, edits of code and settings are logged.
 
     Args:
         folder: the archive, unpacked.
-        is_torch_unread: whether a graph is served where the archive has one, and the weights for PyTorch stay unread:
-            these are then only looked for, since reading and hashing them takes longer than compiling the graph.
+        is_torch_unread: whether PyTorch's weights need only exist where the archive has a graph: they are not read, and
+            hashing them would take longer than compiling the graph.
 
     Returns:
         The archive's fingerprint; None where it does not say what is served: there is no build.json, or code or
@@ -149,7 +139,7 @@ def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
     problems = {
         "changed": [name for name, value in found.items() if value != build.files[name]],
         "missing": sorted(build.files.keys() - found.keys()),
-        "not built": sorted(name for name in _names(folder) - build.files.keys() if _is_taken_up(name)),
+        "not built": sorted(name for name in _names(folder) - build.files.keys() if _is_read(name)),
     }
     edits = {kind: [name for name in names if build.is_folder and _is_source(name)] for kind, names in problems.items()}
     refused = {kind: [name for name in names if name not in edits[kind]] for kind, names in problems.items()}
@@ -162,7 +152,7 @@ def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
 
 
 def proofs(folder: Path) -> dict[str, Proof]:
-    """Read how near an archive's answers are to fp32's, by precision; nothing where its build.json cannot be read."""
+    """Read the archive's proofs by precision; none where its build.json cannot be read."""
     try:
         return read_proofs(Build.from_json((folder / BUILD).read_bytes()).proofs)
     except (OSError, ValueError):
@@ -170,23 +160,23 @@ def proofs(folder: Path) -> dict[str, Proof]:
 
 
 def _names(folder: Path) -> set[str]:
-    """Every file's path in the archive, but for those that TorchServe and Python put there."""
+    """Return every file's path in the archive, without those that TorchServe and Python add."""
     paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
     return {path.as_posix() for path in paths if not _is_added(path)}
 
 
 def _is_added(path: Path) -> bool:
-    """Whether a running worker adds the file: compiled Python, and the environment of `useVenv: true`."""
+    """Whether a running worker has added the file: compiled Python, or the environment of `useVenv: true`."""
     return (path.parent.name == "__pycache__" and path.suffix == ".pyc") or path.parts[0] == "venv"
 
 
 def _is_torch(name: str) -> bool:
-    """Whether the file holds what PyTorch alone reads."""
+    """Whether only PyTorch reads the file."""
     path = PurePosixPath(name)
     return name in TORCH_FILES or (path.parts[0] == CHECKPOINT and path.suffix == ".safetensors")
 
 
-def _is_taken_up(name: str) -> bool:
+def _is_read(name: str) -> bool:
     return _is_code(name) or PurePosixPath(name).parts[0] == CHECKPOINT
 
 

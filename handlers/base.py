@@ -1,4 +1,4 @@
-"""BatchHandler: the one lifecycle of a batch. The only importer of `ts`.
+"""BatchHandler: the one lifecycle of a batch.
 
     rows (list of dict from TorchServe)
       preprocess     unpack -> decode -> prepare -> plan          every item an Item or an ItemError in its slot
@@ -22,19 +22,15 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar, cast
 
 import torch
-from ts.metrics.metric_cache_errors import MetricsCacheKeyError
-from ts.metrics.metric_type_enum import MetricTypes
 
 from handlers import archive_files
 from handlers.batching import worker as adaptive
 from handlers.batching.policy import settled
 from handlers.batching.trial import Trial
-from handlers.blocked_import import blocked_import
 from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.engines import Arrays, Engine, Listener, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, InvalidConfig, ItemError
-from handlers.frontend_heap import HeapFile
-from handlers.metrics import GAUGES, Recorder, Reporter, Sample
+from handlers.metrics import Recorder, Reporter
 from handlers.pipeline.description import described, precision_of
 from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead
 from handlers.pipeline.planning import planned
@@ -47,14 +43,7 @@ from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import Documents, Model, OutputTensors
 from handlers.protocol.requests import Items, Payload, Request
 from handlers.protocol.responses import Reply
-
-# TorchServe's module tries this backend of torch.compile, which brings torch._dynamo and torch._inductor with it: three
-# seconds of every worker's start, and nothing here compiles with it. Nor does anything here run on its onnxruntime.
-with (
-    blocked_import("openvino.torch", importer="ts.torch_handler.base_handler"),
-    blocked_import("onnxruntime", importer="ts.torch_handler.base_handler"),
-):
-    from ts.torch_handler.base_handler import BaseHandler
+from handlers.torchserve import BaseHandler, HeapFile, emit, emit_heap
 
 logger = logging.getLogger(__name__)
 
@@ -256,8 +245,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         labels = (context.model_name, version or UNKNOWN_VERSION)
         self.reporter = Reporter(
             self._recorder,
-            partial(_emit, context.metrics, labels),
-            beside=partial(_emit_heap, context.metrics, HeapFile(os.getppid())),
+            partial(emit, context.metrics, labels),
+            beside=partial(emit_heap, context.metrics, HeapFile(os.getppid())),
         )
         self.runner = Runner(self, self._recorder)
         # Seconds after which TorchServe takes the worker for dead; its own default where the archive does not say.
@@ -353,7 +342,6 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             window,
             settings,
             self._recorder,
-            wake=self.reporter.wake,
             trial=trial,
             longest_run_s=self._response_timeout_s,
         )
@@ -375,9 +363,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     def _classic(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[bytes]:
         batch = self.preprocess(data)
         self.inference(batch)
-        bodies = [respond(context, index, reply) for index, reply in enumerate(self.postprocess(batch))]
-        self.reporter.wake()
-        return bodies
+        return [respond(context, index, reply) for index, reply in enumerate(self.postprocess(batch))]
 
     def preprocess(self, data: Sequence[Mapping[str, Any]]) -> Batch:
         """Make a planned batch of rows: unpack, decode, plan."""
@@ -402,29 +388,6 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         return [
             self.runner.answer(request, list(islice(remaining, len(request.payloads)))) for request in batch.requests
         ]
-
-
-def _emit(cache: Any, model: tuple[str, str], sample: Sample) -> None:
-    """Hand one sample to TorchServe's metrics, which write it as a line on stdout."""
-    name = sample.counter.name
-    try:
-        counter = cache.get_metric(name, MetricTypes.COUNTER)
-    except MetricsCacheKeyError:  # the server runs with a metrics file of its own
-        names = ["ModelName", "ModelVersion", *sample.counter.labels]
-        counter = cache.add_metric_to_cache(name, "count", names, MetricTypes.COUNTER)
-    counter.add_or_update(sample.value, [*model, *sample.labels])
-
-
-def _emit_heap(cache: Any, heap_file: HeapFile) -> None:
-    """Say how full TorchServe's heap is, where its own metrics declare that, and Java tells."""
-    heap = heap_file.read()
-    if heap is None:
-        return
-    for gauge, value in zip(GAUGES, heap, strict=True):
-        try:
-            cache.get_metric(gauge.name, MetricTypes.GAUGE).add_or_update(value, ["Host"])
-        except MetricsCacheKeyError:  # the server runs with a metrics file of its own
-            return
 
 
 def _device(gpu_id: int | None) -> torch.device:

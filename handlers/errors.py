@@ -1,43 +1,19 @@
-"""Errors of the handlers: values for a client's item, exceptions for everything else.
+"""Errors of the handlers, each with its HTTP status, and how an exception becomes the outcome of an item.
 
-    InvalidInput                   400  raised while decoding one item; becomes that item's ItemError
-    ├── EmptyInput                 400  nothing was sent
-    ├── MalformedJson              400  the body says it is JSON and is not
-    ├── MalformedMessage           400  the body says it is a protobuf message and is not
-    ├── UnknownShape               400  the body is not one of the accepted shapes
-    ├── MalformedTensor            400  a tensor's bytes, datatype and shape do not agree
-    ├── TensorMismatch             400  a tensor is not what the model's signature says
-    ├── BatchTooLarge              400  the request has more rows than the model's max_batch_size
-    ├── UnknownOption              400  an option's name or value is not accepted
-    ├── UnknownLanguage            400  the text is in a language that the model lacks, or nobody can say in which
-    ├── InvalidText                400  text that is not UTF-8, or has null characters
-    ├── InvalidPriority            400  the header X-Priority, or the parameter, is not one of the levels
-    ├── InvalidTimeout             400  the header X-Timeout-Ms, or the parameter timeout, is no time
-    ├── NotAcceptable              406  the answer cannot have the form that the header Accept asks for
-    ├── UnsupportedMedia           415  the bytes are of no accepted format
-    ├── CorruptInput               422  the format is right, the content broken
-    └── TooLarge                   413  a limit of the configuration is exceeded
-        ├── BodyTooLarge           413
-        ├── ImageTooLarge          413
-        ├── TextTooLong            413
-        ├── TooManyInstances       413
-        ├── WorkTooLarge           413  the items of a request are too much together
-        └── ResponseTooLarge       413  the answer would be
-    OutOfMemory                    507  the engine could not hold the micro-batch, which is then tried again in halves
-    WrongOutput                    500  the model gave what its signature does not say; likewise in halves
-    QueueFull, Overloaded          503  the schedule refuses a request (or 429); these are values and never raised
-    BatchTimeout                   503  the batch ran out of time before this item; likewise a value
-    QueueTimeout                   504  the request has waited in vain; likewise a value
-    InvalidConfig                    -  the archive's configuration is wrong; the worker must not start
+    InvalidInput, raised while one item is decoded     -> ItemError, the outcome of that item alone
+    OutOfMemory, WrongOutput, raised for a micro-batch -> tried again in halves, then an ItemError of one item
+    OutOfTime, raised for a micro-batch                -> OUT_OF_TIME, the outcome of all its items
+    any other exception                                -> INTERNAL_ERROR, and the log says where it was raised
+    InvalidConfig                                      -> the worker does not start
 
-A message names field, limit and value, never anybody's payload.
+A message names field, limit and value, never a client's payload.
 """
 
 import traceback
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-# The worker's log says with these words why a model does not come up; torchserve_client.worker_log looks for them.
+# The start of the log line with the reason why a model does not load; torchserve_client.worker_log looks for it.
 LOAD_FAILED = "Cannot load"
 
 
@@ -148,13 +124,13 @@ class OutOfMemory(Exception):
 
 
 class WrongOutput(Exception):
-    """The model gave what its signature does not say; the message names the tensor, and is shown to its clients."""
+    """An output is not what the model's signature says; the message names the tensor, and clients read it."""
 
     code: ClassVar[int] = 500
 
 
 class OutOfTime(Exception):
-    """The batch has taken as long as it may, so that TorchServe does not end its worker."""
+    """The batch has taken as long as it may; later TorchServe would end the worker."""
 
 
 class InvalidConfig(ValueError):
@@ -176,21 +152,21 @@ class ItemError:
     message: str
 
     def to_json(self) -> dict[str, Any]:
-        """Write the error as the body of a failed request has it: {"code", "type", "message"}."""
+        """Return the body of a failed request: {"code", "type", "message"}."""
         return {"code": self.code, "type": self.type, "message": self.message}
 
     @classmethod
     def of(cls, error: InvalidInput) -> "ItemError":
-        """Make a value of an exception that decoding raised."""
+        """Return the value for an exception."""
         return cls(error.code, type(error).__name__, str(error))
 
 
-# A name of a client's own making is repeated to it up to so many characters; ours have fewer.
+# The most characters of a client's own name that a message repeats.
 LONGEST_NAME = 40
 
 
 def shown(name: str) -> str:
-    """Repeat a name of a client's own making for a message, unless it is long or odd and so may be anything."""
+    """Return a client's own name for a message, or only its length where it is long or not printable ASCII."""
     is_plain = len(name) <= LONGEST_NAME and name.isascii() and name.isprintable()
     return name if is_plain else f"a name of {len(name)} characters"
 
@@ -204,6 +180,6 @@ EXPIRED = ItemError(504, "QueueTimeout", "The request waited longer than it may;
 
 
 def where(error: BaseException) -> str:
-    """Say where a bug was raised, for the log: type and frames, not the message, which may quote a payload."""
+    """Return where a bug was raised, for the log: type and frames, not the message, which may quote a payload."""
     frames = traceback.extract_tb(error.__traceback__)
     return " < ".join([type(error).__name__, *(f"{f.name} ({f.filename}:{f.lineno})" for f in reversed(frames))])

@@ -1,14 +1,13 @@
-"""Count what happens, and get it to Prometheus.
+"""Count what happens, and send it to Prometheus.
 
     handler -> Recorder (events, then sums) -> Reporter (once a second, if anything happened) -> emit: a line per sample
 
-TorchServe takes metrics as lines that its frontend parses, and its own histograms have fixed buckets from 0.005 to 10,
-which says nothing of a batch size and little of a millisecond. So histograms are kept here and sent as what Prometheus
-makes of one anyway: counters `_bucket{le=...}`, `_sum` and `_count`. Sending increments once a second costs less than a
-line per batch, and lets every item be observed.
+TorchServe's frontend parses metrics from lines, and its own histograms have fixed buckets from 0.005 to 10, too coarse
+for a batch size or a millisecond. So histograms are kept here and sent as the counters that Prometheus makes of one:
+`_bucket{le=...}`, `_sum` and `_count`. One line a second for each series costs less than a line for each batch.
 
-What comes with every request or micro-batch is recorded as events, in one call that takes no lock; they are added up
-many at once, by numpy, as the reporter asks. What is seldom is added at once.
+Requests and micro-batches are recorded as events, in one call without a lock; numpy adds up all events of a second at
+once. Rare observations are added at once.
 """
 
 import logging
@@ -37,7 +36,7 @@ class Counter(NamedTuple):
 class Histogram:
     """Observations counted by size. `bounds` are the buckets' inclusive upper ends, ascending; +Inf is implied.
 
-    There is one object of each: it is its own key, without a hash of all its bounds for each observation.
+    There is one object of each, compared by identity: hashing all bounds for each observation would take long.
     """
 
     name: str
@@ -60,7 +59,7 @@ class Histogram:
 
 
 class Gauge(NamedTuple):
-    """A number that is what it is now; of the node, and so without the model's name and version."""
+    """A current value, of the node: without the labels of a model."""
 
     name: str
 
@@ -100,8 +99,7 @@ EXECUTIONS = Counter("handler_executions_total", ("Size",))
 EXECUTION_SECONDS = Counter("handler_execution_seconds_total", ("Size", "Phase"))
 INPUT, INFER, OUTPUT = "input", "infer", "output"
 
-# An adaptive worker observes these as each micro-batch starts: how many items are ready, and how long the oldest of
-# them has been here.
+# An adaptive worker observes these as each micro-batch starts: how many items are ready, and the oldest one's age.
 QUEUE_DEPTH = Histogram("handler_queue_depth", (0, *SIZES, 512))
 QUEUE_AGE = Histogram("handler_queue_age_seconds", SECONDS)
 # How long a micro-batch took, as a multiple of what was predicted.
@@ -113,44 +111,21 @@ ENGINE_BUSY = Counter("handler_engine_busy_seconds_total")
 DEADLINE_MISSES = Counter("handler_deadline_misses_total")
 REFUSALS = Counter("handler_refusals_total", ("Reason",))
 EXCHANGES = Counter("handler_exchanges_total")
-# Of answers that are streamed: how long after its request the first piece went, how many went in all, and how many
-# requests were let go because their clients were gone.
+# Of streamed answers: seconds from the request to the first piece, number of pieces, and requests that were dropped
+# because their clients had disconnected.
 FIRST_PIECE = Histogram("handler_first_piece_seconds", SECONDS)
 PIECES = Counter("handler_pieces_total")
 ABANDONED = Counter("handler_abandoned_total")
 
-# The old generation of TorchServe's heap, in bytes; any worker of the node may say it (handlers/frontend_heap.py).
+# The old generation of TorchServe's heap, in bytes (handlers/torchserve.py); every worker of a node reports the same.
 HEAP_USED, HEAP_MOST = Gauge("frontend_heap_used_bytes"), Gauge("frontend_heap_max_bytes")
 GAUGES = (HEAP_USED, HEAP_MOST)
 
-HISTOGRAMS = (
-    BATCH_SIZE,
-    DECODE,
-    WAIT,
-    FORWARD,
-    ENCODE,
-    REQUEST,
-    QUEUE_DEPTH,
-    QUEUE_AGE,
-    PREDICTION_RATIO,
-    FIRST_PIECE,
-)
 # deploy/metrics.yaml declares these to the frontend.
+HISTOGRAMS = tuple(each for each in list(globals().values()) if isinstance(each, Histogram))
 COUNTERS = (
-    ITEMS,
-    ITEM_ERRORS,
-    REQUESTS,
-    REQUEST_SECONDS,
-    QUEUE_SECONDS,
-    EXECUTIONS,
-    EXECUTION_SECONDS,
-    ENGINE_BUSY,
-    DEADLINE_MISSES,
-    REFUSALS,
-    EXCHANGES,
-    PIECES,
-    ABANDONED,
-    *(part for h in HISTOGRAMS for part in (h.bucket, h.sum, h.count)),
+    *(each for each in list(globals().values()) if isinstance(each, Counter)),
+    *(part for each in HISTOGRAMS for part in (each.bucket, each.sum, each.count)),
 )
 
 # A counter, with the values of its labels.
@@ -159,7 +134,7 @@ Series = tuple[Counter, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Event:
-    """A kind of thing that happens often, and what each of its values means. There is one object of a kind.
+    """A kind of event, and what each of its values means; one object of each kind, compared by identity.
 
     Attributes:
         counts: grow by one with each event.
@@ -179,7 +154,7 @@ FAILED = Event(((REQUESTS, (FAIL,)),), ((ENCODE,), ((REQUEST_SECONDS, (FAIL,)),)
 
 @lru_cache(maxsize=256)
 def item_event(error_type: str | None, *, has_run: bool) -> Event:
-    """Give the event of an item that is answered. Values: seconds of decoding, and of waiting where it has run.
+    """Return the event of an answered item. Values: seconds of decoding, and of waiting where it has run.
 
     Args:
         error_type: of its error; None where it has a result.
@@ -191,10 +166,7 @@ def item_event(error_type: str | None, *, has_run: bool) -> Event:
 
 @lru_cache(maxsize=1024)
 def execution_event(size: int) -> Event:
-    """Give the event of a micro-batch of so many items. Values: the seconds of its three phases, and of the first two.
-
-    Its size is a value too, the last.
-    """
+    """Return the event of a micro-batch. Values: seconds of its three phases, of the first two, and its size."""
     label = str(size)
     phases = tuple(((EXECUTION_SECONDS, (label, phase)),) for phase in (INPUT, INFER, OUTPUT))
     return Event(((EXECUTIONS, (label,)),), (*phases, (FORWARD,), (BATCH_SIZE,)))
@@ -202,9 +174,6 @@ def execution_event(size: int) -> Event:
 
 # An event that happened, with a number for each of its values.
 Happened = tuple[Event, Sequence[float]]
-# So many calls wait to be added up; whoever makes one more adds them up itself. Chosen: numpy is at its best from some
-# hundred on, and these take half a millisecond, for which other threads wait.
-MOST_WAITING = 1024
 
 
 class _Observed:
@@ -216,8 +185,8 @@ class _Observed:
         self.counts = [0] * buckets
         self.total = 0.0
         self.is_changed = True
-        # The first drain declares every series at zero: a quantile is wrong while lower buckets are missing. From then
-        # on a bucket that has not grown is not worth its line.
+        # The first drain declares every series at zero: quantiles are wrong while lower buckets are missing. Later
+        # drains leave out empty buckets.
         self.is_declared = False
 
     def observe(self, values: "np.typing.NDArray[np.float64]", bounds: Sequence[float]) -> None:
@@ -234,26 +203,19 @@ class _Observed:
 
 
 class Recorder:
-    """Adds up what happens until it is drained. Any thread may call it."""
+    """Adds up what happens until it is drained. Any thread may call it.
+
+    Attributes:
+        record: counts events that happened together: those of a request and its items, or of a micro-batch.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._happened: deque[Iterable[Happened]] = deque()
         self._sums: dict[Series, float] = defaultdict(int)
         self._observed = {histogram: _Observed(len(histogram.bounds) + 1) for histogram in HISTOGRAMS}
-
-    @property
-    def waiting(self) -> int:
-        """How many calls of `record` are not added up yet."""
-        return len(self._happened)
-
-    def record(self, happened: Iterable[Happened]) -> None:
-        """Count what happened together: a request and its items, or a micro-batch."""
-        # Appending is atomic by itself. The lock is for the sums.
-        self._happened.append(happened)
-        if len(self._happened) > MOST_WAITING:
-            with self._lock:
-                self._add_up()
+        # A deque's append is atomic, so this needs no lock; the lock guards the sums.
+        self.record: Callable[[Iterable[Happened]], None] = self._happened.append
 
     def add(self, counter: Counter, value: float, *labels: str) -> None:
         """Count `value` more."""
@@ -288,7 +250,7 @@ class Recorder:
         return samples
 
     def _add_up(self) -> None:
-        """Add up what is waiting; what comes meanwhile is left for the next time. The lock is held."""
+        """Add up the events recorded so far. The caller holds the lock."""
         rows: dict[Event, list[Sequence[float]]] = defaultdict(list)
         for _ in range(len(self._happened)):
             for event, values in self._happened.popleft():
@@ -305,7 +267,7 @@ class Recorder:
 
 
 class Reporter:
-    """Drains a recorder into `emit` from a thread of its own, at most once an interval, and sleeps while idle."""
+    """Drains a recorder into `emit` once an interval, from a thread of its own."""
 
     def __init__(
         self,
@@ -314,55 +276,45 @@ class Reporter:
         interval_s: float = 1.0,
         beside: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take a recorder over; `start` starts the thread.
+        """Prepare the thread; `start` starts it.
 
         Args:
             recorder: what is drained.
             emit: called with every sample.
-            interval_s: the least seconds between two reports.
-            beside: called with every report, for what is not counted but is so at the moment.
+            interval_s: seconds between two reports.
+            beside: called with every report that has samples, to emit gauges.
         """
         self._recorder = recorder
         self._emit = emit
         self._beside = beside
         self._interval_s = interval_s
-        self._is_due = threading.Event()
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Send the zeros, then whatever follows."""
+        """Send the zeros, then what follows."""
         self.report()
         self._thread.start()
-
-    def wake(self) -> None:
-        """Say that something was recorded, so that it is reported within an interval."""
-        self._is_due.set()
 
     def stop(self) -> None:
         """Send what is left and end the thread."""
         self._is_stopped.set()
-        self._is_due.set()
         self._thread.join()
 
     def report(self) -> None:
         """Send everything recorded so far."""
-        for sample in self._recorder.drain():
-            self._emit(sample)
-        self._beside()
+        if samples := self._recorder.drain():
+            for sample in samples:
+                self._emit(sample)
+            self._beside()
 
     def _run(self) -> None:
-        while not self._is_stopped.is_set():
-            self._is_due.wait()
-            self._is_stopped.wait(self._interval_s)
-            self._is_due.clear()
-            self._try_report()
-        # What was recorded between the last report and the end.
-        self._try_report()
-
-    def _try_report(self) -> None:
-        try:
-            self.report()
-        except Exception as error:
-            # One report is lost, and not every one after it. The error itself may say more than a log should.
-            logger.error("Metrics could not be reported: %s", type(error).__name__)
+        is_over = False
+        while not is_over:
+            # After the end, one more report sends what was recorded since the last.
+            is_over = self._is_stopped.wait(self._interval_s)
+            try:
+                self.report()
+            except Exception as error:
+                # This report is lost; later ones are not. The message may say more than a log should.
+                logger.error("Metrics could not be reported: %s", type(error).__name__)

@@ -25,7 +25,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,7 +66,6 @@ def start(
     settings: Mapping[str, Any],
     recorder: Recorder,
     *,
-    wake: Callable[[], Any],
     trial: Trial,
     longest_run_s: float,
 ) -> "AdaptiveWorker":
@@ -77,7 +76,6 @@ def start(
         window: most requests that are in flight, the registration's batch_size.
         settings: the archive's whole model-config.yaml.
         recorder: counts.
-        wake: called after every exchange, when something was recorded.
         trial: finds out what the task runs on.
         longest_run_s: seconds after which a micro-batch that still runs is stuck, and the worker of no more use:
             TorchServe does not notice while it is asked for new requests.
@@ -92,7 +90,7 @@ def start(
     on_streams = [on_engine(task, part) for part in choice.arrangement.streams] or [task]
     scheduler = Scheduler(policy, _streams(task.engine, choice))
     shared = SharedState(scheduler, Timing(window, policy.has_target), recorder)
-    worker = AdaptiveWorker(task, shared, recorder, wake=wake, longest_run_s=longest_run_s)
+    worker = AdaptiveWorker(task, shared, recorder, longest_run_s=longest_run_s)
     worker.run_engine(on_streams, _rehearsals(task, on_streams, scheduler))
     return worker
 
@@ -125,16 +123,13 @@ class AdaptiveWorker:
         shared: the requests in flight and their scheduler, behind one lock.
     """
 
-    def __init__(
-        self, task: Task, shared: SharedState, recorder: Recorder, *, wake: Callable[[], Any], longest_run_s: float
-    ) -> None:
+    def __init__(self, task: Task, shared: SharedState, recorder: Recorder, *, longest_run_s: float) -> None:
         """Start the decode threads; see `start` for the arguments."""
         config = task.config
         self._whole = Runner(task, recorder)
         self._task = task
         self.shared = shared
         self._recorder = recorder
-        self._wake = wake
         self._guard = guard = Guard()
         self._longest_run_s = longest_run_s
         self._arrivals = Arrivals(shared.scheduler, recorder, config)
@@ -166,7 +161,6 @@ class AdaptiveWorker:
                     self._receive(link)
                     link.send(self._answers())
                     self._recorder.add(EXCHANGES, 1)
-                    self._wake()
             except Disconnected:
                 logger.warning("Frontend disconnected.")
         sys.exit(0)

@@ -123,11 +123,9 @@ def test_reporter_sends_what_was_recorded_once_goes_on_after_a_failure_and_flush
     reporter = Reporter(subject, emit, interval_s=0.01)
     reporter.start()
     subject.add(ITEMS, 1)
-    reporter.wake()
     assert has_failed.wait(60)
     for _ in range(5):
         subject.add(ITEMS, 1)
-        reporter.wake()
     reporter.stop()
     assert sent["handler_items_total"] == 5
     assert "Metrics could not be reported: OSError" in caplog.text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.frontend_heap import Heap, HeapFile
+from handlers.torchserve import Heap, HeapFile
 
 USED, MOST = "sun.gc.generation.1.space.0.used", "sun.gc.generation.1.maxCapacity"
 PROCESS = 4711
