@@ -20,8 +20,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from handlers.errors import EmptyInput, InvalidInput, ItemError, TooManyInstances, UnknownOption, UnknownShape
+from handlers.protocol.bodies import body_of, check_count, parse_json
 from handlers.protocol.headers import header
-from handlers.protocol.requests import Payload, Request, body_of, check_count, parse_json
+from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply, encode_padded
 
 Api = Literal["embeddings", "rerank"]

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handlers.errors import BatchTooLarge, ItemError, TensorMismatch, UnknownShape, UnsupportedMedia, shown
+from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.fields import instances_of
 from handlers.protocol.headers import header
 from handlers.protocol.output_tensors import Model
-from handlers.protocol.requests import BodyInfo, Payload, Request, check_count
+from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Form, Instances, OneItem
 from handlers.protocol.tensors import BF16, DTYPES, JSON_TYPES, converted, nested, to_bfloat16
 from handlers.tensor_models.answers import Columns, File, prediction, row_values

@@ -22,8 +22,8 @@ from google.protobuf.message import DecodeError, Message
 from deploy.gateway.control import description, repository
 from deploy.gateway.control.errors import UNIMPLEMENTED, RequestError
 from deploy.gateway.control.gateway import GATEWAY, Gateway
+from deploy.gateway.control.messages import CLASSES, SERVICE
 from deploy.gateway.state import Fleet
-from handlers.protocol.grpc_messages import CLASSES, SERVICE
 from handlers.protocol.responses import PROTOBUF
 from handlers.protocol.retrieval import error_document
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.gateway.control.description import configuration
+from deploy.gateway.control.messages import CLASSES
 from deploy.gateway.state import Fleet, Model, Replica, Version
-from handlers.protocol.grpc_messages import CLASSES
 from tests.deploy.gateway.envoy.stand_ins import METADATA, described, run
 from tests.deploy.gateway.scene import Scene
 from torchserve_client.version import VERSION

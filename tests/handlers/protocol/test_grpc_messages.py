@@ -6,7 +6,10 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+from deploy.gateway.control import messages
 from handlers.protocol import grpc_messages
+
+CLASSES = grpc_messages.CLASSES | messages.CLASSES
 
 # A client may send any field of these, and read any.
 WHOLE = {"ModelInferRequest", "ModelInferResponse", "InferParameter", "InferTensorContents"}
@@ -31,9 +34,9 @@ def described(field: FieldDescriptor) -> tuple[Any, ...]:
     return field.number, field.type, field.is_repeated, oneof and oneof.name, kind, entry, values
 
 
-@pytest.mark.parametrize("name", list(grpc_messages.CLASSES))
+@pytest.mark.parametrize("name", list(CLASSES))
 def test_every_field_is_tritons_own(name: str) -> None:
-    ours, others = grpc_messages.CLASSES[name].DESCRIPTOR, theirs(name)
+    ours, others = CLASSES[name].DESCRIPTOR, theirs(name)
     for field in ours.fields:
         assert described(field) == described(others.fields_by_name[field.name])
     if name in WHOLE:

@@ -1,0 +1,105 @@
+"""Find the body of a row, within its limits, and read JSON. Pure.
+
+row (dict from TorchServe), its headers -> body_of -> name of the field, its value, and BodyInfo
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from handlers.errors import BodyTooLarge, EmptyInput, MalformedJson, UnknownOption, UnknownShape, UnsupportedMedia
+from handlers.protocol.headers import content_type, header
+
+# The names under which TorchServe hands over a body and under which its handlers look for an input.
+BODY, DATA = "body", "data"
+
+# The most options of an item. Those beside "instances" hold for every item of the list, which then has them all.
+MOST_OPTIONS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BodyInfo:
+    """What came with a body.
+
+    Attributes:
+        options: the other fields of its form.
+        content_type: the body's media type, without parameters; "" where its client named none.
+        headers: the request's, as TorchServe has them.
+    """
+
+    options: Mapping[str, Any]
+    content_type: str
+    headers: Mapping[str, Any]
+
+
+def body_of(row: Mapping[str, Any], headers: Mapping[str, Any], max_body_bytes: int) -> tuple[str, Any, BodyInfo]:
+    """Find the body of a row.
+
+    Returns:
+        The name of its field; bytes or text, at least one byte of it, or JSON that TorchServe has decoded; and what
+        came with it.
+
+    Raises:
+        InvalidInput: it is compressed, too large or empty, or a form in which nothing can be told to be the input.
+    """
+    if header(headers, "Content-Encoding") not in (None, "identity"):
+        raise UnsupportedMedia("The body is compressed, as Content-Encoding says; send it as it is.")
+    size = sum(len(value) for value in row.values() if isinstance(value, bytes | bytearray | str))
+    if size > max_body_bytes:
+        raise BodyTooLarge(f"The body has {size} bytes; max_body_bytes is {max_body_bytes}.")
+    name, options = _input_field(row)
+    value = row[name]
+    if isinstance(value, bytes | bytearray | str) and not value:
+        raise EmptyInput("The body is empty.")
+    return name, value, BodyInfo(options, content_type(headers, name), headers)
+
+
+def _input_field(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Name the field that carries the input, and take the others as options."""
+    if BODY in row or DATA in row:
+        name = BODY if BODY in row else DATA
+    elif len(row) == 1:
+        (name,) = row
+        if name.startswith("{") or not row[name]:  # `curl -d '{...}'`: a form whose only field is named like the body
+            raise UnknownShape("The body came as a form without values. For JSON, send Content-Type: application/json.")
+    elif row:
+        raise UnknownShape(f"The form has {len(row)} fields; name the one with the input {DATA!r}.")
+    else:
+        raise EmptyInput("The body is empty, or a form without fields. For JSON, send Content-Type: application/json.")
+    options = {other: value for other, value in row.items() if other != name}
+    check_count(options)
+    return name, {other: _form_value(value) for other, value in options.items()}
+
+
+def _form_value(value: Any) -> Any:
+    """Read a value of a form, which has only text: `top_k=3` means the number."""
+    try:
+        return json.loads(value)
+    except (ValueError, TypeError, RecursionError):
+        return value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else value
+
+
+def parse_json(body: bytes | bytearray | memoryview | str) -> Any:
+    """Read JSON.
+
+    Raises:
+        MalformedJson: it is none.
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        # The error says what was expected and where, and quotes nothing.
+        raise MalformedJson(f"The body is not valid JSON: {error}") from None
+
+
+def check_count(options: Mapping[str, Any]) -> None:
+    """Refuse more options than any item has.
+
+    Raises:
+        UnknownOption: there are more than MOST_OPTIONS.
+    """
+    if len(options) > MOST_OPTIONS:
+        raise UnknownOption(f"{len(options)} options; at most {MOST_OPTIONS} are taken.")
