@@ -337,7 +337,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     def _start_adaptive(self, window: int, settings: Mapping[str, Any], trial: Trial) -> Answer:
         adaptive.claim_worker(self.metadata.name, self.metadata.version)
-        self.worker = adaptive.start(
+        self.worker = adaptive.AdaptiveWorker(
             self,
             window,
             settings,

@@ -93,14 +93,13 @@ class EngineThreads:
         with shared.lock:
             while True:
                 now_s = time.perf_counter()
-                if shared.expire(now_s):
-                    shared.wake_frontend()
+                shared.expire(now_s)
                 if running := self.begin(now_s):
                     shared.wake_frontend()
                     return running
                 if step and not shared.in_flight and (running := shared.scheduler.rehearse(step, now_s)):
                     return running
-                shared.wait_for_work(now_s)
+                shared.wait_for_work()
 
     def _rehearse(self, running: RunningBatch, step: Step, rehearsal: Rehearsal) -> bool:
         """Run a step; whether that went well."""

@@ -1,20 +1,15 @@
 """The requests of one worker that wait: admitted, decoding, ready; and their order. Pure.
 
-A request is one object from its arrival to its answer, and so is each of its items:
-
-    ScheduledRequest    what it asks for, when it is due, and how many of its items are in which state
-    QueuedItem          one decoded item: the request, the slot that holds it, what it costs
-
 Order: by level, then what can still be in time before what cannot, then earliest deadline. A request's level is its
 priority, less one for every AGING_TARGETS times the latency target that it has waited, without end: whatever comes
 later, a request is overtaken for a bounded time only.
 
 Without a latency target nothing is late. `Policy.patience_s` stands for the target, and a request that names no time,
-or a longer one, is due after that: who allows little goes first, but not before all who came long ago. Levels end at
-the first: older ones are due sooner there, and those that waited for a while share micro-batches whatever they waited.
+or a longer one, is due after that: a short time goes first, but not before requests that have waited for long. Levels
+end at the first: older requests are due sooner there, and share micro-batches however long they have waited.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -35,9 +30,7 @@ Rank = tuple[float, bool]
 class ScheduledRequest:
     """One request from its arrival to its answer.
 
-    Each of its items that can be served is in one state at a time, and is counted there and nowhere else:
-
-        decoding -> queued -> running -> done
+    Each of its items that can be served is counted in one state at a time: decoding, queued, running, then none.
 
     Attributes:
         slots: one per item of the request; those that failed while it was unpacked hold their error.
@@ -116,22 +109,15 @@ class RequestQueue:
     Attributes:
         policy: what they are ordered by and expire by.
         ready: the items of requests that are decoded, in no order.
-        items: how many wait, decoded or not.
     """
 
     policy: Policy
     ready: list[QueuedItem] = field(default_factory=list)
-    items: int = 0
-    _ready_tokens: int = 0
-    # Whether anybody who waits may wait too long.
-    _may_expire: bool = False
     _decoding: dict[int, ScheduledRequest] = field(default_factory=dict)
 
     def add(self, request: ScheduledRequest) -> None:
         """Take in a request whose items are being decoded."""
         self._decoding[request.number] = request
-        self.items += request.waiting
-        self._may_expire |= self.policy.is_late_rejected and request.expires_s < inf
 
     def decoded(self, request: ScheduledRequest, slot: Slot, cost: Cost | None) -> None:
         """Note that an item is decoded, or has failed where `cost` is None; with its last one a request is ready."""
@@ -141,41 +127,36 @@ class RequestQueue:
         if cost is not None:
             request.items.append(QueuedItem(request, slot, cost))
             request.queued += 1
-        else:
-            self.items -= 1
         if not request.decoding:
             del self._decoding[request.number]
             request.tokens = sum(item.cost.length for item in request.items)
             self.ready += request.items
-            self._ready_tokens += sum(item.cost.length for item in request.items)
 
     def remove(self, request: ScheduledRequest) -> None:
         """Forget a request, decoded or not; what runs of it goes on."""
-        if self._decoding.pop(request.number, None):
-            self.items -= request.waiting
-        self._remove({item for item in self.ready if item.request is request})
+        self._decoding.pop(request.number, None)
+        self.ready = [item for item in self.ready if item.request is not request]
         request.queued = 0
 
     def take(self, items: Iterable[QueuedItem]) -> None:
         """Remove items that start."""
         started = set(items)
-        self._remove(started)
+        self.ready = [item for item in self.ready if item not in started]
         for item in started:
             item.request.queued -= 1
             item.request.running += 1
 
-    def _remove(self, items: Set[QueuedItem]) -> None:
-        self.ready = [item for item in self.ready if item not in items]
-        self.items -= len(items)
-        self._may_expire &= self.items > 0
-        self._ready_tokens -= sum(item.cost.length for item in items)
+    # -- how much waits ------------------------------------------------------------------------------------------------
 
-    # -- how much waits --------------------------------------------------------------------------------------------
+    @property
+    def items(self) -> int:
+        """How many items wait, decoded or not."""
+        return len(self.ready) + sum(request.waiting for request in self._decoding.values())
 
     @property
     def ready_work(self) -> Work:
         """How much is ready to run."""
-        return Work(len(self.ready), self._ready_tokens)
+        return Work(len(self.ready), sum(item.cost.length for item in self.ready))
 
     def oldest_s(self, now_s: float) -> float:
         """Return for how many seconds the oldest ready item has been here; 0 without any."""
@@ -194,7 +175,7 @@ class RequestQueue:
                 tokens += request.tokens
         return Work(items, tokens)
 
-    # -- who waited too long ---------------------------------------------------------------------------------------
+    # -- who waited too long -------------------------------------------------------------------------------------------
 
     def expire(self, now_s: float) -> list[ScheduledRequest]:
         """Remove the requests that waited too long, where these are rejected; those with a started item go on."""
@@ -209,12 +190,12 @@ class RequestQueue:
 
     def _waiting(self) -> Iterable[ScheduledRequest]:
         """Return the requests that may expire, each once."""
-        if not self._may_expire:
+        if not self.policy.is_late_rejected:
             return ()
         ready = dict.fromkeys(item.request for item in self.ready if not item.request.has_started)
         return (*ready, *self._decoding.values())
 
-    # -- order -----------------------------------------------------------------------------------------------------
+    # -- order ---------------------------------------------------------------------------------------------------------
 
     def ranked(self, now_s: float) -> list[tuple[Rank, QueuedItem]]:
         """List the ready items with their ranks, first come first: by rank, then earliest due, then first come."""

@@ -2,11 +2,11 @@
 
     frontend's thread, decode threads, engine's threads -> lock -> SharedState -> the thread that has something to do
 
-Every method wants the lock held but for those that say they take it. Nobody holds it while decoding, running the model,
+The caller of a method holds the lock, but for `answered`. No thread holds it while decoding, running the model,
 splitting, packing or talking to the socket.
 
-A bug on one of these threads ends the worker's process (`Guard`), and not only the thread while callers wait:
-TorchServe's frontend then answers whoever is in flight, and starts another worker.
+A bug on one of these threads ends the worker's process (`Guard`): TorchServe's frontend then answers the requests in
+flight with 500, and starts another worker.
 """
 
 import logging
@@ -94,7 +94,7 @@ class SharedState:
         self.pieces: dict[InFlightRequest, Slot] = {}
         self._recorder = recorder
         self._answer_may_be_due = threading.Condition(self.lock)
-        # When the frontend's thread looks again; minus infinity while it is about to.
+        # When the frontend's thread stops waiting; minus infinity where it does not wait.
         self._answer_due_s = -inf
         self._work_may_be_due = threading.Condition(self.lock)
 
@@ -119,20 +119,16 @@ class SharedState:
 
     # -- who waits, and who wakes ------------------------------------------------------------------------------------
 
-    def is_answer_due(self, due_s: float, now_s: float) -> bool:
-        """Whether one that is due then is to go now; where it is not, wait until that may have changed."""
+    def wait_for_answer(self, due_s: float, now_s: float) -> None:
+        """Wait until an answer is due, which it is then unless something happens earlier, or a request expires."""
         self._answer_due_s = due_s
-        if due_s > now_s:
-            look_s = min(due_s, self.scheduler.queue.next_expiry_s())
-            self._answer_may_be_due.wait(min(LONGEST_WAIT_S, max(0.0, look_s - now_s)))
-            return False
+        look_s = min(due_s, self.scheduler.queue.next_expiry_s())
+        self._answer_may_be_due.wait(min(LONGEST_WAIT_S, max(0.0, look_s - now_s)))
         self._answer_due_s = -inf
-        return True
 
-    def wait_for_work(self, now_s: float) -> None:
+    def wait_for_work(self) -> None:
         """Wait until a micro-batch may be due."""
-        look_s = self.scheduler.queue.next_expiry_s()
-        self._work_may_be_due.wait(None if look_s == inf else max(0.0, look_s - now_s))
+        self._work_may_be_due.wait()
 
     def wake_engine(self) -> None:
         """Wake the threads of streams that could take a micro-batch."""
@@ -144,8 +140,7 @@ class SharedState:
         self._work_may_be_due.notify_all()
 
     def wake_frontend(self) -> None:
-        """Wake its thread where what just happened makes an answer due before it would look by itself."""
-        # One that is at work looks by itself, before it waits.
+        """Wake its thread where what just happened makes an answer due earlier."""
         if self._answer_due_s > -inf and self.timing.due_s(self.situation()) < self._answer_due_s:
             self._answer_due_s = -inf
             self._answer_may_be_due.notify()
@@ -189,13 +184,11 @@ class SharedState:
         ]
         return Due(complete, finished, tokens)
 
-    def expire(self, now_s: float) -> bool:
-        """Fail the requests that waited too long; whether there were any."""
-        expired = self.scheduler.queue.expire(now_s)
-        for request in expired:
+    def expire(self, now_s: float) -> None:
+        """Fail the requests that waited too long."""
+        for request in self.scheduler.queue.expire(now_s):
             request.fail(EXPIRED)
             self._recorder.add(REFUSALS, 1, EXPIRED.type)
-        return bool(expired)
 
     def answered(self, request: InFlightRequest) -> bool:
         """Tell the scheduler of an answer that is complete; whether it is in time. Takes the lock."""

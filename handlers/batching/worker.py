@@ -40,7 +40,7 @@ from handlers.batching.scheduler import Scheduler
 from handlers.batching.shared_state import Due, Guard, SharedState
 from handlers.batching.timing import Timing
 from handlers.batching.trial import Choice, Task, Trial, on_engine
-from handlers.engines import Divisible, Engine, available_threads
+from handlers.engines import Divisible, available_threads
 from handlers.errors import InvalidConfig
 from handlers.metrics import EXCHANGES, Recorder
 from handlers.pipeline.runner import Runner
@@ -60,44 +60,9 @@ class Stuck(Exception):
     """The engine does not come back."""
 
 
-def start(
-    task: Task,
-    window: int,
-    settings: Mapping[str, Any],
-    recorder: Recorder,
-    *,
-    trial: Trial,
-    longest_run_s: float,
-) -> "AdaptiveWorker":
-    """Warm a task up and start its worker.
-
-    Args:
-        task: loaded, on the engine of its trial.
-        window: most requests that are in flight, the registration's batch_size.
-        settings: the archive's whole model-config.yaml.
-        recorder: counts.
-        trial: finds out what the task runs on.
-        longest_run_s: seconds after which a micro-batch that still runs is stuck, and the worker of no more use:
-            TorchServe does not notice while it is asked for new requests.
-
-    Raises:
-        InvalidConfig: the settings do not let TorchServe work with this mode.
-    """
-    check_mode(settings)
-    policy = Policy.of(task.config, task.overhead)
-    choice = trial.choose()
-    task.engine = choice.arrangement.whole
-    on_streams = [on_engine(task, part) for part in choice.arrangement.streams] or [task]
-    scheduler = Scheduler(policy, _streams(task.engine, choice))
-    shared = SharedState(scheduler, Timing(window, policy.has_target), recorder)
-    worker = AdaptiveWorker(task, shared, recorder, longest_run_s=longest_run_s)
-    worker.run_engine(on_streams, _rehearsals(task, on_streams, scheduler))
-    return worker
-
-
-def _streams(engine: Engine, choice: Choice) -> Streams:
+def _streams(choice: Choice) -> Streams:
     """Return the scheduler's streams, which know what micro-batches took on the whole engine and on a stream."""
-    parts, (whole, stream) = choice.arrangement.streams, choice.measured
+    (engine, parts), (whole, stream) = choice
     if not parts:
         return Streams(LatencyModel(whole))
     is_whole_faster = not (isinstance(engine, Divisible) and engine.deals_out)
@@ -123,26 +88,47 @@ class AdaptiveWorker:
         shared: the requests in flight and their scheduler, behind one lock.
     """
 
-    def __init__(self, task: Task, shared: SharedState, recorder: Recorder, *, longest_run_s: float) -> None:
-        """Start the decode threads; see `start` for the arguments."""
-        config = task.config
-        self._whole = Runner(task, recorder)
-        self._task = task
-        self.shared = shared
-        self._recorder = recorder
-        self._guard = guard = Guard()
-        self._longest_run_s = longest_run_s
-        self._arrivals = Arrivals(shared.scheduler, recorder, config)
-        self._decoder = Decoder(
-            self._whole, guard, threads=available_threads(config.decode_threads), is_threaded=task.decodes_in_threads
-        )
-        self._replies = Replies(self._whole, recorder, shared.answered)
-        self._engine = EngineThreads(shared, self._whole, recorder, guard)
+    def __init__(
+        self,
+        task: Task,
+        window: int,
+        settings: Mapping[str, Any],
+        recorder: Recorder,
+        *,
+        trial: Trial,
+        longest_run_s: float,
+    ) -> None:
+        """Warm a task up and start the threads.
 
-    def run_engine(self, on_streams: Sequence[Task], rehearsals: Sequence[Rehearsal]) -> None:
-        """Start the engine's threads: one for the task on each stream, with what it can do while nobody waits."""
-        runners = [self._whole if each is self._task else Runner(each, self._recorder) for each in on_streams]
-        self._engine.start(runners, rehearsals)
+        Args:
+            task: loaded, on the engine of its trial.
+            window: most requests that are in flight, the registration's batch_size.
+            settings: the archive's whole model-config.yaml.
+            recorder: counts.
+            trial: finds out what the task runs on.
+            longest_run_s: seconds after which a micro-batch that still runs is stuck, and the worker of no more use:
+                TorchServe does not notice while it is asked for new requests.
+
+        Raises:
+            InvalidConfig: the settings do not let TorchServe work with this mode.
+        """
+        check_mode(settings)
+        config, policy = task.config, Policy.of(task.config, task.overhead)
+        choice = trial.choose()
+        task.engine = choice.arrangement.whole
+        on_streams = [on_engine(task, part) for part in choice.arrangement.streams] or [task]
+        scheduler = Scheduler(policy, _streams(choice))
+        self.shared = shared = SharedState(scheduler, Timing(window, policy.has_target), recorder)
+        self._recorder, self._longest_run_s = recorder, longest_run_s
+        self._guard = guard = Guard()
+        self._whole = whole = Runner(task, recorder)
+        self._arrivals = Arrivals(scheduler, recorder, config)
+        threads = available_threads(config.decode_threads)
+        self._decoder = Decoder(whole, guard, threads=threads, is_threaded=task.decodes_in_threads)
+        self._replies = Replies(whole, recorder, shared.answered)
+        self._engine = EngineThreads(shared, whole, recorder, guard)
+        runners = [whole if each is task else Runner(each, recorder) for each in on_streams]
+        self._engine.start(runners, _rehearsals(task, on_streams, scheduler))
 
     def serve(self, connection: socket.socket) -> NoReturn:
         """Answer the frontend from here on.
@@ -209,19 +195,18 @@ class AdaptiveWorker:
         with shared.lock:
             while True:
                 now_s = time.perf_counter()
-                # The engine's threads do it too, but all of them may be busy for long.
                 shared.expire(now_s)
                 if scheduler.is_stuck(now_s, self._longest_run_s):
                     raise Stuck
                 situation = shared.situation()
                 due_s = timing.due_s(situation)
-                if due_s > now_s:
-                    most = timing.most_inline(situation)
-                    if most and (running := self._engine.begin(now_s, most_on_whole=most)):
-                        return running
-                    shared.wake_engine()
-                if shared.is_answer_due(due_s, now_s):
+                if due_s <= now_s:
                     return shared.take_due(with_refused=timing.refusal_due_s(situation) <= now_s)
+                most = timing.most_inline(situation)
+                if most and (running := self._engine.begin(now_s, most_on_whole=most)):
+                    return running
+                shared.wake_engine()
+                shared.wait_for_answer(due_s, now_s)
 
 
 def claim_worker(model: str, version: str | None) -> None:
