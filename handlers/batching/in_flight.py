@@ -20,6 +20,7 @@ from handlers.metrics import DEADLINE_MISSES, FIRST_PIECE, PIECES, Recorder
 from handlers.pipeline.runner import Runner
 from handlers.pipeline.slots import Generated
 from handlers.protocol import streaming
+from handlers.protocol.metadata import Metadata
 from handlers.protocol.requests import Request
 from handlers.protocol.responses import Reply
 
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # Milliseconds after which a refused client may come again: what Retry-After says, but finer.
 RETRY_AFTER_MS = "Retry-After-Ms"
+# Of an answer to X-Model-Metadata: a rollout waits for 0 before it removes an adaptive version.
+IN_FLIGHT = "X-In-Flight"
 
 
 class Diverged(Exception):
@@ -150,11 +153,18 @@ class Replies:
             headers = {**streaming.HEADERS, **_timed(request, self._runner.headers(request.slots))}
         return streaming.chunk(streaming.piece(text), headers)
 
-    def whole(self, request: InFlightRequest) -> Reply:
-        """Write the answer to a request that is complete; of one that is streamed, what is left of it."""
+    def whole(self, request: InFlightRequest, others: int = 0) -> Reply:
+        """Write the answer to a request that is complete; of one that is streamed, what is left of it.
+
+        Args:
+            request: the request.
+            others: number of requests that stay in flight; a client that asks for metadata gets it, too.
+        """
         text = self._end(request)
         reply = self._runner.answer(request.request, request.slots)
         reply = reply.with_headers(_timed(request, reply.headers))
+        if isinstance(request.request.form, Metadata):
+            reply = reply.with_headers({IN_FLIGHT: str(others)})
         if request.is_admitted and not self._answered(request):
             self._recorder.add(DEADLINE_MISSES, 1)
         if request.stream is not None:

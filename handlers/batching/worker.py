@@ -187,7 +187,8 @@ class AdaptiveWorker:
         for micro_batch in due.finished:
             self._whole.split(micro_batch)
         chunks = {each.request.id: chunk for each in due.tokens if (chunk := self._replies.chunk(each))}
-        return chunks | {request.id: self._replies.whole(request) for request in due.complete}
+        others = len(self.shared.in_flight)
+        return chunks | {request.id: self._replies.whole(request, others) for request in due.complete}
 
     def _next_due(self) -> Due | RunningBatch:
         """Wait until an answer must go, or this thread is to run a micro-batch itself."""
