@@ -26,19 +26,9 @@ Strategy = Callable[[Inputs], Iterable[Inputs]]
 
 # The output tensor of this project's handlers that says which items failed: JSON, empty for those that did not.
 ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """The size of a default chunk, which no handler of this project refuses."""
-
-    # Items: the smallest max_instances of this project's handlers.
-    max_instances: int = 64
-    # Bytes: three quarters of the smallest max_body_bytes, 1 MiB; the rest is for JSON's quotes and brackets.
-    max_bytes: int = 3 * 2**18
-
-
-TUNING = Tuning()
+# The size of a default chunk, which no handler of this project refuses. Items: the smallest max_instances. Bytes: three
+# quarters of the smallest max_body_bytes, 1 MiB; the rest is for JSON's quotes and brackets.
+MAX_INSTANCES, MAX_BYTES = 64, 3 * 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +62,7 @@ class ByBytes:
     """
 
     most_bytes: int
-    items: int = TUNING.max_instances
+    items: int = MAX_INSTANCES
 
     def __post_init__(self) -> None:
         """Refuse a chunk of nothing."""
@@ -223,13 +213,6 @@ class ChunkingClient:
         """
         return list(self._submit(model, inputs, options).values())
 
-    def infer_chunks(self, model: str, inputs: Inputs, **options: Any) -> Iterator[Any]:
-        """Yield the answers of the chunks in order, each as soon as it is there; a chunk's error is raised in its turn.
-
-        Arguments and errors are those of `submit`.
-        """
-        return (future.result() for future in self.submit(model, inputs, **options))
-
     def infer_batch(self, model: str, inputs: Inputs, **options: Any) -> Any:
         """Ask for all chunks and join their answers; arguments are those of `submit`.
 
@@ -263,7 +246,7 @@ class ChunkingClient:
         """Make a strategy of the model's batch_size, which is asked for once."""
         if model not in self._strategies:
             batch_size = int(self._client.management.describe(model)["batchSize"])
-            self._strategies[model] = ByBytes(TUNING.max_bytes, min(batch_size, TUNING.max_instances))
+            self._strategies[model] = ByBytes(MAX_BYTES, min(batch_size, MAX_INSTANCES))
         return self._strategies[model]
 
     def __enter__(self) -> Self:

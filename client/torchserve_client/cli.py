@@ -1,4 +1,4 @@
-"""Runs the command line of `torchserve-client`: arguments in, an exit code out.
+"""The command line of `torchserve-client`: arguments in, an exit code out.
 
 0  done      1  predictions failed, or the server refused      2  wrong usage, or no server      130  Ctrl-C
 """
@@ -6,23 +6,20 @@
 import argparse
 import json
 import os
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from urllib3 import disable_warnings
 from urllib3.exceptions import InsecureRequestWarning
 
 from torchserve_client import bulk, commands
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, TLSFailed, Unreachable
 from torchserve_client.gateway import DEFAULT_URL as DEFAULT_GATEWAY
-from torchserve_client.inputs import shown
-from torchserve_client.nodes import Nodes
+from torchserve_client.inputs import Shard, shown
+from torchserve_client.nodes import Nodes, read_keys
 from torchserve_client.retry import RetryPolicy
-from torchserve_client.rollout import TUNING as ROLLOUT
-from torchserve_client.shards import Shard
 from torchserve_client.version import VERSION
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -30,21 +27,11 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 URL, MANAGEMENT_URL, NODES = "TORCHSERVE_URL", "TORCHSERVE_MANAGEMENT_URL", "TORCHSERVE_NODES"
 GATEWAY = "TORCHSERVE_GATEWAY"
 DEFAULT_URL, DEFAULT_MANAGEMENT_URL = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """The defaults of the commands' options."""
-
-    # Seconds for workers to become ready: TorchServe's own default of startupTimeout.
-    wait_s: float = 120.0
-    # Seconds for a request with its retries: TorchServe's own default of responseTimeout.
-    predict_s: float = 120.0
-    # Lines of a request: the smallest max_instances of this project's handlers.
-    lines: int = 64
-
-
-DEFAULTS = Tuning()
+# Seconds for workers to become ready, and for a request with its retries: TorchServe's own defaults of startupTimeout
+# and of responseTimeout.
+WAIT_S = PREDICT_S = 120.0
+# Lines of a request: the smallest max_instances of this project's handlers.
+LINES = 64
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "predict":
         options.out = bulk.answers_file(options.out, options.shard)
     try:
-        keys = _keys(options.keys)
+        keys = read_keys(options.keys)
         trust = _trust(options)
-        nodes = _nodes(options, keys.get("management"), trust)
+        nodes = _nodes(options, keys, trust)
         if options.command in commands.ON_ALL:
             return commands.ON_ALL[options.command](options, nodes)
         if options.command not in ("describe", "predict", "stream"):
@@ -108,36 +95,32 @@ def _failed(words: str, code: int) -> int:
 def _trust(options: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments that say whom to trust, of `Client` and `Management` alike."""
     if options.insecure:
-        # Who says so knows; requests would say it again with every call.
-        warnings.simplefilter("ignore", InsecureRequestWarning)
+        # It was asked for; urllib3 would warn with every call.
+        disable_warnings(InsecureRequestWarning)
     verify = False if options.insecure else options.cacert or True
     return {"verify": verify, "cert": (options.cert, options.key) if options.key else options.cert}
 
 
-def _nodes(options: argparse.Namespace, token: str | None, trust: dict[str, Any]) -> Nodes:
-    """Return the servers that are meant: those of the command line, or else those of the environment."""
-    if options.management:
-        return Nodes.at(options.management, token=token, **trust)
-    if file := options.nodes or os.environ.get(NODES):
+def _nodes(options: argparse.Namespace, keys: dict[str, str], trust: dict[str, Any]) -> Nodes:
+    """Return the servers of the command line, or else those of the environment."""
+    if file := options.nodes or (not options.management and os.environ.get(NODES)):
         return Nodes.read(Path(file), **trust)
-    urls = os.environ.get(MANAGEMENT_URL, DEFAULT_MANAGEMENT_URL)
-    return Nodes.at([url.strip() for url in urls.split(",")], token=token, **trust)
+    urls = options.management or _listed(os.environ.get(MANAGEMENT_URL, DEFAULT_MANAGEMENT_URL))
+    # The inference APIs are theirs if both come from one place: the command line, the environment, or the defaults.
+    places = [(bool(options.server), URL), (bool(options.management), MANAGEMENT_URL)]
+    are_theirs = len({(is_option, not is_option and name in os.environ) for is_option, name in places}) == 1
+    servers = _servers(options)
+    named = servers if are_theirs and len(servers) == len(urls) else []
+    return Nodes.at(urls, named, keys.get("inference"), token=keys.get("management"), **trust)
 
 
 def _servers(options: argparse.Namespace) -> list[str]:
-    """Return the inference APIs that are meant: those of the command line, or else those of the environment."""
-    urls: list[str] = options.server or os.environ.get(URL, DEFAULT_URL).split(",")
-    return list(dict.fromkeys(url.strip().rstrip("/") for url in urls))
+    """Return the inference APIs of the command line, or else those of the environment."""
+    return list(dict.fromkeys(options.server or _listed(os.environ.get(URL, DEFAULT_URL))))
 
 
-def _keys(path: Path | None) -> dict[str, str]:
-    """Read the tokens in TorchServe's key_file.json, by API."""
-    if path is None:
-        return {}
-    try:
-        return {api: str(entry["key"]) for api, entry in json.loads(path.read_text(encoding="utf-8")).items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InvalidPayload(f"{path}: not a key_file.json of TorchServe") from error
+def _listed(urls: str) -> list[str]:
+    return [url.strip().rstrip("/") for url in urls.split(",")]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -157,13 +140,13 @@ def parser() -> argparse.ArgumentParser:
 
     register = _command(added, "register", "register an archive of the model store")
     register.add_argument("--url", metavar="ARCHIVE", help="its file name; default: MODEL.mar")
-    _batch_parameters(register, workers=1)
+    _batch_parameters(register, kept="the archive's own")
     register.add_argument("--wait", action="store_true", help="wait until its workers are ready; say why one failed")
 
     scale = _command(added, "scale", "change the number of workers")
     scale.add_argument("workers", type=_count, metavar="WORKERS")
     scale.add_argument("--wait", action="store_true", help="wait until they are ready")
-    scale.add_argument("--timeout", type=_seconds, default=DEFAULTS.wait_s, metavar="S", help="default: %(default)g")
+    scale.add_argument("--timeout", type=_seconds, default=WAIT_S, metavar="S", help="default: %(default)g")
 
     words = "Show a model, or all. Of one, the inference API is asked for its inputs, outputs and max_batch_size, too."
     describe = added.add_parser("describe", help="show a model, or all of them", description=words)
@@ -171,23 +154,15 @@ def parser() -> argparse.ArgumentParser:
     describe.add_argument("--json", action="store_true", help="as the management API has it; of one with `metadata`")
 
     ready = _command(added, "wait-ready", "wait until every worker is ready")
-    ready.add_argument("--timeout", type=_seconds, default=DEFAULTS.wait_s, metavar="S", help="default: %(default)g")
+    ready.add_argument("--timeout", type=_seconds, default=WAIT_S, metavar="S", help="default: %(default)g")
 
     unregister = _command(added, "unregister", "remove a model; where a gateway serves it, off its routes first")
     _gateway_option(unregister)
 
     rollout = _command(added, "rollout", "new batch parameters or a new archive on a live model, nothing lost")
     rollout.add_argument("--url", metavar="ARCHIVE", help="a new archive; default: the one that serves")
-    _batch_parameters(rollout, workers=None)
+    _batch_parameters(rollout, kept="as it is")
     rollout.add_argument("--model-store", type=Path, default=Path("model_store"), metavar="FOLDER", help="%(default)s")
-    rollout.add_argument(
-        "--drain-timeout",
-        type=_seconds,
-        default=ROLLOUT.drain_timeout_s,
-        metavar="S",
-        help="for the old version's queue to empty; default: %(default)g",
-    )
-
     _canary_parameters(rollout)
 
     predict = _command(added, "predict", "every file of a folder or line of a file; run it again to go on")
@@ -198,7 +173,7 @@ def parser() -> argparse.ArgumentParser:
     words = "one of N shares of the inputs, 0 to N-1, by a hash of their names: N runs do the work of one"
     predict.add_argument("--shard", type=_shard, metavar="I/N", help=words)
     predict.add_argument(
-        "--chunk", type=_positive, default=DEFAULTS.lines, metavar="N", help="lines a request; default: %(default)d"
+        "--chunk", type=_positive, default=LINES, metavar="N", help="lines a request; default: %(default)d"
     )
     predict.add_argument("--in-flight", type=_positive, metavar="N", help="requests at once; default: by batch_size")
     _request_options(predict)
@@ -212,7 +187,7 @@ def parser() -> argparse.ArgumentParser:
 def _request_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="top_k=3")
     words = "of a request with its retries; %(default)g"
-    command.add_argument("--timeout", type=_seconds, default=DEFAULTS.predict_s, metavar="S", help=words)
+    command.add_argument("--timeout", type=_seconds, default=PREDICT_S, metavar="S", help=words)
 
 
 def _canary_parameters(command: argparse.ArgumentParser) -> None:
@@ -246,11 +221,9 @@ def _command(added: Any, name: str, words: str) -> argparse.ArgumentParser:
     return command
 
 
-def _batch_parameters(command: argparse.ArgumentParser, workers: int | None) -> None:
-    kept = "the archive's own" if workers else "as it is"
+def _batch_parameters(command: argparse.ArgumentParser, kept: str) -> None:
     command.add_argument("--batch-size", type=_positive, metavar="N", help=f"default: {kept}")
     command.add_argument("--max-batch-delay", type=_positive, metavar="MS", help=f"default: {kept}")
-    command.add_argument("--initial-workers", type=_positive, default=workers, metavar="N", help=f"{workers or kept}")
     command.add_argument(
         "--logs", type=Path, default=Path("logs"), metavar="FOLDER", help="TorchServe's; why a worker failed is there"
     )
@@ -269,23 +242,21 @@ def _positive(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds
+    return _number(text, float("inf"), "of seconds")
 
 
 def _percent(text: str) -> float:
+    return _number(text, 100.0, "from 0 to 100")
+
+
+def _number(text: str, most: float, words: str) -> float:
     try:
-        percent = float(text)
+        number = float(text)
     except ValueError:
-        percent = -1
-    if not 0 <= percent <= 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 100")
-    return percent
+        number = -1.0
+    if not 0 <= number <= most or number == float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number {words}")
+    return number
 
 
 def _header(text: str) -> tuple[str, str]:

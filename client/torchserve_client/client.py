@@ -1,12 +1,11 @@
-"""A client makes one prediction, from its payload to its answer.
+"""Predictions, one at a time, from the payload to the answer.
 
-    payload + options -> payloads.body -> tries under one deadline -> answer, or one error of client.errors
-    model             -> GET, of the gateway or of the model       -> Metadata
+    payload + options -> payloads.body -> tries within one deadline -> answer, or one error of client.errors
+    model             -> GET from the gateway or the model          -> Metadata
 
-Where several servers serve the same, requests go round, and a try that one of them does not answer goes on to another.
-
-Threads may share a client. `X-Timeout-Ms` goes out with each try and says what is left of the deadline, so that a
-server need not work for a caller who has gone.
+Several servers that serve the same models are asked in turn, and a try that one of them does not answer goes to
+another. Each try carries `X-Timeout-Ms`, what is left of the deadline, so that a server does not work for a caller who
+has gone. Threads may share a client.
 """
 
 import random
@@ -19,18 +18,12 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 from torchserve_client import payloads, tls
-from torchserve_client.errors import (
-    ClientError,
-    Closed,
-    DeadlineExceeded,
-    NoConnection,
-)
+from torchserve_client.errors import ClientError, Closed, DeadlineExceeded, NoConnection
 from torchserve_client.management import Management
-from torchserve_client.metadata import Get, Metadata, asked, is_ready
+from torchserve_client.metadata import HEADER, IN_FLIGHT, Get, Metadata, asked, is_ready
 from torchserve_client.payloads import Body
 from torchserve_client.replies import answered, error_of, is_list, parsed
-from torchserve_client.retry import RetryPolicy, Runner
-from torchserve_client.servers import TUNING as SERVERS
+from torchserve_client.retry import RetryPolicy, retried
 from torchserve_client.servers import Servers
 from torchserve_client.streams import MEDIA_TYPE, Stream
 from torchserve_client.transport import (
@@ -81,29 +74,22 @@ class Client:
 
         Args:
             url: address of the inference API; or those of several servers or gateways that serve the same models, which
-                are asked in turn. One that is gone, or has no such model, is left out for a while, and what it was
-                asked is asked of another.
-            management_url: address of the management API, for those who ask how a model is registered.
+                are asked in turn. One that is gone, or has no such model, is left out for a while, and its requests are
+                sent to another.
+            management_url: address of the management API, which ChunkingClient asks for a model's batch_size.
             token, management_token: keys of each API, where token authorization is on.
             timeout_s: deadline of a call in seconds, from its first try to the last byte of its answer.
-            verify: whether the certificates of https servers are checked, or what they are checked against: the file or
-                folder of a CA bundle. True takes the bundle that REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names, or else
-                certifi's.
-            cert: the client's own certificate: a file with certificate and key, or (certificate, key).
-            retry: says what is tried again; None takes the default policy.
-            transport, clock, sleep, dice: stand-ins for tests that use no sockets and no time.
+            verify, cert: the certificates that are trusted and the client's own, as in `PooledTransport`.
+            retry: what is tried again; None means the default policy.
+            transport, clock, sleep, dice: replacements for tests that use no sockets and no time.
         """
-        self._servers = Servers([url] if isinstance(url, str) else url, clock=clock)
-        self._clock = clock
-        self._timeout_s = timeout_s
+        self._servers = Servers([url] if isinstance(url, str) else url, clock)
         self._headers = authorization(token)
-        count = len(self._servers.urls)
-        self._transport = transport or PooledTransport(
-            verify=verify, cert=cert, hosts=count, connect_s=SERVERS.connect_s if count > 1 else None
-        )
-        self._closed = threading.Event()
+        self._timeout_s = timeout_s
         self._policy = retry or RetryPolicy()
-        self._runner = Runner(self._policy, clock, sleep or self._sleep, dice)
+        self._transport = transport or PooledTransport(verify=verify, cert=cert, hosts=len(self._servers.urls))
+        self._closed = threading.Event()
+        self._clock, self._sleep, self._dice = clock, sleep or self._wait, dice
         self._management = (
             None
             if management_url is None
@@ -200,6 +186,22 @@ class Client:
         """
         return self._run(lambda url, left_s: is_ready(self._get(url, left_s), model, version), timeout_s)
 
+    def in_flight(self, model: str, version: str, *, timeout_s: float | None = None) -> int | None:
+        """Ask the worker of a version how many other requests it has, by a request that goes through its queue.
+
+        Args:
+            model, version, timeout_s: see `predict`.
+
+        Returns:
+            The number; None where the worker does not count them, as in classic mode.
+
+        Raises:
+            ClientError: the same as of `predict`.
+        """
+        call = _Call("GET", _path(model, version), headers={HEADER: "1"})
+        count = self._run(partial(self._send, call), timeout_s).headers.get(IN_FLIGHT, "")
+        return int(count) if count.isdecimal() else None
+
     def stream(
         self, model: str, text: str, *, version: str | None = None, timeout_s: float | None = None, **options: Any
     ) -> Stream:
@@ -237,16 +239,18 @@ class Client:
         self.close()
 
     def _run(self, ask: Callable[[str, float], T], timeout_s: float | None) -> T:
-        """Ask, under one deadline.
+        """Make tries within one deadline.
 
         Args:
-            ask: asks one server, within so many seconds; takes the server's address and these.
-            timeout_s: deadline of all tries; None takes the client's.
+            ask: asks one server; takes its address, and the seconds that are left.
+            timeout_s: deadline of all tries; None means the client's.
         """
-        return self._runner.run(partial(self._try, ask), self._timeout_s if timeout_s is None else timeout_s)
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        attempt = partial(self._try, ask)
+        return retried(attempt, timeout_s, self._policy, clock=self._clock, sleep=self._sleep, dice=self._dice)
 
     def _try(self, ask: Callable[[str, float], T], left_s: float) -> T:
-        """Ask one server; where it is of no use, another one at once, until each was asked."""
+        """Ask one server; where it is gone or lacks the model, another one at once, until each was asked."""
         ends_s = self._clock() + left_s
         tried: list[str] = []
         while True:
@@ -263,12 +267,12 @@ class Client:
                 if is_last or left_s <= 0 or not self._may_ask_another(error):
                     raise
             else:
-                self._servers.settled(url)
+                self._servers.succeeded(url)
                 return answer
 
     def _may_ask_another(self, error: ClientError) -> bool:
-        """Return whether another server may answer at once: one that is full is waited for, one that is gone is not."""
-        return error.status == 404 or (isinstance(error, NoConnection) and self._policy.is_worth_it(error))
+        """Return whether to ask another server at once; after 503 or 429 there is a pause before the next try."""
+        return error.status == 404 or (isinstance(error, NoConnection) and self._policy.allows(error))
 
     def _open(self, call: _Call, url: str, left_s: float) -> Opened:
         if not isinstance(self._transport, StreamingTransport):
@@ -304,7 +308,7 @@ class Client:
 
         return get
 
-    def _sleep(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         if self._closed.wait(seconds):
             raise Closed("the client was closed between two tries")
 

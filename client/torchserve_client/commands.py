@@ -1,7 +1,4 @@
-"""Runs the commands of `torchserve-client`, once their arguments are parsed; each returns its exit code.
-
-`predict` is in torchserve_client.bulk.
-"""
+"""The commands of `torchserve-client` but for `predict` (torchserve_client.bulk); each returns its exit code."""
 
 import argparse
 import contextlib
@@ -9,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,16 +13,14 @@ from rich.table import Table
 
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, LoadFailed, ManagementError
-from torchserve_client.gateway import DEFAULT_URL, Gateway
+from torchserve_client.gateway import DEFAULT_URL, Gateway, in_front_of
 from torchserve_client.management import Management
 from torchserve_client.metadata import Metadata
 from torchserve_client.nodes import Nodes
 from torchserve_client.rollout import Rollout, Wanted
-from torchserve_client.rollouts import Rollouts
-from torchserve_client.withdrawal import Withdrawal, found
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
-# Seconds that `describe` waits for a model to say what it takes: one that is busy or broken must not keep it.
+# Seconds that `describe` waits for a model's metadata: one that is busy or broken must not delay it.
 METADATA_S = 2.0
 
 out = Console(highlight=False, markup=False, soft_wrap=True)
@@ -54,7 +48,7 @@ def register(options: argparse.Namespace, management: Management) -> int:
         archive,
         batch_size=options.batch_size,
         max_batch_delay_ms=options.max_batch_delay,
-        initial_workers=options.initial_workers,
+        initial_workers=1,
         model_name=model,
     )
     (version,) = set(_versions(management, model)) - set(before)
@@ -89,46 +83,26 @@ def wait_ready(options: argparse.Namespace, management: Management) -> int:
     return 0
 
 
-def unregister(options: argparse.Namespace, nodes: Nodes) -> int:
-    """Remove every version of a model from every node; where there is a gateway, off its routes first."""
-    gateway = _gateway(options, nodes)
-    timeout_s = 0.0 if gateway is None else _response_timeout_s(options.model, nodes)
-    with Withdrawal(gateway, options.model, timeout_s=timeout_s, say=out.print).during():
-        return on_each(_unregister, options, nodes)
-
-
-def _unregister(options: argparse.Namespace, management: Management) -> int:
-    """Remove every version of a model from a node; the default goes last, as TorchServe asks."""
-    default = management.describe(options.model)["modelVersion"]
-    for version in sorted(management.versions(options.model), key=lambda version: version == default):
-        management.unregister(options.model, version)
-    out.print(f"{options.model}: unregistered")
-    return 0
-
-
 def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
-    """Show one model or all, of every node: versions, batch parameters, workers, queue; of one also what it takes.
+    """Show one model or all, of every node: versions, batch parameters, workers, queue; of one also its metadata.
 
     Args:
         options: those of the command.
-        nodes: their management APIs say what is registered.
-        client: asks the model what it takes; a model that does not say it soon goes without.
+        nodes: their management APIs list what is registered.
+        client: asks the model for its metadata.
     """
-    described: dict[str, list[dict[str, Any]]] = {}
     is_one = len(nodes.by_name) == 1
 
-    def one(name: str, management: Management) -> None:
-        described[name] = _described(options, management)
+    def one(name: str) -> list[dict[str, Any]]:
+        models = _described(options, nodes.by_name[name])
         if not options.json:
             # At once: another node may fail.
             if not is_one:
                 out.print(f"{name}:")
-            out.print(_table(described[name]) if described[name] else "no model is registered")
+            out.print(_table(models) if models else "no model is registered")
+        return models
 
-    if is_one:
-        one(*next(iter(nodes.by_name.items())))
-    else:
-        nodes.each_named(one)
+    described = nodes.each_named(one)
     versions = dict.fromkeys(each["modelVersion"] for listed in described.values() for each in listed)
     said = _said(client, options.model, list(versions)) if options.model else {}
     if options.json:
@@ -164,7 +138,7 @@ def _described(options: argparse.Namespace, management: Management) -> list[dict
 
 
 def _said(client: Client, model: str, versions: Sequence[str]) -> dict[str, Metadata | None]:
-    """Ask each version of a model what it takes; None of one that does not say it while a person waits."""
+    """Ask each version of a model for its metadata; None of one that does not answer soon."""
     ends_s = time.monotonic() + METADATA_S
     said: dict[str, Metadata | None] = dict.fromkeys(versions)
     for version in versions:
@@ -181,28 +155,28 @@ def _print_json(document: Any) -> None:
 
 def rollout(options: argparse.Namespace, nodes: Nodes) -> int:
     """Put a new version in the place of the one that serves, on every node; or try it on a share of the traffic."""
-    wanted = Wanted(options.batch_size, options.max_batch_delay, options.initial_workers, options.url)
+    wanted = Wanted(options.batch_size, options.max_batch_delay, options.url)
     is_canary = options.canary is not None or options.promote or options.abort
     if wanted == Wanted() and not is_canary:
-        raise InvalidPayload("nothing to change: give --batch-size, --max-batch-delay, --initial-workers or --url")
+        raise InvalidPayload("nothing to change: give --batch-size, --max-batch-delay or --url")
     if wanted != Wanted() and (options.promote or options.abort):
         raise InvalidPayload("--promote and --abort take the canary as it is: no --batch-size, --url, ...")
-    steps = {
-        name: Rollout(
-            management, options.model_store, _logs(options, nodes, name), options.drain_timeout, _say(nodes, name)
-        )
-        for name, management in nodes.by_name.items()
-    }
     gateway = Gateway(options.gateway or DEFAULT_URL) if is_canary else _gateway(options, nodes)
-    rollouts = Rollouts(steps, gateway)
+    own = Rollout(nodes, options.model_store, gateway, options.logs, out.print)
     if options.canary is not None:
-        rollouts.try_canary(options.model, wanted, options.canary, options.canary_header)
+        own.try_canary(options.model, wanted, options.canary, options.canary_header)
     elif options.promote:
-        rollouts.promote(options.model)
+        own.promote(options.model)
     elif options.abort:
-        rollouts.abort(options.model)
+        own.abort(options.model)
     else:
-        rollouts.run(options.model, wanted)
+        own.run(options.model, wanted)
+    return 0
+
+
+def unregister(options: argparse.Namespace, nodes: Nodes) -> int:
+    """Remove every version of a model from every node; where there is a gateway, off its routes first."""
+    Rollout(nodes, gateway=_gateway(options, nodes), say=out.print).unregister(options.model)
     return 0
 
 
@@ -216,39 +190,19 @@ def on_each(run: Callable[[argparse.Namespace, Management], int], options: argpa
     Raises:
         NodesFailed: some of several failed; the others have done it.
     """
-    if len(nodes.by_name) == 1:
-        (management,) = nodes.by_name.values()
-        return run(options, management)
 
-    def one(name: str, management: Management) -> int:
-        out.print(f"{name}:")
-        return run(argparse.Namespace(**{**vars(options), "logs": _logs(options, nodes, name)}), management)
+    def one(name: str) -> int:
+        if len(nodes.by_name) > 1:
+            out.print(f"{name}:")
+        logs = nodes.logs.get(name, getattr(options, "logs", None))
+        return run(argparse.Namespace(**{**vars(options), "logs": logs}), nodes.by_name[name])
 
     return max(nodes.each_named(one).values())
 
 
 def _gateway(options: argparse.Namespace, nodes: Nodes) -> Gateway | None:
-    """The gateway in front of the nodes, where there is one."""
-    return found(options.gateway, [management.url for management in nodes.by_name.values()])
-
-
-def _response_timeout_s(model: str, nodes: Nodes) -> float:
-    """The longest responseTimeout of a model's versions, in seconds; a node that does not say it has none."""
-    longest = 0.0
-    for management in nodes.by_name.values():
-        with contextlib.suppress(ManagementError):
-            for version in management.versions(model):
-                longest = max(longest, float(management.describe(model, version)["responseTimeout"]))
-    return longest
-
-
-def _logs(options: argparse.Namespace, nodes: Nodes, name: str) -> Path:
-    return nodes.logs.get(name, getattr(options, "logs", Path("logs")))
-
-
-def _say(nodes: Nodes, name: str) -> Callable[[str], None]:
-    """Say a line, with the node's name where there are several."""
-    return out.print if len(nodes.by_name) == 1 else lambda line: out.print(f"{name}: {line}")
+    """Return the gateway in front of the nodes, where there is one."""
+    return in_front_of([management.url for management in nodes.by_name.values()], options.gateway)
 
 
 def _versions(management: Management, model: str) -> list[str]:

@@ -6,7 +6,6 @@
     ├── TLSFailed               0   a certificate that is not trusted, or no TLS in common
     ├── DeadlineExceeded        0   no answer within the time of the whole call
     ├── Closed                  0   the client was closed meanwhile
-    ├── QueueFull               0   too much in flight already
     ├── Rejected              4xx   the server will not have it: repeating is no use
     ├── Unavailable      503, 429   overloaded, its queue full, or no worker up: never ran
     ├── ServerFailed          5xx   it failed on this request
@@ -77,10 +76,6 @@ class DeadlineExceeded(ClientError, TimeoutError):
 
 class Closed(ClientError):
     """The client was closed meanwhile."""
-
-
-class QueueFull(ClientError):
-    """So many requests are in flight that no other may start."""
 
 
 class Rejected(ClientError):

@@ -1,20 +1,27 @@
-"""Calls the gateway's control API: nodes that are taken out, canaries, models and versions that are withdrawn.
+"""The gateway's control API: nodes that are taken out, canaries, models and versions that are withdrawn.
 
-It listens on loopback of the gateway's machine, port 8003, and is for whoever runs the servers. Its errors are
-ManagementError, with the gateway's own words, and Unreachable.
+It listens on loopback of the gateway's machine, for operators. Its errors are those of `Management`.
 """
 
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlsplit
 
-import orjson
-
-from torchserve_client.errors import DeadlineExceeded, ManagementError, NoConnection, Unreachable
-from torchserve_client.transport import Outgoing, PooledTransport, Transport
+from torchserve_client.errors import ClientError, ManagementError
+from torchserve_client.management import POLL_S, Api
 
 # Where it listens unless gateway.yaml says otherwise.
 DEFAULT_URL = "http://127.0.0.1:8003"
+# Seconds for an answer of a gateway that was not named: another program may listen there.
+PROBE_S = 2.0
+# Seconds until nothing new arrives after a decision: Envoy reads its files anew within milliseconds.
+MOMENT_S = 1.0
+# Seconds in which the gateway sees what has changed on the nodes; it looks every two.
+SEEN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,37 +45,10 @@ class NodeState:
     management: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelState:
-    """What the gateway says of a model, or of one version of it.
+class Gateway(Api):
+    """One gateway's control API."""
 
-    Attributes:
-        model: its name.
-        version: None for all versions together.
-        is_withdrawn: whether it gets no new requests, though it is registered.
-        in_flight: requests on all nodes that have no answer yet; None while that is not known.
-    """
-
-    model: str
-    version: str | None
-    is_withdrawn: bool
-    in_flight: int | None
-
-
-class Gateway:
-    """Calls one gateway's control API."""
-
-    def __init__(self, url: str, *, timeout_s: float = 10.0, transport: Transport | None = None) -> None:
-        """Address a gateway.
-
-        Args:
-            url: address of the control API, DEFAULT_URL where gateway.yaml says nothing else.
-            timeout_s: deadline of each call in seconds.
-            transport: carries the calls; a test brings one that uses no sockets.
-        """
-        self.url = url.rstrip("/")
-        self._timeout_s = timeout_s
-        self._transport = transport or PooledTransport(connections=1)
+    server = "gateway"
 
     def nodes(self) -> list[NodeState]:
         """List the nodes."""
@@ -119,56 +99,176 @@ class Gateway:
         """Send everything to the default version again."""
         self._call("DELETE", _canary(model))
 
-    def model(self, model: str, version: str | None = None) -> ModelState:
-        """Describe a model, or one version of it.
+    def in_flight(self, model: str, version: str | None = None) -> int | None:
+        """Count the requests on all nodes that have no answer yet; None while the gateway does not know the number.
+
+        Args:
+            model: the model's name.
+            version: the version; None means all versions together.
 
         Raises:
             ManagementError: status 404 when no node has it.
         """
-        query = "" if version is None else f"?{urlencode({'version': version})}"
-        return _model_state(self._call("GET", f"{_model(model)}{query}"))
+        count = self._call("GET", _model(model), version=version)["in_flight"]
+        return None if count is None else int(count)
 
-    def withdraw(self, model: str, version: str | None = None) -> ModelState:
+    def withdraw(self, model: str, version: str | None = None) -> None:
         """Send no new requests to a model, or to one version, while it is registered; clients get 404.
 
         Args:
             model: the model's name.
-            version: the version; None for every version that is registered now.
+            version: the version; None means every version that is registered now.
 
         Raises:
             ManagementError: status 404 when no node has it, 400 when the version is the default one of several.
         """
-        return _model_state(self._call("PUT", _model(model), {"version": version, "withdrawn": True}))
+        self._call("PUT", _model(model), {"version": version, "withdrawn": True})
 
-    def restore(self, model: str, version: str | None = None) -> ModelState:
+    def restore(self, model: str, version: str | None = None) -> None:
         """Undo `withdraw`.
 
         Raises:
             ManagementError: status 404 when no node has it; that it was withdrawn is forgotten all the same.
         """
-        return _model_state(self._call("PUT", _model(model), {"version": version, "withdrawn": False}))
+        self._call("PUT", _model(model), {"version": version, "withdrawn": False})
 
-    def close(self) -> None:
-        """Let go of every connection."""
-        self._transport.close()
+    @contextmanager
+    def withdrawn(
+        self,
+        model: str,
+        versions: Sequence[str | None] = (None,),
+        *,
+        timeout_s: float,
+        say: Callable[[str], None],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> Iterator[None]:
+        """Keep a model off the routes, with nothing in flight, while the block unregisters it; or put it back.
 
-    def _call(self, method: str, path: str, document: Any = None) -> Any:
-        body = b"" if document is None else orjson.dumps(document)
-        headers = {"Content-Type": "application/json"} if body else {}
-        request = Outgoing(method, f"{self.url}{path}", headers=headers, body=body)
+        TorchServe leaves requests of a batch that is being filled unanswered when their model is unregistered.
+
+        Args:
+            model: the model's name.
+            versions: versions of it; None means all that are registered.
+            timeout_s: most seconds to wait for what is in flight: the model's responseTimeout.
+            say: called with one line for each step.
+            sleep: waits for a number of seconds.
+
+        Raises:
+            ManagementError: the gateway refuses, or does not answer; all is as it was.
+        """
+        taken: list[str | None] = []
         try:
-            incoming = self._transport.send(request, self._timeout_s)
-        except (NoConnection, DeadlineExceeded) as error:
-            raise Unreachable(f"no gateway answers at {self.url} ({error.type})") from error
+            for version in versions:
+                # It may have been withdrawn even if the answer is lost.
+                taken.append(version)
+                try:
+                    # 400: the gateway has not seen yet that another version is the default.
+                    once_seen(partial(self.withdraw, model, version), 400, sleep)
+                except ManagementError as error:
+                    if error.status != 404:
+                        raise
+                    taken.remove(version)
+            if taken:
+                say(f"{_named(model, taken)}: the gateway sends no new requests")
+                sleep(MOMENT_S)
+                deadline_s = time.monotonic() + timeout_s
+                while (count := self._all_in_flight(model, taken)) != 0 and time.monotonic() <= deadline_s:
+                    sleep(POLL_S)
+                if count != 0:
+                    number = "an unknown number of" if count is None else count
+                    say(f"{_named(model, taken)}: {number} requests still in flight after {timeout_s:g} s")
+            yield
+        except BaseException:
+            for version in taken:
+                self._put_back(model, version, say)
+            raise
+        # The gateway forgets what is gone when it next looks; now a model that is registered anew is served at once.
+        with suppress(ManagementError):
+            for version in taken:
+                self.restore(model, version)
+
+    def _all_in_flight(self, model: str, versions: Sequence[str | None]) -> int | None:
+        """Count the requests in flight; None where the gateway does not know the number."""
+        counts: list[int | None] = []
+        for version in versions:
+            try:
+                counts.append(self.in_flight(model, version))
+            except ManagementError as error:
+                if error.status != 404:
+                    raise
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    def _put_back(self, model: str, version: str | None, say: Callable[[str], None]) -> None:
         try:
-            answer = orjson.loads(incoming.body)
-        except orjson.JSONDecodeError:
-            answer = None
-        if incoming.status >= 400:
-            said = answer if isinstance(answer, dict) else {}
-            words = said.get("message") or said.get("error") or incoming.reason
-            raise ManagementError(str(words), incoming.status, str(said.get("type", "")))
-        return answer
+            self.restore(model, version)
+        except ManagementError as error:
+            if error.status != 404:
+                say(f"{_named(model, [version])}: could not be put back on the gateway's routes: {error.message}")
+        else:
+            say(f"{_named(model, [version])}: the gateway sends requests again")
+
+
+def in_front_of(urls: Collection[str], named: str | None) -> Gateway | None:
+    """Return the gateway in front of nodes.
+
+    Args:
+        urls: the management APIs of the nodes.
+        named: its control API; None means the usual address, where a gateway counts only if it has no other nodes.
+
+    Returns:
+        None where there is none, or where it is known to have other nodes beside these, which would serve on.
+
+    Raises:
+        ManagementError: the gateway that was named does not answer, or is none.
+    """
+    gateway = Gateway(named or DEFAULT_URL, timeout_s=30.0 if named else PROBE_S)
+    try:
+        theirs = {_place(node.management) for node in gateway.nodes() if node.management}
+    except (ClientError, LookupError, TypeError, ValueError) as error:
+        gateway.close()
+        if not named:
+            return None
+        if isinstance(error, ClientError):
+            raise
+        raise ManagementError(f"{named}: no gateway's answer") from error
+    gateway.close()
+    ours = {_place(url) for url in urls}
+    # A gateway that finds its nodes by a name may know them under other addresses.
+    is_theirs = not (theirs & ours and theirs - ours) if named else bool(theirs) and theirs <= ours
+    return Gateway(gateway.url) if is_theirs else None
+
+
+def once_seen(call: Callable[[], Any], not_seen: int, sleep: Callable[[float], None]) -> None:
+    """Repeat a call while the gateway refuses it since it has not seen a change on the nodes yet.
+
+    Args:
+        call: the call.
+        not_seen: the status of such a refusal.
+        sleep: waits for a number of seconds.
+    """
+    deadline_s = time.monotonic() + SEEN_S
+    while True:
+        try:
+            call()
+        except ManagementError as error:
+            if error.status != not_seen or time.monotonic() > deadline_s:
+                raise
+        else:
+            return
+        sleep(POLL_S)
+
+
+def _named(model: str, versions: Sequence[str | None]) -> str:
+    named = [version for version in versions if version is not None]
+    return f"{model}: version {', '.join(named)}" if named else model
+
+
+def _place(url: str) -> tuple[str, int | None]:
+    """Return host and port, which tell one server from another."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").replace("localhost", "127.0.0.1")
+    return host, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _canary(model: str) -> str:
@@ -177,16 +277,6 @@ def _canary(model: str) -> str:
 
 def _model(model: str) -> str:
     return f"/control/models/{quote(model, safe='')}"
-
-
-def _model_state(document: dict[str, Any]) -> ModelState:
-    version, in_flight = document["version"], document["in_flight"]
-    return ModelState(
-        str(document["model"]),
-        None if version is None else str(version),
-        bool(document["is_withdrawn"]),
-        None if in_flight is None else int(in_flight),
-    )
 
 
 def _state(document: dict[str, Any]) -> NodeState:

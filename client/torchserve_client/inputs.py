@@ -1,15 +1,22 @@
-"""Reads what `predict` asks about, an input at a time: never all of it is in memory.
+"""The inputs of `predict`, read one at a time: never all of them are in memory.
 
-    folder of files | file of lines -> Source: inputs by name, as often as it is gone through -> Keys: a key each
+    folder of files | file of lines -> Source: inputs by name, read anew with each iteration -> Keys: a key each
+                                    -> Sharded: those of one shard
 
 A name says where an input is, and changes when a line is inserted before it. A key is a hash of what decides its
 answer: the input, the model and the options.
+
+A shard is one of several shares, so that as many runs do the work of one. An input belongs to exactly one shard, by a
+hash of its name alone: the shards are disjoint, together they are everything, and a file that is added later moves no
+other. Of a million inputs in 16 shards, each has 62,500 give or take 250 (the binomial's standard deviation).
 """
 
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,6 +29,10 @@ from torchserve_client.errors import InvalidPayload
 
 # Bytes of a key: among a billion inputs, two have the same with a probability of 10^-21 (birthday bound).
 KEY_BYTES = 16
+# Most shards of one input: as many as an Indexed Job of Kubernetes has with full parallelism.
+MOST_SHARDS = 100_000
+# Bytes of a name's hash: its remainder by any number of shards is even but for 10^-14.
+NAME_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +140,62 @@ class Lines:
             except UnicodeDecodeError as error:
                 words = "neither a folder nor a file of UTF-8 lines"
                 raise InvalidPayload(f"{shown(self._path)}: {words}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A share of the inputs.
+
+    Attributes:
+        index: its number, from 0 on.
+        count: the number of shards.
+    """
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """Read "3/16".
+
+        Raises:
+            ValueError: it is not of this form, or there is no such shard.
+        """
+        if not (match := re.fullmatch(r"([0-9]{1,7})/([0-9]{1,7})", text)):
+            raise ValueError(f"{text!r} is not INDEX/COUNT, as in 3/16")
+        index, count = int(match[1]), int(match[2])
+        if not 1 <= count <= MOST_SHARDS:
+            raise ValueError(f"of {count} shards there are none: 1 to {MOST_SHARDS}")
+        if index >= count:
+            raise ValueError(f"of {count} shards there is no {index}: 0 to {count - 1}")
+        return cls(index, count)
+
+    def has(self, name: str) -> bool:
+        """Return whether an input belongs to this shard.
+
+        Args:
+            name: of the input, as `predict` writes it: a file's path in its folder with "/", or a line's number. Two
+                spellings of the same characters (Unicode's NFC and NFD, which macOS changes into) are one name.
+        """
+        written = unicodedata.normalize("NFC", name).encode()
+        return int.from_bytes(blake2b(written, digest_size=NAME_BYTES).digest(), "big") % self.count == self.index
+
+    def file(self, folder: Path) -> Path:
+        """Return the file of a folder that holds the answers of this shard."""
+        width = len(str(self.count))
+        return folder / f"shard-{self.index:0{width}}-of-{self.count}.jsonl"
+
+
+class Sharded:
+    """The inputs of one shard, in the order of all."""
+
+    def __init__(self, inputs: Iterable[Input], shard: Shard) -> None:
+        self._inputs = inputs
+        self._shard = shard
+
+    def __iter__(self) -> Iterator[Input]:
+        """Yield the inputs that belong to the shard; the content of others is not read."""
+        return (each for each in self._inputs if self._shard.has(each.name))
 
 
 class Keys:

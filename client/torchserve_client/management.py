@@ -1,8 +1,7 @@
-"""Calls TorchServe's management API: register, describe, scale, unregister, and the versions of a model.
+"""TorchServe's management API: register, describe, scale, unregister, and the versions of a model.
 
-Its errors are those of torchserve_client.errors: ManagementError with the server's own words, Unreachable, NotReady;
-and TLSFailed.
-Nothing is tried again: of these calls only reading is safe to repeat.
+Its errors are ManagementError with the server's own words, Unreachable, NotReady, and TLSFailed. Nothing is tried
+again: of these calls only reading is safe to repeat.
 """
 
 import time
@@ -13,16 +12,19 @@ import orjson
 
 from torchserve_client import tls
 from torchserve_client.errors import ClientError, DeadlineExceeded, ManagementError, NoConnection, NotReady, Unreachable
-from torchserve_client.transport import Incoming, Outgoing, PooledTransport, Transport, authorization
+from torchserve_client.replies import parsed, reason
+from torchserve_client.transport import Outgoing, PooledTransport, Transport, authorization
 
-__all__ = ["Management", "ManagementError", "NotReady", "Unreachable"]
+__all__ = ["Api", "Management", "ManagementError", "NotReady", "Unreachable"]
 
 # Seconds between two looks at a server that is waited for, chosen: short for a person, and no load for the server.
 POLL_S = 0.1
 
 
-class Management:
-    """Calls one server's management API, over pooled connections."""
+class Api:
+    """The calls of an API for operators, over pooled connections."""
+
+    server = "TorchServe"
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class Management:
         """Address a server.
 
         Args:
-            url: address of the management API; TorchServe's own default is http://127.0.0.1:8081.
+            url: address of the API.
             token: management key, where token authorization is on.
             timeout_s: deadline of each call in seconds.
             verify, cert: the same as those of `Client`.
@@ -47,6 +49,38 @@ class Management:
         self._timeout_s = timeout_s
         self._transport = transport or PooledTransport(connections=4, verify=verify, cert=cert)
         self._headers = authorization(token)
+
+    def close(self) -> None:
+        """Release every connection."""
+        self._transport.close()
+
+    def _call(self, method: str, path: str, document: Any = None, **parameters: Any) -> Any:
+        """Make a call; return its parsed answer, None where that is no JSON.
+
+        Args:
+            method, path: of the request.
+            document: its body as JSON; None means no body.
+            parameters: its query, without those that are None.
+        """
+        query = urlencode({name: value for name, value in parameters.items() if value is not None})
+        body = b"" if document is None else orjson.dumps(document)
+        headers = {**self._headers, **({"Content-Type": "application/json"} if body else {})}
+        request = Outgoing(method, f"{self.url}{path}{'?' if query else ''}{query}", body, headers)
+        try:
+            incoming = self._transport.send(request, self._timeout_s)
+        except (NoConnection, DeadlineExceeded) as error:
+            raise self._unreachable(error) from error
+        if incoming.status >= 400:
+            type_, message = reason(incoming)
+            raise ManagementError(message, incoming.status, type_)
+        return parsed(incoming.body)
+
+    def _unreachable(self, error: ClientError) -> Unreachable:
+        return Unreachable(f"no {self.server} answers at {self.url} ({error.type})")
+
+
+class Management(Api):
+    """One server's management API, which TorchServe has at http://127.0.0.1:8081 where nothing else is configured."""
 
     def register(
         self,
@@ -72,18 +106,19 @@ class Management:
         Raises:
             ManagementError: there is no such archive, or the version is registered already (409).
         """
-        parameters = {
-            "url": url,
-            "batch_size": batch_size,
-            "max_batch_delay": max_batch_delay_ms,
-            "initial_workers": initial_workers,
-            "model_name": model_name,
-            "response_timeout": response_timeout_s,
-            "startup_timeout": startup_timeout_s,
+        self._call(
+            "POST",
+            "/models",
+            url=url,
+            batch_size=batch_size,
+            max_batch_delay=max_batch_delay_ms,
+            initial_workers=initial_workers,
+            model_name=model_name,
+            response_timeout=response_timeout_s,
+            startup_timeout=startup_timeout_s,
             # Waiting would hold a network thread that inference needs too.
-            "synchronous": "false",
-        }
-        self._call("POST", "/models", **{name: value for name, value in parameters.items() if value is not None})
+            synchronous="false",
+        )
 
     def models(self) -> list[str]:
         """List the names of the registered models."""
@@ -181,34 +216,6 @@ class Management:
         except NoConnection as error:
             raise self._unreachable(error) from error
 
-    def close(self) -> None:
-        """Let go of every connection."""
-        self._transport.close()
-
-    def _call(self, method: str, path: str, **parameters: Any) -> Any:
-        query = f"?{urlencode(parameters)}" if parameters else ""
-        request = Outgoing(method, f"{self.url}{path}{query}", headers=self._headers)
-        try:
-            incoming = self._transport.send(request, self._timeout_s)
-        except (NoConnection, DeadlineExceeded) as error:
-            raise self._unreachable(error) from error
-        answer = _parsed(incoming)
-        if incoming.status >= 400:
-            said = answer if isinstance(answer, dict) else {}
-            reason = said.get("message") or said.get("status") or incoming.reason
-            raise ManagementError(str(reason), incoming.status, str(said.get("type", "")))
-        return answer
-
-    def _unreachable(self, error: ClientError) -> Unreachable:
-        return Unreachable(f"no TorchServe answers at {self.url} ({error.type})")
-
 
 def _path(model: str, version: str | None) -> str:
     return "/models/" + "/".join(quote(part, safe="") for part in (model, version) if part is not None)
-
-
-def _parsed(incoming: Incoming) -> Any:
-    try:
-        return orjson.loads(incoming.body)
-    except orjson.JSONDecodeError:
-        return {}

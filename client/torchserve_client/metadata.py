@@ -14,6 +14,8 @@ from torchserve_client.errors import ClientError, ServerFailed, Unavailable
 
 # Of a request to /predictions/M: it is answered with the model's metadata, and nothing runs.
 HEADER = "X-Model-Metadata"
+# Of an adaptive worker's answer to it: how many other requests the worker has.
+IN_FLIGHT = "X-In-Flight"
 # Names of a gateway's parameters that hold proofs begin with it; the precision follows.
 PROOF = "proof."
 

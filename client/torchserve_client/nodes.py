@@ -1,17 +1,16 @@
-"""Several TorchServes that serve the same: one call to each, and an error that says which did not do it.
+"""Several TorchServes that serve the same models: one call to each, and an error that names those that failed.
 
-    nodes.json, or addresses -> Nodes -> each(call) -> results by node, or NodesFailed
-
-A node that fails does not keep the call from the others.
+nodes.json, or addresses -> Nodes -> each(call) -> results by node, or NodesFailed
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, NodesFailed
 from torchserve_client.management import Management
 
@@ -20,33 +19,45 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The management APIs of several servers.
+    """The APIs of several servers, by the name of the node.
 
     Attributes:
-        by_name: a name of the node -> its management API.
-        logs: a name -> its folder of logs, as far as they are known.
+        by_name: their management APIs.
+        logs: their folders of logs, where known.
+        inference: their inference APIs, where known.
     """
 
     by_name: Mapping[str, Management]
-    logs: Mapping[str, Path]
+    logs: Mapping[str, Path] = field(default_factory=dict)
+    inference: Mapping[str, Client] = field(default_factory=dict)
 
     @classmethod
-    def at(cls, urls: Sequence[str], **options: Any) -> "Nodes":
+    def at(
+        cls, urls: Sequence[str], inference: Sequence[str] = (), inference_token: str | None = None, **options: Any
+    ) -> "Nodes":
         """Address servers, each named for its host and port.
 
         Args:
-            urls: of their management APIs.
-            options: those of `Management`, the same for all.
+            urls: addresses of their management APIs.
+            inference: addresses of their inference APIs, in the same order; none where they are not known.
+            inference_token: key of the inference APIs, where token authorization is on.
+            options: those of `Management`, the same for all; verify and cert count for the inference APIs too.
         """
-        return cls({urlsplit(url).netloc or url: Management(url, **options) for url in urls}, {})
+        names = [urlsplit(url).netloc or url for url in urls]
+        trust = {name: value for name, value in options.items() if name in ("verify", "cert")}
+        clients = [Client(url, token=inference_token, **trust) for url in inference]
+        return cls(
+            {name: Management(url, **options) for name, url in zip(names, urls, strict=True)},
+            inference=dict(zip(names, clients, strict=True)) if clients else {},
+        )
 
     @classmethod
     def read(cls, path: Path, **options: Any) -> "Nodes":
-        """Address the servers of a nodes.json, each with its own key where it has a token_file.
+        """Address the servers of a nodes.json, each with its own keys where it has a token_file.
 
         Args:
-            path: what `make serve` writes: [{"name", "management", "token_file"}, ...].
-            options: those of `Management`, but for the token.
+            path: what `make serve` writes: [{"name", "inference", "management", "token_file"}, ...].
+            options: verify and cert, as of `Management`.
 
         Raises:
             InvalidPayload: it is no such file, or a token_file is none.
@@ -54,52 +65,68 @@ class Nodes:
         """
         try:
             listed = json.loads(path.read_text(encoding="utf-8"))
-            nodes = {str(node["name"]): (str(node["management"]), node.get("token_file")) for node in listed}
+            nodes = {str(node["name"]): node for node in listed}
+            urls = {name: (str(node["management"]), node.get("inference")) for name, node in nodes.items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidPayload(f"{path}: not a nodes.json of make serve") from error
         if not nodes:
             raise InvalidPayload(f"{path}: no node in it")
-        found = {name: Management(url, token=_token(file), **options) for name, (url, file) in nodes.items()}
+        keys = {name: read_keys(node.get("token_file")) for name, node in nodes.items()}
         logs = {name: path.parent / name / "logs" for name in nodes}
-        return cls(found, {name: folder for name, folder in logs.items() if folder.is_dir()})
+        return cls(
+            {name: Management(url, token=keys[name].get("management"), **options) for name, (url, _) in urls.items()},
+            {name: folder for name, folder in logs.items() if folder.is_dir()},
+            {name: Client(url, token=keys[name].get("inference"), **options) for name, (_, url) in urls.items() if url},
+        )
 
     def each(self, call: Callable[[Management], Result]) -> dict[str, Result]:
-        """Call every node, one after the other.
+        """Call every node, one after the other; one that fails does not keep the call from the others.
 
         Args:
-            call: what is asked of a node.
+            call: called with the management API of each node.
 
         Returns:
-            A node's name -> what the call gave.
+            A node's name -> what the call returned.
 
         Raises:
-            NodesFailed: some failed; the others have done it.
+            NodesFailed: some failed; the others have done it. Of a single node its own error is raised.
         """
-        return self.each_named(lambda _, management: call(management))
+        return self.each_named(lambda name: call(self.by_name[name]))
 
-    def each_named(self, call: Callable[[str, Management], Result]) -> dict[str, Result]:
-        """Do as `each`, with the node's name for the call."""
+    def each_named(self, call: Callable[[str], Result]) -> dict[str, Result]:
+        """Do as `each`, with the name of the node for the call."""
         results: dict[str, Result] = {}
         errors: dict[str, ClientError] = {}
-        for name, management in self.by_name.items():
+        for name in self.by_name:
             try:
-                results[name] = call(name, management)
+                results[name] = call(name)
             except ClientError as error:
+                if len(self.by_name) == 1:
+                    raise
                 errors[name] = error
         if errors:
             raise NodesFailed(errors, list(results))
         return results
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Release every connection."""
         for management in self.by_name.values():
             management.close()
+        for client in self.inference.values():
+            client.close()
 
 
-def _token(file: str | None) -> str | None:
-    if file is None:
-        return None
+def read_keys(path: str | Path | None) -> dict[str, str]:
+    """Read the tokens in TorchServe's key_file.json, by API; none where there is no file.
+
+    Raises:
+        InvalidPayload: it is no such file.
+        OSError: it cannot be read.
+    """
+    if path is None:
+        return {}
     try:
-        return str(json.loads(Path(file).read_text(encoding="utf-8"))["management"]["key"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InvalidPayload(f"{file}: not a key_file.json of TorchServe") from error
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        return {api: str(entry["key"]) for api, entry in document.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidPayload(f"{path}: not a key_file.json of TorchServe") from error

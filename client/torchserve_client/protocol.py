@@ -1,17 +1,17 @@
-"""Translates between tensors and bodies of the Open Inference Protocol v2. Pure.
+"""Tensors in bodies of the Open Inference Protocol v2. Pure.
 
     arrays by name -> encode -> Message (body, length of its JSON part)
-    Message        -> decode -> Tensors (arrays by name, id, parameters)
+    Message        -> decode -> arrays by name
 
-A tensor travels as JSON numbers and strings, or, with the binary tensor extension, as bytes behind the JSON part, whose
-length the header Inference-Header-Content-Length says. Numbers are little-endian, in row-major order; an element of
-BYTES is its length as uint32 and then itself. numpy has no BF16: here it is float32, whose upper half it is.
+Requests have the binary tensor extension: the tensors stand behind the JSON part, whose length is in the header
+Inference-Header-Content-Length. Answers may have them as JSON too. Numbers are little-endian, in row-major order; an
+element of BYTES is its length as uint32 and then itself. numpy has no BF16: here it is float32, whose upper half it is.
 """
 
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,44 +55,21 @@ class Message:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that say how to read the body."""
-        if self.json_length is None:
-            return {"Content-Type": "application/json"}
+        """The headers of a request with this body."""
         return {"Content-Type": "application/octet-stream", HEADER: str(self.json_length)}
-
-
-@dataclass(frozen=True, slots=True)
-class Tensors:
-    """A decoded message.
-
-    Attributes:
-        arrays: name -> array of the tensor's shape; elements of BYTES are objects of type bytes.
-        id: the request's id, which the answer repeats.
-        parameters: parameters of the message as a whole.
-    """
-
-    arrays: Mapping[str, Array]
-    id: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 def encode(
     arrays: Mapping[str, Array],
     *,
-    request_id: str = "",
-    outputs: Sequence[str] = (),
     parameters: Mapping[str, Any] | None = None,
-    is_binary: bool = True,
     datatypes: Mapping[str, str] | None = None,
 ) -> Message:
     """Write a request.
 
     Args:
         arrays: input name -> array; text and bytes are arrays of objects (or of str, or of bytes).
-        request_id: an id that the answer repeats.
-        outputs: names of the wanted outputs; an empty sequence wants all of them.
-        parameters: options that the model is told.
-        is_binary: whether tensors of the request and of its answer stand behind the JSON part, rather than in it.
+        parameters: the model's options.
         datatypes: name of an input -> BF16, to which its numbers are rounded; others are as their arrays are.
 
     Raises:
@@ -103,31 +80,22 @@ def encode(
     for name, array in arrays.items():
         is_bf16 = (datatypes or {}).get(name) == BF16
         kind = BF16 if is_bf16 else datatype(array)
-        tensor: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": kind}
-        if is_binary:
-            parts.append(_to_bytes(_upper_halves(array) if is_bf16 else array))
-            tensor["parameters"] = {"binary_data_size": len(parts[-1])}
-        else:
-            tensor["data"] = _to_json(array)
-        inputs.append(tensor)
-    request: dict[str, Any] = {"id": request_id} if request_id else {}
-    request["inputs"] = inputs
-    merged = dict(parameters or {})
-    if outputs:
-        request["outputs"] = [{"name": name, "parameters": {"binary_data": is_binary}} for name in outputs]
-    elif is_binary:
-        merged = {"binary_data_output": True, **merged}
-    if merged:
-        request["parameters"] = merged
+        parts.append(_to_bytes(_upper_halves(array) if is_bf16 else array))
+        size = {"binary_data_size": len(parts[-1])}
+        inputs.append({"name": name, "shape": list(array.shape), "datatype": kind, "parameters": size})
+    request = {"inputs": inputs, "parameters": {"binary_data_output": True, **(parameters or {})}}
     try:
         text = json.dumps(request, separators=(",", ":"), allow_nan=False).encode()
     except (ValueError, TypeError) as error:
         raise InvalidPayload(f"JSON cannot hold it: {error}") from None
-    return Message(b"".join([text, *parts]), len(text) if is_binary else None)
+    return Message(b"".join([text, *parts]), len(text))
 
 
-def decode(message: Message) -> Tensors:
+def decode(message: Message) -> dict[str, Array]:
     """Read an answer.
+
+    Returns:
+        Name -> array of the tensor's shape; elements of BYTES are objects of type bytes.
 
     Raises:
         ValueError: the message is not of the protocol.
@@ -149,7 +117,7 @@ def decode(message: Message) -> Tensors:
             offset += size
     except (KeyError, TypeError, struct.error) as error:
         raise ValueError(f"not an answer of the Open Inference Protocol: {type(error).__name__}: {error}") from error
-    return Tensors(arrays, answer.get("id", ""), answer.get("parameters", {}))
+    return arrays
 
 
 def datatype(array: Array) -> str:
@@ -188,16 +156,6 @@ def _to_bytes(array: Array) -> bytes:
     if datatype(array) == "BYTES":
         return b"".join(struct.pack("<I", len(element)) + element for element in elements(array))
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(order="C")
-
-
-def _to_json(array: Array) -> list[Any]:
-    if datatype(array) != "BYTES":
-        values: list[Any] = array.ravel(order="C").tolist()
-        return values
-    try:
-        return [element.decode() for element in elements(array)]
-    except UnicodeDecodeError:
-        raise InvalidPayload("bytes that are not UTF-8 need a binary tensor") from None
 
 
 def _upper_halves(array: Array) -> Array:

@@ -1,14 +1,10 @@
-"""Says when to try again and how long to wait before. Pure but for the clock, the sleep and the dice it is given.
+"""What is tried again, how often and after which pauses, within one deadline.
 
-    attempt -> an answer                             is returned
-            -> 503 or 429                            never ran: is tried again, not before Retry-After, or before
-                                                     Retry-After-Ms where a worker says it so much finer
-            -> NoConnection, nothing was sent        is tried again
-            -> NoConnection, perhaps it was sent     is tried again where the request is repeatable
-            -> anything else, TLSFailed among it     is raised
-
-One deadline stands over all tries and pauses. A pause is drawn from 0..base * 2^tries ("full jitter"), so that clients
-that failed together do not come back together.
+attempt -> an answer                             is returned
+        -> 503 or 429                            never ran: is tried again, not before Retry-After
+        -> NoConnection, nothing was sent        is tried again
+        -> NoConnection, it may have been sent   is tried again if the request is repeatable
+        -> anything else                         is raised
 """
 
 import random
@@ -24,16 +20,17 @@ from torchserve_client.errors import ClientError, DeadlineExceeded, NoConnection
 
 T = TypeVar("T")
 
-# Digits of milliseconds: a hundred days, and no number that is too long to read.
+# Digits of milliseconds that are read: a hundred days.
 MOST_DIGITS = 10
-
 # Doublings of a pause, at most: a float overflows after a thousand, and a second doubled so often is 34 years.
 MAX_DOUBLINGS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Says what is tried again, how often and after which pauses.
+    """The rules by which a call is tried again.
+
+    Pauses are drawn from 0 to the limit ("full jitter"), so that clients that failed together do not return together.
 
     Attributes:
         attempts: most tries of one call, the first included.
@@ -59,83 +56,68 @@ class RetryPolicy:
         if self.attempts < 1 or self.first_pause_s < 0 or self.longest_pause_s < 0:
             raise ValueError("attempts must be at least 1, pauses not negative")
 
-    def is_worth_it(self, error: ClientError) -> bool:
+    def allows(self, error: ClientError) -> bool:
         """Return whether another try may help and does no harm."""
         if isinstance(error, NoConnection):
             return self.is_repeatable or not error.was_sent
         return error.status in self.statuses
 
-    def pause_s(self, tries: int, retry_after_s: float, dice: float) -> float:
-        """Return the seconds to wait before the next try.
-
-        Args:
-            tries: number of tries that have failed, 1 or more.
-            retry_after_s: seconds that the server asked for; 0 where it did not.
-            dice: a random number of 0..1.
-        """
-        most_s = min(self.longest_pause_s, self.first_pause_s * 2.0 ** min(tries - 1, MAX_DOUBLINGS))
-        return retry_after_s + most_s * dice
+    def longest_before(self, tries: int) -> float:
+        """Return the most seconds to wait after so many tries that failed."""
+        return min(self.longest_pause_s, self.first_pause_s * 2.0 ** min(tries - 1, MAX_DOUBLINGS))
 
 
-@dataclass(frozen=True, slots=True)
-class Runner:
-    """Follows a policy by the clock, the sleep and the dice of its process; a test brings its own."""
-
-    policy: RetryPolicy
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    dice: Callable[[], float] = random.random
-
-    def run(self, attempt: Callable[[float], T], timeout_s: float) -> T:
-        """Try until it works, or another try is no use, or the deadline is near.
-
-        Args:
-            attempt: makes one try; takes the seconds that are left of the deadline, and raises ClientError.
-            timeout_s: deadline of all tries and pauses together, in seconds.
-
-        Returns:
-            What the attempt that worked returned.
-
-        Raises:
-            ClientError: the error of the last try.
-            DeadlineExceeded: the time ran out during a try.
-        """
-        deadline_s = self.clock() + timeout_s
-        tries = 0
-        while True:
-            left_s = deadline_s - self.clock()
-            if left_s <= 0:
-                raise DeadlineExceeded(f"no answer within {timeout_s:g} s, after {tries} tries")
-            try:
-                return attempt(left_s)
-            except ClientError as error:
-                tries += 1
-                if tries >= self.policy.attempts or not self.policy.is_worth_it(error):
-                    raise
-                pause_s = self.policy.pause_s(
-                    tries, retry_after_s(error.retry_after, error.retry_after_ms), self.dice()
-                )
-                if pause_s >= deadline_s - self.clock():
-                    # This error says more than one that the time would have run out.
-                    raise
-            self.sleep(pause_s)
-
-
-def retry_after_s(value: str, milliseconds: str = "") -> float:
-    """Read when a server wants to be asked again.
+def retried(
+    attempt: Callable[[float], T],
+    timeout_s: float,
+    policy: RetryPolicy,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    dice: Callable[[], float] = random.random,
+) -> T:
+    """Try until it succeeds, or another try is of no use, or the deadline is near.
 
     Args:
-        value: the header Retry-After: seconds, as a number or as a date.
-        milliseconds: the header Retry-After-Ms, a whole number, which has the last word.
+        attempt: makes one try; takes the seconds that are left until the deadline, and raises ClientError.
+        timeout_s: deadline of all tries and pauses together, in seconds.
+        policy: what is tried again.
+        clock, sleep, dice: the time in seconds, a pause of seconds, a number of 0 to 1.
 
     Returns:
-        The seconds that it asks for; 0 where both are something else.
+        What the attempt that succeeded returned.
+
+    Raises:
+        ClientError: the error of the last try.
     """
-    if milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) <= MOST_DIGITS:
-        return int(milliseconds) / 1000
-    if not value:
-        return 0.0
+    deadline_s = clock() + timeout_s
+    tries = 0
+    while True:
+        left_s = deadline_s - clock()
+        if left_s <= 0:
+            raise DeadlineExceeded(f"no answer within {timeout_s:g} s, after {tries} tries")
+        try:
+            return attempt(left_s)
+        except ClientError as error:
+            tries += 1
+            if tries >= policy.attempts or not policy.allows(error):
+                raise
+            pause_s = retry_after_s(error) + policy.longest_before(tries) * dice()
+            if pause_s >= deadline_s - clock():
+                # This error says more than one that the time would have run out.
+                raise
+        sleep(pause_s)
+
+
+def retry_after_s(error: ClientError) -> float:
+    """Return the seconds after which a server wants to be asked again; 0 where it does not say.
+
+    An adaptive worker sends Retry-After-Ms too, which HTTP does not know: the same, but finer.
+    """
+    after_ms = error.retry_after_ms
+    if after_ms.isascii() and after_ms.isdigit() and len(after_ms) <= MOST_DIGITS:
+        return int(after_ms) / 1000
     try:
-        return float(Retry().parse_retry_after(value))
+        return float(Retry().parse_retry_after(error.retry_after)) if error.retry_after else 0.0
     except InvalidHeader:
         return 0.0

@@ -1,42 +1,38 @@
-"""A model's next version takes over while clients keep sending: nothing is refused, nothing is lost.
+"""A model's next version takes over on every node while clients keep sending: no request is refused or lost.
 
-    register the new version -> READY -> set-default -> drain the old one -> unregister it
-        does not become READY: the new version is unregistered, the old one has never stopped
+    run         registered and READY on all nodes -> default on all -> the old one retired
+    try_canary  registered and READY on all nodes -> the gateway sends it a share
+    promote     default on all nodes -> the gateway's share ends -> the old one retired
+    abort       the gateway's share ends -> the new one retired
+    unregister  every version retired
 
-TorchServe resolves a request's version when it arrives, so that from set-default on nothing new reaches the old version
-but what names it. Unregistering kills workers where they stand, hence the drain:
+    retired     off the gateway's routes, nothing in flight there -> drained and unregistered on each node
 
-    1. it waits a moment, for requests whose version was resolved just before the default changed, to get into the queue
-    2. it waits until nothing is left in the old version's queue
-    3. it waits until the last batch is out: with one worker, until a request for metadata has come back through the
-       queue, since a worker takes it only when its batch is answered; with several, or with continuous batching, for
-       responseTimeout, within which TorchServe has answered or replaced a worker
+Until a version is READY everywhere nothing else is changed; where one node cannot load it, all are as they were.
+
+Unregistering kills workers where they stand, and requests that came to a node's own port are in no gateway's count,
+hence the drain. TorchServe resolves a request's version when the request arrives, so that nothing new reaches the old
+version but what names it. A drain waits a moment for requests whose version was resolved just before, then until the
+version's queue is empty, then until its worker has answered everything.
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchserve_client import archives
 from torchserve_client.errors import ClientError, LoadFailed, ManagementError, NotReady, RolloutFailed
+from torchserve_client.gateway import MOMENT_S, Gateway, once_seen
 from torchserve_client.management import POLL_S, Management
+from torchserve_client.nodes import Nodes
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """Says how long a rollout waits."""
-
-    # Seconds after the default has changed: a request whose version was looked up before needs microseconds of one
-    # thread of TorchServe's to get into the queue.
-    moment_s: float = 1.0
-    # Seconds for the old version's queue to empty: five times TorchServe's default of responseTimeout, 120 s.
-    drain_timeout_s: float = 600.0
-
-
-TUNING = Tuning()
+# Seconds for a version's queue to empty: five times TorchServe's default of responseTimeout, 120 s.
+DRAIN_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,207 +42,309 @@ class Wanted:
     Attributes:
         batch_size: most requests of a batch.
         max_batch_delay_ms: most ms that a batch waits to be filled.
-        initial_workers: number of workers.
-        archive: file name in the model store; None takes a copy of the running archive under another version.
+        archive: file name in the model store; None makes a copy of the running archive under another version.
     """
 
     batch_size: int | None = None
     max_batch_delay_ms: int | None = None
-    initial_workers: int | None = None
     archive: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class New:
-    """What takes over.
+class New(NamedTuple):
+    """The version that takes over: its archive in the model store, and whether that was copied for it."""
 
-    Attributes:
-        archive: in the model store.
-        version: the one that it holds.
-        is_copy: whether it was made for this.
-    """
-
-    archive: Path
     version: str
+    archive: Path
     is_copy: bool
-
-    def discard(self) -> None:
-        """Leave the model store as it was."""
-        if self.is_copy:
-            archives.remove(self.archive)
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Replaces versions of the models of one server.
+    """Replaces versions of models on nodes that have one model store.
 
     Attributes:
-        management: the server's management API.
-        model_store: folder of the server's archives, as this process sees it.
-        logs: folder of the server's logs, likewise.
-        drain_timeout_s: most seconds for the old version's queue to empty.
+        nodes: the servers.
+        model_store: folder of the archives, as this process sees it.
+        gateway: the gateway in front of the nodes; None where there is none, and a canary cannot be.
+        logs: folder of the logs of a node that `nodes` has none of.
         say: called with one line for each step.
-        sleep: waits so many seconds; a test brings one that does not.
+        sleep: waits for a number of seconds.
     """
 
-    management: Management
+    nodes: Nodes
     model_store: Path = Path("model_store")
+    gateway: Gateway | None = None
     logs: Path = Path("logs")
-    drain_timeout_s: float = TUNING.drain_timeout_s
     say: Callable[[str], None] = lambda _: None
     sleep: Callable[[float], None] = time.sleep
 
     def run(self, model: str, wanted: Wanted) -> str:
-        """Replace the default version of a model.
+        """Replace the default version of a model; return the version that serves now.
 
         Args:
             model: the model's name.
             wanted: how the new version is to be registered.
-
-        Returns:
-            The version that serves now.
 
         Raises:
             RolloutFailed: the new version did not come up, or the old one did not drain; it says which of them serves.
+            NodesFailed: it says which nodes did not take part.
             ManagementError, InvalidPayload: nothing was changed.
         """
-        old = self.management.describe(model)
-        new = self.prepare(model, old, wanted, self.management.versions(model))
-        try:
-            self.register(model, new, old, wanted)
-        except BaseException:
-            new.discard()
-            raise
-        self.replace(model, new.version, old)
-        self.clean(old)
+        if self.gateway is not None and self.gateway.canary(model) is not None:
+            raise RolloutFailed(f"{model} has a canary: --promote or --abort it first")
+        olds = self.nodes.each(lambda management: management.describe(model))
+        new = self._register(model, wanted, olds)
+        self._set_default(model, new.version)
+        self._retire(model, {name: str(old["modelVersion"]) for name, old in olds.items()})
         return new.version
 
-    def prepare(self, model: str, old: dict[str, Any], wanted: Wanted, taken: Collection[str]) -> New:
-        """Find or make the archive to register, in the model store, under a version that is free.
+    def try_canary(self, model: str, wanted: Wanted, percent: float, header: tuple[str, str] | None) -> str:
+        """Register a version beside the one that serves, and send it a share; or change the share of the one there is.
 
         Args:
             model: the model's name.
-            old: the description of the version that serves.
-            wanted: how the new version is to be registered.
-            taken: versions that are not free.
+            wanted: how it is to be registered; `Wanted()` to change the share alone.
+            percent: its share of the requests that name no version, 0 to 100.
+            header: name and value; requests that carry it go there, whatever the share.
+
+        Returns:
+            The version that gets the share.
 
         Raises:
-            RolloutFailed, InvalidPayload: it cannot be had; nothing was changed.
+            RolloutFailed, NodesFailed, ManagementError: nothing has changed.
         """
+        gateway = self._edge()
+        canary = gateway.canary(model)
+        if canary is not None:
+            version = str(canary["version"])
+            if wanted != Wanted():
+                raise RolloutFailed(f"{model} has a canary, version {version}: --promote or --abort it first")
+            kept = canary["header"]
+            gateway.set_canary(model, version, percent, header or ((kept[0], kept[1]) if kept else None))
+            self.say(f"{model}: version {version} gets {percent:g} %")
+            return version
+        if wanted == Wanted():
+            raise RolloutFailed(f"{model} has no canary: say what is to be tried, --batch-size, --url, ...")
+        new = self._register(model, wanted, self.nodes.each(lambda management: management.describe(model)))
+        try:
+            once_seen(partial(gateway.set_canary, model, new.version, percent, header), 404, self.sleep)
+        except BaseException:
+            self._take_back(model, new, list(self.nodes.by_name))
+            raise
+        self.say(f"{model}: version {new.version} gets {percent:g} %; --promote or --abort ends it")
+        return new.version
+
+    def promote(self, model: str) -> str:
+        """Give a canary everything, and retire what served; return the version that serves now.
+
+        Raises:
+            RolloutFailed: there is no canary, or a node does not have it.
+            NodesFailed: it says which nodes did not take part.
+        """
+        version = self._canary(model)
+        olds = self.nodes.each(lambda management: str(management.describe(model)["modelVersion"]))
+        taken = self.nodes.each(lambda management: management.versions(model))
+        if lacking := [name for name, versions in taken.items() if version not in versions]:
+            raise RolloutFailed(f"{model}: {', '.join(lacking)} has no version {version}; nothing has changed")
+        self._set_default(model, version)
+        self._edge().end_canary(model)
+        self.sleep(MOMENT_S)
+        self._retire(model, {name: old for name, old in olds.items() if old != version})
+        return version
+
+    def abort(self, model: str) -> str:
+        """Send a canary nothing more, and retire it; return the version that was tried.
+
+        Raises:
+            RolloutFailed: there is no canary.
+            NodesFailed: it says where it could not be retired.
+        """
+        version = self._canary(model)
+        self._edge().end_canary(model)
+        self.say(f"{model}: version {version} gets nothing more")
+        self.sleep(MOMENT_S)
+        self._retire(model, dict.fromkeys(self.nodes.by_name, version))
+        return version
+
+    def unregister(self, model: str) -> None:
+        """Remove every version of a model from every node; only the gateway's requests are waited for.
+
+        Raises:
+            NodesFailed: some nodes failed; the others have done it.
+        """
+
+        def unregister(name: str) -> None:
+            management = self.nodes.by_name[name]
+            default = management.describe(model)["modelVersion"]
+            # TorchServe wants the default to go last.
+            for version in sorted(management.versions(model), key=lambda version: version == default):
+                management.unregister(model, version)
+            self._say(name, f"{model}: unregistered")
+
+        with self._withdrawn(model, [None]):
+            self.nodes.each_named(unregister)
+
+    # -- the new version --------------------------------------------------------------------------------------------
+
+    def _register(self, model: str, wanted: Wanted, olds: Mapping[str, dict[str, Any]]) -> New:
+        """Register the new version on every node beside the old one, and wait until it is READY; or take it back."""
+        taken = self.nodes.each(lambda management: management.versions(model))
+        every = sorted({version for versions in taken.values() for version in versions})
+        new = self._prepare(model, next(iter(olds.values())), wanted, every)
+        registered: list[str] = []
+        try:
+            for name, old in olds.items():
+                management = self.nodes.by_name[name]
+                log = WorkerLog(self.nodes.logs.get(name, self.logs) / "model_log.log", model, new.version)
+                workers = max(1, int(old["minWorkers"]))
+                batch_size = wanted.batch_size or int(old["batchSize"])
+                delay_ms = wanted.max_batch_delay_ms or int(old["maxBatchDelay"])
+                batch = {"batch_size": batch_size, "max_batch_delay_ms": delay_ms}
+                management.register(new.archive.name, initial_workers=workers, model_name=model, **batch)
+                registered.append(name)
+                words = f"batch_size {batch_size}, max_batch_delay {delay_ms} ms, {workers} worker{'s'[: workers > 1]}"
+                self._say(name, f"{model}: version {new.version} is registered, {words}")
+                wait_loaded(management, model, log, new.version)
+                self._say(name, f"{model}: version {new.version} is ready")
+        except BaseException as error:
+            self._take_back(model, new, registered)
+            if isinstance(error, ClientError) and len(olds) > 1:
+                raise RolloutFailed(f"{name}: {error.message}; all nodes are as they were") from error
+            if isinstance(error, LoadFailed | NotReady):
+                raise RolloutFailed(f"{error.message}; version {old['modelVersion']} serves on") from error
+            raise
+        return new
+
+    def _prepare(self, model: str, old: Mapping[str, Any], wanted: Wanted, taken: list[str]) -> New:
+        """Find or make the archive to register, in the model store, under a version that is free."""
         path = self.model_store / (wanted.archive or str(old["modelUrl"]))
         description = archives.describe(path)
         if wanted.archive is None:
-            version = archives.next_version(str(old["modelVersion"]), list(taken))
-            return New(archives.reversioned(path, version), version, is_copy=True)
+            version = archives.next_version(str(old["modelVersion"]), taken)
+            return New(version, archives.reversioned(path, version), is_copy=True)
         if description.name != model:
             raise RolloutFailed(f"{path.name} holds {description.name}, not {model}")
         if description.version in taken:
             raise RolloutFailed(
                 f"{model}: version {description.version} is registered already; give {path.name} another"
             )
-        return New(path, description.version, is_copy=False)
+        return New(description.version, path, is_copy=False)
 
-    def replace(self, model: str, version: str, old: dict[str, Any]) -> None:
-        """Make a version the default, and retire the one that was.
+    def _take_back(self, model: str, new: New, names: Sequence[str]) -> None:
+        for name in names:
+            try:
+                self.nodes.by_name[name].unregister(model, new.version)
+            except ManagementError as error:
+                self._say(name, f"{model}: version {new.version} could not be unregistered: {error.message}")
+        if new.is_copy:
+            archives.remove(new.archive)
+
+    def _set_default(self, model: str, version: str) -> None:
+        self.nodes.each(lambda management: management.set_default(model, version))
+        self.say(f"{model}: version {version} is the default")
+
+    # -- the old version --------------------------------------------------------------------------------------------
+
+    def _retire(self, model: str, versions: Mapping[str, str]) -> None:
+        """Unregister versions that are no default, once they have answered everything.
 
         Args:
             model: the model's name.
-            version: the version that is to serve.
-            old: the description of the one that does.
+            versions: a node's name -> the version that it is to lose.
         """
-        self.switch(model, version)
-        self.retire(model, old)
+        served: set[Path] = set()
 
-    def switch(self, model: str, version: str) -> None:
-        """Make a version the default."""
-        self.management.set_default(model, version)
-        self.say(f"{model}: version {version} is the default")
+        def retire(name: str) -> None:
+            management, version = self.nodes.by_name[name], versions.get(name)
+            if version is not None and version in management.versions(model):
+                old = management.describe(model, version)
+                self._drain(name, model, old)
+                management.unregister(model, version)
+                self._say(name, f"{model}: version {version} is unregistered")
+                served.add(self.model_store / str(old["modelUrl"]))
 
-    def retire(self, model: str, old: dict[str, Any]) -> None:
-        """Unregister a version that nothing is sent to any more, once it has answered everything.
+        with self._withdrawn(model, sorted(set(versions.values()))):
+            self.nodes.each_named(retire)
+        for archive in served:
+            # No node needs a copy that an earlier rollout made; workers have unpacked theirs elsewhere.
+            if "@" in archive.name:
+                archives.remove(archive)
 
-        Raises:
-            RolloutFailed: it did not drain; it stays registered.
-        """
-        self._drain(model, old)
-        self.management.unregister(model, str(old["modelVersion"]))
-        self.say(f"{model}: version {old['modelVersion']} is unregistered")
-
-    def clean(self, old: dict[str, Any]) -> None:
-        """Remove the archive of a retired version, where a rollout made it; workers have theirs unpacked elsewhere."""
-        replaced = self.model_store / str(old["modelUrl"])
-        if "@" in replaced.name:
-            archives.remove(replaced)
-
-    def register(self, model: str, new: New, old: dict[str, Any], wanted: Wanted) -> None:
-        """Register a version beside the old one, and wait until it is READY; unregistered again where it does not.
-
-        Raises:
-            RolloutFailed: it does not come up; the old one serves on.
-            ManagementError: the server refused.
-        """
-        version = new.version
-        log = WorkerLog(self.logs / "model_log.log", model, version)
-        workers = wanted.initial_workers or max(1, int(old["minWorkers"]))
-        batch_size = wanted.batch_size or int(old["batchSize"])
-        max_batch_delay_ms = wanted.max_batch_delay_ms or int(old["maxBatchDelay"])
-        self.management.register(
-            new.archive.name,
-            batch_size=batch_size,
-            max_batch_delay_ms=max_batch_delay_ms,
-            initial_workers=workers,
-            model_name=model,
-        )
-        self.say(
-            f"{model}: version {version} is registered, batch_size {batch_size}, "
-            f"max_batch_delay {max_batch_delay_ms} ms, {workers} worker{'s' if workers > 1 else ''}"
-        )
-        try:
-            wait_loaded(self.management, model, log, version)
-        except (LoadFailed, NotReady) as error:
-            self._unregister(model, version)
-            raise RolloutFailed(f"{error.message}; version {old['modelVersion']} serves on") from error
-        except BaseException:
-            # After Ctrl-C, or when the server went away, a half-started version must not stay behind.
-            self._unregister(model, version)
-            raise
-        self.say(f"{model}: version {version} is ready")
-
-    def _unregister(self, model: str, version: str) -> None:
-        try:
-            self.management.unregister(model, version)
-        except ManagementError as error:
-            self.say(f"{model}: version {version} could not be unregistered: {error.message}")
-
-    def _drain(self, model: str, old: dict[str, Any]) -> None:
-        """Wait until the old version has answered everything it was asked."""
-        version = str(old["modelVersion"])
-        self.sleep(TUNING.moment_s)
-        deadline = time.monotonic() + self.drain_timeout_s
-        while (pending := self._pending(model, version)) > 0:
-            if time.monotonic() > deadline:
+    def _drain(self, name: str, model: str, old: Mapping[str, Any]) -> None:
+        """Wait until a version has answered everything it was asked."""
+        management, version = self.nodes.by_name[name], str(old["modelVersion"])
+        self.sleep(MOMENT_S)
+        deadline_s = time.monotonic() + DRAIN_S
+        while (now := management.describe(model, version))["jobQueueStatus"]["pendingRequests"] > 0:
+            if time.monotonic() > deadline_s:
                 raise RolloutFailed(
-                    f"{model}: {pending} requests still wait for version {version} after {self.drain_timeout_s:g} s; "
-                    "it stays registered, the new version is the default"
+                    f"{model}: {now['jobQueueStatus']['pendingRequests']} requests still wait for version {version} "
+                    f"after {DRAIN_S:g} s; it stays registered, the new version is the default"
                 )
             self.sleep(POLL_S)
-        response_timeout_s = float(old["responseTimeout"])
-        if self._has_one_batch(model, version) and self.management.pass_through_worker(
-            model, version, response_timeout_s
-        ):
-            self.say(f"{model}: version {version} has answered everything")
+        timeout_s = float(old["responseTimeout"])
+        if len(now["workers"]) == 1 and self._answered(name, management, model, now, timeout_s):
+            self._say(name, f"{model}: version {version} has answered everything")
             return
-        self.say(f"{model}: version {version} has an empty queue; its last batches have {response_timeout_s:g} s")
-        self.sleep(response_timeout_s)
+        # TorchServe answers or replaces a worker within this time.
+        self._say(name, f"{model}: version {version} has an empty queue; its last batches have {timeout_s:g} s")
+        self.sleep(timeout_s)
 
-    def _pending(self, model: str, version: str) -> int:
-        return int(self.management.describe(model, version)["jobQueueStatus"]["pendingRequests"])
+    def _answered(
+        self, name: str, management: Management, model: str, old: Mapping[str, Any], timeout_s: float
+    ) -> bool:
+        """Wait until the one worker of a version has answered everything; return False where that cannot be learnt.
 
-    def _has_one_batch(self, model: str, version: str) -> bool:
-        """Return whether the version runs one batch at a time: one worker, classic batching."""
-        old = self.management.describe(model, version)
+        A classic worker takes a request from the queue when it has answered its batch. An adaptive one takes it at
+        once, and answers with the number of requests that it has beside.
+        """
+        version = str(old["modelVersion"])
         try:
-            description = archives.describe(self.model_store / str(old["modelUrl"]))
+            is_continuous = archives.describe(self.model_store / str(old["modelUrl"])).is_continuous
+            if not is_continuous:
+                return management.pass_through_worker(model, version, timeout_s)
+            if (inference := self.nodes.inference.get(name)) is None:
+                return False
+            ends_s, idle = time.monotonic() + timeout_s, 0
+            # Twice: what is answered together with the first is then on its way.
+            while idle < 2 and (left_s := ends_s - time.monotonic()) > 0:
+                count = inference.in_flight(model, version, timeout_s=left_s)
+                if count is None:
+                    return False
+                idle = idle + 1 if count == 0 else 0
+                self.sleep(0 if idle else POLL_S)
         except ClientError:
             return False
-        return len(old["workers"]) == 1 and not description.is_continuous
+        return idle == 2
+
+    # -- the gateway ------------------------------------------------------------------------------------------------
+
+    def _withdrawn(self, model: str, versions: Sequence[str | None]) -> AbstractContextManager[None]:
+        """Keep versions off the gateway's routes, where there is one, while the block unregisters them."""
+        if self.gateway is None:
+            return nullcontext()
+        timeout_s = self._response_timeout_s(model)
+        return self.gateway.withdrawn(model, versions, timeout_s=timeout_s, say=self.say, sleep=self.sleep)
+
+    def _response_timeout_s(self, model: str) -> float:
+        """Return the longest responseTimeout of the model's versions, in seconds; 0 where no node answers."""
+        longest_s = 0.0
+        for management in self.nodes.by_name.values():
+            with suppress(ClientError):
+                for version in management.versions(model):
+                    longest_s = max(longest_s, float(management.describe(model, version)["responseTimeout"]))
+        return longest_s
+
+    def _canary(self, model: str) -> str:
+        if (canary := self._edge().canary(model)) is None:
+            raise RolloutFailed(f"{model} has no canary")
+        return str(canary["version"])
+
+    def _edge(self) -> Gateway:
+        if self.gateway is None:
+            raise RolloutFailed("a canary needs the gateway: --gateway URL")
+        return self.gateway
+
+    def _say(self, name: str, line: str) -> None:
+        """Say a line of a node, with its name where there are several."""
+        self.say(line if len(self.nodes.by_name) == 1 else f"{name}: {line}")

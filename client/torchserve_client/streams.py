@@ -1,30 +1,63 @@
-"""An answer in pieces: text as the server generates it, and in the end the whole.
+"""An answer in pieces: text as the server generates it, and in the end the whole answer.
 
-Opened (status, headers, bytes as they come) -> events -> Stream: pieces of text ... -> Stream.answer
+Opened (status, headers, bytes as they arrive) -> server-sent events -> Stream: pieces of text, then Stream.answer
 """
 
-from collections.abc import Iterator
-from typing import Any, Self
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Self
 
 import orjson
 
 from torchserve_client.errors import ClientError, NoConnection, of_status
-from torchserve_client.events import MESSAGE, Event, Events
+from torchserve_client.replies import parsed
 from torchserve_client.transport import Opened
 
 MEDIA_TYPE = "text/event-stream"
+# The kind of an event that names none.
+MESSAGE = "message"
 # The field of an event that is a piece and nothing else.
 TEXT = "text"
+
+
+class Event(NamedTuple):
+    """One server-sent event.
+
+    Attributes:
+        kind: "message" where the event does not say.
+        data: its lines of data, joined.
+    """
+
+    kind: str
+    data: bytes
+
+
+def events(chunks: Iterable[bytes]) -> Iterator[Event]:
+    """Yield the events of an answer whose bytes may be cut anywhere; lines end with LF or CRLF."""
+    rest, kind, data = b"", MESSAGE, list[bytes]()
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            # Comments, and fields that mean nothing here, are left out.
+            name, _, value = line.removesuffix(b"\r").partition(b":")
+            value = value.removeprefix(b" ")
+            if name == b"event":
+                kind = value.decode("utf-8", "replace")
+            elif name == b"data":
+                data.append(value)
+            elif not line.removesuffix(b"\r"):
+                if data:
+                    yield Event(kind, b"\n".join(data))
+                kind, data = MESSAGE, []
 
 
 class Stream(Iterator[str]):
     """Yields pieces of text; joined they are the text of the answer.
 
-    It ends by itself with the last piece. Whoever wants no more closes it: the server then works no further for it.
+    It ends with the last piece. Closing it before has the server stop working on the answer.
     """
 
     def __init__(self, opened: Opened) -> None:
-        """Take over an answer whose status says that it is one."""
+        """Read an answer whose status is 2xx."""
         self._opened = opened
         self._pieces = self._read()
         self._answer: Any = None
@@ -35,7 +68,7 @@ class Stream(Iterator[str]):
 
         Raises:
             StopIteration: there is none; `answer` is there.
-            Rejected, Unavailable, ServerFailed: the server says that it cannot go on.
+            Rejected, Unavailable, ServerFailed: the server cannot go on.
             NoConnection, DeadlineExceeded, Closed: the connection was lost, or time was up, before the end.
         """
         return next(self._pieces)
@@ -48,7 +81,7 @@ class Stream(Iterator[str]):
 
     @property
     def answer(self) -> Any:
-        """The whole answer, as `Client.predict` has it, once all pieces are read.
+        """The whole answer, as `Client.predict` returns it, once all pieces are read.
 
         Raises:
             ValueError: they are not, or there was an error.
@@ -58,49 +91,35 @@ class Stream(Iterator[str]):
         return self._answer
 
     def close(self) -> None:
-        """Let go of the connection, whatever was read."""
+        """Release the connection."""
         self._opened.close()
 
     def _read(self) -> Iterator[str]:
-        events = Events()
         try:
             if not self._opened.headers.get("Content-Type", "").startswith(MEDIA_TYPE):
-                # A server that knows nothing of pieces sends the whole.
+                # A server that knows no pieces sends the whole answer.
                 self._end(b"".join(self._opened.chunks))
             else:
-                for chunk in self._opened.chunks:
-                    for event in events.add(chunk):
-                        if (piece := self._piece(event)) is not None:
-                            yield piece
+                for event in events(self._opened.chunks):
+                    if event.kind != MESSAGE:
+                        raise _error(event)
+                    document = orjson.loads(event.data)
+                    if isinstance(document, dict) and document.keys() == {TEXT}:
+                        yield str(document[TEXT])
+                    else:
+                        self._end(event.data)
         finally:
             self._opened.close()
         if not self._has_answer:
-            raise NoConnection("the connection was lost before the answer was whole", was_sent=True)
-
-    def _piece(self, event: Event) -> str | None:
-        """Return the text of an event; None where it is the answer.
-
-        Raises:
-            ClientError: the event is an error.
-        """
-        if event.kind != MESSAGE:
-            raise _error(event)
-        said = orjson.loads(event.data)
-        if isinstance(said, dict) and said.keys() == {TEXT}:
-            return str(said[TEXT])
-        self._end(event.data)
-        return None
+            raise NoConnection("the connection was lost before the answer was complete", was_sent=True)
 
     def _end(self, content: bytes) -> None:
         self._answer, self._has_answer = orjson.loads(content), True
 
 
 def _error(event: Event) -> ClientError:
-    try:
-        said = orjson.loads(event.data)
-    except orjson.JSONDecodeError:
-        said = None
-    if not isinstance(said, dict):
-        said = {}
-    code = said.get("code")
-    return of_status(code if isinstance(code, int) else 500, str(said.get("type", "")), str(said.get("message", "")))
+    error = parsed(event.data)
+    if not isinstance(error, dict):
+        error = {}
+    code = error.get("code")
+    return of_status(code if isinstance(code, int) else 500, str(error.get("type", "")), str(error.get("message", "")))

@@ -1,45 +1,31 @@
-"""A transport carries a request by its one method, so that tests bring a script instead of sockets.
+"""HTTP/1.1 requests over urllib3's connection pools, each with one deadline for the whole exchange.
 
-    Outgoing -> Transport.send          -> Incoming, or NoConnection, TLSFailed, DeadlineExceeded
-             -> StreamingTransport.open -> Opened: the head of the answer, and its bytes as they come
+    Outgoing -> Transport.send          -> Incoming, or NoConnection, TLSFailed, DeadlineExceeded, Closed
+             -> StreamingTransport.open -> Opened: the head of the answer, and its body as it arrives
 
-PooledTransport keeps connections in a pool of `requests`, on sockets of its own (torchserve_client.sockets): a timeout
-bounds the whole exchange, however slowly it drips, and a thread that waits for an answer is let go at once when the
-transport is closed, which Ctrl-C needs.
+urllib3's timeouts bound each wait for bytes, so a server that sends a byte now and then would hold its client for ever.
+Here a timer shuts the connection's socket down when the time of a request is up, whether the request is in the TLS
+handshake, the upload or the answer. `close` does the same to all requests in flight, which Ctrl-C needs.
 """
 
 import contextlib
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
+from urllib.parse import urlsplit
 
-import requests
-from requests.adapters import HTTPAdapter
-from urllib3 import Timeout
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager, Timeout
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, ReadTimeoutError
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
 from torchserve_client import tls
 from torchserve_client.errors import Closed, DeadlineExceeded, InvalidPayload, NoConnection, TLSFailed
-from torchserve_client.sockets import Sockets, left_s
 
-
-def authorization(token: str | None) -> dict[str, str]:
-    """Give the header that a key is sent in; none without a key.
-
-    Raises:
-        ValueError: the key has characters that a header may not have; the message does not quote it.
-    """
-    if token is None:
-        return {}
-    if not (token.isascii() and token.isprintable()):
-        raise ValueError("token: characters that a header may not have, a line break perhaps")
-    return {"Authorization": f"Bearer {token}"}
+# Seconds for each address of a host to accept a connection: TCP sends its first packet again after one and three.
+CONNECT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +34,7 @@ class Outgoing:
 
     Attributes:
         method: "GET", "POST", ...
-        url: the whole address, its query included.
+        url: the whole address with its query.
         body: the bytes that are sent.
         headers: name -> value.
     """
@@ -65,9 +51,9 @@ class Incoming:
 
     Attributes:
         status: HTTP status.
-        body: the bytes that came.
-        headers: name -> value, looked up without regard to case.
-        reason: the status in words; empty where the server gives none.
+        body: the bytes that were received.
+        headers: name -> value; names are case-insensitive.
+        reason: the status in words; may be empty.
     """
 
     status: int
@@ -76,37 +62,14 @@ class Incoming:
     reason: str = ""
 
 
-class Transport(Protocol):
-    """Carries requests, from several threads at once."""
-
-    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
-        """Send a request once and wait for its answer.
-
-        Args:
-            request: what is sent.
-            timeout_s: most seconds from now to the last byte of the answer.
-
-        Raises:
-            NoConnection: the connection was refused, or lost before the answer.
-            TLSFailed: the two do not trust each other, or speak no TLS in common.
-            DeadlineExceeded: the whole answer was not there within `timeout_s`.
-            Closed: `close` was called.
-        """
-
-    def close(self) -> None:
-        """Let go of everything that is in flight, and send no more."""
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An HTTP answer whose body is still to come.
+    """An HTTP answer whose body is still to be received.
 
     Attributes:
-        status: HTTP status.
-        chunks: the body as it comes; it raises what `Transport.send` does.
-        close: lets go of the connection, before the body's end or after it.
-        headers: name -> value, looked up without regard to case.
-        reason: the status in words; empty where the server gives none.
+        status, headers, reason: as of `Incoming`.
+        chunks: the body as it arrives; iterating raises what `Transport.send` does.
+        close: releases the connection, before the end of the body or after it.
     """
 
     status: int
@@ -116,193 +79,236 @@ class Opened:
     reason: str = ""
 
 
-@runtime_checkable
-class StreamingTransport(Protocol):
-    """A transport that can also hand out an answer before it is whole."""
+class Transport(Protocol):
+    """Sends requests, from several threads at once."""
 
-    def open(self, request: Outgoing, timeout_s: float) -> Opened:
-        """Send a request once and wait for the head of its answer.
+    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+        """Send a request once and wait for its answer.
 
         Args:
-            request: what is sent.
+            request: the request.
             timeout_s: most seconds from now to the last byte of the answer.
 
         Raises:
-            As `Transport.send`.
+            NoConnection: the connection was refused, or lost before the answer.
+            TLSFailed: a certificate is not trusted, or client and server have no version of TLS in common.
+            DeadlineExceeded: the answer was not complete within `timeout_s`.
+            Closed: `close` was called.
         """
+
+    def close(self) -> None:
+        """End all requests in flight, and send no more."""
+
+
+@runtime_checkable
+class StreamingTransport(Protocol):
+    """A transport that can also return an answer before its body is complete."""
+
+    def open(self, request: Outgoing, timeout_s: float) -> Opened:
+        """Send a request once and wait for the head of its answer; arguments and errors are those of `send`."""
 
 
 class PooledTransport:
-    """Sends over HTTP/1.1 on connections that it keeps."""
+    """The transport of `Client`, `Management` and `Gateway`; it uses no proxy and no .netrc of the environment."""
 
     def __init__(
-        self,
-        connections: int = 64,
-        *,
-        verify: tls.Verify = True,
-        cert: tls.Cert | None = None,
-        hosts: int = 1,
-        connect_s: float | None = None,
+        self, connections: int = 64, *, verify: tls.Verify = True, cert: tls.Cert | None = None, hosts: int = 1
     ) -> None:
-        """Open nothing yet.
+        """Open no connection yet.
 
         Args:
-            connections: number of connections to a server that are kept; more threads open others for one request.
-            verify: whether the certificate of an https server is checked, or what it is checked against: the file or
-                folder of a CA bundle. True takes the bundle that REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names.
+            connections: connections to a server that are kept; more threads open others for one request.
+            verify: whether the certificate of an https server is checked, or the file or folder of the CA bundle to
+                check it against. True uses the bundle that REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names, or certifi's.
             cert: the client's certificate: a file with certificate and key, or (certificate, key).
             hosts: number of servers to which connections are kept.
-            connect_s: most seconds for connecting; None gives it all of a request's time.
         """
-        self._sockets = Sockets()
-        self._connect_s = connect_s
-        adapter = _Adapter(connections, self._sockets, verify, cert, hosts)
-        self._session = requests.Session()
-        # No proxy and no .netrc of the caller's comes between it and its own server.
-        self._session.trust_env = False
-        self._session.mount("http://", adapter)
-        self._session.mount("https://", adapter)
+        # One pool for each address of a server, which may have two names.
+        self._pools = PoolManager(num_pools=2 * hosts, maxsize=connections)
+        self._pools.pool_classes_by_scheme = {
+            "http": _Pool,
+            # A context takes 20 ms: it is made with the first connection that needs it.
+            "https": lambda *where, **options: _TLSPool(  # type: ignore[dict-item]
+                *where, **options, ssl_context=tls.context(verify, cert)
+            ),
+        }
+        self._exchanges: set[_Exchange] = set()
         self._is_closed = False
 
     def send(self, request: Outgoing, timeout_s: float) -> Incoming:
-        """See `Transport.send`; only looking up a name is left to the system's own timeouts."""
-        with self._explained(request, timeout_s):
-            response = self._request(request, timeout_s, is_streamed=False)
-            return Incoming(response.status_code, response.content, response.headers, response.reason or "")
+        """See `Transport.send`; resolving a host's name is bounded by the system alone."""
+        opened = self.open(request, timeout_s)
+        try:
+            return Incoming(opened.status, b"".join(opened.chunks), opened.headers, opened.reason)
+        finally:
+            opened.close()
 
     def open(self, request: Outgoing, timeout_s: float) -> Opened:
         """See `StreamingTransport.open`."""
-        with self._explained(request, timeout_s):
-            response = self._request(request, timeout_s, is_streamed=True)
+        exchange = _Exchange(timeout_s)
+        self._exchanges.add(exchange)
+
+        def end() -> None:
+            self._exchanges.discard(exchange)
+            exchange.end()
+
+        try:
+            with self._errors(request, exchange, timeout_s):
+                _exchanges.current = exchange
+                response = self._pools.urlopen(
+                    request.method,
+                    request.url,
+                    redirect=False,
+                    body=request.body or None,
+                    headers=request.headers,
+                    retries=False,
+                    preload_content=False,
+                    timeout=Timeout(connect=min(CONNECT_S, timeout_s), read=None),
+                )
+        except BaseException:
+            end()
+            raise
 
         def chunks() -> Iterator[bytes]:
-            with self._explained(request, timeout_s):
-                # Each chunk of HTTP as it comes; what has no chunks as a whole.
-                yield from response.iter_content(chunk_size=None)
+            with self._errors(request, exchange, timeout_s):
+                yield from response.stream(None)
 
-        return Opened(response.status_code, chunks(), response.close, response.headers, response.reason or "")
+        def close() -> None:
+            end()
+            # Part of the body may be left, which would stand before the next answer.
+            response.close()
+
+        return Opened(response.status, chunks(), close, response.headers, response.reason or "")
 
     @contextlib.contextmanager
-    def _explained(self, request: Outgoing, timeout_s: float) -> Iterator[None]:
-        """Raise an error of the client's for one of `requests`, or of the system's."""
+    def _errors(self, request: Outgoing, exchange: "_Exchange", timeout_s: float) -> Iterator[None]:
+        """Raise the client's errors in place of urllib3's and the system's."""
+        url = urlsplit(request.url)
+        origin = f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
         if self._is_closed:
             raise Closed("the client is closed")
         try:
             yield
-        except (requests.RequestException, OSError) as error:
+            if exchange.is_cut:
+                # A body without a length looks complete when its connection ends.
+                raise TimeoutError
+        except ValueError as error:
+            # An address or a header that cannot be sent; the error may quote a key.
+            raise InvalidPayload(f"{origin}: no address or no header of HTTP ({type(error).__name__})") from None
+        except (HTTPError, OSError) as error:
             if self._is_closed:
-                raise Closed("the client was closed before the answer came") from error
-            raise _reason(error, request, timeout_s) from error
-
-    def _request(self, request: Outgoing, timeout_s: float, *, is_streamed: bool) -> requests.Response:
-        return self._session.request(
-            request.method,
-            request.url,
-            data=request.body or None,
-            headers=dict(request.headers),
-            # requests passes it on as it is; its own kinds bound each wait for bytes by itself.
-            timeout=Timeout(total=timeout_s, connect=self._connect_s),  # type: ignore[arg-type]
-            allow_redirects=False,
-            stream=is_streamed,
-        )
+                raise Closed("the client was closed before the answer was complete") from error
+            causes = list(_causes(error))
+            if any(isinstance(cause, NewConnectionError | ConnectTimeoutError) for cause in causes):
+                raise NoConnection(f"{origin}: nothing answers", was_sent=False) from error
+            if exchange.is_cut:
+                raise DeadlineExceeded(f"{origin}: no answer within {timeout_s:.3g} s") from error
+            for cause in causes:
+                # A server that goes away ends TLS in these two ways; trying again may help then.
+                if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+                    raise TLSFailed(f"{origin}: TLS: {tls.reason(cause)}") from error
+            raise NoConnection(f"{origin}: the connection was lost before the answer came", was_sent=True) from error
 
     def close(self) -> None:
         """See `Transport.close`."""
         self._is_closed = True
-        self._sockets.abort()
-        self._session.close()
+        for exchange in list(self._exchanges):
+            exchange.cut()
+        self._pools.clear()
 
 
-def _reason(error: Exception, request: Outgoing, timeout_s: float) -> Exception:
-    origin = "/".join(request.url.split("/", 3)[:3])
-    if isinstance(error, ValueError):
-        # requests raises these for an invalid URL, scheme or header.
-        return InvalidPayload(f"{origin or request.url}: cannot be asked: {error}")
-    causes = list(_causes(error))
-    # A server that goes away ends TLS without a word, too; that is no matter of trust, and may pass.
-    lost = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
-    for cause in causes:
-        if isinstance(cause, ssl.SSLError) and not isinstance(cause, lost):
-            return TLSFailed(f"{origin}: TLS: {tls.reason(cause)}")
-    was_sent = not any(isinstance(cause, NewConnectionError | ConnectTimeoutError) for cause in causes)
-    if was_sent and any(isinstance(cause, TimeoutError | ReadTimeoutError) for cause in causes):
-        return DeadlineExceeded(f"{origin}: no answer within {timeout_s:.3g} s")
-    what = "the connection was lost before the answer came" if was_sent else "nothing answers"
-    return NoConnection(f"{origin}: {what}", was_sent=was_sent)
+class _Exchange:
+    """One request and its answer, whose connection can be shut down from another thread."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.is_cut = False
+        # A duplicate, since TLS takes the socket itself apart under the thread that reads from it.
+        self._socket: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), self.cut)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def use(self, connected: socket.socket) -> None:
+        """Take note of the socket that carries the request."""
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+            self._socket = socket.fromfd(connected.fileno(), connected.family, connected.type)
+        if self.is_cut:
+            self.cut()
+
+    def cut(self) -> None:
+        """Shut the connection down; the thread that waits for it gets an error at once."""
+        with self._lock:
+            self.is_cut = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Leave the connection alone from now on."""
+        self._timer.cancel()
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+
+
+# `current`: the exchange of this thread, for the connection that urllib3 chooses for it.
+_exchanges = threading.local()
+
+
+class _Connection(HTTPConnection):
+    """A connection without timeouts of its own once it is connected."""
+
+    def _new_conn(self) -> socket.socket:
+        connected = super()._new_conn()
+        _exchanges.current.use(connected)
+        connected.settimeout(None)
+        return connected
+
+    def request(self, *arguments: Any, **options: Any) -> None:
+        """Send a request, on a connection that is new or was kept."""
+        if self.sock is not None:
+            _exchanges.current.use(self.sock)
+        super().request(*arguments, **options)
+
+
+class _TLSConnection(_Connection, HTTPSConnection):
+    def send(self, data: Any) -> None:
+        """Send bytes; a server that refuses the client's certificate has closed the connection by then."""
+        try:
+            super().send(data)
+        except ssl.SSLEOFError as error:
+            # After this error urllib3 reads the alert that the server sent.
+            raise BrokenPipeError from error
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _TLSPool(HTTPSConnectionPool):
+    ConnectionCls = _TLSConnection
+
+
+def authorization(token: str | None) -> dict[str, str]:
+    """Return the header that holds a key; no header without a key.
+
+    Raises:
+        ValueError: the key has characters that a header may not have; the message does not quote it.
+    """
+    if token is None:
+        return {}
+    if not (token.isascii() and token.isprintable()):
+        raise ValueError("token: characters that a header may not have, a line break perhaps")
+    return {"Authorization": f"Bearer {token}"}
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that it was made of: requests wraps those of urllib3, which wraps the system's."""
+    """Yield an error and those it wraps: urllib3 passes the system's as arguments of its own."""
     yield error
     for cause in (*error.args, getattr(error, "reason", None)):
         if isinstance(cause, BaseException):
             yield from _causes(cause)
-
-
-class _Adapter(HTTPAdapter):
-    """Opens its connections by way of `Sockets`, which can cut them, and has one TLS context for all."""
-
-    def __init__(
-        self, connections: int, sockets: Sockets, verify: tls.Verify, cert: tls.Cert | None, hosts: int
-    ) -> None:
-        self._sockets = sockets
-        self._verify, self._cert = verify, cert
-        self._context: tls.Context | None = None
-        self._lock = threading.Lock()
-        # One pool for each address: inference APIs and a management API, each perhaps under two names.
-        super().__init__(pool_connections=2 * (hosts + 1), pool_maxsize=connections)
-
-    def init_poolmanager(self, *arguments: Any, **keywords: Any) -> None:
-        super().init_poolmanager(*arguments, **keywords)
-        manager: Any = self.poolmanager
-        manager.pool_classes_by_scheme = {
-            "http": _pool_on(self._sockets, HTTPConnectionPool, HTTPConnection),
-            "https": _pool_on(self._sockets, HTTPSConnectionPool, HTTPSConnection),
-        }
-
-    def build_connection_pool_key_attributes(
-        self, request: requests.PreparedRequest, verify: Any, cert: Any = None
-    ) -> Any:
-        """Return what a pool is found by, and what it is made with."""
-        host, _ = super().build_connection_pool_key_attributes(request, verify, cert)
-        return host, {"ssl_context": self._tls()} if host["scheme"] == "https" else {}
-
-    def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
-        """Leave it to the context: what is set here would be trusted beside it."""
-
-    def _tls(self) -> tls.Context:
-        """Make the context when it is first needed: most servers are asked without TLS, and a bundle takes 20 ms."""
-        with self._lock:
-            if self._context is None:
-                self._context = tls.context(self._verify, self._cert, self._sockets)
-            return self._context
-
-
-def _pool_on(sockets: Sockets, pool: Any, connection: Any) -> Any:
-    """Make a pool class whose connections take their sockets from there."""
-
-    class Connection(connection):  # type: ignore[misc]
-        @property
-        def timeout(self) -> float | None:
-            """What is left of the timeout that was set last: TLS and a slow upload must not begin it anew."""
-            return left_s(self._until_s)
-
-        @timeout.setter
-        def timeout(self, value: float | None) -> None:
-            self._until_s = None if value is None else time.monotonic() + value
-
-        def _new_conn(self) -> socket.socket:
-            try:
-                return sockets.connect(self.host, self.port, self.timeout, self.socket_options)
-            except (socket.gaierror, UnicodeError) as error:
-                # UnicodeError: a label of more than 63 characters.
-                raise NewConnectionError(self, f"no such name: {error}") from error
-            except TimeoutError as error:
-                raise ConnectTimeoutError(self, str(error)) from error
-            except OSError as error:
-                raise NewConnectionError(self, str(error)) from error
-
-    class Pool(pool):  # type: ignore[misc]
-        ConnectionCls = Connection
-
-    return Pool

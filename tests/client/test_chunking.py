@@ -117,7 +117,6 @@ def test_infer_batch_joins_in_order_and_sends_the_options_with_every_chunk() -> 
             ["TEXT 0", "TEXT 1", "TEXT 2", "TEXT 3"],
             ["TEXT 4"],
         ]
-        assert list(chunking.infer_chunks("m", ["a"])) == [["A"]]
         assert chunking.infer_batch("m", []) == []
     assert sorted(request_sizes(server.sent[:3])) == [2, 4, 4]
     assert all(orjson.loads(request.body)["top_k"] == 2 for request in server.sent[:3])

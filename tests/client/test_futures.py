@@ -1,10 +1,8 @@
 import threading
 from concurrent.futures import as_completed
 
-import pytest
-
 from tests.client.script import Server, client
-from torchserve_client import FuturesClient, QueueFull
+from torchserve_client import FuturesClient
 from torchserve_client.transport import Incoming, Outgoing
 
 
@@ -37,17 +35,6 @@ def test_submit_answers_every_request_and_never_sends_more_than_max_workers() ->
     assert gate.most_inside == 3
 
 
-def test_submit_nowait_beyond_the_limit_is_refused_and_the_rest_is_answered() -> None:
-    gate = Gate()
-    with FuturesClient(client(Server(gate)), max_workers=2, max_queue_items=1) as futures:
-        submitted = [futures.submit_nowait("m", "a") for _ in range(3)]
-        with pytest.raises(QueueFull, match="3 requests are in flight"):
-            futures.submit_nowait("m", "a")
-        gate.opened.set()
-        assert [future.result(10) for future in submitted] == ["a"] * 3
-        assert futures.submit_nowait("m", "b").result(10) == "b"
-
-
 def test_submit_waits_while_all_is_full() -> None:
     gate = Gate()
     with FuturesClient(client(Server(gate)), max_workers=1, max_queue_items=0) as futures:
@@ -71,6 +58,6 @@ def test_cancelled_future_frees_its_place() -> None:
     with FuturesClient(client(Server(gate)), max_workers=1, max_queue_items=1) as futures:
         futures.submit("m", "a")
         assert futures.submit("m", "b").cancel()
-        kept = futures.submit_nowait("m", "c")
+        kept = futures.submit("m", "c")
         gate.opened.set()
         assert kept.result(10) == "c"

@@ -3,7 +3,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.client.script import Script, Step, failed, ok
-from torchserve_client import DeadlineExceeded, Management, NoConnection, NotReady, Unreachable
+from torchserve_client import DeadlineExceeded, Management, NoConnection, Nodes, NodesFailed, NotReady, Unreachable
 
 
 def management(*steps: Step) -> tuple[Management, Script]:
@@ -89,3 +89,20 @@ def test_request_passes_through_a_worker_or_does_not(step: Step, has_passed: boo
     assert own.pass_through_worker("m", "1.0", 60) is has_passed
     assert asked(script) == ["GET /models/m/1.0?customized=true"]
     assert script.sent[0][1] == 60
+
+
+def test_every_node_is_called_and_the_error_says_which_did_not_do_it() -> None:
+    steps: dict[str, Step] = {
+        "a": ok({}),
+        "b": NoConnection("refused", was_sent=False),
+        "c": failed(500, "", "no room"),
+        "d": ok({}),
+    }
+    scripts = {name: Script(step) for name, step in steps.items()}
+    nodes = Nodes({name: Management(f"http://{name}:1", transport=script) for name, script in scripts.items()})
+    with pytest.raises(NodesFailed) as raised:
+        nodes.each(lambda management: management.scale("m", 2))
+    assert raised.value.message == ("b: no TorchServe answers at http://b:1 (NoConnection); c: no room; done: a, d")
+    assert (list(raised.value.errors), raised.value.done) == (["b", "c"], ["a", "d"])
+    # The node behind the two that failed was called all the same.
+    assert len(scripts["d"].sent) == 1

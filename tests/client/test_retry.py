@@ -53,11 +53,9 @@ def test_retry_after_beyond_the_deadline_raises_the_servers_words_at_once() -> N
     assert time.slept == []
 
 
-def test_pauses_double_up_to_the_longest_and_lie_between_nothing_and_that() -> None:
+def test_pauses_double_up_to_the_longest() -> None:
     policy = RetryPolicy(first_pause_s=0.5, longest_pause_s=3)
-    assert [policy.pause_s(tries, 0, 1.0) for tries in (1, 2, 3, 4, 5000)] == [0.5, 1, 2, 3, 3]
-    assert policy.pause_s(4, 0, 0.0) == 0
-    assert policy.pause_s(4, 2.0, 0.5) == 3.5
+    assert [policy.longest_before(tries) for tries in (1, 2, 3, 4, 5000)] == [0.5, 1, 2, 3, 3]
 
 
 def test_every_try_says_and_gets_what_is_left_of_one_deadline() -> None:

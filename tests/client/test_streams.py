@@ -9,7 +9,7 @@ import pytest
 
 from tests.client.listener import Listener
 from torchserve_client import Client, DeadlineExceeded, NoConnection, ServerFailed
-from torchserve_client.events import Event, Events
+from torchserve_client.streams import Event, events
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -51,9 +51,8 @@ def serve() -> Iterator[Serve]:
 def test_events_cut_anywhere_are_the_same_events() -> None:
     content = b': note\r\nevent: error\r\ndata: {"a":\ndata: 1}\n\n\n\ndata: x\n\nid: 3\ndata:y\n\ndata: unfinished\n'
     for size in range(1, len(content) + 1):
-        events = Events()
-        found = [each for at in range(0, len(content), size) for each in events.add(content[at : at + size])]
-        assert found == [Event("error", b'{"a":\n1}'), Event("message", b"x"), Event("message", b"y")]
+        found = events(content[at : at + size] for at in range(0, len(content), size))
+        assert list(found) == [Event("error", b'{"a":\n1}'), Event("message", b"x"), Event("message", b"y")]
 
 
 def test_stream_yields_each_piece_when_it_comes_and_has_the_answer_in_the_end(serve: Serve) -> None:

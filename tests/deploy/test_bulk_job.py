@@ -8,7 +8,7 @@ import yaml
 
 from tests.bulk_job import JOBS, command, job
 from torchserve_client.cli import parser
-from torchserve_client.shards import Shard
+from torchserve_client.inputs import Shard
 
 
 def documents() -> list[dict[str, Any]]:

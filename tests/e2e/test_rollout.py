@@ -10,7 +10,7 @@ from deploy.run.server import Server
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, Registrations, send, url
 from tests.photographs import photograph
-from torchserve_client import RolloutFailed, archives
+from torchserve_client import Client, Nodes, RolloutFailed, archives
 from torchserve_client.cli import main
 from torchserve_client.rollout import Rollout, Wanted
 
@@ -32,7 +32,9 @@ def rollout(server: Server, model_store: Path, registrations: Registrations) -> 
 
     def run(name: str, **wanted: int | str) -> list[str]:
         said: list[str] = []
-        Rollout(server.management, model_store, server.logs, say=said.append).run(name, Wanted(**wanted))  # type: ignore[arg-type]
+        with Client(server.settings.inference_url) as client:
+            nodes = Nodes({"node": server.management}, inference={"node": client})
+            Rollout(nodes, model_store, logs=server.logs, say=said.append).run(name, Wanted(**wanted))  # type: ignore[arg-type]
         return said
 
     yield run
@@ -89,19 +91,18 @@ def test_new_batch_parameters_take_over_while_requests_wait_for_the_old_version(
     assert {path.name for path in model_store.glob(f"{name}*")} == {name, f"{name}@1.0-r3"}
 
 
-def test_adaptive_version_is_given_its_response_timeout(
+def test_adaptive_version_is_retired_when_its_worker_has_answered_everything(
     server: Server, serve: Callable[..., str], variant: Callable[..., str], rollout: Callable[..., list[str]]
 ) -> None:
-    """Nothing tells from outside that its worker has answered everything."""
     handler = {"scheduling": {"mode": "adaptive"}}
-    name = variant("mobilenet-two", handler=handler, **{**ADAPTIVE, "responseTimeout": 8})
+    name = variant("mobilenet-two", handler=handler, **{**ADAPTIVE, "responseTimeout": 60})
     serve(archive=name, name=name)
     with Clients(url(server, name), 4, PHOTOGRAPHS, interval_s=INTERVAL_S) as clients:
         clients.wait_for(8)
         said = rollout(name, batch_size=4)
         clients.wait_for(8)
     assert (set(clients.statuses), clients.lost) == ({200}, [])
-    assert said[3] == f"{name}: version 1.0 has an empty queue; its last batches have 8 s"
+    assert said[3] == f"{name}: version 1.0 has answered everything"
 
 
 def test_new_archive_takes_over_and_one_of_another_model_or_version_is_refused(

@@ -73,7 +73,7 @@ def test_installed_client_brings_what_it_declares_and_no_torch(environment: Envi
     )
     installed = environment.evaluate(program)
     assert isinstance(installed, list)
-    assert {"torchserve-client", "requests", "numpy", "orjson", "pyyaml", "rich"} <= set(installed)
+    assert {"torchserve-client", "urllib3", "certifi", "numpy", "orjson", "pyyaml", "rich"} <= set(installed)
     assert not {"torch", "torchserve", "torchserve-batching", "transformers"} & set(installed)
 
 

@@ -1,4 +1,4 @@
-"""Several servers behind one call, and canaries; the servers' answers are scripted."""
+"""Rollouts and canaries on several nodes; the servers' answers are scripted."""
 
 import json
 import re
@@ -10,10 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.client.script import failed, ok
-from torchserve_client import Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed
+from torchserve_client import Client, Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed
 from torchserve_client import archives as archive_files
 from torchserve_client.rollout import Rollout, Wanted
-from torchserve_client.rollouts import Rollouts
 from torchserve_client.transport import Incoming, Outgoing
 
 MODEL = "m"
@@ -106,6 +105,22 @@ class FakeGateway:
         """Nothing to let go of."""
 
 
+class Worker:
+    """An adaptive worker, which has fewer requests with each look."""
+
+    def __init__(self, server: FakeServer, *in_flight: int) -> None:
+        self.in_flight = list(in_flight)
+        self.server = server
+
+    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+        assert request.url.endswith("/predictions/m/1.0")
+        assert "DELETE /models/m/1.0" not in self.server.calls
+        return Incoming(200, b"{}", {"X-In-Flight": str(self.in_flight.pop(0))})
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     manifest = tmp_path / "m" / "MAR-INF" / "MANIFEST.json"
@@ -115,30 +130,17 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def rollouts(store: Path, *servers: FakeServer, gateway: FakeGateway | None = None) -> Rollouts:
-    steps = {
-        f"node-{number}": Rollout(Management("http://n", transport=server), store, store, sleep=lambda _: None)
-        for number, server in enumerate(servers, 1)
-    }
+def rollouts(
+    store: Path, *servers: FakeServer, gateway: FakeGateway | None = None, inference: Worker | None = None
+) -> Rollout:
+    managements = {f"node-{number}": Management("http://n", transport=each) for number, each in enumerate(servers, 1)}
+    clients = {name: Client("http://n", transport=inference) for name in managements} if inference else {}
     edge = Gateway("http://g", transport=gateway) if gateway else None
-    return Rollouts(steps, edge, sleep=lambda _: None)
+    return Rollout(Nodes(managements, inference=clients), store, edge, store, sleep=lambda _: None)
 
 
 def names(store: Path) -> set[str]:
     return {path.name for path in store.glob("m*")}
-
-
-def test_every_node_is_called_and_the_error_says_which_did_not_do_it() -> None:
-    first, away, last = FakeServer(), FakeServer(is_away=True), FakeServer(refused="PUT")
-    servers = {"a": first, "b": away, "c": last, "d": FakeServer()}
-    nodes = Nodes({name: Management(f"http://{name}:1", transport=server) for name, server in servers.items()}, {})
-    assert nodes.by_name.keys() == servers.keys()
-    with pytest.raises(NodesFailed) as raised:
-        nodes.each(lambda management: management.scale(MODEL, 2))
-    assert raised.value.message == ("b: no TorchServe answers at http://b:1 (NoConnection); c: no room; done: a, d")
-    assert (list(raised.value.errors), raised.value.done) == (["b", "c"], ["a", "d"])
-    # The node behind the two that failed was called all the same.
-    assert servers["d"].calls == ["PUT /models/m"]
 
 
 def test_rollout_registers_everywhere_before_any_default_changes(store: Path) -> None:
@@ -151,6 +153,17 @@ def test_rollout_registers_everywhere_before_any_default_changes(store: Path) ->
     rollouts(store, *servers).run(MODEL, Wanted(batch_size=2))
     assert [list(server.versions) for server in servers] == [["1.0-r3"], ["1.0-r3"]]
     assert names(store) == {"m", "m@1.0-r3"}
+
+
+def test_adaptive_version_is_unregistered_when_its_worker_has_answered_everything(store: Path) -> None:
+    manifest = {"model": {"modelName": MODEL, "modelVersion": "1.0", "configFile": "model-config.yaml"}}
+    (store / "m" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    (store / "m" / "model-config.yaml").write_text("continuousBatching: true")
+    server = FakeServer()
+    worker = Worker(server, 3, 0, 1, 0, 0)
+    rollouts(store, server, inference=worker).run(MODEL, Wanted(batch_size=4))
+    # Zero twice: what was answered together with the first has left the worker by the second.
+    assert (worker.in_flight, list(server.versions)) == ([], ["1.0-r2"])
 
 
 def test_rollout_that_one_node_cannot_take_leaves_all_as_they_were(store: Path) -> None:
@@ -185,7 +198,7 @@ def test_old_version_that_cannot_be_unregistered_is_put_back(store: Path) -> Non
     assert [each[:2] for each in gateway.withdrawals] == [("1.0", True), ("1.0", False)]
 
 
-def tried(store: Path) -> tuple[list[FakeServer], FakeGateway, Callable[[], Rollouts]]:
+def tried(store: Path) -> tuple[list[FakeServer], FakeGateway, Callable[[], Rollout]]:
     servers, gateway = [FakeServer(), FakeServer()], FakeGateway()
     gateway.servers = servers
     rollouts(store, *servers, gateway=gateway).try_canary(MODEL, Wanted(batch_size=4), 5, ("X-Try", "yes"))

@@ -8,9 +8,10 @@ import pytest
 
 from tests.client.http_server import serving
 from tests.client.script import Server, Time, failed, ok
-from torchserve_client import Gateway, ManagementError, withdrawal
+from torchserve_client import Gateway, ManagementError
+from torchserve_client import gateway as gateway_module
+from torchserve_client.gateway import MOMENT_S, in_front_of
 from torchserve_client.transport import Incoming, Outgoing
-from torchserve_client.withdrawal import Withdrawal, found
 
 PATH = "http://g/control/models/a%20b"
 
@@ -46,8 +47,9 @@ class Scene:
         return state(self.in_flight.pop(0) if len(self.in_flight) > 1 else self.in_flight[0], version or None)
 
     def during(self, *versions: str, timeout_s: float = 60.0) -> Any:
-        made = Withdrawal(self.gateway, "a b", versions, timeout_s, self.said.append, self.time.sleep)
-        return made.during()
+        return self.gateway.withdrawn(
+            "a b", versions or (None,), timeout_s=timeout_s, say=self.said.append, sleep=self.time.sleep
+        )
 
 
 def test_model_is_unregistered_when_nothing_is_in_flight_and_forgotten_then() -> None:
@@ -56,7 +58,7 @@ def test_model_is_unregistered_when_nothing_is_in_flight_and_forgotten_then() ->
     with scene.during():
         scene.calls.append("unregister")
     assert scene.calls == ["withdraw", "look", "look", "look", "unregister", "restore"]
-    assert scene.time.slept[0] == withdrawal.MOMENT_S
+    assert scene.time.slept[0] == MOMENT_S
     assert scene.said == ["a b: the gateway sends no new requests"]
 
 
@@ -100,5 +102,5 @@ def test_gateway_is_the_one_in_front_of_these_nodes_alone(
 ) -> None:
     node = {"name": "n", "state": "up", "is_draining": False, "is_routed": True, "in_flight": 0}
     with serving(lambda *_: [{**node, **({"management": url} if url else {})} for url in theirs]) as url:
-        monkeypatch.setattr(withdrawal, "DEFAULT_URL", url)
-        assert (found(None, ours) is not None, found(url, ours) is not None) == (unnamed, named)
+        monkeypatch.setattr(gateway_module, "DEFAULT_URL", url)
+        assert (in_front_of(ours, None) is not None, in_front_of(ours, url) is not None) == (unnamed, named)

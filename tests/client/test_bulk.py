@@ -8,8 +8,8 @@ import pytest
 from tests.client.script import Server, Step, client, failed, ok, predictions
 from torchserve_client import FuturesClient, NoConnection, Rejected, RetryPolicy
 from torchserve_client.answers import Answers
+from torchserve_client.bulk import Tally, requests, run
 from torchserve_client.inputs import Keys, source
-from torchserve_client.job import Tally, requests, run
 from torchserve_client.transport import Outgoing
 
 KEYS = Keys("m", {})
