@@ -40,7 +40,7 @@ def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
     @cache
     def resolve(host: str) -> str | None:
         # The same one each time where there are several, or every look would be a change.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, IndexError):
             return lookup(host)[0]
         return None
 
