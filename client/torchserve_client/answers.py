@@ -1,13 +1,12 @@
-"""Keeps the answers of `predict` in a file: none is lost, none is asked for twice, and each is that of its input.
+"""The answers of `predict` in a file: none is lost, none is asked for twice, and each is that of its input.
 
     answers.jsonl: {"input": NAME, "key": KEY, "answer": ...} or {"input": NAME, "key": KEY, "error": {...}}
 
-    open -> locked, every line checked -> match -> names put right -> has, write
+    open -> locked, every line checked -> match -> names corrected -> has, write
 
-A line is written at once and whole. `open` lets nobody else write to the file. `match` holds it against the inputs as
-they are now, by their keys: errors and a last line that a kill left half-written go, so that they are asked for again;
-an answer whose input has another name by now gets that; one whose name belongs to another input by now is set aside
-in answers.jsonl.old; all others stay.
+`match` compares the file with the inputs by their keys. Errors, and a last line that a kill cut off, are removed, so
+that they are asked for again; an answer whose input has another name by now gets that name; one whose name belongs to
+another input by now is set aside in answers.jsonl.old; all others stay.
 """
 
 import os
@@ -25,10 +24,12 @@ import orjson
 from torchserve_client.errors import ClientError, InvalidPayload
 from torchserve_client.inputs import Input, Keys, shown
 
-# Every line begins so: a line that does not is of somebody else's file, and no half-written one of ours.
+# The beginning of every line, by which a line that was cut off is told from a file of another program.
 START = b'{"input":'
-# What is set aside goes to a file of this name behind that of the answers.
+# Suffix of the file for answers that are set aside.
 ASIDE = ".old"
+# A text -> the numbers of its lines; nearly always there is one, which takes no list.
+_Lines = dict[str, int | list[int]]
 _NAME = re.compile(rb'\{"input":"(?:[^"\\]|\\.)*"')
 
 
@@ -36,7 +37,7 @@ class Answers:
     """A jsonl file of answers, written to from several threads of one process."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
-        """Take a file that is locked; `open` makes one.
+        """Read a file that is locked; `open` makes one.
 
         Args:
             path: the jsonl file.
@@ -50,11 +51,13 @@ class Answers:
         self.earlier = 0
         self._file = file
         self._write_lock = threading.Lock()
-        # Whether the file needs no change for its own sake, and of each of its lines whether it stays.
+        # Whether the file may stay as it is; of each of its lines whether it has an answer, and the key.
         self._is_clean = True
-        self._stays = bytearray()
-        self._by_name, self._by_key = _Index(), _Index()
-        # Answers that no input has taken yet, by key.
+        self._has_answer = bytearray()
+        self._keys: list[str] = []
+        self._by_name: _Lines = {}
+        self._by_key: _Lines = {}
+        # Key -> number of answers that no input has taken yet.
         self._left: Counter[str] = Counter()
         self._scan()
 
@@ -78,10 +81,10 @@ class Answers:
             raise
 
     def match(self, inputs: Iterable[Input], keys: Keys) -> int:
-        """Hold the answers against the inputs as they are now, and put their names right in the file.
+        """Compare the answers with the inputs as they are now, and correct the names in the file.
 
         Args:
-            inputs: what is asked about; their content is read only where there are answers to hold against it.
+            inputs: the inputs; their content is read only where there are answers to compare.
             keys: makes the inputs' keys.
 
         Returns:
@@ -93,15 +96,14 @@ class Answers:
         """
         count = 0
         renamed: dict[int, str] = {}
-        claimed, taken = bytearray(len(self._stays)), bytearray(len(self._stays))
+        claimed, taken = bytearray(len(self._keys)), bytearray(len(self._keys))
         for each in inputs:
             count += 1
-            own = self._by_name.of(each.name)
+            own = _lines(self._by_name, each.name)
             for number in own:
                 claimed[number] = True
             key = _key(each, keys) if self._by_key else ""
-            answer = self._by_key.take(key, own)
-            if answer is not None:
+            if key and (answer := self._take(key, own, taken)) is not None:
                 taken[answer] = True
                 if answer not in own:
                     renamed[answer] = each.name
@@ -110,8 +112,21 @@ class Answers:
         aside = {number for number in range(len(taken)) if claimed[number] and not taken[number]}
         if renamed or aside or not self._is_clean:
             self._rewrite(renamed, aside)
-        self._by_name, self._by_key = _Index(), _Index()
+        # A run may be long, and needs neither.
+        self._by_name, self._by_key = {}, {}
         return count
+
+    def _take(self, key: str, own: list[int], taken: bytearray) -> int | None:
+        """Return a line with an answer of this key that is not taken, of the input's own lines if there is one."""
+        for number in own:
+            if self._keys[number] == key and not taken[number]:
+                return number
+        others = _lines(self._by_key, key)
+        while others:
+            if not taken[others[-1]]:
+                return others[-1]
+            others.pop()
+        return None
 
     def has(self, key: str) -> bool:
         """Return whether there is an answer to an input of this key; each answer is that of one input."""
@@ -151,22 +166,18 @@ class Answers:
         """Learn which lines hold which answers."""
         self._file.seek(0)
         for number, line in enumerate(self._file):
-            self._stays.append(False)
             record = _record(line)
-            if record is None:
-                if not line.endswith(b"\n") and line.startswith(START[: len(line)]):
-                    self._is_clean = False
-                    return
+            is_whole = line.endswith(b"\n")
+            if record is None and (is_whole or not line.startswith(START[: len(line)])):
                 raise InvalidPayload(f"{shown(self.path)}: line {number + 1} is no answer of ours; name another file")
-            name, key, is_answer = record
-            is_again = is_answer and any(self._by_key.has(key, same) for same in self._by_name.of(name))
-            if not line.endswith(b"\n") or not is_answer or is_again:
-                self._is_clean = False
-            if is_answer and not is_again:
-                self._stays[number] = True
-                self._by_name.add(name, number)
-                if key:
-                    self._by_key.add(key, number)
+            # A kill may have cut the last line off.
+            name, key, has_answer = record or ("", "", False)
+            self._keys.append(key)
+            self._has_answer.append(has_answer)
+            if has_answer:
+                _add(self._by_name, name, number)
+                _add(self._by_key, key, number)
+            self._is_clean = self._is_clean and has_answer and is_whole
 
     def _rewrite(self, renamed: dict[int, str], aside: set[int]) -> None:
         """Write the file anew, under another name, which takes its place at once.
@@ -185,7 +196,7 @@ class Answers:
                 _lock(new, self.path)
                 shutil.copymode(self.path, partial)
                 for number, line in self._numbered():
-                    if self._stays[number] and number not in aside:
+                    if self._has_answer[number] and number not in aside:
                         new.write(_named(line, renamed[number]) if number in renamed else line)
                 new.flush()
                 partial.replace(self.path)
@@ -202,49 +213,24 @@ class Answers:
         return ((number, line.rstrip(b"\n") + b"\n") for number, line in enumerate(self._file))
 
 
-class _Index:
-    """Finds numbers of lines by a text; nearly always there is one, which takes no set."""
+def _add(index: _Lines, text: str, number: int) -> None:
+    known = index.setdefault(text, number)
+    if isinstance(known, list):
+        known.append(number)
+    elif known != number:
+        index[text] = [known, number]
 
-    def __init__(self) -> None:
-        self._first: dict[str, int] = {}
-        self._others: dict[str, set[int]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._first)
-
-    def add(self, text: str, number: int) -> None:
-        """Add a line."""
-        if self._first.setdefault(text, number) != number:
-            self._others.setdefault(text, set()).add(number)
-
-    def of(self, text: str) -> list[int]:
-        """Return the lines of a text."""
-        return [self._first[text], *self._others.get(text, ())] if text in self._first else []
-
-    def has(self, text: str, number: int) -> bool:
-        """Return whether a line is one of a text's."""
-        return self._first.get(text) == number or number in self._others.get(text, ())
-
-    def take(self, text: str, preferred: Iterable[int]) -> int | None:
-        """Remove a line of a text, one of those that are preferred if it can be; None where there is none."""
-        if text not in self._first:
-            return None
-        taken = next((number for number in preferred if self.has(text, number)), self._first[text])
-        others = self._others.get(text)
-        if not others:
-            del self._first[text]
-        elif taken == self._first[text]:
-            self._first[text] = others.pop()
-        else:
-            others.remove(taken)
-        return taken
+def _lines(index: _Lines, text: str) -> list[int]:
+    known = index.get(text, [])
+    return known if isinstance(known, list) else [known]
 
 
 def _key(each: Input, keys: Keys) -> str:
     try:
         return keys.of(each.content())
     except OSError:
-        # Whoever sends it will say so.
+        # It fails again when it is sent.
         return ""
 
 
@@ -258,7 +244,7 @@ def _record(line: bytes) -> tuple[str, str, bool] | None:
         return None
     if "answer" not in record and "error" not in record:
         return None
-    # Files of version 0.1 have no keys: nobody knows what was asked.
+    # Files of version 0.1 have no keys.
     key = record.get("key")
     return record["input"], key if isinstance(key, str) else "", "answer" in record
 

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from torchserve_client import payloads, tls
 from torchserve_client.errors import ClientError, Closed, DeadlineExceeded, NoConnection
 from torchserve_client.management import Management
-from torchserve_client.metadata import HEADER, IN_FLIGHT, Get, Metadata, asked, is_ready
+from torchserve_client.metadata import HEADER, IN_FLIGHT, Get, Metadata, asked
 from torchserve_client.payloads import Body
 from torchserve_client.replies import answered, error_of, is_list, parsed
 from torchserve_client.retry import RetryPolicy, retried
@@ -134,39 +134,8 @@ class Client:
         call = _Call("POST", _path(model, version), payloads.body(payload, options))
         return answered(self._run(partial(self._send, call), timeout_s), call.body)
 
-    def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, Any],
-        *,
-        version: str | None = None,
-        timeout_s: float | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-        datatypes: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
-        """Ask for one answer to arrays by name, as `predict` does, with all that a request may hold beside them.
-
-        Args:
-            model, version, timeout_s: see `predict`.
-            inputs: name -> array.
-            parameters: what the model is told beside the inputs, whatever its names are.
-            headers: further ones of the request, as in {"X-Priority": "1"}.
-            datatypes: name of an input -> "BF16", which numpy does not have: its numbers are rounded to that.
-
-        Returns:
-            Name -> array.
-
-        Raises:
-            ClientError: the same as of `predict`.
-        """
-        body = payloads.tensors(inputs, parameters or {}, datatypes or {})
-        call = _Call("POST", _path(model, version), body, headers or {})
-        answer: dict[str, Any] = answered(self._run(partial(self._send, call), timeout_s), body)
-        return answer
-
     def metadata(self, model: str, version: str | None = None, *, timeout_s: float | None = None) -> Metadata:
-        """Ask what a model takes and gives: the gateway, where there is one, or else the model itself.
+        """Ask the gateway, where there is one, or else the model itself for the model's metadata.
 
         Args:
             model, version, timeout_s: see `predict`.
@@ -176,15 +145,6 @@ class Client:
             ClientError: the same as of `predict`.
         """
         return self._run(lambda url, left_s: asked(self._get(url, left_s), model, version), timeout_s)
-
-    def is_ready(self, model: str | None = None, version: str | None = None, *, timeout_s: float | None = None) -> bool:
-        """Ask whether the server is ready, or one of its models; `metadata.is_ready` says what that means.
-
-        Raises:
-            NoConnection, TLSFailed, DeadlineExceeded, Closed: there was no answer.
-            Rejected: the server answers nobody without a token.
-        """
-        return self._run(lambda url, left_s: is_ready(self._get(url, left_s), model, version), timeout_s)
 
     def in_flight(self, model: str, version: str, *, timeout_s: float | None = None) -> int | None:
         """Ask the worker of a version how many other requests it has, by a request that goes through its queue.

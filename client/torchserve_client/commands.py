@@ -5,7 +5,8 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -123,7 +124,7 @@ def _document(name: str, each: dict[str, Any], said: dict[str, Metadata | None],
     return {
         **({} if is_one else {"node": name}),
         **each,
-        **({"metadata": metadata.to_json() if metadata else None} if said else {}),
+        **({"metadata": asdict(metadata) if metadata else None} if said else {}),
     }
 
 
@@ -239,7 +240,13 @@ def _table(described: list[dict[str, Any]]) -> Table:
 def _precisions(metadata: Metadata) -> list[str]:
     """Say which precision serves, and how near the answers in each are to those in fp32."""
     lines = [f"precision {metadata.precision}"] if metadata.precision else []
-    return lines + [f"{precision} against fp32: {proof}" for precision, proof in metadata.proofs.items()]
+    return lines + [f"{precision} against fp32: {_proof(proof)}" for precision, proof in metadata.proofs.items()]
+
+
+def _proof(proof: Mapping[str, Any]) -> str:
+    change = proof.get("largest_change")
+    words = "" if change is None else f", largest change {change:.4f}"
+    return f"{proof.get('measure')} {proof.get('agreement', 0):.4f} of {proof.get('samples')} samples{words}"
 
 
 def _tensors(metadata: Metadata) -> Table:

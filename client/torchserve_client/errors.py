@@ -114,18 +114,6 @@ class ChunksFailed(ClientError):
         self.errors = dict(errors)
         self.results = dict(results)
 
-    @property
-    def failed(self) -> list[int]:
-        """The indices of the items that have no answer."""
-        return [index for items in self.errors for index in items]
-
-    def answers(self) -> list[Any]:
-        """List the answers to a list of inputs, with its chunk's error in the place of each that has none."""
-        places: dict[int, Any] = {index: error for items, error in self.errors.items() for index in items}
-        for items, result in self.results.items():
-            places.update(zip(items, result, strict=True))
-        return [places[index] for index in sorted(places)]
-
 
 class ManagementError(ClientError):
     """The management API refused a call."""

@@ -71,10 +71,10 @@ def body(payload: Any, options: Mapping[str, Any]) -> Body:
         OSError: a path cannot be read.
     """
     if is_array(payload):
-        return tensors({INPUT: payload}, options)
+        return _tensors({INPUT: payload}, options)
     if isinstance(payload, Mapping):
         if any(map(is_array, payload.values())):
-            return tensors(payload, options)
+            return _tensors(payload, options)
         return _json({**options, **payload}, is_list="instances" in payload)
     if isinstance(payload, str):
         return _json({**options, "text": payload}) if options else Body(payload.encode(), {"Content-Type": TEXT})
@@ -93,24 +93,15 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "__array_interface__") and hasattr(value, "ravel")
 
 
-def tensors(arrays: Mapping[str, Any], options: Mapping[str, Any], datatypes: Mapping[str, str] | None = None) -> Body:
-    """Write arrays by name.
-
-    Args:
-        arrays: name -> array.
-        options: told to the model beside them.
-        datatypes: see `protocol.encode`.
-
-    Raises:
-        InvalidPayload: there is one that cannot be sent.
-    """
-    # numpy takes longer to import than all the rest together: who sends no arrays does not wait for it.
+def _tensors(arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Body:
+    # numpy takes longer to import than all the rest together: it is imported for those who send arrays.
     from torchserve_client import protocol  # noqa: PLC0415
 
     if not all(map(is_array, arrays.values())):
         raise InvalidPayload("a dict with an array holds arrays only; options are keyword arguments")
-    message = protocol.encode(arrays, parameters=options, datatypes=datatypes)
-    return Body(message.body, message.headers, is_tensors=True)
+    message = protocol.encode(arrays, options)
+    headers = {"Content-Type": OCTETS, protocol.HEADER: str(message.json_length)}
+    return Body(message.body, headers, is_tensors=True)
 
 
 def _typed(payload: Any) -> Typed:

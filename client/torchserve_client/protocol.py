@@ -5,7 +5,7 @@
 
 Requests have the binary tensor extension: the tensors stand behind the JSON part, whose length is in the header
 Inference-Header-Content-Length. Answers may have them as JSON too. Numbers are little-endian, in row-major order; an
-element of BYTES is its length as uint32 and then itself. numpy has no BF16: here it is float32, whose upper half it is.
+element of BYTES is its length as uint32 and then itself. BF16, which numpy lacks, is read as float32.
 """
 
 import json
@@ -53,24 +53,13 @@ class Message:
     body: bytes
     json_length: int | None = None
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers of a request with this body."""
-        return {"Content-Type": "application/octet-stream", HEADER: str(self.json_length)}
 
-
-def encode(
-    arrays: Mapping[str, Array],
-    *,
-    parameters: Mapping[str, Any] | None = None,
-    datatypes: Mapping[str, str] | None = None,
-) -> Message:
+def encode(arrays: Mapping[str, Array], parameters: Mapping[str, Any]) -> Message:
     """Write a request.
 
     Args:
         arrays: input name -> array; text and bytes are arrays of objects (or of str, or of bytes).
         parameters: the model's options.
-        datatypes: name of an input -> BF16, to which its numbers are rounded; others are as their arrays are.
 
     Raises:
         InvalidPayload: the protocol has no such type, or JSON cannot hold the parameters.
@@ -78,12 +67,10 @@ def encode(
     inputs: list[dict[str, Any]] = []
     parts: list[bytes] = []
     for name, array in arrays.items():
-        is_bf16 = (datatypes or {}).get(name) == BF16
-        kind = BF16 if is_bf16 else datatype(array)
-        parts.append(_to_bytes(_upper_halves(array) if is_bf16 else array))
+        parts.append(_to_bytes(array))
         size = {"binary_data_size": len(parts[-1])}
-        inputs.append({"name": name, "shape": list(array.shape), "datatype": kind, "parameters": size})
-    request = {"inputs": inputs, "parameters": {"binary_data_output": True, **(parameters or {})}}
+        inputs.append({"name": name, "shape": list(array.shape), "datatype": datatype(array), "parameters": size})
+    request = {"inputs": inputs, "parameters": {"binary_data_output": True, **parameters}}
     try:
         text = json.dumps(request, separators=(",", ":"), allow_nan=False).encode()
     except (ValueError, TypeError) as error:
@@ -156,16 +143,6 @@ def _to_bytes(array: Array) -> bytes:
     if datatype(array) == "BYTES":
         return b"".join(struct.pack("<I", len(element)) + element for element in elements(array))
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(order="C")
-
-
-def _upper_halves(array: Array) -> Array:
-    """Round float32 to bfloat16, to even where two are as near; its bits as uint16."""
-    values = array.astype(np.float32, copy=False)
-    bits = np.ascontiguousarray(values).view(np.uint32).reshape(array.shape)
-    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16).astype(np.uint16)
-    # Rounding up would make an infinity of some: what is no number stays one, quiet.
-    quiet: Array = np.where(np.isnan(values), (bits >> 16 | 0x40).astype(np.uint16), rounded)
-    return quiet
 
 
 def _from_bytes(raw: bytes, kind: str, shape: Sequence[int]) -> Array:
