@@ -3,23 +3,31 @@
 model.xml, model-int8.xml, what the processor has, which proofs hold -> precisions to choose from -> a compiled graph
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import openvino
+from numpy.typing import NDArray
 
 from handlers.archive_files import INT8_GRAPH, proofs
 from handlers.engines import Arrangement, Arrays, Outputs, available_threads, stream_counts
 from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.proofs import Proof
 
+logger = logging.getLogger(__name__)
+
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
 # A failed allocation has one of these in its message; OpenVINO wraps it in a RuntimeError.
-ALLOCATION_FAILURES = ("bad_alloc", "out of memory", "could not allocate", "failed to allocate")
+ALLOCATION_FAILURES = ("alloc", "out of memory")
+# The byte that marks an output which has been read, and how many of its bytes: no eight bytes of an output are these by
+# chance.
+UNWRITTEN, LEAST_MARK, MOST_MARK = 0xA5, 8, 64
 
 
 def int8_graph(graph: Path) -> Path:
@@ -43,30 +51,63 @@ def candidates(capabilities: Collection[str], proven: Mapping[str, Proof], *, ha
 
 
 class Stream:
-    """One infer request of a compiled graph, which is an engine by itself beside the graph's others."""
+    """One infer request of a compiled graph, which is an engine by itself beside the graph's others.
 
-    def __init__(self, compiled: openvino.CompiledModel, description: str) -> None:
+    A run that fails leaves its state in the graph (OpenVINO 2026.4): after a shape that the graph refuses, a good one
+    is refused in its place. So a graph that has failed is not used again: the next run compiles another. With one
+    thread, or without memory, a run that fails may even end without an error, and leave the outputs of the run before
+    it, which are other clients' answers: outputs are marked when they have been read, and a mark that is still there
+    ends the worker, so that TorchServe starts another.
+    """
+
+    def __init__(
+        self, compiled: openvino.CompiledModel, description: str, compile_again: Callable[[], openvino.CompiledModel]
+    ) -> None:
         """Make an infer request.
 
         Args:
             compiled: a graph whose inputs and outputs carry the names that the handler uses.
             description: see `Engine.description`.
+            compile_again: compiles the graph for this stream alone.
         """
         self.description = description
-        self._request = compiled.create_infer_request()
+        self._compile_again = compile_again
+        self._request: openvino.InferRequest | None = compiled.create_infer_request()
         self.input_names = tuple(port.any_name for port in compiled.inputs)
         self._output_names = [output.any_name for output in compiled.outputs]
 
     def run(self, inputs: Arrays) -> Outputs:
         """See `Engine.run`."""
         try:
+            request = self._request or self._compile_again().create_infer_request()
+            self._request = None
             # Inputs are read in place; outputs live in the request until its next run, so they are copied.
-            results = self._request.infer(dict(inputs), share_inputs=True, share_outputs=True)
+            results = request.infer(dict(inputs), share_inputs=True, share_outputs=True)
         except RuntimeError as error:
             if any(sign in str(error).lower() for sign in ALLOCATION_FAILURES):
                 raise OutOfMemory from error
             raise
-        return {name: np.array(results[index]) for index, name in enumerate(self._output_names)}
+        shared = {name: results[index] for index, name in enumerate(self._output_names)}
+        starts = [start for array in shared.values() if (start := _start(array, inputs)) is not None]
+        if any((start == UNWRITTEN).all() for start in starts):
+            # A graph in this state can neither run nor be freed.
+            logger.critical("OpenVINO ended a run without outputs and without an error: this worker ends")
+            logging.shutdown()
+            os._exit(1)
+        outputs = {name: np.array(array) for name, array in shared.items()}
+        for start in starts:
+            start.fill(UNWRITTEN)
+        self._request = request
+        return outputs
+
+
+def _start(array: NDArray[Any], inputs: Arrays) -> NDArray[np.uint8] | None:
+    """Return the first bytes of an output; None where too few can be marked, or where it is the memory of an input."""
+    if array.dtype.kind not in "fiu" or array.nbytes < LEAST_MARK or not array.flags.c_contiguous:
+        return None
+    if any(np.may_share_memory(array, each) for each in inputs.values()):
+        return None
+    return array.reshape(-1).view(np.uint8)[:MOST_MARK]
 
 
 class OpenVinoEngine:
@@ -116,6 +157,14 @@ class OpenVinoEngine:
         """See `Engine.run`."""
         return self._whole.run(inputs)
 
+    def expect_accepted(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Hold the shapes of all inputs against the graph, without running it.
+
+        Raises:
+            RuntimeError: the graph refuses them.
+        """
+        self._model.clone().reshape({name: list(shape) for name, shape in shapes.items()})
+
     def in_precision(self, precision: str) -> "OpenVinoEngine":
         """See `handlers.engines.Precise`."""
         if self.precisions == (precision,):
@@ -127,21 +176,23 @@ class OpenVinoEngine:
         streams = min(streams, self._threads)
         if streams < 2:
             return Arrangement(self)
-        compiled = self._compiled(streams)
-        return Arrangement(self, [Stream(compiled, self.description) for _ in range(streams)])
+        compiled = self._compiled(streams, self._threads)
+        one = partial(self._compiled, 1, self._threads // streams)
+        return Arrangement(self, [Stream(compiled, self.description, one) for _ in range(streams)])
 
     @cached_property
     def _whole(self) -> Stream:
-        return Stream(self._compiled(streams=1), self.description)
+        whole = partial(self._compiled, 1, self._threads)
+        return Stream(whole(), self.description, whole)
 
-    def _compiled(self, streams: int) -> openvino.CompiledModel:
+    def _compiled(self, streams: int, threads: int) -> openvino.CompiledModel:
         arithmetic = ("bf16" if self._has_bf16 else "fp32") if self._precision == "int8" else self._precision
         return self._core.compile_model(
             self._model,
             "CPU",
             {
                 "INFERENCE_PRECISION_HINT": {"fp32": "f32", "fp16": "f16"}.get(arithmetic, arithmetic),
-                "INFERENCE_NUM_THREADS": self._threads,
+                "INFERENCE_NUM_THREADS": threads,
                 "NUM_STREAMS": streams,
                 "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
                 # Two workers would pin themselves to the same cores.

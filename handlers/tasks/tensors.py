@@ -14,7 +14,7 @@ from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.function import FILE, FOLDER, FunctionEngine, load_function
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.program import EXPORTED, SCRIPTED, ProgramEngine, load_program
-from handlers.errors import InvalidConfig
+from handlers.errors import InvalidConfig, TensorMismatch
 from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.warm_up import run
 from handlers.protocol.fields import Fields
@@ -30,6 +30,8 @@ from handlers.tensor_models.signature import SIGNATURE, Said, Signature, Tensor,
 
 # OpenVINO's CPU plugin computes these in 32 bits, and says nothing of what it cuts off: 2**40 + 3 becomes 3.
 OPENVINO_COMPUTES_IN = {"INT64": "INT32", "UINT64": "INT32"}
+# Shapes of inputs that are remembered as accepted.
+MOST_SIZES = 10_000
 
 
 class TensorsHandler(BatchHandler[TensorsConfig, Row]):
@@ -49,6 +51,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         """See `BatchHandler.load`."""
         engine, self.signature = load_model(self.model_dir, self.config, self.device, uses_torch=self.uses_torch)
         self.rows = Rows(self.signature)
+        self._accepted: set[tuple[tuple[int, ...], ...]] = set()
         self.inputs = frozenset(self.signature.inputs)
         self.input_tensors = {name: described(tensor) for name, tensor in self.signature.inputs.items()}
         self.output_tensors = self.outputs = RowOutputs(self.signature.outputs)
@@ -89,7 +92,24 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         """Read a row's values, where they are JSON's still."""
         if payload.options:
             parse_options(NoOptions, payload.options)
-        return self.rows.row(self._items.decoded(payload))
+        row = self.rows.row(self._items.decoded(payload))
+        if isinstance(self.engine, OpenVinoEngine):
+            self._expect_accepted(self.engine, row)
+        return row
+
+    def _expect_accepted(self, engine: OpenVinoEngine, row: Row) -> None:
+        """Refuse sizes that the graph cannot compute with: a run that fails may harm the runs after it."""
+        shapes = {name: array.shape for name, array in self.collate([row]).items()}
+        key = tuple(shapes.values())
+        if key in self._accepted or not any(tensor.free for tensor in self.signature.inputs.values()):
+            return
+        try:
+            engine.expect_accepted(shapes)
+        except RuntimeError:
+            raise TensorMismatch(f"The model cannot compute with inputs of {shapes}.") from None
+        if len(self._accepted) >= MOST_SIZES:
+            self._accepted.clear()
+        self._accepted.add(key)
 
     def cost(self, item: Row) -> Cost:
         """See `BatchHandler.cost`; the row's positions along free dimensions, and the sizes that keep it apart."""

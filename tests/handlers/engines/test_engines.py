@@ -1,5 +1,7 @@
 """Engines compute what torch does in fp32, for any batch size, on any processor; their outputs are the caller's."""
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ import openvino
 import pytest
 import torch
 from numpy.typing import NDArray
+from openvino import opset13 as opset
 
 from handlers.engines import Engine
 from handlers.engines.function import FunctionEngine
@@ -117,6 +120,69 @@ def test_openvino_outputs_survive_the_next_run(graph: Path, images: NDArray[np.f
     kept = first.copy()
     engine.run({"input": images[2:4]})
     assert np.array_equal(first, kept)
+
+
+def test_openvino_shape_that_the_graph_refuses_fails_no_run_after_it(tmp_path: Path) -> None:
+    rows = opset.parameter([-1, -1], np.float32, name="rows")
+    doubled = opset.multiply(opset.reshape(rows, [0, 2, -1], special_zero=True), np.float32(2))
+    halves = opset.reduce_sum(doubled, [2])
+    halves.output(0).get_tensor().set_names({"halves"})
+    openvino.save_model(openvino.Model([halves], [rows], "halves"), tmp_path / "model.xml")
+    engine = OpenVinoEngine(tmp_path / "model.xml", precision="fp32", threads=2)
+    for count in (2, 5, 2, 3):
+        assert engine.run({"rows": np.ones((2, 4), np.float32)})["halves"].tolist() == [[4, 4]] * 2
+        with pytest.raises(RuntimeError, match="conflicts"):
+            engine.run({"rows": np.ones((count, 3), np.float32)})
+    engine.expect_accepted({"rows": (2, 4)})
+    with pytest.raises(RuntimeError, match="Reshape"):
+        engine.expect_accepted({"rows": (2, 3)})
+
+
+# Runs a graph with as much memory as the process has, where an image needs 26 MB, and then with all that there is.
+# Prints what became of each run; an answer of another run ends it with 3.
+WITHOUT_MEMORY = """
+import resource, sys
+from pathlib import Path
+import numpy as np, psutil
+from handlers.engines.openvino import OpenVinoEngine
+from handlers.errors import OutOfMemory
+
+engine = OpenVinoEngine(Path(sys.argv[1]), precision="fp32", threads=1)
+images = np.random.default_rng(0).random((16, 3, 224, 224), np.float32)
+images *= 1.5 ** np.arange(16, dtype=np.float32)[:, None, None, None]
+alone = np.concatenate([engine.run({"images": image[None]})["means"] for image in images])
+draw = np.random.default_rng(1)
+limits = [psutil.Process().memory_info().vms, resource.RLIM_INFINITY]
+for limit in limits:
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    for _ in range(50):
+        first, count = draw.integers(0, 8), draw.integers(1, 9)
+        try:
+            means = engine.run({"images": images[first : first + count]})["means"]
+        except OutOfMemory:
+            print("without memory", flush=True)
+            continue
+        if means.shape != (count, 64) or not np.allclose(means, alone[first : first + count], rtol=0.01):
+            sys.exit(3)
+        print("answered", flush=True)
+"""
+
+
+def test_openvino_without_memory_gives_nobody_the_answers_of_another_run(tmp_path: Path) -> None:
+    images = opset.parameter([-1, 3, 224, 224], np.float32, name="images")
+    kernels = np.random.default_rng(2).random((64, 3, 3, 3), np.float32)
+    layer = opset.convolution(images, opset.constant(kernels), [1, 1], [1, 1], [1, 1], [1, 1])
+    kernels = np.random.default_rng(3).random((64, 64, 3, 3), np.float32)
+    layer = opset.convolution(opset.relu(layer), opset.constant(kernels), [1, 1], [1, 1], [1, 1], [1, 1])
+    means = opset.reduce_mean(layer, [2, 3])
+    means.output(0).get_tensor().set_names({"means"})
+    openvino.save_model(openvino.Model([means], [images], "means"), tmp_path / "model.xml", compress_to_fp16=False)
+    command = [sys.executable, "-c", WITHOUT_MEMORY, str(tmp_path / "model.xml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # It may end the worker, or crash OpenVINO and so the worker: TorchServe starts another.
+    assert "without memory" in done.stdout or done.returncode
+    assert done.returncode <= 1, (done.returncode, done.stderr)
+    assert done.returncode or done.stdout.endswith("answered\n" * 50)
 
 
 def test_openvino_divided_gives_the_results_of_the_whole_side_by_side(graph: Path, images: NDArray[np.float32]) -> None:

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import openvino
 import pytest
 import torch
 from numpy.typing import NDArray
 from onnx import TensorProto
+from openvino import opset13 as opset
 
+from handlers.archive_files import GRAPH
 from handlers.protocol.tensors import to_bfloat16
-from handlers.tensor_models.signature import Said
+from handlers.tensor_models.signature import SIGNATURE, Said
 from tests.handlers.serving import Answer
 from tests.handlers.tensor_models.models import (
     ACCEPT_NPY,
@@ -26,6 +29,7 @@ from tests.handlers.tensor_models.models import (
     ask,
     columns,
     function,
+    in_both_modes,
     inference,
     inputs,
     instances,
@@ -268,3 +272,24 @@ def test_whole_number_that_the_engine_would_cut_off_is_refused_and_its_like_is_n
     assert right.body["outputs"][0]["data"] == [2**31 - 2]
     assert row.body["predictions"][0]["error"]["message"] == message
     assert row.body["predictions"][1] == [-(2**31)]
+
+
+@in_both_modes
+def test_sizes_that_the_graph_refuses_are_refused_and_get_nobody_elses_numbers(
+    mode: dict[str, Any], tmp_path: Path
+) -> None:
+    """On one thread OpenVINO ends such a run without an error, and its outputs are those of the run before."""
+    x = opset.parameter([-1, -1], np.float32, name="x")
+    doubled = opset.multiply(opset.reshape(x, [0, 2, -1], special_zero=True), np.float32(2))
+    halves = opset.reduce_sum(doubled, [2])
+    halves.output(0).get_tensor().set_names({"halves"})
+    openvino.save_model(openvino.Model([halves], [x], "halves"), tmp_path / GRAPH)
+    said = Said((tensor("x", "FP32", -1, -1),), (tensor("halves", "FP32", -1, 2),))
+    (tmp_path / SIGNATURE).write_text(said.to_json())
+    handler = loaded(tmp_path, mode)
+    for number in range(1, 5):
+        row = np.full((1, 4), number, np.float32)
+        bad, good = answers(handler, [inference({"x": row[:, :3]}), inference({"x": row})])
+        assert (bad.status, good.status) == (400, 200)
+        assert "cannot compute with inputs of" in bad.body["error"]
+        assert good.body["outputs"][0]["data"] == [4 * number, 4 * number]
