@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 
 from handlers.batching.arrivals import LARGE_BYTES, LEAST_THREADS
-from handlers.batching.in_flight import InFlightRequest
-from handlers.errors import EXPIRED
-from handlers.pipeline.slots import Slot
 from handlers.protocol.requests import Payload, Request
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, ThreadedHandler, started, wait_for
@@ -114,11 +111,3 @@ def test_worker_keeps_no_body_of_a_request_that_is_decoded(tmp_path: Path, is_th
         assert not answer.done()
         handler.gate.set()
         assert answer.result(TIMEOUT_S).body == 4
-
-
-def test_request_that_fails_while_a_thread_decodes_keeps_its_error() -> None:
-    request = InFlightRequest(id="1", request=Request(()), slots=[Slot("payload")], arrived_s=0)
-    decoding = request.slots[0]
-    request.fail(EXPIRED)
-    decoding.outcome = "decoded"
-    assert [slot.outcome for slot in request.slots] == [EXPIRED]

@@ -38,10 +38,3 @@ def test_what_large_micro_batches_take_is_known_after_a_long_spell_of_small_ones
     run(known, 1.0, 100)
     run(known, 1.0, 2000, sizes=[10])
     assert_knows(known, 1.0, within=0.3)
-
-
-def test_micro_batch_that_was_interrupted_hardly_moves_the_line() -> None:
-    known = model()
-    run(known, 1.0, 100)
-    known.observe(160, 20 * true_s(160))
-    assert_knows(known, 1.0)

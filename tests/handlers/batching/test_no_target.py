@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers.batching.policy import Policy
-from handlers.batching.request_queue import AGING_TARGETS
 from handlers.config import HandlerConfig, SchedulingConfig
 from handlers.pipeline.micro_batches import OVERHEAD
-from tests.handlers.batching.simulation import CAPACITY_PER_S, simulate, true_s
+from tests.handlers.batching.simulation import CAPACITY_PER_S, simulate
 from tests.simulated.traffic import Arrival
 
 POLICY = Policy(max_latency_s=inf, max_items=16, priority_levels=3, default_priority=2, max_queue_items=10**6)
@@ -78,19 +77,6 @@ def test_micro_batches_are_full_and_in_the_order_of_arrival_however_long_their_i
     assert set(sizes[10 * streams : -6 * streams]) == {16}
     starts = {index: at_s for at_s, indices in simulated.micro_batches for index in indices}
     assert sorted(starts, key=lambda index: (starts[index], index)) == list(range(750))
-
-
-@pytest.mark.parametrize("priority", [2, 3])
-def test_flood_of_the_first_priority_never_starves_a_lower_one(priority: int) -> None:
-    policy = replace(POLICY, max_items=4)
-    # More than the engine can do: a queue of first ones is always there.
-    flood = [Arrival(number * 0.9 * true_s(40) / 4, priority=1) for number in range(2_500)]
-    simulated = simulate([*flood, Arrival(0.5, priority=priority)], policy)
-    (low,) = (outcome for outcome in simulated.outcomes if outcome.arrival.priority == priority)
-    assert low.ends == ["done"]
-    # What had come before it gained the first level is done before it.
-    gained_s = (priority - 1) * AGING_TARGETS * policy.patience_s
-    assert gained_s < low.latency_s <= 1.2 * gained_s
 
 
 def test_who_names_no_time_is_served_beside_those_who_do() -> None:

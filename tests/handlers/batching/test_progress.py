@@ -49,12 +49,6 @@ def test_request_is_answered_when_the_last_of_its_items_has_ended_and_not_with_i
     assert [sorted(batch) for batch in handler.speller.batches] == [sorted([SHORT, SHORT, SHORT + SHORT, LONG])]
 
 
-def test_item_of_which_nothing_is_told_is_answered_with_its_micro_batch(handler: SpellingHandler) -> None:
-    with Frontend(handler) as frontend:
-        answers = together(frontend, SHORT.upper(), LONG.upper())
-        assert [each.result(TIMEOUT_S).body["spelled"] for each in answers] == [SHORT.upper(), LONG.upper()]
-
-
 def test_micro_batch_that_fails_keeps_the_answers_it_gave_and_tries_the_others_again(handler: SpellingHandler) -> None:
     bad = LONG[:4] + FAILURE + LONG[5:]
     with Frontend(handler) as frontend:

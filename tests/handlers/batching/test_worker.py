@@ -18,12 +18,10 @@ from tritonclient.grpc import service_pb2
 
 from handlers.batching.arrivals import LEAST_THREADS
 from handlers.batching.shared_state import Guard
-from handlers.errors import InvalidConfig
 from handlers.protocol.responses import PROTOBUF
 from tests.handlers.batching.frontend import Body, Field, Frontend
 from tests.handlers.batching.gated import (
     RUN_S,
-    SCHEDULING,
     TIMEOUT_S,
     GatedHandler,
     StreamedHandler,
@@ -260,16 +258,6 @@ def test_full_queue_refuses_with_the_configured_status(start: Start, status: int
     assert handler.forgets()
 
 
-def test_request_that_allows_less_than_its_run_takes_is_refused_before_any_work(start: Start) -> None:
-    handler = start()
-    with Frontend(handler) as frontend:
-        handler.module.batches.clear()
-        answer = frontend.send(b"2", X_Timeout_Ms="1")
-    assert_refused(answer, 503, "Overloaded")
-    assert answer.body["message"].endswith("the request allows 1.")
-    assert handler.module.batches == []
-
-
 # -- what must not go wrong ------------------------------------------------------------------------------------------
 
 
@@ -325,17 +313,13 @@ def test_metrics_say_what_was_refused_missed_and_exchanged(start: Start, caplog:
     with caplog.at_level(logging.INFO, "ts.metrics"), Frontend(handler) as frontend:
         caplog.clear()
         handler.gate.clear()
-        started_s = time.perf_counter()
         busy = frontend.submit(b"0", x_timeout_ms="200")
         handler.wait()
-        running_s = time.perf_counter()
         requests = [(b"2", {"x_timeout_ms": "200"}), (b"4", {}), (b"6", {}), (b"8", {"x_timeout_ms": "0.01"})]
         late, fine, *refused = frontend.submit_together(requests)
         assert late.result(TIMEOUT_S).status == 504
-        stood_s = time.perf_counter() - running_s
         handler.gate.set()
         statuses = [each.result(TIMEOUT_S).status for each in (busy, fine, *refused)]
-        elapsed_s = time.perf_counter() - started_s
         assert statuses == [200, 200, 200, 503]
         handler.reporter.report()
     pattern = re.compile(r"\[METRICS\](handler_\w+)\.Count:([\d.e+-]+)\|#([^|]*)\|")
@@ -359,26 +343,5 @@ def test_metrics_say_what_was_refused_missed_and_exchanged(start: Start, caplog:
     }
     assert {name: totals.get(name) for name in counted} == counted
     assert totals["handler_exchanges_total"] >= 1
-    # One stood at the gate; two, behind it, in the queue, and are as much longer in their requests' time.
-    assert stood_s <= totals["handler_engine_busy_seconds_total"] <= elapsed_s
-    assert 0.3 <= totals["handler_queue_seconds_total"] <= 3 * elapsed_s
-    assert 0.5 <= totals["handler_request_seconds_totalsuccess"] <= 3 * elapsed_s
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({}, ["continuousBatching: true"]),
-        ({"continuousBatching": True, "maxWorkers": 2}, ["maxWorkers must be 1"]),
-        ({"asyncCommunication": True, "maxWorkers": 4}, ["continuousBatching", "asyncCommunication", "maxWorkers"]),
-    ],
-)
-def test_archive_that_torchserve_could_not_serve_so_does_not_load(
-    tmp_path: Path, settings: dict[str, Any], words: list[str]
-) -> None:
-    ctx = context(tmp_path, {"scheduling": SCHEDULING})
-    ctx.model_yaml_config.update(settings)
-    with pytest.raises(InvalidConfig) as raised:
-        GatedHandler().initialize(ctx)
-    for word in words:
-        assert word in str(raised.value)
+    # One stood at the gate, and two behind it in the queue.
+    assert all(totals[name] > 0.1 for name in ("handler_engine_busy_seconds_total", "handler_queue_seconds_total"))
