@@ -151,6 +151,18 @@ def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
     return build.fingerprint
 
 
+def checkpoint(folder: Path) -> Path:
+    """Return the folder of weights in an archive.
+
+    Raises:
+        InvalidConfig: the archive has none.
+    """
+    found = folder / CHECKPOINT
+    if not found.is_dir():
+        raise InvalidConfig(f"this archive has no {CHECKPOINT}/, where weights lie; name some, and build it again")
+    return found
+
+
 def proofs(folder: Path) -> dict[str, Proof]:
     """Read the archive's proofs by precision; none where its build.json cannot be read."""
     try:

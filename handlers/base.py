@@ -1,79 +1,55 @@
-"""BatchHandler: the one lifecycle of a batch.
+"""BatchHandler: the hooks of a task, and its lifecycle in TorchServe's worker.
 
-    rows (list of dict from TorchServe)
-      preprocess     unpack -> decode -> prepare -> plan          every item an Item or an ItemError in its slot
-      inference      collate -> forward, once per micro-batch     halved and tried again where it fails
-      postprocess    split -> pack, one reply per row             status, headers and body of its own
-
-Requests that TorchServe hands over together go through the model together, each with its own answer, its own error
-and nobody else's data. A task overrides `load, sample` and the hooks `decode, prepare, cost, collate, forward, split`.
+initialize: settings, files, engine, warm-up
+handle: rows -> handlers.pipeline.flow, in classic mode; the connection -> handlers.batching, in adaptive mode
 """
 
 import abc
 import logging
-import os
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar, cast
-
-import torch
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from handlers import archive_files
 from handlers.batching import worker as adaptive
 from handlers.batching.policy import settled
 from handlers.batching.trial import Trial
 from handlers.config import HandlerConfig, NoOptions, parse
+from handlers.description import described, precision_of
 from handlers.engines import Arrays, Engine, Listener, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, InvalidConfig, ItemError
-from handlers.metrics import Recorder, Reporter
-from handlers.pipeline.description import described, precision_of
+from handlers.metrics import Recorder
+from handlers.pipeline.flow import Pipeline
 from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead
-from handlers.pipeline.planning import planned
-from handlers.pipeline.runner import Runner, respond
-from handlers.pipeline.slots import Batch, Pieces
-from handlers.pipeline.warm_up import prepare
+from handlers.pipeline.slots import Pieces
 from handlers.protocol import requests, retrieval, streaming
 from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import Documents, Model, OutputTensors
 from handlers.protocol.requests import Items, Payload, Request
-from handlers.protocol.responses import Reply
-from handlers.torchserve import BaseHandler, HeapFile, emit, emit_heap
+from handlers.torchserve import BaseHandler, device, reporter
+from handlers.warm_up import prepare
 
 logger = logging.getLogger(__name__)
 
-# TorchServe's default, in seconds, where model-config.yaml does not say.
-RESPONSE_TIMEOUT_S = 120
-# Shares of it. A batch begins nothing after a half: what runs by then has as long again before the worker is ended. And
-# generate(), whose length nobody knows, is ended before that.
-BATCH_SHARE, RUN_SHARE = 0.5, 0.4
+# TorchServe's default of `responseTimeout`, in seconds, and shares of it: a batch begins nothing after a half, since a
+# run that begins by then may take as long again before TorchServe ends the worker; generate() is ended earlier.
+RESPONSE_TIMEOUT_S, BATCH_SHARE, RUN_SHARE = 120, 0.5, 0.4
 
 Config = TypeVar("Config", bound=HandlerConfig)
 Item = TypeVar("Item")
 
-# The label ModelVersion where the archive's manifest has none: TorchServe reads no empty label.
-UNKNOWN_VERSION = "unknown"
-
-# Rows and TorchServe's context -> a body per row.
-Answer = Callable[[Sequence[Mapping[str, Any]], Any], list[bytes]]
-
 
 class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore[misc]
-    """What every task has in common. A task is one class on it, alone in its file; this one doubles numbers:
-
-        import numpy as np
+    """The base class of tasks. A task is one class on it, alone in its file; this one doubles numbers:
 
         from handlers.base import BatchHandler
         from handlers.config import HandlerConfig
         from handlers.engines.function import FunctionEngine
         from handlers.errors import CorruptInput
         from handlers.protocol.requests import Payload
-
+        import numpy as np
 
         class Doubling(BatchHandler[HandlerConfig, float]):
             config_class = HandlerConfig
@@ -98,123 +74,91 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             def split(self, outputs, items):
                 return outputs["doubles"].tolist()
 
-    Hooks, in the order of their calls; classic and adaptive mode call the same ones:
-        load, sample, samples: once, before the first request; the samples are sent through the hooks below, to warm up.
-            Classic mode warms up with `sample` alone.
-        unpack: once a request. A task hardly ever overrides it.
-        items: once; how what a request holds becomes items. Likewise.
-        decode: once an item, in several threads at once where `decodes_in_threads`.
-        prepare: in classic mode once a batch, with all items that were decoded; in adaptive mode with those that were
-            decoded together, one of them maybe, and in several threads at once.
-        cost: once an item.
-        collate, forward: once a micro-batch; again for each half of one that failed. In adaptive mode several threads
-            call them at once, each on a copy of the task with an engine of its own (`streams`).
-        pieces, forward_progressively: in adaptive mode, instead of `forward`, where the engine tells what it generates
-            while it runs (handlers.engines.Progressive). Each item is answered when it has ended, and its text can be
-            streamed. Most tasks leave both alone.
-        split: once a micro-batch.
-
-    `preprocess`, `inference` and `postprocess` are what these hooks make up in classic mode; adaptive mode calls none
-    of the three, so a task overrides the hooks.
-
-    Class attributes of a task:
-        config_class: the dataclass of its settings, on handlers.config.HandlerConfig.
-        options_class: the dataclass of the options of one item.
-        inputs: names of the JSON fields that hold its input; what other fields hold are options.
-        item_dimensions: how many dimensions one item has where it comes as a tensor of numbers.
-        input_tensors: the tensor of an input, by the input's name; one that is not here is BYTES [B] or, where an item
-            has dimensions, FP32 of so many, under the input's own name.
-        output_tensors: how its results become tensors, for the Open Inference Protocol. `load` may set it, where that
-            takes a loaded model; `inputs` and `input_tensors` likewise.
-        batch_dims: the dimension of an output tensor that counts rows, where it is not the first, by name.
-        media_types: what a body may be beside JSON; the model's metadata tells.
-        decodes_in_threads: whether decoding an item is worth handing it to another thread.
-        is_streamable: whether `pieces` makes text of what the engine generates, so that answers can be sent in pieces;
-            then `stream` is one of its options.
-        api: which API of handlers.protocol.retrieval its results are answers of, if any.
-        staged_files: names or patterns of files beside the model's configuration; the archive takes them along, under
-            the same paths in `model_dir`. What the list or `--weights` names lies in `checkpoint_dir`.
+    Both modes call the same hooks. In adaptive mode several threads do, on copies of the task with an engine of their
+    own (`streams`); `prepare` then gets the items that one thread decodes together, and not all of a batch.
+    `load` may set attributes that depend on the model. What the archive's list or `--weights` names lies in
+    `checkpoint_dir`, and staged files lie in `model_dir`.
     """
 
-    config_class: ClassVar[type[HandlerConfig]]
-    options_class: ClassVar[Any] = NoOptions
-    inputs: frozenset[str]
-    item_dimensions: ClassVar[int] = 0
+    config_class: ClassVar[type[HandlerConfig]]  # its settings
+    options_class: ClassVar[Any] = NoOptions  # the options of one item
+    inputs: frozenset[str]  # the JSON fields that hold its input; other fields are options
+    item_dimensions: ClassVar[int] = 0  # of one item that comes as a tensor of numbers
+    # The tensor of an input, by the input's name, where it is not BYTES [B], or FP32 of so many dimensions.
     input_tensors: Mapping[str, TensorMetadata] = {}
-    output_tensors: OutputTensors = Documents()
-    batch_dims: Mapping[str, int] = {}
-    media_types: ClassVar[tuple[str, ...]] = ()
-    decodes_in_threads: ClassVar[bool] = True
-    is_streamable: ClassVar[bool] = False
-    api: ClassVar[retrieval.Api | None] = None
-    staged_files: ClassVar[tuple[str, ...]] = ()
+    output_tensors: OutputTensors = Documents()  # how results become tensors of the Open Inference Protocol
+    batch_dims: Mapping[str, int] = {}  # of an output tensor, by name: the dimension of rows, where it is not the first
+    media_types: ClassVar[tuple[str, ...]] = ()  # of bodies other than JSON, for the metadata
+    decodes_in_threads: ClassVar[bool] = True  # whether decoding one item takes longer than handing it to a thread
+    is_streamable: ClassVar[bool] = False  # whether answers can be sent in pieces; then `stream` is an option
+    api: ClassVar[retrieval.Api | None] = None  # the API that its results are answers of
+    staged_files: ClassVar[tuple[str, ...]] = ()  # names or patterns of files beside the model's configuration
+    overhead: Overhead = OVERHEAD  # what one more micro-batch costs
 
     config: Config
     engine: Engine
     model_dir: Path
-    # Seconds that one run of the engine may take, where it can be ended.
-    longest_run_s: float
-    # Hash of everything that the archive was made from; None where that is not known.
-    fingerprint: str | None
-    # What the model says of itself, to whoever asks.
+    longest_run_s: float  # the most seconds of one run of the engine, where it can be ended
+    fingerprint: str | None  # hash of everything that the archive was made from, where it is known
     metadata: Metadata
-    # Answers everything in adaptive mode, once `initialize` is done.
-    worker: adaptive.AdaptiveWorker
-    # What one more micro-batch costs; `load` may know better.
-    overhead: Overhead = OVERHEAD
 
-    # -- what a task overrides -----------------------------------------------------------------------------------
+    # -- the hooks of a task, in the order of their calls ------------------------------------------------------------
 
     @abc.abstractmethod
     def load(self) -> Engine:
         """Load what `model_dir` and `checkpoint_dir` hold and `config` asks for.
 
         Raises:
-            InvalidConfig: the archive cannot be served; the message is what its owner reads.
+            InvalidConfig: the archive cannot be served; its owner reads the message.
         """
 
     @abc.abstractmethod
     def sample(self) -> Payload | None:
-        """Give what a client might send, for the runs that warm everything up; None where nobody can say."""
+        """Return what a client might send, for warm-up; None where that is not known."""
 
     def samples(self) -> Iterable[Payload]:
-        """Give what clients might send, one of each size that the engine has to prepare itself for."""
+        """Return payloads of each size that the engine has to prepare itself for, for warm-up in adaptive mode."""
         sample = self.sample()
         return () if sample is None else (sample,)
 
+    def items(self, fields: Fields, model: Model) -> Items:  # noqa: ARG002
+        """Return what makes items of the contents of a request, once; `fields` does it by `inputs`."""
+        return fields
+
+    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
+        """Take one row apart, which is a request; few tasks override it."""
+        request = retrieval.unpack(row, headers, self._retrieval) or requests.unpack(row, headers, self._shape)
+        is_adaptive = self.config.scheduling.mode == "adaptive"
+        return streaming.asked(request, headers, is_adaptive=is_adaptive) if self.is_streamable else request
+
     @abc.abstractmethod
     def decode(self, payload: Payload) -> Item:
-        """Check and decode one item. Runs in several threads at once.
+        """Check and decode one item. Several threads may call it.
 
         Raises:
             InvalidInput: this item cannot be served.
         """
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
-        """Do what is cheaper for all items of a batch at once than for each: tokenisation. One outcome per item."""
+        """Do what is cheaper for several items at once: tokenisation. Return one outcome for each."""
         return items
 
     def cost(self, item: Item) -> Cost:  # noqa: ARG002
-        """Say what the item asks of a micro-batch: its length, and with what it may share one."""
+        """Return what the item asks of a micro-batch: its length, and the group that it may share one with."""
         return Cost()
-
-    def tokens(self, item: Item) -> int:  # noqa: ARG002
-        """Count the tokens of an item, for answers that say how many a request had."""
-        return 0
 
     @abc.abstractmethod
     def collate(self, items: Sequence[Item]) -> Arrays:
         """Stack the items of one micro-batch: arrays of shape (B, ...), named as the model's inputs."""
 
     def forward(self, inputs: Arrays, items: Sequence[Item]) -> Outputs:  # noqa: ARG002
-        """Run the model once: arrays of shape (B, ...), named as the model's outputs."""
+        """Run the model once, again for each half of a micro-batch that failed: arrays of shape (B, ...)."""
         return self.engine.run(inputs)
 
     def pieces(self, item: Item) -> Pieces | None:  # noqa: ARG002
-        """Give what makes text, and in the end the result, of the tokens of one item.
+        """Return what makes text, and in the end the result, of the tokens of one item, in adaptive mode.
 
-        Returns:
-            None where the engine tells nothing of this item while it runs; items that share a micro-batch agree in it.
+        None where the engine reports no tokens of this item while it runs; items that share a micro-batch agree in it.
         """
         return None
 
@@ -224,9 +168,13 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     @abc.abstractmethod
     def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[Any]:
-        """Take the outputs apart: one result per item, in order, each a value that JSON can hold."""
+        """Take the outputs of a micro-batch apart: one result for each item, in order, that JSON can hold."""
 
-    # -- lifecycle -----------------------------------------------------------------------------------------------
+    def tokens(self, item: Item) -> int:  # noqa: ARG002
+        """Count the tokens of an item, for answers that say how many a request had."""
+        return 0
+
+    # -- lifecycle ---------------------------------------------------------------------------------------------------
 
     def initialize(self, context: Any) -> None:
         """Load the model and run it at the sizes that matter, so that no request pays for a first time.
@@ -234,68 +182,60 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         Raises:
             InvalidConfig: the archive cannot be served.
         """
-        # The worker logs two lines per batch on the root logger; metrics, on a logger of their own, must pass.
+        # TorchServe logs two lines for each batch on the root logger; metrics have a logger of their own.
         logging.getLogger().setLevel(logging.WARNING)
         logging.getLogger("ts.metrics").setLevel(logging.INFO)
-
-        properties = context.system_properties
-        self.model_dir = Path(properties["model_dir"])
-        self._recorder = Recorder()
-        version = context.manifest.get("model", {}).get("modelVersion")
-        labels = (context.model_name, version or UNKNOWN_VERSION)
-        self.reporter = Reporter(
-            self._recorder,
-            partial(emit, context.metrics, labels),
-            beside=partial(emit_heap, context.metrics, HeapFile(os.getppid())),
-        )
-        self.runner = Runner(self, self._recorder)
-        # Seconds after which TorchServe takes the worker for dead; its own default where the archive does not say.
-        self._response_timeout_s = (context.model_yaml_config or {}).get("responseTimeout") or RESPONSE_TIMEOUT_S
-        self.longest_run_s = RUN_SHARE * self._response_timeout_s
+        name, version = context.model_name, context.manifest.get("model", {}).get("modelVersion")
+        settings, properties = context.model_yaml_config or {}, context.system_properties
         window = properties.get("batch_size") or 1
+        self.model_dir, self.device = Path(properties["model_dir"]), device(properties.get("gpu_id"))
+        self._timeout_s = settings.get("responseTimeout") or RESPONSE_TIMEOUT_S
+        self.longest_run_s = RUN_SHARE * self._timeout_s
+        recorder = Recorder()
+        self.reporter = reporter(context, version, recorder)
         try:
-            settings = context.model_yaml_config or {}
             self.config = self._read_config(settings)
-            self.device = _device(properties.get("gpu_id"))
             self.fingerprint = archive_files.check(self.model_dir, is_torch_unread=not self.uses_torch)
             self.engine = self.load()
             trial = Trial(self, window)
             self.engine = trial.engine
-            self._shape, self.metadata = described(self, context.model_name, version)
-            start = self._start_adaptive if self.config.scheduling.mode == "adaptive" else self._start_classic
-            self._answer = start(window, settings, trial)
-            proofs = {name: proof.to_json() for name, proof in archive_files.proofs(self.model_dir).items()}
-            self.metadata = replace(
-                self.metadata, precision=precision_of(self.engine), proofs=proofs, device=self.device.type
-            )
+            self._shape, self.metadata = described(self, name, version)
+            self._retrieval = retrieval.Served(self.api, name, self.config.max_instances, self.config.max_body_bytes)
+            if self.config.scheduling.mode == "adaptive":
+                adaptive.claim_worker(name, version)
+                self.worker = adaptive.AdaptiveWorker(
+                    self, window, settings, recorder, trial=trial, longest_run_s=self._timeout_s
+                )
+            else:
+                self._start_classic(window, trial, recorder)
+            self.metadata = replace(self.metadata, precision=precision_of(self.engine))
         except Exception as error:
-            # TorchServe buries the reason under a traceback or two: this is the line to read.
-            logger.error("%s %s: %s: %s", LOAD_FAILED, context.model_name, type(error).__name__, error)
+            # TorchServe logs the cause below several tracebacks; log it once on a line of its own.
+            logger.error("%s %s: %s: %s", LOAD_FAILED, name, type(error).__name__, error)
             raise
         self.reporter.start()
         self.initialized = True
-        logger.warning("Loaded %s: %s", context.model_name, self.engine.description)
+        logger.warning("Loaded %s: %s", name, self.engine.description)
 
     def _read_config(self, settings: Mapping[str, Any]) -> Config:
         try:
             config = cast(Config, parse(self.config_class, settings.get("handler")))
         except InvalidConfig:
-            # Settings that are none may be those of an archive that was altered, which is said first.
+            # In an archive that was altered, that is the first problem.
             archive_files.check(self.model_dir)
             raise
         return settled(config, settings)
 
+    def _start_classic(self, window: int, trial: Trial, recorder: Recorder) -> None:
+        self.engine = trial.choose().arrangement.whole
+        prepare(self, self.sample(), min(window, self.config.max_items))
+        threads = available_threads(self.config.decode_threads) if self.decodes_in_threads else 1
+        self.pipeline = Pipeline(self, recorder, decode_threads=threads)
+
     @property
     def checkpoint_dir(self) -> Path:
-        """The folder of the checkpoint, or of whatever weights the list or `--weights` names.
-
-        Raises:
-            InvalidConfig: the archive has none.
-        """
-        folder = self.model_dir / archive_files.CHECKPOINT
-        if not folder.is_dir():
-            raise InvalidConfig(f"this archive has no {folder.name}/, where weights lie; name some, and build it again")
-        return folder
+        """The folder of the checkpoint, or of other weights that the list or `--weights` names."""
+        return archive_files.checkpoint(self.model_dir)
 
     @property
     def uses_torch(self) -> bool:
@@ -303,95 +243,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         return self.config.engine == "torch" or (self.config.engine == "auto" and self.device.type != "cpu")
 
     def handle(self, data: list[dict[str, Any]], context: Any) -> list[bytes]:
-        """Answer TorchServe.
-
-        Args:
-            data: one row per request.
-            context: TorchServe's: request headers in, statuses, response headers and metrics out.
-
-        Returns:
-            One body per row.
-        """
-        self.context = context
-        return self._answer(data, context)
-
-    def items(self, fields: Fields, model: Model) -> Items:  # noqa: ARG002
-        """Say how what a request holds becomes items.
-
-        Args:
-            fields: does it by the task's `inputs`.
-            model: what answers say of the model.
-        """
-        return fields
-
-    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
-        """Take one row apart; see `handlers.protocol.requests.unpack`, and `handlers.protocol.streaming.asked`."""
-        model, config = self.metadata.name, self.config
-        served = retrieval.Served(self.api, model, config.max_instances, config.max_body_bytes)
-        request = retrieval.unpack(row, headers, served) or requests.unpack(row, headers, self._shape)
-        if not self.is_streamable:
-            return request
-        return streaming.asked(request, headers, is_adaptive=self.config.scheduling.mode == "adaptive")
-
-    # -- adaptive mode: the worker forms the batches ---------------------------------------------------------------
-
-    def _start_adaptive(self, window: int, settings: Mapping[str, Any], trial: Trial) -> Answer:
-        adaptive.claim_worker(self.metadata.name, self.metadata.version)
-        self.worker = adaptive.AdaptiveWorker(
-            self,
-            window,
-            settings,
-            self._recorder,
-            trial=trial,
-            longest_run_s=self._response_timeout_s,
-        )
-        return self._hand_over
-
-    def _hand_over(self, data: Sequence[Mapping[str, Any]], context: Any) -> NoReturn:  # noqa: ARG002
-        """Give the connection to the worker, whose it is from the first batch on."""
-        self.worker.serve(context.cl_socket)
-
-    # -- classic mode: the batch that TorchServe formed -----------------------------------------------------------
-
-    def _start_classic(self, window: int, settings: Mapping[str, Any], trial: Trial) -> Answer:  # noqa: ARG002
-        self.engine = trial.choose().arrangement.whole
-        prepare(self, self.sample(), min(window, self.config.max_items))
-        threads = available_threads(self.config.decode_threads)
-        self._pool = ThreadPoolExecutor(threads, "decode") if threads > 1 else None
-        return self._classic
-
-    def _classic(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[bytes]:
-        batch = self.preprocess(data)
-        self.inference(batch)
-        return [respond(context, index, reply) for index, reply in enumerate(self.postprocess(batch))]
-
-    def preprocess(self, data: Sequence[Mapping[str, Any]]) -> Batch:
-        """Make a planned batch of rows: unpack, decode, plan."""
-        self._ends_s = time.perf_counter() + BATCH_SHARE * self._response_timeout_s
-        headers = map(self.context.get_all_request_header, range(len(data)))
-        unpacked = [self.runner.read(row, sent) for row, sent in zip(data, headers, strict=True)]
-        pool = self._pool if self.decodes_in_threads else None
-        return planned(
-            self.runner, unpacked, pool=pool, config=self.config, overhead=self.overhead, ends_s=self._ends_s
-        )
-
-    def inference(self, batch: Batch) -> None:
-        """Put every micro-batch through the model; fill `batch.finished`."""
-        for micro_batch in batch.plan:
-            batch.finished += self.runner.run(micro_batch, self._ends_s)
-
-    def postprocess(self, batch: Batch) -> list[Reply]:
-        """Make replies of results: split, pack, and say of it what headers and metrics do."""
-        for micro_batch in batch.finished:
-            self.runner.split(micro_batch)
-        remaining = iter(batch.slots)
-        return [
-            self.runner.answer(request, list(islice(remaining, len(request.payloads)))) for request in batch.requests
-        ]
-
-
-def _device(gpu_id: int | None) -> torch.device:
-    """The GPU that TorchServe gave this worker, or the CPU."""
-    if gpu_id is not None and torch.cuda.is_available():
-        return torch.device("cuda", int(gpu_id))
-    return torch.device("cpu")
+        """Answer TorchServe: return one body for each row, with statuses and headers in its context."""
+        if self.config.scheduling.mode == "adaptive":
+            # From its first batch on, the worker has the connection.
+            self.worker.serve(context.cl_socket)
+        return self.pipeline.serve(data, context, limit_s=BATCH_SHARE * self._timeout_s)

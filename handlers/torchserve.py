@@ -1,7 +1,8 @@
 """The border to TorchServe: its base class, its metrics and the heap of its frontend. The only importer of `ts`.
 
-Sample -> emit      -> a line on stdout, which the frontend parses
-Heap   -> emit_heap -> likewise, from /tmp/hsperfdata_USER/PID, which every HotSpot JVM keeps in shared memory
+Recorder, HeapFile -> reporter -> lines on stdout, which the frontend parses
+
+The heap is read from /tmp/hsperfdata_USER/PID, which every HotSpot JVM keeps in shared memory.
 """
 
 import logging
@@ -10,10 +11,13 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handlers.metrics import GAUGES, Sample
+import torch
+
+from handlers.metrics import GAUGES, Recorder, Reporter, Sample
 
 
 @contextmanager
@@ -51,14 +55,16 @@ FILE_BYTES = 1 << 20
 USED, MOST = "sun.gc.generation.1.space.0.used", "sun.gc.generation.1.maxCapacity"
 
 
-def emit(cache: Any, model: tuple[str, str], sample: Sample) -> None:
-    """Write one sample with TorchServe's metrics.
+def reporter(context: Any, version: str | None, recorder: Recorder) -> Reporter:
+    """Return what writes a model's metrics and the frontend's heap with TorchServe's metrics, once it is started."""
+    # TorchServe reads no empty label.
+    labels = (context.model_name, version or "unknown")
+    # The frontend has started this process.
+    heap = partial(_emit_heap, context.metrics, HeapFile(os.getppid()))
+    return Reporter(recorder, partial(_emit, context.metrics, labels), beside=heap)
 
-    Args:
-        cache: the metrics of TorchServe's context.
-        model: its name and version.
-        sample: what to write.
-    """
+
+def _emit(cache: Any, model: tuple[str, str], sample: Sample) -> None:
     name = sample.counter.name
     try:
         counter = cache.get_metric(name, MetricTypes.COUNTER)
@@ -68,7 +74,7 @@ def emit(cache: Any, model: tuple[str, str], sample: Sample) -> None:
     counter.add_or_update(sample.value, [*model, *sample.labels])
 
 
-def emit_heap(cache: Any, heap_file: "HeapFile") -> None:
+def _emit_heap(cache: Any, heap_file: "HeapFile") -> None:
     """Write how full TorchServe's heap is, where its metrics file declares that and Java's counters can be read."""
     heap = heap_file.read()
     if heap is None:
@@ -139,3 +145,10 @@ def _offsets(content: bytes) -> dict[str, int]:
             found[content[at + name : content.index(0, at + name)].decode("ascii", "replace")] = at + value
         at += length
     return found
+
+
+def device(gpu_id: int | None) -> torch.device:
+    """Return the GPU that TorchServe assigned to this worker, or the CPU."""
+    if gpu_id is not None and torch.cuda.is_available():
+        return torch.device("cuda", int(gpu_id))
+    return torch.device("cpu")

@@ -7,7 +7,6 @@ decoded items    -> decoded -> the scheduler
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import replace
 from itertools import count as count_from
 from queue import PriorityQueue
 from typing import Any, NamedTuple
@@ -20,10 +19,9 @@ from handlers.batching.shared_state import Guard
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidInput, ItemError
 from handlers.metrics import REFUSALS, Recorder
-from handlers.pipeline.budget import excess
+from handlers.pipeline.flow import Pipeline
 from handlers.pipeline.micro_batches import Cost
-from handlers.pipeline.runner import Runner
-from handlers.pipeline.slots import Slot
+from handlers.pipeline.slots import Slot, excess
 from handlers.protocol.headers import Terms
 from handlers.protocol.requests import Payload, Request
 
@@ -76,8 +74,10 @@ class Arrivals:
     def arrived(self, id_: str, request: Request, headers: Mapping[str, Any], came_s: float) -> InFlightRequest:
         """Admit a request or refuse it; one that holds nothing to do is complete already."""
         slots = [Slot(payload) for payload in request.payloads]
+        sizes = [size_of(payload) for payload in request.payloads if isinstance(payload, Payload)]
         # Each payload lives until it is decoded, in its slot, and no longer.
-        arrived = InFlightRequest(id=id_, request=replace(request, payloads=()), slots=slots, arrived_s=came_s)
+        request.payloads = ()
+        arrived = InFlightRequest(id=id_, request=request, slots=slots, arrived_s=came_s)
         if request.is_streamed:
             arrived.stream = StreamedAnswer()
         if all(slot.is_failed for slot in slots):
@@ -88,7 +88,6 @@ class Arrivals:
             arrived.fail(ItemError.of(error))
             return arrived
         arrived.priority, arrived.timeout_s = terms.priority, terms.timeout_s
-        sizes = [size_of(payload) for payload in request.payloads if isinstance(payload, Payload)]
         refusal = self._scheduler.admit(arrived, sum(max(1.0, self._per_byte * size) for size in sizes))
         if refusal is None:
             arrived.is_admitted = True
@@ -114,9 +113,7 @@ class Arrivals:
         request = item.request
         if request.decoding != 1 or len(request.slots) == 1:
             return None
-        costs = [queued.cost for queued in request.items]
-        outcomes = (slot.outcome for slot in request.slots)
-        return excess(outcomes, costs if item.cost is None else [*costs, item.cost], self._config)
+        return excess(request.slots, self._config)
 
 
 class _Waiting(NamedTuple):
@@ -134,7 +131,7 @@ class _Waiting(NamedTuple):
 class Decoder:
     """Decodes for one worker."""
 
-    def __init__(self, runner: Runner, guard: Guard, *, threads: int, is_threaded: bool) -> None:
+    def __init__(self, runner: Pipeline, guard: Guard, *, threads: int, is_threaded: bool) -> None:
         """Start the threads.
 
         Args:
@@ -200,8 +197,7 @@ class Decoder:
         for slot in slots:
             self._runner.decode(slot)
         self._runner.prepare(slots)
-        costs = {id(slot): cost for slot, cost in self._runner.price(slots)}
-        return [item._replace(cost=costs.get(id(item.slot))) for item in items]
+        return [item._replace(cost=item.slot.cost) for item in items]
 
 
 def _pieces(items: Iterable[Arrived]) -> Iterator[list[Arrived]]:

@@ -18,9 +18,9 @@ from handlers.batching.in_flight import InFlightRequest
 from handlers.batching.shared_state import Guard, SharedState
 from handlers.errors import where
 from handlers.metrics import ENGINE_BUSY, PREDICTION_RATIO, QUEUE_AGE, QUEUE_DEPTH, Recorder
-from handlers.pipeline.runner import Heard, Runner
+from handlers.pipeline.flow import Heard, Pipeline
 from handlers.pipeline.slots import Slot
-from handlers.pipeline.warm_up import Rehearsal, Step
+from handlers.warm_up import Rehearsal, Step
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 class EngineThreads:
     """Runs micro-batches for one worker."""
 
-    def __init__(self, shared: SharedState, whole: Runner, recorder: Recorder, guard: Guard) -> None:
+    def __init__(self, shared: SharedState, whole: Pipeline, recorder: Recorder, guard: Guard) -> None:
         """Run nothing yet.
 
         Args:
@@ -42,13 +42,13 @@ class EngineThreads:
         self._recorder = recorder
         self._guard = guard
 
-    def start(self, streams: Sequence[Runner], rehearsals: Sequence[Rehearsal]) -> None:
+    def start(self, streams: Sequence[Pipeline], rehearsals: Sequence[Rehearsal]) -> None:
         """Start a thread for each stream, with what it can do while nobody waits."""
         for stream, rehearsal in zip(streams, rehearsals, strict=True):
             work = (self._run_stream, stream, rehearsal)
             threading.Thread(target=self._guard.run, args=work, name="engine", daemon=True).start()
 
-    def run(self, running: RunningBatch, runner: Runner) -> None:
+    def run(self, running: RunningBatch, runner: Pipeline) -> None:
         """Run a micro-batch that the scheduler has begun, on the calling thread."""
         shared, scheduler = self._shared, self._shared.scheduler
         slots = [item.slot for item in running.items]
@@ -75,7 +75,7 @@ class EngineThreads:
             self._recorder.observe(QUEUE_AGE, oldest_s)
         return running
 
-    def _run_stream(self, stream: Runner, rehearsal: Rehearsal) -> None:
+    def _run_stream(self, stream: Pipeline, rehearsal: Rehearsal) -> None:
         step = _next_step(rehearsal)
         while True:
             running = self._next_batch(step)

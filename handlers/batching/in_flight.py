@@ -17,7 +17,7 @@ from handlers.batching.request_queue import ScheduledRequest
 from handlers.batching.scheduler import Refusal
 from handlers.errors import INTERNAL_ERROR, ItemError, where
 from handlers.metrics import DEADLINE_MISSES, FIRST_PIECE, PIECES, Recorder
-from handlers.pipeline.runner import Runner
+from handlers.pipeline.flow import Pipeline
 from handlers.pipeline.slots import Generated
 from handlers.protocol import streaming
 from handlers.protocol.metadata import Metadata
@@ -120,7 +120,7 @@ class Tokens(NamedTuple):
 class Replies:
     """Writes replies for one worker."""
 
-    def __init__(self, runner: Runner, recorder: Recorder, answered: Callable[[InFlightRequest], bool]) -> None:
+    def __init__(self, runner: Pipeline, recorder: Recorder, answered: Callable[[InFlightRequest], bool]) -> None:
         """Keep what replies need.
 
         Args:

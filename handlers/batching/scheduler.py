@@ -33,7 +33,7 @@ from handlers.batching.batches import Limits, padded_tokens, select
 from handlers.batching.engine import RunningBatch, Streams, done_in_s
 from handlers.batching.policy import Policy
 from handlers.batching.request_queue import QueuedItem, RequestQueue, ScheduledRequest, Work
-from handlers.pipeline.warm_up import Step
+from handlers.warm_up import Step
 
 # What an answer changes of its priority's allowance, as shares of the target: where more comes than can be
 # served, few are late in the long run.

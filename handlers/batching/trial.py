@@ -18,20 +18,18 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from importlib.metadata import version
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from handlers.engines import Arrangement, Divisible, Engine, Precise, available_threads
-from handlers.pipeline import runner
-from handlers.pipeline.micro_batches import Overhead
-from handlers.pipeline.warm_up import decoded, run
-from handlers.protocol.requests import Payload
+from handlers.pipeline.flow import Task
+from handlers.warm_up import decoded, run
 
 logger = logging.getLogger(__name__)
 
@@ -48,20 +46,6 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 # What micro-batches took: (padded tokens, seconds), one item first.
 Seeds = list[tuple[int, float]]
-
-
-class Task(runner.Task, Protocol):
-    """A loaded task; see handlers.base.BatchHandler."""
-
-    config: Any
-    engine: Engine
-    model_dir: Path
-    fingerprint: str | None
-    overhead: Overhead
-    decodes_in_threads: Any
-
-    def sample(self) -> Payload | None: ...
-    def samples(self) -> Iterable[Payload]: ...
 
 
 AnyTask = TypeVar("AnyTask", bound=Task)

@@ -39,13 +39,13 @@ from handlers.batching.policy import Policy, check_mode
 from handlers.batching.scheduler import Scheduler
 from handlers.batching.shared_state import Due, Guard, SharedState
 from handlers.batching.timing import Timing
-from handlers.batching.trial import Choice, Task, Trial, on_engine
+from handlers.batching.trial import Choice, Trial, on_engine
 from handlers.engines import Divisible, available_threads
 from handlers.errors import InvalidConfig
 from handlers.metrics import EXCHANGES, Recorder
-from handlers.pipeline.runner import Runner
-from handlers.pipeline.warm_up import Allowed, Rehearsal
+from handlers.pipeline.flow import Pipeline, Task
 from handlers.protocol.responses import Reply
+from handlers.warm_up import Allowed, Rehearsal
 
 logger = logging.getLogger(__name__)
 
@@ -121,13 +121,13 @@ class AdaptiveWorker:
         self.shared = shared = SharedState(scheduler, Timing(window, policy.has_target), recorder)
         self._recorder, self._longest_run_s = recorder, longest_run_s
         self._guard = guard = Guard()
-        self._whole = whole = Runner(task, recorder)
+        self._whole = whole = Pipeline(task, recorder)
         self._arrivals = Arrivals(scheduler, recorder, config)
         threads = available_threads(config.decode_threads)
         self._decoder = Decoder(whole, guard, threads=threads, is_threaded=task.decodes_in_threads)
         self._replies = Replies(whole, recorder, shared.answered)
         self._engine = EngineThreads(shared, whole, recorder, guard)
-        runners = [whole if each is task else Runner(each, recorder) for each in on_streams]
+        runners = [whole if each is task else Pipeline(each, recorder) for each in on_streams]
         self._engine.start(runners, _rehearsals(task, on_streams, scheduler))
 
     def serve(self, connection: socket.socket) -> NoReturn:
@@ -157,7 +157,7 @@ class AdaptiveWorker:
         newcomers: list[InFlightRequest] = []
 
         def take(id_: str, sent: Sent) -> None:
-            request = self._whole.read(sent.row, sent.headers)
+            request = self._whole.unpack(sent.row, sent.headers)
             with shared.lock:
                 arrived_s = shared.timing.arrived_s(time.perf_counter(), len(shared.in_flight))
                 newcomers.append(arrivals.arrived(id_, request, sent.headers, arrived_s))

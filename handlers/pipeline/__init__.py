@@ -1,4 +1,4 @@
-"""The way of items through the model is the same in both modes: slots, micro-batches, hooks called safely, warm-up.
+"""The way of requests through a task, the same in both modes: flow.py tells it from top to bottom.
 
 It may import handlers.protocol and handlers.engines, and what is below these.
 """

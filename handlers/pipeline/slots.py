@@ -1,8 +1,9 @@
-"""Keep the state of the items of a batch: a slot for each, and what the headers say of them. Pure.
+"""The state of items on their way through the model: a slot for each. Pure.
 
 payload -> Slot -> decoded item -> result, or the ItemError that takes its place
-slots   -> attempt: a step on all of them, or on halves where it fails
 tokens  -> Generated -> Pieces: text as it comes, and in the end the result, before the micro-batch is done
+slots   -> excess: whether a request asks for too much
+slots   -> attempt: a step on all of them, or on halves where it fails
 slots   -> server_timing: the header of their request's answer
 """
 
@@ -10,19 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from handlers.config import HandlerConfig
 from handlers.engines import Outputs
-from handlers.errors import ItemError, OutOfTime
-from handlers.protocol.requests import Request
+from handlers.errors import ItemError, OutOfTime, WorkTooLarge
+from handlers.pipeline.micro_batches import Cost
 
 
 class Pieces(Protocol):
-    """Makes text of one item's tokens as they come. What it gives, joined, is the text of the item's result."""
+    """Makes text of one item's tokens as they come; joined, it is the text of the item's result."""
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Take the tokens that come next; give the text that is certain by now and was not given yet, maybe none."""
+        """Take the next tokens, and return the text that has become certain, if any."""
 
     def end(self) -> tuple[str, Any]:
-        """Give the rest of the text, and the item's result, the same that `split` makes of the engine's outputs."""
+        """Return the rest of the text, and the item's result, the same that `split` makes of the engine's outputs."""
 
 
 @dataclass(slots=True)
@@ -31,8 +33,8 @@ class Generated:
 
     Attributes:
         pieces: makes text of it.
-        tokens: those that `pieces` has not been given.
-        is_ended: whether nothing more comes.
+        tokens: those that `pieces` has not got yet.
+        is_ended: whether the engine generates no more.
         is_split: whether it has become the item's result.
     """
 
@@ -42,17 +44,18 @@ class Generated:
     is_split: bool = False
 
     def take(self) -> list[int]:
-        """Remove the tokens that `pieces` has not been given, and hand them out."""
+        """Remove and return the tokens that `pieces` has not got yet."""
         tokens, self.tokens = self.tokens, []
         return tokens
 
 
 @dataclass(slots=True)
 class Slot:
-    """The place of one item in a batch, and what became of it.
+    """The place of one item on its way, and what became of it.
 
     Attributes:
         outcome: the payload, then the decoded item, then its result; or the ItemError that took their place.
+        cost: what the item asks of a micro-batch; None before it is prepared, and where it failed by then.
         decoded_at: when decoding ended, in seconds of `time.perf_counter`.
         decode_s: how many seconds decoding took.
         wait_s: how many seconds passed between being decoded and the start of its micro-batch.
@@ -63,6 +66,7 @@ class Slot:
     """
 
     outcome: Any
+    cost: Cost | None = None
     decoded_at: float = 0.0
     decode_s: float = 0.0
     wait_s: float = 0.0
@@ -72,11 +76,7 @@ class Slot:
     generated: Generated | None = field(default=None, repr=False)
 
     def queue_s(self, came_s: float) -> float:
-        """Say how many seconds of its request's stay the item waited, for its decoding and for the engine.
-
-        Args:
-            came_s: when the request came, in seconds of `time.perf_counter`; the item has been in a micro-batch.
-        """
+        """Return the seconds that the item waited, for decoding and for the engine, since its request came."""
         return max(0.0, self.decoded_at + self.wait_s - self.decode_s - came_s)
 
     @property
@@ -92,14 +92,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class FinishedMicroBatch:
-    """A micro-batch that went through the model.
+    """A micro-batch that went through the model, until it is split.
 
     Attributes:
         slots: those of its items that did not end before it did, in order.
-        outputs: what the engine gave for these, arrays of shape (B, ...).
+        outputs: the engine's, for these: arrays of shape (B, ...).
         seconds: how long `collate` and `forward` took.
-        size: how many items it had, those included that ended before.
-        collate_s: how many of the seconds `collate` took.
+        size: how many items it had, with those that ended before.
+        collate_s: how long `collate` took.
     """
 
     slots: list[Slot]
@@ -109,28 +109,32 @@ class FinishedMicroBatch:
     collate_s: float
 
 
-@dataclass(slots=True)
-class Batch:
-    """A batch that TorchServe formed, on its way.
+def excess(slots: Sequence[Slot], config: HandlerConfig) -> ItemError | None:
+    """Return the error of a request whose items are too much together; None where they may go on.
 
-    Attributes:
-        requests: one per row.
-        slots: one per item, in the order of the requests' payloads.
-        plan: the micro-batches, as lists of slots whose items are decoded.
-        finished: the micro-batches that ran, with what the engine made of them.
+    Args:
+        slots: those of one request; an item that found its allowance spent speaks for all.
+        config: has the limits, `max_request_tokens` and `max_groups`.
     """
-
-    requests: list[Request]
-    slots: list[Slot]
-    plan: list[list[Slot]]
-    finished: list[FinishedMicroBatch] = field(default_factory=list)
+    for slot in slots:
+        if isinstance(slot.outcome, ItemError) and slot.outcome.type == WorkTooLarge.__name__:
+            return slot.outcome
+    costs = [slot.cost for slot in slots if slot.cost is not None]
+    tokens, limit = sum(cost.tokens for cost in costs), config.max_request_tokens
+    groups = len({cost.group for cost in costs})
+    if limit is not None and tokens > limit:
+        message = f"The items of the request come to {tokens} tokens; max_request_tokens is {limit}."
+    elif groups > config.max_groups:
+        message = f"The items of the request have {groups} sets of options; max_groups is {config.max_groups}."
+    else:
+        return None
+    return ItemError.of(WorkTooLarge(message))
 
 
 def attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Callable[[Slot, Exception], None]) -> None:
     """Run a step on slots together; where it fails, run it on halves of them, down to the slots that fail alone.
 
-    Those that the engine had ended by then have their answer, and are left out. Where time is up, all of the others are
-    given up at once.
+    Items that the engine had ended by then are left out. Where time is up, all others are given up at once.
 
     Args:
         slots: any number of slots; with none, nothing is done.

@@ -1,6 +1,6 @@
 """What a model says of itself, to a request with the header X-Model-Metadata: its tensors, options and limits. Pure.
 
-handlers.pipeline.description makes it. The names are those of the Open Inference Protocol's own metadata, which a
+handlers.description makes it. The names are those of the Open Inference Protocol's own metadata, which a
 gateway makes of it.
 """
 

@@ -78,7 +78,7 @@ class _Unlimited(Allowance):
 UNLIMITED = _Unlimited()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Payload:
     """One item as its client sent it.
 
@@ -93,7 +93,7 @@ class Payload:
     allowance: Allowance = field(default=UNLIMITED, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """One row, taken apart.
 
@@ -102,7 +102,7 @@ class Request:
         form: how the answer is written.
         is_grpc: whether it came by TorchServe's own gRPC.
         terms: the Open Inference Protocol's parameters for the scheduler, unchecked; see `Terms.of`.
-        came_s: when the worker read it, in seconds of `time.perf_counter`.
+        came_s: when the worker began to unpack it, in seconds of `time.perf_counter`.
         is_streamed: whether its answer is to be sent in pieces.
     """
 

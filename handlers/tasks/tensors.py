@@ -16,7 +16,6 @@ from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.program import EXPORTED, SCRIPTED, ProgramEngine, load_program
 from handlers.errors import InvalidConfig, TensorMismatch
 from handlers.pipeline.micro_batches import Cost
-from handlers.pipeline.warm_up import run
 from handlers.protocol.fields import Fields
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Payload
@@ -27,6 +26,7 @@ from handlers.tensor_models.files import NPY, NPZ
 from handlers.tensor_models.items import TensorItems
 from handlers.tensor_models.rows import Row, Rows, sample_rows
 from handlers.tensor_models.signature import SIGNATURE, Said, Signature, Tensor, narrowed, signed
+from handlers.warm_up import run
 
 # OpenVINO's CPU plugin computes these in 32 bits, and says nothing of what it cuts off: 2**40 + 3 becomes 3.
 OPENVINO_COMPUTES_IN = {"INT64": "INT32", "UINT64": "INT32"}

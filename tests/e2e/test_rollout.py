@@ -19,10 +19,10 @@ PHOTOGRAPHS = [photograph("chelsea")]
 INTERVAL_S = 0.2
 # As a batch that takes long, put behind the handler's own methods.
 SLOW = """
-    def inference(self, batch):
+    def forward(self, inputs, items):
         import time
         time.sleep(0.4)
-        super().inference(batch)
+        return super().forward(inputs, items)
 """
 
 

@@ -17,10 +17,10 @@ from deploy.build.task_loading import loaded
 from handlers.archive_files import CHECKPOINT
 from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import micro_batches
-from handlers.pipeline.warm_up import decoded
 from handlers.protocol.requests import Payload
 from handlers.text.config import TranslationConfig
 from handlers.text.detection import AUTO
+from handlers.warm_up import decoded
 
 # A text a line, beside a model's model-config.yaml.
 SAMPLES = "samples.txt"

@@ -12,7 +12,7 @@ from ts.protocol.otf_message_handler import create_predict_response, retrieve_ms
 from ts.service import Service
 
 from handlers.batching.frontend import CHUNK_BYTES, Disconnected, Link, ProtocolError, Sent
-from handlers.pipeline.runner import respond
+from handlers.pipeline.flow import respond
 from handlers.protocol.responses import Reply
 from tests.handlers.batching.frontend import Body, Field, message, read_answers
 from tests.handlers.serving import context

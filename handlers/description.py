@@ -1,4 +1,4 @@
-"""What a loaded task takes and gives, said once: to what unpacks requests, and to clients who ask.
+"""Describe the inputs, outputs and options of a loaded task, for the code that unpacks requests and for clients.
 
 task's class, its settings, a run of its sample -> described -> Shape, Metadata
 """
@@ -13,29 +13,30 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
+from handlers import archive_files
 from handlers.engines import Engine
 from handlers.errors import InvalidConfig
-from handlers.pipeline import runner
-from handlers.pipeline.warm_up import decoded
+from handlers.pipeline import flow
 from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import ERROR, Model, OutputTensors, Renamed
-from handlers.protocol.requests import Items, Payload, Shape
+from handlers.protocol.requests import Items, Shape
 from handlers.protocol.responses import encode
+from handlers.warm_up import decoded
 
-# The names that engines' descriptions end with: the settings', CTranslate2's own beside them, and torch's.
+# The precisions that engines' descriptions end with: those of the settings, CTranslate2's own, and torch's.
 ARITHMETIC = re.compile(r"(fp|bf|int)[0-9]+(_[a-z]+[0-9]+)?")
 TORCH_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-# Of a docstring's "Attributes:", "name, name: what they are." and the lines that go on with it.
+# An entry of a docstring's "Attributes:", "name, name: text", with its continuation lines.
 ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n     +.*)*)", re.MULTILINE)
-# What metadata repeats of the JSON Schema of an option.
+# The words of an option's JSON Schema that metadata has.
 SCHEMA_WORDS = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
-class Task(runner.Task, Protocol):
+class Task(flow.Task, Protocol):
     """A loaded task; see handlers.base.BatchHandler."""
 
-    engine: Engine
+    device: Any
     options_class: Any
     inputs: Any
     item_dimensions: Any
@@ -44,7 +45,6 @@ class Task(runner.Task, Protocol):
     batch_dims: Any
     media_types: Any
 
-    def sample(self) -> Payload | None: ...
     def items(self, fields: Fields, model: Model) -> Items: ...
 
 
@@ -85,19 +85,21 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
         max_instances=config.max_instances,
         options=_options(task.options_class, config),
         accepts=[*task.media_types, "application/json"],
+        proofs={precision: proof.to_json() for precision, proof in archive_files.proofs(task.model_dir).items()},
+        device=task.device.type,
     )
     return shape, metadata
 
 
 def precision_of(engine: Engine) -> str | None:
-    """Tell an engine's precision, by the settings' name of it; None where its description has none."""
+    """Return an engine's precision, by the settings' name of it; None where its description has none."""
     word = engine.description.rpartition(" ")[2]
     return TORCH_PRECISIONS.get(word) or (word if ARITHMETIC.fullmatch(word) else None)
 
 
 def _inputs(task: Task) -> Mapping[str, TensorMetadata]:
-    """Give the tensor of each input by the input's name."""
-    # Positional arguments of clients go by this order: the model's own, where the task knows one.
+    """Return the tensor of each input by the input's name."""
+    # Clients' positional arguments follow this order: the model's own, where the task has one.
     known = task.input_tensors.keys()
     names = known if known >= task.inputs else sorted(task.inputs)
     own = {name: task.input_tensors.get(name) or _tensor(name, task.item_dimensions) for name in names}
@@ -107,18 +109,18 @@ def _inputs(task: Task) -> Mapping[str, TensorMetadata]:
 
 
 def _tensor(name: str, dimensions: int) -> TensorMetadata:
-    """A row of BYTES has one element: tools that make requests of the metadata want a dimension for it."""
+    """Return the tensor of an input. A row of BYTES has one element: tools that read metadata want a dimension."""
     return TensorMetadata(name, "FP32", (-1,) * (1 + dimensions)) if dimensions else TensorMetadata(name, shape=(-1, 1))
 
 
 def _most_rows(task: Task, item: Any) -> int:
-    """How many rows like this item one request may carry."""
+    """Return how many rows like this item one request may have."""
     most, tokens = task.config.max_instances, task.config.max_request_tokens
     return most if tokens is None or item is None else max(1, min(most, tokens // task.cost(item).tokens))
 
 
 def _names_given(kind: str, own: Iterable[str], given: Mapping[str, str], reserved: Iterable[str]) -> dict[str, str]:
-    """Give each tensor the name that the archive's owner chose for it, or else the task's.
+    """Return the name of each tensor: the one that the archive's owner chose, or the task's.
 
     Args:
         kind: `inputs` or `outputs`, for the message.
@@ -168,7 +170,7 @@ def _options(options_class: Any, config: Any) -> dict[str, dict[str, Any]]:
 
 
 def _properties(options_class: Any) -> Mapping[str, Any]:
-    """Write a dataclass as JSON Schema, by field; without what JSON does not have, in a task of one's own."""
+    """Return the JSON Schema of each field; none where a field's type has none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -179,7 +181,7 @@ def _properties(options_class: Any) -> Mapping[str, Any]:
 
 
 def _is_json(default: Any) -> bool:
-    """Whether there is a default that JSON can hold."""
+    """Whether a default is there and JSON can hold it."""
     try:
         encode(default)
     except (TypeError, ValueError):
@@ -188,14 +190,14 @@ def _is_json(default: Any) -> bool:
 
 
 def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Take what a schema says of a value that is there: None stands for the default."""
+    """Return the schema of a value other than None, which stands for the default."""
     choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
     (choice,) = choices if len(choices) == 1 else ({},)
     return {"type": "any", **{word: choice[word] for word in SCHEMA_WORDS if word in choice}}
 
 
 def _descriptions(cls: Any) -> dict[str, str]:
-    """Read what the docstring of a class says of its attributes."""
+    """Return the descriptions of attributes in the docstring of a class."""
     _, _, attributes = cleandoc(cls.__doc__ or "").partition("Attributes:\n")
     found = ATTRIBUTE.findall(attributes)
     return {name: " ".join(text.split()) for names, text in found for name in names.split(", ")}

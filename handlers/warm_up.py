@@ -1,11 +1,10 @@
 """Run a model before its first request, so that no request pays for a first time.
 
-prepare     runs micro-batches of the sizes that matter: it prepares the engine for them
-Rehearsal   has micro-batches of every other likely size, one at a time, for whoever has time: an engine prepares itself
-            for each shape it meets
+prepare     runs micro-batches of one item and of the most items, as a worker loads
+Rehearsal   has micro-batches of every other likely size, one at a time, for the engine's threads while no request waits
 
 OpenVINO takes 4 to 6 ms more for a shape that it has not met, and MiniLM meets some two hundred of them on each stream:
-that is 1.2 s beside the runs themselves. A worker that is back after a crash has no such time before its next request.
+that is 1.2 s beside the runs themselves, too long for a worker that starts again after a crash.
 """
 
 import time
@@ -15,7 +14,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from handlers.errors import ItemError
-from handlers.pipeline.runner import Task
+from handlers.pipeline.flow import Task
 from handlers.protocol.requests import Payload
 
 # Seconds that `prepare` has for its largest micro-batch.
@@ -64,10 +63,10 @@ def decoded(task: Task, payloads: Iterable[Payload]) -> list[Any]:
 
 
 def prepare(task: Task, sample: Payload | None, most_items: int) -> None:
-    """Run a micro-batch of one, and one of as many as there may be where that is soon done; without a sample, none.
+    """Run a micro-batch of one item, and one of the most items where that is quick; without a sample, none.
 
-    The first run of all is what takes long: an engine packs its weights for the processor. What a new size adds is some
-    milliseconds, which is not worth a run of seconds.
+    The first run takes long, since an engine packs its weights for the processor. A new size adds some milliseconds,
+    which are not worth a run of seconds.
     """
     if sample is None:
         return
@@ -80,21 +79,21 @@ def prepare(task: Task, sample: Payload | None, most_items: int) -> None:
 
 
 class Rehearsal:
-    """Micro-batches of every sample: of one, of two and so on, as many as fit; for so many seconds altogether."""
+    """Micro-batches of every sample: of one, of two and so on, as many as fit, within a time."""
 
     def __init__(self, allowed: Sequence[Allowed], samples: Callable[[], Iterable[Payload]], seconds: float) -> None:
-        """Run nothing yet.
+        """Prepare the steps; nothing runs yet.
 
         Args:
             allowed: where they run and what they may hold, one after the other.
-            samples: gives one of each length that an engine prepares itself for; called with the first step.
-            seconds: what all steps may take; then there are no more.
+            samples: returns one of each length that an engine prepares itself for; called with the first step.
+            seconds: the time for all steps.
         """
         self._steps = (step for each in allowed for step in _steps(each, samples))
         self._left_s = seconds
 
     def next_step(self) -> Step | None:
-        """Give the next micro-batch; None where there is none, or no time left for it."""
+        """Return the next micro-batch; None where there is none, or no time left for it."""
         return next(self._steps, None) if self._left_s > 0 else None
 
     def ended(self, seconds: float) -> None:

@@ -1,0 +1,409 @@
+"""The way of a request through a task, from TorchServe's row to its reply; each step is a method of `Pipeline`.
+
+    unpack      row      -> Request: a payload for each item, and the form of the answer
+    decode      payload  -> item, or the ItemError of its own mistake
+    prepare     items    -> items with their costs, all in one call of the hook
+    plan        items    -> micro-batches
+    run         items    -> arrays -> outputs; a micro-batch that fails is halved, down to the item at fault
+    split       outputs  -> results
+    answer      results  -> Reply: status, headers, body
+
+In classic mode `serve` takes all steps for the rows that TorchServe hands over together. Adaptive mode calls the same
+steps on its threads, and `end` for items that the engine ends before their micro-batch (handlers.batching).
+
+Each item has a Slot, in which every step leaves its outcome. No step raises for an item: where a hook fails, that item
+is answered with 500, and the log says where.
+"""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from http import HTTPStatus
+from importlib import import_module
+from itertools import repeat
+from math import inf
+from pathlib import Path
+from typing import Any, Protocol
+
+from handlers.config import HandlerConfig
+from handlers.engines import Arrays, Engine, Listener, Outputs, Progress
+from handlers.errors import (
+    INTERNAL_ERROR,
+    OUT_OF_MEMORY,
+    OUT_OF_TIME,
+    InvalidInput,
+    ItemError,
+    OutOfMemory,
+    OutOfTime,
+    ResponseTooLarge,
+    WrongOutput,
+    where,
+)
+from handlers.metrics import (
+    EXECUTION_SECONDS,
+    FAILED,
+    OUTPUT,
+    SUCCEEDED,
+    Happened,
+    Recorder,
+    execution_event,
+    item_event,
+)
+from handlers.pipeline.micro_batches import Cost, Overhead, micro_batches
+from handlers.pipeline.slots import FinishedMicroBatch, Generated, Pieces, Slot, attempt, excess, server_timing
+from handlers.protocol import retrieval
+from handlers.protocol.headers import GRPC_HEADERS
+from handlers.protocol.metadata import METADATA_HEADER, Metadata
+from handlers.protocol.requests import Allowance, Payload, Request, failed
+from handlers.protocol.responses import OneItem, Reply
+
+logger = logging.getLogger(__name__)
+
+# Imports protobuf, which takes a tenth of a second; a worker that gets no gRPC messages does without.
+GRPC_MODULE = "handlers.protocol.grpc_inference"
+PHRASES = {status.value: status.phrase for status in HTTPStatus}
+# The version that answered, for clients and routers of several versions.
+VERSION_HEADER = "X-Model-Version"
+
+
+class Task(Protocol):
+    """The hooks and settings of a loaded task; see handlers.base.BatchHandler."""
+
+    engine: Engine
+    model_dir: Path
+    fingerprint: str | None
+    overhead: Overhead
+    decodes_in_threads: Any
+
+    @property
+    def config(self) -> HandlerConfig: ...
+    @property
+    def metadata(self) -> Metadata: ...
+
+    def sample(self) -> Payload | None: ...
+    def samples(self) -> Iterable[Payload]: ...
+    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request: ...
+    def decode(self, payload: Payload) -> Any: ...
+    def prepare(self, items: Sequence[Any]) -> Sequence[Any]: ...
+    def cost(self, item: Any) -> Cost: ...
+    def tokens(self, item: Any) -> int: ...
+    def collate(self, items: Sequence[Any]) -> Arrays: ...
+    def forward(self, inputs: Arrays, items: Sequence[Any]) -> Outputs: ...
+    def pieces(self, item: Any) -> Pieces | None: ...
+    def forward_progressively(self, inputs: Arrays, items: Sequence[Any], progress: Listener) -> Outputs: ...
+    def split(self, outputs: Outputs, items: Sequence[Any]) -> Sequence[Any]: ...
+
+
+# Called with a slot whose item's generation went on, the new tokens, and whether they are the last; True ends it.
+Heard = Callable[[Slot, Sequence[int], bool], bool]
+
+
+class Pipeline:
+    """The steps for one task on one engine. It records what the steps did and how long they took."""
+
+    def __init__(self, task: Task, recorder: Recorder, *, decode_threads: int = 1) -> None:
+        """Prepare the steps; more than one of `decode_threads` decode the items of `serve` side by side."""
+        self._task = task
+        self._recorder = recorder
+        self._pool = ThreadPoolExecutor(decode_threads, "decode") if decode_threads > 1 else None
+
+    def serve(self, rows: Sequence[Mapping[str, Any]], context: Any, limit_s: float = inf) -> list[bytes]:
+        """Answer rows together, in classic mode.
+
+        Args:
+            rows: one for each request.
+            context: TorchServe's: request headers in, statuses and response headers out.
+            limit_s: seconds after which no item is decoded and no micro-batch begun.
+
+        Returns:
+            One body for each row.
+        """
+        ends_s = time.perf_counter() + limit_s
+        requests = [self.unpack(row, context.get_all_request_header(index)) for index, row in enumerate(rows)]
+        of_request = [[Slot(payload) for payload in request.payloads] for request in requests]
+        slots = [slot for each in of_request for slot in each]
+        if self._pool is not None and len(slots) > 1:
+            list(self._pool.map(self.decode, slots, repeat(ends_s)))
+        else:
+            for slot in slots:
+                self.decode(slot, ends_s)
+        self._limit(of_request)
+        self.prepare(slots)
+        self._limit(of_request)
+        finished = [part for micro_batch in self.plan(slots) for part in self.run(micro_batch, ends_s)]
+        for part in finished:
+            self.split(part)
+        replies = [self.answer(request, each) for request, each in zip(requests, of_request, strict=True)]
+        return [respond(context, index, reply) for index, reply in enumerate(replies)]
+
+    # -- unpack ------------------------------------------------------------------------------------------------------
+
+    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
+        """Take a row apart. A bug in the hook is this request's own error; a request for metadata has no items."""
+        came_s = time.perf_counter()
+        names = {name.lower() for name, value in headers.items() if isinstance(value, str)}
+        if METADATA_HEADER in names:
+            _import_grpc()
+            return Request((), self._task.metadata)
+        try:
+            request = self._task.unpack(row, headers)
+        except Exception as error:
+            logger.error("A request failed: %s", where(error))
+            request = failed(headers, INTERNAL_ERROR)
+        request.came_s = came_s
+        # A request by TorchServe's own gRPC has no headers.
+        request.is_grpc = not names
+        if len(request.payloads) > 1:
+            allowance = Allowance()
+            for payload in request.payloads:
+                if isinstance(payload, Payload):
+                    payload.allowance = allowance
+        return request
+
+    # -- decode, prepare ---------------------------------------------------------------------------------------------
+
+    def decode(self, slot: Slot, ends_s: float = inf) -> None:
+        """Decode the payload in a slot. This is the only place that catches InvalidInput; any thread may call it.
+
+        Args:
+            slot: holds a payload, or an error, which stays.
+            ends_s: after this time the item is given up, in seconds of `time.perf_counter`.
+        """
+        started_s = time.perf_counter()
+        if not isinstance(slot.outcome, ItemError):
+            try:
+                slot.outcome = self._task.decode(slot.outcome) if started_s <= ends_s else OUT_OF_TIME
+            except InvalidInput as error:
+                slot.outcome = ItemError.of(error)
+            except Exception as error:
+                _give_up(slot, error)
+        slot.decoded_at = time.perf_counter()
+        slot.decode_s = slot.decoded_at - started_s
+
+    def prepare(self, slots: Sequence[Slot]) -> None:
+        """Prepare the items that are still good, in one call of the hook, and find what each costs."""
+        attempt([slot for slot in slots if not isinstance(slot.outcome, ItemError)], self._prepare, _give_up)
+        for slot in slots:
+            if not isinstance(slot.outcome, ItemError):
+                try:
+                    slot.cost = self._task.cost(slot.outcome)
+                except Exception as error:
+                    _give_up(slot, error)
+
+    def _prepare(self, slots: list[Slot]) -> None:
+        started_s = time.perf_counter()
+        outcomes = list(zip(slots, self._task.prepare([slot.outcome for slot in slots]), strict=True))
+        ended_s = time.perf_counter()
+        for slot, outcome in outcomes:
+            slot.outcome = outcome
+            slot.decoded_at = ended_s
+            slot.decode_s += ended_s - started_s
+
+    # -- plan --------------------------------------------------------------------------------------------------------
+
+    def _limit(self, of_request: Sequence[Sequence[Slot]]) -> None:
+        """Fail all items of each request whose items are too much together."""
+        for slots in of_request:
+            if len(slots) > 1 and (error := excess(slots, self._task.config)):
+                for slot in slots:
+                    slot.outcome = error
+
+    def plan(self, slots: Sequence[Slot]) -> list[list[Slot]]:
+        """Put the items that are still good into micro-batches."""
+        good = [(slot, slot.cost) for slot in slots if slot.cost and not isinstance(slot.outcome, ItemError)]
+        if len(good) < 2:
+            return [[slot] for slot, _ in good]
+        config = self._task.config
+        plan = micro_batches([cost for _, cost in good], config.max_items, config.max_tokens, self._task.overhead)
+        return [[good[index][0] for index in micro_batch] for micro_batch in plan]
+
+    # -- run ---------------------------------------------------------------------------------------------------------
+
+    def run(self, slots: list[Slot], ends_s: float = inf, heard: Heard | None = None) -> list[FinishedMicroBatch]:
+        """Run a micro-batch, halving it where it fails.
+
+        Args:
+            slots: those of the micro-batch, all good.
+            ends_s: after this time no part is begun and the rest given up, in seconds of `time.perf_counter`.
+            heard: called with what the engine generates for the items while it runs, on the engine's threads.
+
+        Returns:
+            What ran: the whole micro-batch, or parts of it where it failed, without the slots that failed alone.
+        """
+        finished: list[FinishedMicroBatch] = []
+
+        def step(some: list[Slot]) -> None:
+            if time.perf_counter() > ends_s:
+                raise OutOfTime
+            finished.append(self._run(some, heard))
+
+        attempt(slots, step, _give_up)
+        return finished
+
+    def _run(self, slots: list[Slot], heard: Heard | None) -> FinishedMicroBatch:
+        items = [slot.outcome for slot in slots]
+        started_s = time.perf_counter()
+        inputs = self._task.collate(items)
+        collated_s = time.perf_counter()
+        outputs = self._forward(inputs, slots, items, started_s, heard)
+        ended_s = time.perf_counter()
+        # Requests of items that the engine ended before may be answered by now.
+        left = [index for index, slot in enumerate(slots) if slot.generated is None or not slot.generated.is_ended]
+        for index in left:
+            _note(slots[index], started_s, ended_s, len(slots))
+        if len(left) < len(slots):
+            outputs = {name: array[left] for name, array in outputs.items()}
+        seconds, collate_s = ended_s - started_s, collated_s - started_s
+        return FinishedMicroBatch([slots[index] for index in left], outputs, seconds, len(slots), collate_s)
+
+    def _forward(
+        self, inputs: Arrays, slots: list[Slot], items: list[Any], started_s: float, heard: Heard | None
+    ) -> Outputs:
+        """Run the model once; with `heard`, pass on what the engine generates meanwhile, if it reports that."""
+        pieces = [self._task.pieces(item) for item in items] if heard else []
+        if heard is None or None in pieces:
+            return self._task.forward(inputs, items)
+        for slot, each in zip(slots, pieces, strict=True):
+            slot.generated = None if each is None else Generated(each)
+
+        def progress(made: Progress) -> bool:
+            slot = slots[made.index]
+            # The first piece of a streamed answer brings the headers, which say how long the item waited.
+            if made.is_last or not slot.batch_size:
+                _note(slot, started_s, time.perf_counter(), len(slots))
+            return heard(slot, made.tokens, made.is_last)
+
+        return self._task.forward_progressively(inputs, items, progress)
+
+    # -- split -------------------------------------------------------------------------------------------------------
+
+    def split(self, micro_batch: FinishedMicroBatch) -> None:
+        """Replace the items in the slots of a micro-batch by their results, and count it."""
+        started_s = time.perf_counter()
+        if slots := micro_batch.slots:
+            items = [slot.outcome for slot in slots]
+            try:
+                for slot, result in list(zip(slots, self._task.split(micro_batch.outputs, items), strict=True)):
+                    slot.tokens = self._task.tokens(slot.outcome)
+                    slot.outcome = result
+            except Exception as error:
+                for slot in slots:
+                    _give_up(slot, error)
+        output_s = time.perf_counter() - started_s
+        phases = (micro_batch.collate_s, micro_batch.seconds - micro_batch.collate_s, output_s)
+        values = (*phases, micro_batch.seconds, micro_batch.size)
+        self._recorder.record(((execution_event(micro_batch.size), values),))
+
+    def end(self, slot: Slot) -> str:
+        """Replace an item that the engine has ended by its result, once, and return the rest of its text."""
+        generated = slot.generated
+        if generated is None or not generated.is_ended or generated.is_split:
+            return ""
+        generated.is_split = True
+        started_s = time.perf_counter()
+        try:
+            text = generated.pieces.add(generated.take())
+            rest, slot.outcome = generated.pieces.end()
+        except Exception as error:
+            _give_up(slot, error)
+            return ""
+        self._recorder.add(EXECUTION_SECONDS, time.perf_counter() - started_s, str(slot.batch_size), OUTPUT)
+        return text + rest
+
+    # -- answer ------------------------------------------------------------------------------------------------------
+
+    def answer(self, request: Request, slots: Sequence[Slot]) -> Reply:
+        """Write the answer to a request, and count it and its items.
+
+        Args:
+            request: has the form of the answer.
+            slots: one for each payload of the request, in order.
+        """
+        started_s = time.perf_counter()
+        reply = self._pack(request, slots)
+        ended_s = time.perf_counter()
+        encode_s = ended_s - started_s
+        if slots:
+            queue_s = sum([slot.queue_s(request.came_s) for slot in slots if slot.batch_size])
+            values = (encode_s, ended_s - request.came_s, queue_s)
+            self._recorder.record([(SUCCEEDED if reply.status < 400 else FAILED, values), *map(_answered, slots)])
+        headers = {**reply.headers, **self.headers(slots, encode_s)}
+        if request.is_grpc:
+            headers |= GRPC_HEADERS
+        return Reply(reply.status, reply.body, reply.content_type, headers)
+
+    def headers(self, slots: Sequence[Slot], encode_s: float = 0.0) -> Mapping[str, str]:
+        """Return the headers of every answer; a streamed one is sent with what is known at its first piece."""
+        return {**self._version, "Server-Timing": server_timing(slots, encode_s)}
+
+    @cached_property
+    def _version(self) -> Mapping[str, str]:
+        version = self._task.metadata.version
+        return {} if version is None else {VERSION_HEADER: version}
+
+    def _pack(self, request: Request, slots: Sequence[Slot]) -> Reply:
+        form, limit = request.form, self._task.config.max_response_bytes
+        if isinstance(form, retrieval.Answer):
+            form = form.counted(sum(slot.tokens for slot in slots))
+        # Results that JSON cannot hold, such as NaN, are a bug of the model or the task, and become errors. Where the
+        # form cannot write these either, the bug is ours.
+        for _ in ("results", "errors"):
+            try:
+                reply = form.pack([slot.outcome for slot in slots])
+                size = len(reply.body)
+                if size <= limit:
+                    return reply
+                # TorchServe would end the worker.
+                message = f"The answer has {size} bytes; max_response_bytes is {limit}. Ask for fewer items or less."
+                return request.form.pack([ItemError.of(ResponseTooLarge(message))] * len(slots))
+            except Exception as error:
+                for slot in slots:
+                    _give_up(slot, error)
+        return OneItem().pack([INTERNAL_ERROR])
+
+
+def _give_up(slot: Slot, error: Exception) -> None:
+    """Fail an item that failed alone."""
+    if isinstance(error, OutOfMemory):
+        slot.outcome = OUT_OF_MEMORY
+    elif isinstance(error, OutOfTime):
+        slot.outcome = OUT_OF_TIME
+    elif isinstance(error, WrongOutput):
+        # Its message has names, datatypes and shapes, never a payload.
+        logger.error("An item failed: %s", error)
+        slot.outcome = ItemError(WrongOutput.code, WrongOutput.__name__, str(error))
+    else:
+        logger.error("An item failed: %s", where(error))
+        slot.outcome = INTERNAL_ERROR
+
+
+def _note(slot: Slot, started_s: float, ended_s: float, size: int) -> None:
+    """Note in a slot when its micro-batch of so many items began and ended."""
+    slot.wait_s, slot.forward_s, slot.batch_size = started_s - slot.decoded_at, ended_s - started_s, size
+
+
+def _answered(slot: Slot) -> Happened:
+    """Return the event of an answered item."""
+    error_type = slot.outcome.type if isinstance(slot.outcome, ItemError) else None
+    if slot.batch_size:
+        return item_event(error_type, has_run=True), (slot.decode_s, slot.wait_s)
+    return item_event(error_type, has_run=False), (slot.decode_s,)
+
+
+def _import_grpc() -> None:
+    """Import what reads gRPC messages, in a thread: a gateway asks for metadata, and it sends such messages."""
+    if GRPC_MODULE not in sys.modules:
+        threading.Thread(target=import_module, args=(GRPC_MODULE,), name="import", daemon=True).start()
+
+
+def respond(context: Any, index: int, reply: Reply) -> bytes:
+    """Set the status and headers of one row's answer in TorchServe's context, and return its body."""
+    context.set_response_status(reply.status, PHRASES[reply.status], index)
+    context.set_response_content_type(index, reply.content_type)
+    for name, value in reply.headers.items():
+        context.set_response_header(index, name, value)
+    return reply.body
