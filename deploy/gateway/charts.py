@@ -6,12 +6,12 @@ fleet -> models, versions, workers, metadata ───────────�
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from deploy.gateway import metrics
+from deploy.gateway.metrics import Counter
 from deploy.gateway.state import Fleet, Model
-from deploy.gateway.statistics import Growth
 
 # Seconds of points that the page shows, and the most points of a model; a scrape every two seconds makes 150 of them.
 HISTORY_S, POINTS = 300.0, 300
@@ -19,10 +19,8 @@ HISTORY_S, POINTS = 300.0, 300
 WINDOW_S = 10.0
 # What the page shows of a replica.
 SHOWN = ("workers", "ready_workers", "batch_size", "max_batch_delay_ms", "is_default")
-# Types of errors that say that an item was refused, not that it failed.
-REFUSED = ("Overloaded", "QueueFull", "QueueTimeout")
-# A counter's name, and a bucket's upper end or "" -> what it grew by on all nodes.
-Sums = Mapping[tuple[str, str], float]
+# Types of errors that say that an item was refused, not that it failed; and where a sample has their number.
+REFUSALS, REFUSED = ("Overloaded", "QueueFull", "QueueTimeout"), (metrics.ITEM_ERRORS, "refused")
 
 
 class Sample(NamedTuple):
@@ -30,15 +28,13 @@ class Sample(NamedTuple):
 
     Attributes:
         time_s: when it was scraped, by a clock that is only good for differences.
-        grown: on all nodes.
-        per_s: by the counter's name; each node's growth over its own time between two scrapes.
-        refused_per_s: of the item errors those that refuse.
+        seconds: since the scrape before.
+        grown: by the counter's name and a bucket's upper end, "" for none; REFUSED has the item errors that refuse.
     """
 
     time_s: float
-    grown: Sums
-    per_s: Mapping[str, float]
-    refused_per_s: float
+    seconds: float
+    grown: Mapping[tuple[str, str], float]
 
 
 class Point(NamedTuple):
@@ -79,20 +75,26 @@ class Charts:
         self._samples: dict[str, deque[Sample]] = {}
         self._now_s = 0.0
 
-    def add(self, now_s: float, models: Collection[str], grown: Collection[Growth]) -> None:
+    def add(self, now_s: float, models: Iterable[str], grown: Mapping[Counter, float] | None) -> None:
         """Add a sample to each of these models, and forget all others.
 
         Args:
             now_s: the time of the scrape, by a clock that does not run backwards.
             models: their names.
-            grown: what each node's counters grew by; none where counting only begins.
+            grown: what the counters grew by since the scrape before; None where counting only begins.
         """
         self._samples = {name: self._samples.get(name, deque(maxlen=POINTS)) for name in models}
+        sums: dict[str, dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
+        for counter, value in (grown or {}).items():
+            sums[counter.model][counter.name, counter.end] += value
+            if counter.error in REFUSALS:
+                sums[counter.model][REFUSED] += value
+        if grown is not None and now_s > self._now_s:
+            for name, samples in self._samples.items():
+                samples.append(Sample(now_s, now_s - self._now_s, sums[name]))
+                while samples[0].time_s < now_s - HISTORY_S:
+                    samples.popleft()
         self._now_s = now_s
-        for name, samples in self._samples.items() if grown else ():
-            samples.append(_sample(now_s, name, grown))
-            while samples[0].time_s < now_s - HISTORY_S:
-                samples.popleft()
 
     def summary(self, fleet: Fleet, since_s: float = -math.inf) -> dict[str, Any]:
         """Return everything that the page shows, as JSON has it.
@@ -154,20 +156,7 @@ class Charts:
         }
 
 
-def _sample(now_s: float, model: str, grown: Iterable[Growth]) -> Sample:
-    sums: dict[tuple[str, str], float] = defaultdict(float)
-    per_s: dict[str, float] = defaultdict(float)
-    refused_per_s = 0.0
-    for seconds, counters in grown:
-        for counter, value in counters.items():
-            if counter.model == model:
-                sums[counter.name, counter.end] += value
-                per_s[counter.name] += value / seconds
-                refused_per_s += value / seconds if counter.error in REFUSED else 0.0
-    return Sample(now_s, sums, per_s, refused_per_s)
-
-
-def _sum(samples: Iterable[Sample]) -> Sums:
+def _sum(samples: Iterable[Sample]) -> dict[tuple[str, str], float]:
     sums: dict[tuple[str, str], float] = defaultdict(float)
     for sample in samples:
         for key, value in sample.grown.items():
@@ -177,6 +166,9 @@ def _sum(samples: Iterable[Sample]) -> Sums:
 
 def _point(sample: Sample, samples: Iterable[Sample]) -> Point:
     window = _sum(each for each in samples if sample.time_s - WINDOW_S < each.time_s <= sample.time_s)
+
+    def per_s(name: str, end: str = "") -> float:
+        return sample.grown.get((name, end), 0.0) / sample.seconds
 
     def mean(histogram: str, scale: float = 1.0) -> float | None:
         count = window[f"{histogram}_count", ""]
@@ -190,23 +182,24 @@ def _point(sample: Sample, samples: Iterable[Sample]) -> Point:
         return None if request_s is None else request_s * 1000 + (frontend_ms or 0.0)
 
     waits = [each for each in (frontend_ms, mean(metrics.WAIT, 1000)) if each is not None]
-    per_s, errors_per_s = sample.per_s, sample.per_s.get(metrics.ITEM_ERRORS, 0.0)
+    # A handler that is not of this project counts nothing: TorchServe does.
+    is_counted = (metrics.REQUESTS, "") in sample.grown
     return Point(
         time_s=sample.time_s,
-        requests_per_s=per_s.get(metrics.REQUESTS, per_s.get(metrics.FRONTEND_REQUESTS, 0.0)),
-        items_per_s=per_s.get(metrics.ITEMS, 0.0) + errors_per_s,
+        requests_per_s=per_s(metrics.REQUESTS if is_counted else metrics.FRONTEND_REQUESTS),
+        items_per_s=per_s(metrics.ITEMS) + per_s(metrics.ITEM_ERRORS),
         p50_ms=latency_ms(0.5),
         p99_ms=latency_ms(0.99),
         batch_items=mean(metrics.BATCH_SIZE),
         wait_ms=sum(waits) if waits else None,
         queue_items=mean(metrics.QUEUE_DEPTH),
         queue_age_ms=mean(metrics.QUEUE_AGE, 1000),
-        refusals_per_s=per_s.get(metrics.REFUSALS, 0.0),
-        errors_per_s=max(0.0, errors_per_s - sample.refused_per_s),
+        refusals_per_s=per_s(metrics.REFUSALS),
+        errors_per_s=max(0.0, per_s(metrics.ITEM_ERRORS) - per_s(*REFUSED)),
     )
 
 
-def _batch_sizes(sums: Sums) -> list[list[float | None]]:
+def _batch_sizes(sums: Mapping[tuple[str, str], float]) -> list[list[float | None]]:
     """Return [most items, micro-batches] of each bucket that has any, ascending; None ends the open one."""
     found: list[list[float | None]] = []
     below = 0.0
@@ -217,7 +210,7 @@ def _batch_sizes(sums: Sums) -> list[list[float | None]]:
     return found
 
 
-def _buckets(sums: Sums, histogram: str) -> dict[float, float]:
+def _buckets(sums: Mapping[tuple[str, str], float], histogram: str) -> dict[float, float]:
     """Return a histogram's buckets: upper end -> observations up to it."""
     return {float(end): value for (name, end), value in sums.items() if name == f"{histogram}_bucket"}
 

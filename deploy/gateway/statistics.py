@@ -12,7 +12,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from deploy.gateway.metrics import (
     EXECUTION_SECONDS,
@@ -32,27 +32,15 @@ SUMMED = {REQUESTS, REQUEST_SECONDS, QUEUE_SECONDS, QUEUE_COUNT, ITEMS, EXECUTIO
 PHASES = {"compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
 
 
-class Growth(NamedTuple):
-    """What one node's counters grew by.
-
-    Attributes:
-        seconds: since it was scraped before.
-        counters: by how much, 0 or more.
-    """
-
-    seconds: float
-    counters: Mapping[Counter, float]
-
-
 class Statistics:
     """Sums of counters over nodes, workers and their restarts."""
 
     def __init__(self, path: Path) -> None:
         """Go on from what `save` left; from nothing where there is none, or it cannot be read."""
         self._path = path
-        # Node -> counter -> its value when it was seen last; and when that was, by this process' clock.
+        # Node -> counter -> its value when it was seen last; and the nodes that this process has scraped.
         self._last: dict[str, dict[Counter, float]] = {}
-        self._seen_s: dict[str, float] = {}
+        self._scraped: set[str] = set()
         self._sums: dict[Counter, float] = defaultdict(float)
         # (Model, version) -> when its requests were seen to grow last, ms since 1970.
         self._last_ms: dict[tuple[str, str], int] = {}
@@ -60,67 +48,53 @@ class Statistics:
         self._load()
 
     def add(
-        self, scraped: Mapping[str, Mapping[Counter, float]], nodes: Collection[str], now_s: float, now_ms: int
-    ) -> list[Growth]:
+        self, scraped: Mapping[str, Mapping[Counter, float]], nodes: Collection[str], now_ms: int
+    ) -> dict[Counter, float] | None:
         """Take in what the counters have grown by.
 
         Args:
             scraped: node -> its counters; nodes that did not answer are not in it.
             nodes: all there are; of others nothing but the sums is kept.
-            now_s: the time, by a clock that does not run backwards.
             now_ms: the time, ms since 1970.
 
         Returns:
-            What each node's grew by, of those that this process has scraped before.
+            What they grew by on all nodes that this process has scraped before; None where there is none.
         """
         self._last = {node: last for node, last in self._last.items() if node in nodes}
-        self._seen_s = {node: seen_s for node, seen_s in self._seen_s.items() if node in nodes}
-        found = []
+        known = self._scraped & scraped.keys()
+        self._scraped = (self._scraped | scraped.keys()) & set(nodes)
+        grown: dict[Counter, float] = defaultdict(float)
         for node, values in scraped.items():
             last = self._last.setdefault(node, {})
-            grown = {}
-            for key, value in values.items():
-                before = last.get(key, 0.0)
-                # A counter that is less than it was has begun anew.
-                grown[key] = value - before if value >= before else value
-                last[key] = value
-            self._sum(grown, now_ms)
-            if node in self._seen_s and now_s > self._seen_s[node]:
-                found.append(Growth(now_s - self._seen_s[node], grown))
-            self._seen_s[node] = now_s
-        return found
-
-    def _sum(self, grown: Mapping[Counter, float], now_ms: int) -> None:
-        for key, growth in grown.items():
-            if growth > 0 and key.name in SUMMED:
-                self._sums[key] += growth
-                self._is_changed = True
-                if key.name == REQUESTS:
-                    self._last_ms[key.model, key.version] = now_ms
+            for counter, value in values.items():
+                # One that is less than it was has begun anew.
+                growth = value - last.get(counter, 0.0) if value >= last.get(counter, 0.0) else value
+                last[counter] = value
+                if node in known:
+                    grown[counter] += growth
+                if growth > 0 and counter.name in SUMMED:
+                    self._sums[counter] += growth
+                    self._is_changed = True
+                    if counter.name == REQUESTS:
+                        self._last_ms[counter.model, counter.version] = now_ms
+        return grown if known else None
 
     def triton(self, model: str, version: str) -> dict[str, Any]:
         """Return Triton's statistics of a version, but for its name and version; times in ns, all are whole numbers."""
         of = {key: total for key, total in self._sums.items() if (key.model, key.version) == (model, version)}
 
-        def total(name: str, outcome: str = "", size: str = "", phase: str = "") -> float:
+        def total(name: str, **labels: str) -> float:
             """Sum a counter over the labels that are not named."""
-            return sum(
-                value
-                for key, value in of.items()
-                if key.name == name
-                and outcome in ("", key.outcome)
-                and size in ("", key.size)
-                and phase in ("", key.phase)
-            )
+            wanted = {"name": name, **labels}.items()
+            return sum(value for key, value in of.items() if wanted <= key._asdict().items())
 
         def duration(count: float, seconds: float) -> dict[str, int]:
             return {"count": round(count), "ns": round(seconds * 1e9)}
 
-        def computes(size: str = "") -> dict[str, dict[str, int]]:
-            count = total(EXECUTIONS, size=size)
+        def computes(**labels: str) -> dict[str, dict[str, int]]:
+            count = total(EXECUTIONS, **labels)
             return {
-                name: duration(count, total(EXECUTION_SECONDS, size=size, phase=phase))
-                for name, phase in PHASES.items()
+                name: duration(count, total(EXECUTION_SECONDS, phase=phase, **labels)) for name, phase in PHASES.items()
             }
 
         sizes = sorted({key.size for key in of if key.name == EXECUTIONS and key.size.isdecimal()}, key=int)
@@ -129,13 +103,16 @@ class Statistics:
             "inference_count": round(total(ITEMS)),
             "execution_count": round(total(EXECUTIONS)),
             "inference_stats": {
-                **{name: duration(total(REQUESTS, name), total(REQUEST_SECONDS, name)) for name in ("success", "fail")},
+                **{
+                    name: duration(total(REQUESTS, outcome=name), total(REQUEST_SECONDS, outcome=name))
+                    for name in ("success", "fail")
+                },
                 "queue": duration(total(QUEUE_COUNT), total(QUEUE_SECONDS)),
                 **computes(),
                 "cache_hit": duration(0, 0),
                 "cache_miss": duration(0, 0),
             },
-            "batch_stats": [{"batch_size": int(size), **computes(size)} for size in sizes],
+            "batch_stats": [{"batch_size": int(size), **computes(size=size)} for size in sizes],
             "memory_usage": [],
             "response_stats": {},
         }

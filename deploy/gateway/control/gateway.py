@@ -142,14 +142,10 @@ class Gateway:
         Raises:
             RequestError: there is no such version.
         """
-        if name and asked:
-            model, version = description.find(self.fleet, name, asked)
-            wanted = [(model, version.version)]
-        elif name:
-            model, _ = description.find(self.fleet, name)
-            wanted = [(model, version) for version in model.versions]
-        else:
-            wanted = [(model, version) for model in self.fleet.models.values() for version in model.versions]
+        models = [description.find(self.fleet, name, asked)[0]] if name else list(self.fleet.models.values())
+        wanted = [(model, version) for model in models for version in model.versions]
+        if asked:
+            wanted = [(model, version) for model, version in wanted if version == model.find(asked)]
         await self.scrape(FRESH_S)
         return [
             {
@@ -168,7 +164,7 @@ class Gateway:
             self._texts = await metrics.scrape(self.session, self.fleet.nodes.values())
             self._scraped_s = now_s = time.monotonic()
             scraped = {node: metrics.counters(text) for node, text in self._texts.items()}
-            grown = self.statistics.add(scraped, self.fleet.nodes.keys(), now_s, time.time_ns() // 1_000_000)
+            grown = self.statistics.add(scraped, self.fleet.nodes.keys(), time.time_ns() // 1_000_000)
             self.charts.add(now_s, self.fleet.models.keys(), grown)
 
     async def metrics(self) -> str:

@@ -55,7 +55,7 @@ class Page:
         self.statistics, self.charts = Statistics(path / "statistics.json"), Charts()
 
     def see(self, now_s: float, fleet: Fleet, scraped: Mapping[str, Values]) -> None:
-        grown = self.statistics.add(scraped, fleet.nodes.keys(), now_s, 0)
+        grown = self.statistics.add(scraped, fleet.nodes.keys(), 0)
         self.charts.add(now_s, fleet.models.keys(), grown)
 
     def points(self, **words: float) -> list[dict[str, Any]]:

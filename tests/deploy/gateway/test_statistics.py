@@ -90,7 +90,7 @@ def durations(count: int, **each_ms: float) -> dict[str, dict[str, int]]:
 
 def test_statistics_of_one_node_are_tritons(tmp_path: Path) -> None:
     totals = Statistics(tmp_path / "statistics.json")
-    totals.add({"n1": counted(10)}, NODES, 0.0, 1234)
+    totals.add({"n1": counted(10)}, NODES, 1234)
     assert totals.triton("m", "1.0") == {
         "last_inference": 1234,
         "inference_count": 18,
@@ -128,7 +128,7 @@ def test_sums_over_nodes_that_come_and_go_never_fall(
 ) -> None:
     totals, before = Statistics(tmp_path / "statistics.json"), 0
     for scraped in seen:
-        totals.add({node: counted(value) for node, value in scraped.items()}, NODES, 0.0, 0)
+        totals.add({node: counted(value) for node, value in scraped.items()}, NODES, 0)
         assert succeeded(totals) >= before
         before = succeeded(totals)
     assert before == expected
@@ -139,21 +139,21 @@ def test_sums_outlive_the_process_and_count_what_came_meanwhile(tmp_path: Path) 
     # A file that cannot be read begins anew.
     path.write_text('{"sums": [[1]], "last": {}, "last_ms": []}')
     first = Statistics(path)
-    first.add({"n1": counted(10)}, NODES, 0.0, 1000)
+    first.add({"n1": counted(10)}, NODES, 1000)
     first.save()
     second = Statistics(path)
     assert second.triton("m", "1.0") == first.triton("m", "1.0")
-    second.add({"n1": counted(13)}, NODES, 0.0, 2000)
+    second.add({"n1": counted(13)}, NODES, 2000)
     assert (succeeded(second), second.triton("m", "1.0")["last_inference"]) == (13, 2000)
 
 
 def test_node_that_is_gone_is_forgotten_but_for_the_sums(tmp_path: Path) -> None:
     path = tmp_path / "statistics.json"
     totals = Statistics(path)
-    totals.add({"n1": counted(10)}, NODES, 0.0, 0)
-    totals.add({"n2": counted(1)}, ["n2"], 2.0, 0)
+    totals.add({"n1": counted(10)}, NODES, 0)
+    totals.add({"n2": counted(1)}, ["n2"], 0)
     totals.save()
     assert list(json.loads(path.read_text())["last"]) == ["n2"]
     # Another of its name counts from 0.
-    totals.add({"n1": counted(12)}, NODES, 4.0, 0)
+    totals.add({"n1": counted(12)}, NODES, 0)
     assert succeeded(totals) == 23
