@@ -1,33 +1,38 @@
 """Holds the parts of the control process together, and does what is due every few seconds.
 
-gateway.yaml, nodes.json ─> settings, nodes ─> Nodes ─┐
-operator ─> Decisions ────────────────────────────────┴> Fleet ─> Envoy's files
+gateway.yaml, nodes.json ─> settings, nodes ─> Nodes ───────────────┐
+operator ─> Decisions, a file, so that they outlive the process ────┴> Fleet ─> Envoy's files
 every two seconds: scrape ─> Statistics ─> Charts
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from aiohttp import web
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from deploy.gateway import metrics
 from deploy.gateway.charts import Charts
 from deploy.gateway.control import description
-from deploy.gateway.control.decisions import Decisions
 from deploy.gateway.envoy.process import Endpoints, Envoy
 from deploy.gateway.nodes import Nodes
 from deploy.gateway.settings import Canary, Settings
 from deploy.gateway.state import Fleet
 from deploy.gateway.statistics import Statistics
+from deploy.run import node as node_files
 from deploy.run.node import Node
+from handlers.config import SETTINGS
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Seconds between two scrapes of all nodes; and how old one may be that a question for statistics is answered from.
 # Handlers report once a second, so fresher is no truer.
@@ -40,6 +45,50 @@ SETTLE_S = 0.1
 RETRY_S = 2.0
 # The file of what was registered on the nodes last.
 KNOWN = "known.json"
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class Decided:
+    """What stands until it is decided otherwise.
+
+    Attributes:
+        draining: names of nodes that get no new requests.
+        withdrawn: model and version of what is off the routes.
+        canaries: by the model's name.
+    """
+
+    draining: frozenset[str] = frozenset()
+    withdrawn: frozenset[tuple[str, str]] = frozenset()
+    canaries: dict[str, Canary] = Field(default_factory=dict)
+
+
+DECIDED = TypeAdapter(Decided)
+
+
+class Decisions:
+    """The file of what was decided last."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what the file holds; a file that cannot be read is as none, and the log says so."""
+        self._path = path
+        self.now = Decided()
+        if path.exists():
+            try:
+                self.now = DECIDED.validate_json(path.read_bytes())
+            except (OSError, ValidationError) as error:
+                words = "no node drains, no canary is tried, nothing is withdrawn"
+                logger.warning("%s: %s (%s)", path.name, words, type(error).__name__)
+
+    def decide(self, **parts: Any) -> None:
+        """Replace parts of what was decided: kept first, so that nothing holds that a restart would lose.
+
+        Raises:
+            OSError: the file cannot be written; nothing has changed.
+        """
+        decided = replace(self.now, **parts)
+        if decided != self.now:
+            node_files.replace(self._path, DECIDED.dump_json(decided, indent=1).decode())
+            self.now = decided
 
 
 class Gateway:
@@ -173,17 +222,16 @@ class Gateway:
 
     async def own_metrics(self) -> str:
         """Return Envoy's metrics, asked for now, and the control process': where the nodes are scraped by others."""
-        try:
-            envoy = await asyncio.to_thread(self._envoy.prometheus)
-        except OSError as error:
-            logger.warning("%s", error)
-            envoy = ""
+        envoy = await self._ask_envoy(self._envoy.prometheus) or ""
         return envoy + metrics.own(self.fleet, self._texts)
 
     async def endpoints(self) -> Endpoints | None:
         """Return what Envoy has at each node; None where Envoy does not answer."""
+        return await self._ask_envoy(self._envoy.endpoints)
+
+    async def _ask_envoy(self, question: Callable[[], T]) -> T | None:
         try:
-            return await asyncio.to_thread(self._envoy.endpoints)
+            return await asyncio.to_thread(question)
         except OSError as error:
             logger.warning("%s", error)
             return None
