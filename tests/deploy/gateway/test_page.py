@@ -25,9 +25,7 @@ def get(page: Scene, path: str, **headers: str) -> requests.Response:
     ("path", "content_type", "cached"),
     [
         ("/", "text/html; charset=utf-8", "no-cache"),
-        ("/page/page.css", "text/css; charset=utf-8", "no-cache"),
         ("/page/page.js", "text/javascript; charset=utf-8", "no-cache"),
-        ("/page/icon.svg", "image/svg+xml; charset=utf-8", "no-cache"),
         # What a key protects is kept nowhere.
         ("/summary", "application/json", "no-store"),
     ],
