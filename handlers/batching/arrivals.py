@@ -1,7 +1,7 @@
 """A request as it arrives: admitted or refused, then decoded; what is small at once, all else on other threads.
 
 Request, headers -> arrived -> InFlightRequest: admitted, or complete with its own error
-admitted         -> Decoder -> a little text at once; everything else in pieces, in which decode threads take turns
+admitted         -> Decoder -> a little text at once; everything else item by item, in which decode threads take turns
 decoded items    -> decoded -> the scheduler
 """
 
@@ -25,7 +25,7 @@ from handlers.pipeline.slots import Slot, excess
 from handlers.protocol.headers import Terms
 from handlers.protocol.requests import Payload, Request
 
-# A request with more bytes of payload is decoded by other threads, in pieces of so many; less takes microseconds.
+# A request with more bytes of payload is decoded by other threads; less takes microseconds.
 LARGE_BYTES = 16 * 1024
 # There are at least so many threads, more than cores, so that a few slow decodings leave some for the others.
 LEAST_THREADS = 4
@@ -117,14 +117,14 @@ class Arrivals:
 
 
 class _Waiting(NamedTuple):
-    """A request of which a decode thread is to take the next piece; those of the lowest order are taken first."""
+    """A request of which a decode thread is to take the next item; those of the lowest order are taken first."""
 
-    pieces_taken: int
+    taken: int
     level: int
     due_s: float
     number: int
     request: InFlightRequest
-    pieces: Iterator[list[Arrived]]
+    items: Iterator[Arrived]
     on_decoded: OnDecoded
 
 
@@ -155,7 +155,7 @@ class Decoder:
 
         Args:
             requests: the requests; what has failed already is passed over.
-            on_decoded: called with each piece that is decoded on another thread, there.
+            on_decoded: called with each item that is decoded on another thread, there.
 
         Returns:
             The items that are decoded by now.
@@ -170,10 +170,9 @@ class Decoder:
             if not self._is_threaded and sum(item.size for item in items) <= LARGE_BYTES:
                 small += items
                 continue
-            pieces = [[item] for item in items] if self._is_threaded else list(_pieces(items))
             # Threads share the iterator of a list, which is safe.
-            left = iter(pieces)
-            for _ in range(min(len(pieces), self._most_of_one_request)):
+            left = iter(items)
+            for _ in range(min(len(items), self._most_of_one_request)):
                 waiting = _Waiting(0, request.level, request.due_s, next(self._numbers), request, left, on_decoded)
                 self._waiting.put(waiting)
         return self._decode(small) if small else []
@@ -183,13 +182,13 @@ class Decoder:
             self._decode_next()
 
     def _decode_next(self) -> None:
-        """Wait for a piece and decode it; what it holds is let go of before the next is waited for."""
+        """Wait for an item and decode it; what it holds is let go of before the next is waited for."""
         waiting = self._waiting.get()
         # A request that has expired meanwhile is answered.
-        if waiting.request.is_complete or (piece := next(waiting.pieces, None)) is None:
+        if waiting.request.is_complete or (item := next(waiting.items, None)) is None:
             return
-        decoded = self._decode(piece)
-        self._waiting.put(waiting._replace(pieces_taken=waiting.pieces_taken + 1, number=next(self._numbers)))
+        decoded = self._decode([item])
+        self._waiting.put(waiting._replace(taken=waiting.taken + 1, number=next(self._numbers)))
         waiting.on_decoded(decoded)
 
     def _decode(self, items: Sequence[Arrived]) -> list[Arrived]:
@@ -198,20 +197,6 @@ class Decoder:
             self._runner.decode(slot)
         self._runner.prepare(slots)
         return [item._replace(cost=item.slot.cost) for item in items]
-
-
-def _pieces(items: Iterable[Arrived]) -> Iterator[list[Arrived]]:
-    """Cut items into pieces of at most LARGE_BYTES; one that has more is a piece by itself."""
-    piece: list[Arrived] = []
-    size = 0
-    for item in items:
-        if piece and size + item.size > LARGE_BYTES:
-            yield piece
-            piece, size = [], 0
-        piece.append(item)
-        size += item.size
-    if piece:
-        yield piece
 
 
 def size_of(payload: Payload) -> int:

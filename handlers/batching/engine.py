@@ -3,9 +3,7 @@
     nothing runs, few items wait     -> wide: the micro-batch takes the whole engine
     otherwise                        -> narrow: each takes a stream, its part of the engine, beside the others
 
-A micro-batch on a stream takes longer, but less than as many times longer as there are streams
-(handlers.engines.Divisible): side by side they end sooner than one after the other. With one stream every micro-batch
-is wide. Each width has a latency model.
+With one stream every micro-batch is wide. Each width has a latency model.
 """
 
 from collections.abc import Iterable, Sequence
@@ -91,11 +89,11 @@ class RunningBatch:
 
     Attributes:
         items: what it holds; nothing where it only prepares the engine.
-        tokens: how many they are together, padded.
-        predicted_s: how long it will most likely take.
+        tokens: padded tokens of all items.
+        predicted_s: how long it should take.
         is_wide: whether it takes the whole engine.
         started_s: when it started.
-        ended: those of its items that the engine has ended before the others.
+        ended: items that the engine has ended before the others.
     """
 
     items: Sequence[QueuedItem]
@@ -104,11 +102,6 @@ class RunningBatch:
     is_wide: bool
     started_s: float
     ended: set[QueuedItem] = field(default_factory=set)
-
-    @property
-    def ends_s(self) -> float:
-        """When it should end."""
-        return self.started_s + self.predicted_s
 
 
 class Streams:
@@ -185,7 +178,7 @@ class Streams:
 
     def residuals_s(self, now_s: float) -> list[float]:
         """Return for how long each stream is still busy, in ascending order."""
-        left_s = sorted(max(0.0, running.ends_s - now_s) for running in self.running)
+        left_s = sorted(max(0.0, each.started_s + each.predicted_s - now_s) for each in self.running)
         if any(running.is_wide for running in self.running):
             return left_s * self.count
         return [0.0] * (self.count - len(left_s)) + left_s

@@ -14,7 +14,6 @@ CONTINUOUS = "continuousBatching"
 
 AnyConfig = TypeVar("AnyConfig", bound=HandlerConfig)
 
-
 # Seconds that stand for the latency target where there is none: the setting's default in the examples.
 NOMINAL_S = 0.5
 # Longest wait in seconds where there is a target and no `queue_timeout_ms`: four times the examples' target.
@@ -62,12 +61,12 @@ class Policy:
         """Read an archive's settings; `overhead` is what its task says of one more micro-batch."""
         scheduling = config.scheduling
         levels = scheduling.priority_levels
-        has_target = scheduling.max_latency_ms is not None
-        queue_timeout_s = QUEUE_TIMEOUT_S if has_target else inf
+        max_latency_s = inf if scheduling.max_latency_ms is None else scheduling.max_latency_ms / 1000
+        queue_timeout_s = QUEUE_TIMEOUT_S if max_latency_s < inf else inf
         if scheduling.queue_timeout_ms is not None:
             queue_timeout_s = scheduling.queue_timeout_ms / 1000
         return cls(
-            max_latency_s=inf if scheduling.max_latency_ms is None else scheduling.max_latency_ms / 1000,
+            max_latency_s=max_latency_s,
             max_items=scheduling.max_batch_items or config.max_items,
             max_tokens=scheduling.max_batch_tokens or config.max_tokens,
             priority_levels=levels,

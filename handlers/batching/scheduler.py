@@ -46,14 +46,7 @@ HURRIED_TRY = 16
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not admitted.
-
-    Attributes:
-        reason: QueueFull or Overloaded.
-        message: one sentence for its client.
-        retry_after_s: seconds after which it is worth coming again; of those refused one after the other, each has
-            its own turn.
-    """
+    """Why a request is not admitted: QueueFull or Overloaded, a sentence for its client, and when to come again."""
 
     reason: str
     message: str
@@ -86,8 +79,8 @@ class Scheduler:
 
     @property
     def ready_s(self) -> float:
-        """How long an idle engine has to do with what is ready."""
-        return self._done_in_s(self.queue.ready_work, -inf) if self.queue.ready else 0.0
+        """How long an idle engine needs for what is ready."""
+        return self._done_in_s(self.queue.ready_work, inf) if self.queue.ready else 0.0
 
     def is_stuck(self, now_s: float, longest_s: float) -> bool:
         """Whether a micro-batch has run for longer than that."""
@@ -101,7 +94,7 @@ class Scheduler:
             tokens: estimate of the lengths of all its items together.
 
         Returns:
-            None where it is admitted: its items are to be decoded, and `decoded` is to be told of each.
+            None where it is admitted: its items are to be decoded, and each goes to `RequestQueue.decoded`.
         """
         now_s, policy, queue = request.arrived_s, self.policy, self.queue
         request.level = policy.default_priority if request.priority is None else request.priority
@@ -138,7 +131,7 @@ class Scheduler:
         limit = f"max_latency_ms is {1000 * allowed_s:.0f}"
         if request.timeout_s < policy.max_latency_s:
             limit = f"the request allows {1000 * request.timeout_s:g}"
-        # Those who are refused one after the other come again as far apart as the engine needs for each.
+        # Requests that are refused one after the other come again as far apart as the engine needs for each.
         own_s = self.streams.expected(request.tokens).token_s * request.tokens / self.streams.count
         self._turn_s = max(now_s + expected_s - allowed_s, self._turn_s + own_s)
         message = f"The answer would take about {1000 * expected_s:.0f} ms; {limit}."
@@ -169,8 +162,8 @@ class Scheduler:
 
         Args:
             now_s: the time.
-            most_on_whole: of who has only the whole engine to run it on, the most items that it is to hold; nothing
-                may be running then. None of a stream's thread.
+            most_on_whole: the most items, for a thread that has only the whole engine to run them on, while nothing
+                runs; None for a stream's thread.
         """
         ready = self.queue.ready_work
         if not ready.items or not self.streams.free:
@@ -214,13 +207,13 @@ class Scheduler:
 
         Args:
             work: what is to be done.
-            now_s: the time; minus infinity for an engine that is idle.
+            now_s: the time; infinity where nothing runs any more.
         """
         streams = self.streams
         if not streams.running and work.items and streams.is_wide(*work):
             busy_s, line = [0.0], streams.wide.line
         else:
-            busy_s = [0.0] * streams.count if now_s == -inf else streams.residuals_s(now_s)
+            busy_s = streams.residuals_s(now_s)
             line = streams.expected(work.tokens / max(1, work.items))
         limits = Limits.of(self.policy, line)
         max_tokens = limits.shared(work.tokens, line, busy_s).max_tokens

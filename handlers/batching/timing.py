@@ -30,15 +30,15 @@ class Situation:
     """What the worker knows when it asks whether to answer.
 
     Attributes:
-        in_flight: how many requests the frontend waits for.
-        complete: how many of them could be answered now.
-        refused: how many of these were not admitted.
-        oldest_refusal_s: when the first of these came; infinity where there is none.
+        in_flight: requests that the frontend waits for.
+        complete: those of them that could be answered now.
+        refused: those of the complete ones that were not admitted.
+        oldest_refusal_s: when the first of these came; infinity without any.
         is_running: whether a micro-batch is in the engine.
-        queued_s: seconds that the engine has to do with what is decoded.
-        streamed: how many of the requests in flight are answered in pieces.
-        pieces: how many of these have something to send.
-        first_pieces: how many of these have sent nothing yet.
+        queued_s: seconds that the engine needs for what is decoded.
+        streamed: requests in flight that are answered in pieces.
+        pieces: those of the streamed ones that have something to send.
+        first_pieces: those that have sent nothing yet.
     """
 
     in_flight: int

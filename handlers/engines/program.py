@@ -5,11 +5,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from handlers.engines import Arrays, Outputs, available_threads
-from handlers.engines.torch import DTYPES, memory_errors, torch_precision
+from handlers.engines import available_threads
+from handlers.engines.torch import DTYPES, TorchEngine, torch_precision
 from handlers.errors import InvalidConfig
 
 # The files of an archive that hold a program.
@@ -50,8 +49,8 @@ def flat_outputs(results: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
     return dict(zip(names or own, listed, strict=True))
 
 
-class ProgramEngine:
-    """Runs a program, whose inputs are given in their order."""
+class ProgramEngine(TorchEngine):
+    """Runs a program, whose inputs are given in their order; numbers of BF16 come as float32."""
 
     def __init__(
         self,
@@ -74,32 +73,25 @@ class ProgramEngine:
             precision: `fp32` leaves the program as it is, whatever its weights are; others run it under autocast.
             threads: how many threads PyTorch's operators have on the CPU; 0 for one on every core.
         """
+        # Not by TorchEngine's: an exported program has no eval().
         torch.set_num_threads(available_threads(threads))
-        self._program, self._device, self._dtypes, self._outputs = program, device, dict(inputs), tuple(outputs)
+        self._module, self._device, self._outputs = program, device, tuple(outputs)
+        self.input_names = tuple(inputs)
         if torch_precision(precision) == "auto":
             precision = "bf16" if device.type != "cuda" or torch.cuda.is_bf16_supported() else "fp16"
-        self._cast = None if precision == "fp32" else DTYPES[precision]
-        self.input_names = tuple(inputs)
+        self._dtypes, self._cast = dict(inputs), None if precision == "fp32" else DTYPES[precision]
         self.description = f"torch {device} {precision}"
 
-    @torch.inference_mode()
-    def run(self, inputs: Arrays) -> Outputs:
-        """See `Engine.run`; numbers of BF16 are float32.
-
-        Outputs are copied, since the program may use the same memory for its next run. What autocast made narrower is
-        widened again; what is no tensor is left for the caller to refuse.
-        """
-        with memory_errors(self._device):
-            tensors = [self._tensor(name, inputs[name]) for name in self.input_names]
-            with torch.autocast(self._device.type, self._cast) if self._cast else nullcontext():
-                results = flat_outputs(self._program(*tensors), self._outputs)
-            return {name: self._array(result) for name, result in results.items()}
-
-    def _tensor(self, name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
-        return tensor.to(self._dtypes[name] or tensor.dtype)
+    def _results(self, tensors: dict[str, torch.Tensor]) -> Mapping[str, Any]:
+        arguments = [tensor.to(self._dtypes[name] or tensor.dtype) for name, tensor in tensors.items()]
+        with torch.autocast(self._device.type, self._cast) if self._cast else nullcontext():
+            return flat_outputs(self._module(*arguments), self._outputs)
 
     def _array(self, result: Any) -> Any:
+        """Copy an output, since the program may use the same memory for its next run; widen what autocast narrowed.
+
+        What is no tensor is left for the caller to refuse.
+        """
         if not isinstance(result, torch.Tensor):
             return result
         own = result.to("cpu", copy=True)

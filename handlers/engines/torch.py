@@ -1,8 +1,8 @@
 """PyTorch runs modules eagerly: it is the engine of GPUs, and the oracle of OpenVINO."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -80,9 +80,7 @@ class TorchEngine:
             threads: how many threads PyTorch's operators have on the CPU; 0 for one on every core.
         """
         torch.set_num_threads(available_threads(threads))
-        self._module = module.eval()
-        self._device = device
-        self._outputs = tuple(outputs)
+        self._module, self._device, self._outputs = module.eval(), device, tuple(outputs)
         self.input_names = tuple(inputs)
         precision = next((str(p.dtype).removeprefix("torch.") for p in module.parameters()), "float32")
         self.description = f"torch {device} {precision}"
@@ -92,9 +90,14 @@ class TorchEngine:
         """See `Engine.run`."""
         with memory_errors(self._device):
             tensors = {
-                name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
-                for name, array in inputs.items()
+                name: torch.from_numpy(np.ascontiguousarray(inputs[name])).to(self._device, non_blocking=True)
+                for name in self.input_names
             }
-            results = self._module(**tensors)
-            results = results if isinstance(results, tuple) else (results,)
-            return {name: result.float().cpu().numpy() for name, result in zip(self._outputs, results, strict=True)}
+            return {name: self._array(result) for name, result in self._results(tensors).items()}
+
+    def _results(self, tensors: dict[str, torch.Tensor]) -> Mapping[str, Any]:
+        results = self._module(**tensors)
+        return dict(zip(self._outputs, results if isinstance(results, tuple) else (results,), strict=True))
+
+    def _array(self, result: Any) -> Any:
+        return result.float().cpu().numpy()

@@ -20,7 +20,7 @@ from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.output_tensors import LABELS, Ranked, Record
 from handlers.protocol.requests import Payload
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
-from handlers.vision.images import Geometry, Picture, cut_square, decode_image, grey_jpeg
+from handlers.vision.images import Picture, cut_square, decode_image, grey_jpeg
 
 
 def _from_mapping(result: Mapping[str, float]) -> Sequence[Record]:
@@ -49,9 +49,6 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
         names = json.loads((self.model_dir / "index_to_name.json").read_text(encoding="utf-8"))
         self.labels = [names[str(index)] for index in range(len(names))]
         config = self.config
-        self.geometry = Geometry(
-            config.resize_size, config.crop_size, config.max_pixels, config.scaled_decode, config.max_request_pixels
-        )
         if not self.uses_torch:
             return OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)
         weights = self.model_dir / "model.pt"
@@ -75,11 +72,11 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
     def _square(self, payload: Payload) -> NDArray[np.uint8]:
         match payload.value:
             case bytes() | bytearray() as body:
-                return decode_image(body, self.geometry, payload.allowance)
+                return decode_image(body, self.config, payload.allowance)
             case {"b64": text}:
-                return decode_image(_from_base64(text), self.geometry, payload.allowance)
+                return decode_image(_from_base64(text), self.config, payload.allowance)
             case np.ndarray() as pixels:
-                return cut_square(pixels, self.geometry, payload.allowance)
+                return cut_square(pixels, self.config, payload.allowance)
             case _:
                 raise UnknownShape('An image comes as bytes, as {"b64": ...} or as a tensor, not as text.')
 

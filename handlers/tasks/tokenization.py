@@ -87,8 +87,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Source]):
 
     def collate(self, items: Sequence[Source]) -> Arrays:
         """Pad the items to the longest: `input_ids` and `attention_mask`, (B, T) int64, right-padded."""
-        input_ids, attention_mask = right_padded([item.ids for item in items], max(map(_length, items)), self.pad_id)
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
+        return right_padded([item.ids for item in items], max(map(_length, items)), self.pad_id)
 
     def split(self, outputs: Outputs, items: Sequence[Source]) -> Sequence[Any]:
         """Cut `input_ids` and `attention_mask`, (B, T), into {"input_ids": (t,), "attention_mask": (t,)} per item."""

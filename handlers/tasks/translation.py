@@ -247,8 +247,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
     def collate(self, items: Sequence[SourceText]) -> Arrays:
         """Pad the items to the longest: `input_ids` and `attention_mask`, (B, T) int64, right-padded."""
         length = self._length(max(len(item.ids) for item in items))
-        input_ids, attention_mask = right_padded([item.ids for item in items], length, self.tokenizer.pad_token_id)
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
+        return right_padded([item.ids for item in items], length, self.tokenizer.pad_token_id)
 
     def forward(self, inputs: Arrays, items: Sequence[SourceText]) -> Outputs:
         """Translate all items in one run: `sequences`, (B, U) int64."""

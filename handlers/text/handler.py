@@ -143,12 +143,8 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         """
         length = self.padded_length(max(len(row.ids) for row in rows))
         pad_id = self.tokenizer.pad_token_id
-        input_ids, attention_mask = right_padded([row.ids for row in rows], length, 0 if pad_id is None else pad_id)
-        arrays = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": padded([row.type_ids for row in rows], length, 0),
-        }
+        arrays = right_padded([row.ids for row in rows], length, 0 if pad_id is None else pad_id)
+        arrays["token_type_ids"] = padded([row.type_ids for row in rows], length, 0)
         return {name: arrays[name] for name in self.engine.input_names}
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 payload      -> text_of -> read_text   -> str: the one place for UTF-8, null characters, emptiness and characters
 token ids    -> tokenised              -> the item with its tokens, or the error of a text that has too many
-lists of ids -> padded -> right_padded -> arrays of one length, and the mask of what is no padding
+lists of ids -> right_padded           -> arrays of one length, and the mask of what is no padding
 """
 
 from collections.abc import Mapping, Sequence
@@ -132,9 +132,7 @@ def rounded_length(length: int, limit: int) -> int:
     return max(length, min(limit, -(-length // step) * step))
 
 
-def right_padded(
-    rows: Sequence[Sequence[int]], length: int, pad_id: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def right_padded(rows: Sequence[Sequence[int]], length: int, pad_id: int) -> dict[str, NDArray[np.int64]]:
     """Right-pad the token ids of a micro-batch, and mask the padding.
 
     Args:
@@ -143,10 +141,11 @@ def right_padded(
         pad_id: the token to pad with.
 
     Returns:
-        input_ids and attention_mask, (B, length) int64 each; the mask is 1 at tokens and 0 at padding.
+        `input_ids` and `attention_mask`, (B, length) int64 each; the mask is 1 at tokens and 0 at padding.
     """
     lengths = np.array([len(row) for row in rows])
-    return padded(rows, length, pad_id), (np.arange(length) < lengths[:, None]).astype(np.int64)
+    mask = (np.arange(length) < lengths[:, None]).astype(np.int64)
+    return {"input_ids": padded(rows, length, pad_id), "attention_mask": mask}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,34 +11,47 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class ImageClassificationConfig(HandlerConfig):
-    """Settings of image classification. The defaults of the geometry are torchvision's IMAGENET1K_V1.
+class ImageConfig(HandlerConfig):
+    """Settings of every task on images: how an image of any size becomes the model's square.
 
     Attributes:
-        arch: the name of a torchvision classifier, as `torchvision.models.get_model` takes it.
         resize_size: the length that the shorter side is resized to, in pixels.
         crop_size: the side of the centre square that is then taken, in pixels.
-        mean, std: the statistics that pixels are normalised by, per channel, for values in 0..1.
-        top_k: the most labels of an answer, where the request does not say.
         max_pixels: the most pixels of an image; a larger one is refused by its header, before it is decoded.
         max_request_pixels: the most pixels of all images of one request.
         scaled_decode: whether libjpeg may decode large JPEGs at 1/2, 1/4 or 1/8, never below twice `resize_size`.
     """
 
-    arch: str
     resize_size: Side = 256
     crop_size: Side = 224
-    mean: Channels = IMAGENET_MEAN
-    std: Channels = IMAGENET_STD
-    top_k: Count = 5
     max_pixels: Count = 50_000_000
     max_request_pixels: Count = 200_000_000
     scaled_decode: bool = True
 
     @model_validator(mode="after")
-    def _check_geometry(self) -> "ImageClassificationConfig":
+    def _check_geometry(self) -> "ImageConfig":
         if self.crop_size > self.resize_size:
             raise ValueError(f"crop_size {self.crop_size} is more than resize_size {self.resize_size}")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class ImageClassificationConfig(ImageConfig):
+    """Settings of image classification. The defaults of the geometry are torchvision's IMAGENET1K_V1.
+
+    Attributes:
+        arch: the name of a torchvision classifier, as `torchvision.models.get_model` takes it.
+        mean, std: the statistics that pixels are normalised by, per channel, for values in 0..1.
+        top_k: the most labels of an answer, where the request does not say.
+    """
+
+    arch: str
+    mean: Channels = IMAGENET_MEAN
+    std: Channels = IMAGENET_STD
+    top_k: Count = 5
+
+    @model_validator(mode="after")
+    def _check_statistics(self) -> "ImageClassificationConfig":
         if min(self.std) <= 0:
             raise ValueError("every value of std must be more than 0")
         return self

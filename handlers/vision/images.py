@@ -19,6 +19,7 @@ from PIL import Image, UnidentifiedImageError
 
 from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, UnknownShape, UnsupportedMedia
 from handlers.protocol.requests import UNLIMITED, Allowance
+from handlers.vision.config import ImageConfig
 from handlers.vision.metadata import orientation, strip
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -52,25 +53,6 @@ TURNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
-    """How an image of any size becomes the model's square.
-
-    Attributes:
-        resize_size: the length that the shorter side is resized to, in pixels.
-        crop_size: the side of the centre square, in pixels, at most `resize_size`.
-        max_pixels: the most pixels of an image; a larger one is refused by its header.
-        scaled_decode: whether libjpeg may decode large JPEGs at 1/2, 1/4 or 1/8, where that leaves pixels enough.
-        max_request_pixels: the most pixels of all images of a request.
-    """
-
-    resize_size: int
-    crop_size: int
-    max_pixels: int
-    scaled_decode: bool = True
-    max_request_pixels: int = 200_000_000
-
-
-@dataclass(frozen=True, slots=True)
 class Picture:
     """One decoded item.
 
@@ -83,13 +65,13 @@ class Picture:
     top_k: int
 
 
-def decode_image(body: bytes | bytearray, geometry: Geometry, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
+def decode_image(body: bytes | bytearray, config: ImageConfig, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
     """Decode one image.
 
     Args:
         body: JPEG, PNG, WebP, GIF (its first frame) or BMP; grey, palette, RGBA, CMYK and 16 bits a sample included.
             Alpha is dropped.
-        geometry: the square to cut.
+        config: the square to cut, and the limits.
         allowance: its request's.
 
     Returns:
@@ -106,12 +88,12 @@ def decode_image(body: bytes | bytearray, geometry: Geometry, allowance: Allowan
         raise EmptyInput("The image is empty.")
     # A worker has one model, so its threads all write the same. TorchServe's limit_max_image_pixels is for its own
     # handlers only.
-    Image.MAX_IMAGE_PIXELS = geometry.max_pixels
+    Image.MAX_IMAGE_PIXELS = config.max_pixels
     stripped = strip(body)
     try:
         image = Image.open(io.BytesIO(stripped.body), formats=FORMATS)
     except BOMBS as error:
-        raise _too_large(error, geometry) from None
+        raise _too_large(error, config) from None
     except UnidentifiedImageError:
         raise UnsupportedMedia(f"Not an image in one of the formats {', '.join(FORMATS)}.") from None
     except Exception:  # Pillow's parsers raise whatever a broken header makes them raise
@@ -119,26 +101,26 @@ def decode_image(body: bytes | bytearray, geometry: Geometry, allowance: Allowan
     if image.format == "BMP" and image.tile and image.tile[0][0] != "raw":
         # Pillow decodes these in Python, a pixel at a time, and a thousand bytes may stand for any number of pixels.
         raise UnsupportedMedia("A run-length encoded BMP; send it uncompressed, or as PNG.")
-    _check_size(*image.size, geometry, allowance)
+    _check_size(*image.size, config, allowance)
     try:
-        if geometry.scaled_decode:
-            enough = SCALED_DECODE_MARGIN * geometry.resize_size
+        if config.scaled_decode:
+            enough = SCALED_DECODE_MARGIN * config.resize_size
             image.draft(None, (enough, enough))
         exif, xmp = (stripped.exif, stripped.xmp) if image.format != "WEBP" else map(image.info.get, ("exif", "xmp"))
         turned, picture = TURNS.get(orientation(exif or b"", xmp or b"")), _to_rgb(image)
-        return np.asarray(_square(picture if turned is None else picture.transpose(turned), geometry))
+        return np.asarray(_square(picture if turned is None else picture.transpose(turned), config))
     except BOMBS as error:
-        raise _too_large(error, geometry) from None
+        raise _too_large(error, config) from None
     except Exception:  # likewise its decoders, for broken data
         raise CorruptInput(f"The {image.format or 'image'} data is truncated or broken.") from None
 
 
-def cut_square(pixels: NDArray[Any], geometry: Geometry, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
+def cut_square(pixels: NDArray[Any], config: ImageConfig, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
     """Cut the square out of an image that was decoded by its client.
 
     Args:
         pixels: (H, W, 3) uint8, RGB, upright.
-        geometry: the square to cut.
+        config: the square to cut, and the limits.
         allowance: its request's.
 
     Returns:
@@ -152,22 +134,22 @@ def cut_square(pixels: NDArray[Any], geometry: Geometry, allowance: Allowance = 
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
         raise UnknownShape("Pixels come as UINT8 [B, H, W, 3], RGB; other images as BYTES [B], files as they are.")
     height, width, _ = pixels.shape
-    _check_size(width, height, geometry, allowance)
-    return np.asarray(_square(Image.fromarray(pixels), geometry))
+    _check_size(width, height, config, allowance)
+    return np.asarray(_square(Image.fromarray(pixels), config))
 
 
-def _check_size(width: int, height: int, geometry: Geometry, allowance: Allowance) -> None:
-    pixels, limit = width * height, geometry.max_pixels
+def _check_size(width: int, height: int, config: ImageConfig, allowance: Allowance) -> None:
+    pixels, limit = width * height, config.max_pixels
     if pixels > limit:
         raise ImageTooLarge(f"The image has {width} x {height} = {pixels} pixels; max_pixels is {limit}.")
-    allowance.take("pixels", pixels, geometry.max_request_pixels)
+    allowance.take("pixels", pixels, config.max_request_pixels)
 
 
-def _too_large(error: Exception, geometry: Geometry) -> ImageTooLarge:
+def _too_large(error: Exception, config: ImageConfig) -> ImageTooLarge:
     """Return the error for what Pillow refused, which names the pixels in the number before that word."""
     pixels = re.search(r"(\d+) pixels", str(error))
     size = f"{pixels[1]} pixels" if pixels else "too many pixels"
-    return ImageTooLarge(f"The image has {size}; max_pixels is {geometry.max_pixels}.")
+    return ImageTooLarge(f"The image has {size}; max_pixels is {config.max_pixels}.")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -183,7 +165,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _square(image: Image.Image, geometry: Geometry) -> Image.Image:
+def _square(image: Image.Image, config: ImageConfig) -> Image.Image:
     """Resize and centre-crop in one resampling: only the pixels that are kept are computed.
 
     torchvision resizes the long side to int(resize_size * long / short) and offsets the crop by
@@ -191,18 +173,18 @@ def _square(image: Image.Image, geometry: Geometry) -> Image.Image:
     """
     width, height = image.size
     short = min(width, height)
-    resized_width = int(geometry.resize_size * width / short)
-    resized_height = int(geometry.resize_size * height / short)
+    resized_width = int(config.resize_size * width / short)
+    resized_height = int(config.resize_size * height / short)
     scale_x, scale_y = width / resized_width, height / resized_height
-    left = round((resized_width - geometry.crop_size) / 2.0)
-    top = round((resized_height - geometry.crop_size) / 2.0)
+    left = round((resized_width - config.crop_size) / 2.0)
+    top = round((resized_height - config.crop_size) / 2.0)
     box = (
         left * scale_x,
         top * scale_y,
-        (left + geometry.crop_size) * scale_x,
-        (top + geometry.crop_size) * scale_y,
+        (left + config.crop_size) * scale_x,
+        (top + config.crop_size) * scale_y,
     )
-    return image.resize((geometry.crop_size, geometry.crop_size), Image.Resampling.BILINEAR, box=box)
+    return image.resize((config.crop_size, config.crop_size), Image.Resampling.BILINEAR, box=box)
 
 
 def grey_jpeg(side: int) -> bytes:

@@ -29,7 +29,7 @@ from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.text.encoders import load_encoder, token_limit
 from handlers.text.inputs import rounded_length
 from handlers.vision.config import ImageClassificationConfig
-from handlers.vision.images import Geometry, decode_image
+from handlers.vision.images import decode_image
 from load.bench import samples
 
 # (way, batch_size) -> number of items, having done some of the work.
@@ -43,8 +43,7 @@ def images(folder: Path) -> Step:
     """Load an archive of image_classification, unpacked."""
     settings = yaml.safe_load((folder / "model-config.yaml").read_text(encoding="utf-8"))
     config = parse(ImageClassificationConfig, settings.get("handler"))
-    geometry = Geometry(config.resize_size, config.crop_size, config.max_pixels, config.scaled_decode)
-    decode = partial(decode_image, geometry=geometry)
+    decode = partial(decode_image, config=config)
     engine = OpenVinoEngine(folder / GRAPH, threads=config.threads, precision=config.precision)
     pool, bodies = ThreadPoolExecutor(available_threads(config.decode_threads)), cycle(samples.photographs())
 

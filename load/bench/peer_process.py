@@ -77,9 +77,9 @@ PYTRITON = Peer(
 )
 
 
-def build_environment(extra: str) -> None:
+def build_environment(extra: str, lock: Path | None = None) -> None:
     """Build .extras/EXTRA where it is not what its lock says; raises LoadError where that fails."""
-    folder, lock = ROOT / ".extras" / extra, Path(__file__).with_name(f"{extra}.lock")
+    folder, lock = ROOT / ".extras" / extra, lock or Path(__file__).with_name(f"{extra}.lock")
     commands: list[list[str | Path]] = [[ROOT / "deploy" / "extras" / "environment.sh", extra]]
     if lock.exists():  # it goes with nothing else of the project: PyTriton takes no NumPy 2
         uv: list[str | Path] = [ROOT / ".uv" / "bin" / "uv", "--quiet"]

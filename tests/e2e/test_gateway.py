@@ -21,6 +21,8 @@ from torchserve_client import archives
 from torchserve_client.cli import main as torchserve_client
 
 PHOTOGRAPH = photograph("coffee")
+# Of a part of a form.
+END = b"\r\n\r\nx\r\n--b--\r\n"
 
 
 @pytest.fixture
@@ -87,6 +89,18 @@ def test_failed_requests_are_no_reason_to_leave_a_node_out(served: Sandbox, sess
         assert [answer.status_code for answer in answers] == [415, 400] * 2
         (node,) = session.get(f"{served.control}/control/nodes", timeout=30).json()
         assert node["is_routed"], number
+
+
+def test_torchserves_own_errors_have_our_form(served: Sandbox, session: requests.Session) -> None:
+    form = {"Content-Type": "multipart/form-data; boundary=b"}
+    part = b'--b\r\nContent-Disposition: form-data; name="%s"\r\nContent-Type: text/plain; charset=%s'
+    for body, headers, expected in (
+        (part % (b"", b"utf-8") + END, form, (400, "MalformedForm")),
+        (part % (b"data", b"nonsense") + END, form, (400, "MalformedForm")),
+        (bytes(9 << 20), {}, (413, "BodyTooLarge")),
+    ):
+        answer = session.post(f"{served.http}/predictions/{MOBILENET}", data=body, headers=headers, timeout=60)
+        assert (answer.status_code, answer.json()["type"]) == expected
 
 
 def test_control_process_that_is_killed_leaves_inference_and_remembers_drains_and_counts(

@@ -27,7 +27,7 @@ from handlers.archive_files import GRAPH, INT8_GRAPH, proofs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.probabilities import softmax
 from handlers.vision.config import ImageClassificationConfig
-from handlers.vision.images import Geometry, decode_image
+from handlers.vision.images import decode_image
 from handlers.vision.pixel_classifier import PixelClassifier
 from tests import held_out, trained
 from tests.e2e.conftest import Answer, alone, send_together, url
@@ -84,9 +84,8 @@ def built(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_int8_is_as_near_to_torch_in_fp32_as_its_proof_says(built: Built) -> None:
     proof = proofs(built.path)["int8"]
     assert (proof.measure, proof.samples, proof.holds) == ("top-1", CROPS, True)
-    geometry = Geometry(CONFIG.resize_size, CONFIG.crop_size, CONFIG.max_pixels, CONFIG.scaled_decode)
     bodies = held_out.crops(CROPS).held_out
-    pixels = np.stack([decode_image(body, geometry) for body in bodies])
+    pixels = np.stack([decode_image(body, CONFIG) for body in bodies])
     classifier = torchvision.models.get_model(CONFIG.arch, weights=None)
     classifier.load_state_dict(trained.mobilenet_v2())
     module = PixelClassifier(classifier, CONFIG.mean, CONFIG.std).eval()

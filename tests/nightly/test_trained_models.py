@@ -9,7 +9,8 @@ import torchvision
 
 from deploy.models import ROOT
 from handlers.tasks.image_classification import ImageClassificationHandler
-from handlers.vision.images import Geometry, decode_image
+from handlers.vision.config import ImageConfig
+from handlers.vision.images import decode_image
 from tests import trained
 from tests.exports import trained_classifier
 from tests.handlers.serving import serve, started
@@ -31,7 +32,7 @@ def test_top_1_of_photographs_and_60_crops_survives_precision_and_scaled_decode(
     bodies = [*map(photograph, KNOWN[arch]), *crops(100)]
     network = torchvision.models.get_model(arch, weights=None).eval()
     network.load_state_dict(getattr(trained, arch)())
-    whole = Geometry(256, 224, 10**8, scaled_decode=False)
+    whole = ImageConfig(max_pixels=10**8, scaled_decode=False)
     pixels = torch.from_numpy(np.stack([decode_image(body, whole) for body in bodies])).permute(0, 3, 1, 2)
     normalized = torchvision.transforms.functional.normalize(
         pixels.float() / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

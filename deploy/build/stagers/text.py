@@ -10,7 +10,7 @@ import torch
 from deploy.build.hub import checkpoint
 from deploy.build.sources import Source
 from deploy.build.task_loading import task_class
-from deploy.build.tasks import task_of
+from deploy.build.tasks import beside, task_of
 from deploy.models import Engine, Model
 from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
@@ -32,6 +32,8 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
             openvino.save_model(export(encoder), folder / GRAPH, compress_to_fp16=False)
         discarded = shutil.ignore_patterns("*.safetensors*") if engine == "openvino" else None
         shutil.copytree(source, folder / CHECKPOINT, ignore=discarded)
+    for name, path in beside(model, task_of(model)).items():
+        shutil.copyfile(path, folder / name)
 
 
 def head_of(task: str) -> Head:

@@ -8,11 +8,11 @@ in it are their owner's alone, since keys and tokens stand in there.
 
 import contextlib
 import hashlib
-import ipaddress
 import json
-import socket
+from functools import cache
 from pathlib import Path
 
+from deploy.gateway.configuration import lookup
 from deploy.gateway.envoy.clusters import clusters, endpoints, served
 from deploy.gateway.envoy.listeners import CLUSTERS, LISTENERS, listeners, secrets
 from deploy.gateway.envoy.resources import Resource
@@ -36,12 +36,13 @@ def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
         OSError: the folder cannot be written.
     """
     prepare(run)
-    addresses: dict[str, str | None] = {}
 
+    @cache
     def resolve(host: str) -> str | None:
-        if host not in addresses:
-            addresses[host] = lookup(host)
-        return addresses[host]
+        # The same one each time where there are several, or every look would be a change.
+        with contextlib.suppress(OSError, IndexError):
+            return lookup(host)[0]
+        return None
 
     files = {node.name: node.token_file for node in fleet.nodes.values() if node.token_file is not None}
     tokens = {name: found for name, path in files.items() if (found := tokens_of(path)) is not None}
@@ -74,19 +75,6 @@ def prepare(run: Path) -> None:
     for folder in (run, run / ENDPOINTS):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-
-
-def lookup(host: str) -> str | None:
-    """Find a host's address; None where its name is not known."""
-    with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(host))
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return None
-    # The same one each time where there are several, or every look would be a change; IPv4 before IPv6.
-    address = min(found, key=lambda each: (each[0] != socket.AF_INET, str(each[4][0])))[4][0]
-    return str(address)
 
 
 def put(path: Path, resources: list[Resource]) -> bool:

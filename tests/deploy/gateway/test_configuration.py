@@ -134,4 +134,4 @@ def test_addresses_of_the_name_are_nodes_and_stay_where_it_does_not_resolve(
     assert changed(named)[1] == ["127-0-0-3"]
     # It is logged once each time, however often it is looked up.
     assert caplog.text.count("does not resolve") == 2
-    assert [lookup("localhost"), lookup("127.0.0.3")] == [["127.0.0.1"], ["127.0.0.3"]]
+    assert [lookup(host) for host in ("localhost", "127.0.0.3", "::1")] == [["127.0.0.1"], ["127.0.0.3"], ["::1"]]

@@ -21,7 +21,7 @@ from handlers.errors import INTERNAL_ERROR, ItemError
 from handlers.protocol.grpc_inference import MOST_FIELDS, GrpcInference, read
 from handlers.protocol.output_tensors import Model, Vectors
 from handlers.protocol.requests import Payload, Request, unpack
-from handlers.protocol.responses import PROTOBUF, Reply, code_of, error_headers
+from handlers.protocol.responses import PROTOBUF, Reply, error_headers
 from handlers.protocol.tensors import to_bfloat16
 from tests.handlers.protocol import test_open_inference
 from tests.handlers.protocol.test_open_inference import KOREAN, TEXT
@@ -190,16 +190,6 @@ def test_parameters_within_tensors_and_outputs_count_among_the_fields_of_a_messa
     assert "more than 1000 tensors, outputs" in failed(asked(dimensions, shape)).message
 
 
-@pytest.mark.parametrize("width", [1, 32, 600_000])
-def test_answer_of_any_size_is_the_message_that_protobuf_itself_writes(width: int) -> None:
-    """A length of one byte, two and more."""
-    shape = replace(TEXT, model=Model("M", "1", Vectors("vector")))
-    vector = np.arange(width, dtype=np.float32)
-    reply = asked(message(tensor("text", KOREAN[:1])), shape).form.pack([vector])
-    np.testing.assert_array_equal(result_of(reply).as_numpy("vector"), vector[np.newaxis], strict=True)
-    assert service_pb2.ModelInferResponse.FromString(reply.body).SerializeToString() == reply.body
-
-
 class Halved(Vectors):
     """Vectors as a task of one's own may write them."""
 
@@ -217,12 +207,6 @@ def test_bf16_output_is_what_tritonclient_reads_beside_a_failed_item_too() -> No
     assert read_back.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(read_back[0].astype(np.float32), np.array([1.0, 3.140625], np.float32))
     assert np.isnan(read_back[1].astype(np.float32)).all()
-
-
-def test_http_status_has_a_grpc_code() -> None:
-    """https://github.com/grpc/grpc/blob/master/doc/statuscodes.md"""
-    codes = {400: 3, 422: 3, 504: 4, 404: 5, 403: 7, 413: 8, 501: 12, 500: 13, 429: 14, 503: 14, 401: 16}
-    assert {status: code_of(status) for status in codes} == codes
 
 
 @given(st.text())

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def start(tiny_archive: Archives, model: dict[str, Any], **settings: Any) -> Han
     return ready
 
 
-def ask(handler: Handler, api: str, *documents: Any) -> list[Answer]:
+def ask(handler: Any, api: str, *documents: Any) -> list[Answer]:
     """Send documents, or bytes, in one batch, each to an API."""
     bodies = [each if isinstance(each, bytes) else json.dumps({"model": "m", **each}).encode() for each in documents]
     return serve(handler, [{"body": body} for body in bodies], [{"x-api": api} for _ in bodies])
@@ -133,9 +134,20 @@ def test_token_ids_are_decoded_taken_as_they_are_or_refused_as_the_archive_says(
     assert "check_embedding_ctx_length=False" in refused.body["error"]["message"]
 
     archive = tmp_path / "archive"
-    archive.symlink_to(tiny_archive(**EMBEDDER))
+    shutil.copytree(tiny_archive(**EMBEDDER), archive)
+    settings = {"token_ids": "cl100k", "precision": "fp32", "threads": 1}
     with pytest.raises(InvalidConfig, match="cl100k_base"):
-        started(SentenceEmbeddingHandler(), archive, {"token_ids": "cl100k"})
+        started(SentenceEmbeddingHandler(), archive, settings)
+    # The second token is one byte of two.
+    tokens = (b"the letter", b" \xc3", b"\xa9t")
+    lines = [f"{base64.b64encode(each).decode()} {number}\n" for number, each in enumerate(tokens)]
+    (archive / "cl100k_base.tiktoken").write_text("".join(lines))
+    handler = started(SentenceEmbeddingHandler(), archive, settings)
+    decoded, text, outside = ask(
+        handler, "embeddings", {"input": [[0, 1, 2]]}, {"input": "the letter ét"}, {"input": [9]}
+    )
+    np.testing.assert_allclose(vectors(decoded), vectors(text), atol=1e-6)
+    assert (outside.status, outside.body["error"]["param"]) == (400, "input")
 
 
 # -- reranking ---------------------------------------------------------------------------------------------------------

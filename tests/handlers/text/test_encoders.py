@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from handlers.text.encoders import token_limit
 
@@ -27,6 +26,3 @@ def test_token_limit_is_what_the_models_files_say(files: dict[str, Any], limit: 
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     assert token_limit(tmp_path) == limit
-
-
-MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])

@@ -14,11 +14,12 @@ from torchvision.transforms import functional
 
 from deploy.models import ROOT
 from handlers.errors import InvalidInput
-from handlers.vision.images import Geometry, cut_square, decode_image
+from handlers.vision.config import ImageConfig
+from handlers.vision.images import cut_square, decode_image
 from tests.photographs import crops, encoded, jpeg, path, photograph
 
-FULL = Geometry(resize_size=232, crop_size=224, max_pixels=10_000_000, scaled_decode=False)
-SCALED = Geometry(resize_size=232, crop_size=224, max_pixels=10_000_000)
+FULL = ImageConfig(resize_size=232, crop_size=224, max_pixels=10_000_000, scaled_decode=False)
+SCALED = ImageConfig(resize_size=232, crop_size=224, max_pixels=10_000_000)
 
 
 def torchvision_square(image: Image.Image) -> NDArray[np.uint8]:
@@ -150,8 +151,9 @@ def test_decode_limit_of_pillow_is_that_of_the_model_in_a_worker_of_its_own() ->
 import io
 from PIL import Image
 from handlers.errors import ImageTooLarge
-from handlers.vision.images import Geometry, decode_image
-geometry = Geometry(resize_size=16, crop_size=16, max_pixels=10_000)
+from handlers.vision.config import ImageConfig
+from handlers.vision.images import decode_image
+geometry = ImageConfig(resize_size=16, crop_size=16, max_pixels=10_000)
 for height in (100, 101, 201, 1000):
     body = io.BytesIO()
     Image.new("L", (100, height)).save(body, "PNG")

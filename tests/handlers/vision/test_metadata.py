@@ -7,11 +7,12 @@ import pytest
 from PIL import Image
 
 from handlers.errors import CorruptInput, ImageTooLarge
-from handlers.vision.images import Geometry, decode_image
+from handlers.vision.config import ImageConfig
+from handlers.vision.images import decode_image
 from handlers.vision.metadata import MOST_BLOCKS, MOST_CHUNKS, MOST_SCANS, MOST_SEGMENTS, strip
 from tests.photographs import encoded, jpeg, photograph
 
-GEOMETRY = Geometry(resize_size=232, crop_size=224, max_pixels=10_000_000)
+GEOMETRY = ImageConfig(resize_size=232, crop_size=224, max_pixels=10_000_000)
 SMALL = Image.new("RGB", (64, 48), "red")
 
 

@@ -1,10 +1,11 @@
 -- Gives TorchServe's own errors the form that clients expect. The route says whether that is the protocol's.
 
--- Bytes of an error that are looked at; TorchServe's own are some hundred.
+-- Bytes of an error that are looked at; TorchServe's own are some hundred, or none where a body is larger than it takes.
 local ERROR_BYTES = 65536
--- What TorchServe's own errors mean; its text is not passed on, since it may quote the request.
+-- Status -> what TorchServe's own error means; its text is not passed on, since it may quote the request.
 local MEANING = {
   ["404"] = "Neither this model nor this version is served.",
+  ["413"] = "The body is larger than the node's max_request_size.",
   ["500"] = "The worker died, or did not answer in time.",
   ["503"] = "The model's queue is full, or none of its workers is up.",
   ["507"] = "The worker ran out of memory.",
@@ -12,27 +13,21 @@ local MEANING = {
 
 function envoy_on_response(handle)
   local headers = handle:headers()
-  local status = headers:get(":status")
+  local status, length = headers:get(":status"), tonumber(headers:get("content-length") or "0")
   -- A handler's answer says how long it took, and is left as it is.
-  if tonumber(status) < 400 or headers:get("server-timing") then
+  if headers:get("server-timing") or length > ERROR_BYTES or (length == 0 and status ~= "413") then
     return
   end
-  local length = tonumber(headers:get("content-length") or "0")
-  if length == 0 or length > ERROR_BYTES then
-    return
-  end
-  local body = handle:body()
-  local text = body and body:getBytes(0, body:length()) or ""
+  -- With true a body that is empty can be set, too.
+  local body = handle:body(true)
+  local text = body:getBytes(0, body:length())
   -- TorchServe writes {"code": 500, "type": "...Exception", "message": "..."}, indented.
-  local kind = text:match('^%s*{%s*"code":%s*%d+,%s*"type":%s*"(%w+)"')
-  if not kind or not kind:find("Exception$") then
-    return
-  end
+  local kind = length == 0 and "BodyTooLarge" or text:match('^%s*{%s*"code":%s*%d+,%s*"type":%s*"(%w+Exception)"')
   local message = MEANING[status]
   if kind == "ErrorDataDecoderException" then
     status, kind, message = "400", "MalformedForm", "The form cannot be decoded."
   end
-  if message then
+  if kind and message then
     -- What was taken of the handle before the body came holds no more.
     headers = handle:headers()
     headers:replace(":status", status)

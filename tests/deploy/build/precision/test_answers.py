@@ -20,7 +20,6 @@ from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.vision.config import ImageClassificationConfig
-from handlers.vision.images import Geometry
 from tests import tiny_models
 from tests.photographs import crops
 
@@ -73,7 +72,6 @@ def test_images_are_twenty_crops_and_of_a_folder_what_is_none_is_left_out(tmp_pa
     (tmp_path / ".hidden").write_text("")
     task = task_class("image_classification")()
     task.config = ImageClassificationConfig(arch="resnet18")
-    task.geometry = Geometry(256, 224, 10**6, True, 10**7)
     items, refused = decoded(task, listed(tmp_path), is_text=False)
     assert [item.pixels.shape for item in items] == [(224, 224, 3)] * 2
     assert sorted(line.partition(":")[0] for line in refused) == ["cut.jpg", "notes.txt"]

@@ -20,6 +20,11 @@ def test_torchserves_own_errors_have_our_form_and_none_of_its_words(gateway: Gat
     assert (busy_v2.status_code, list(busy_v2.json())) == (503, ["error"])
     status, words = gateway.refused("ModelInfer", INFER, x_do="ServiceUnavailableException")
     assert status == 14
+    # TorchServe says nothing of a body that is larger than it takes.
+    for node in gateway.nodes:
+        node.answers["too-large"] = (413, {}, b"")
+    large = gateway.ask("POST", "/predictions/m", headers={"X-Do": "too-large"})
+    assert (large.status_code, large.json()["type"]) == (413, "BodyTooLarge")
     assert payload not in form.text + busy.text + busy_v2.text + words
 
 

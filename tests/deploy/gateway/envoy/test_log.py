@@ -21,6 +21,14 @@ def test_access_log_describes_a_request_without_its_payload(strict: Gateway) -> 
         "bytes_in": 11, "attempts": 1,
     }  # fmt: skip
     assert {name: line[name] for name in expected} == expected
+    # An adaptive worker's begins with the total.
+    timing = 'total;dur=9.25, decode;dur=1, wait;dur=2, forward;dur=3, encode;dur=4, batch;desc="5"'
+    for node in strict.nodes:
+        node.answers["timed"] = (200, {"Server-Timing": timing}, b"")
+    strict.ask("POST", "/predictions/m", headers={**KEY, "X-Do": "timed", "X-Request-Id": "timed"})
+    line = strict.logged(request_id="timed")
+    parts = ("total_ms", "decode_ms", "wait_ms", "forward_ms", "encode_ms", "batch_size")
+    assert [line[name] for name in parts] == [9.25, 1, 2, 3, 4, 5]
     text = (strict.run / "access.log").read_text()
     assert [secret for secret in ("my-own-query", "my-own-body") if secret in text] == []
 

@@ -39,8 +39,6 @@ def test_each_model_and_each_version_has_a_cluster_of_its_own_nodes() -> None:
     # A node whose name is not known to the resolver is left out.
     (found,) = endpoints(FLEET, next(iter(served(FLEET))), {"::1": "::1"}.get, {})["endpoints"][0]["lb_endpoints"]
     assert found["endpoint"]["address"]["socket_address"] == {"address": "::1", "port_value": 8080}
-    assert [files.lookup(host) for host in ("10.1.2.3", "::1", "nobody.invalid")] == ["10.1.2.3", "::1", None]
-    assert files.lookup("localhost") in ("127.0.0.1", "::1")
 
 
 @pytest.mark.parametrize(

