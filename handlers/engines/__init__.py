@@ -137,16 +137,7 @@ class Progressive(Protocol):
 
 
 def padded(rows: Sequence[Sequence[int]], length: int, value: int) -> NDArray[np.int64]:
-    """Right-pad rows of numbers to one length.
-
-    Args:
-        rows: B sequences of at most `length` numbers.
-        length: the length of every row of the result.
-        value: the number to pad with.
-
-    Returns:
-        (B, length) int64.
-    """
+    """Right-pad B rows of at most `length` numbers: (B, length) int64."""
     array = np.full((len(rows), length), value, np.int64)
     for row, numbers in zip(array, rows, strict=True):
         row[: len(numbers)] = numbers

@@ -12,12 +12,7 @@ CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def usable_cores(cgroups: Path = CGROUPS, own: Path = OWN) -> int:
-    """Count the cores that this process may use; whole ones, at least one.
-
-    Args:
-        cgroups: where the cgroups, of version 2, are mounted.
-        own: which of them this process is in.
-    """
+    """Count the cores that this process may use; whole ones, at least one. Cgroups are of version 2."""
     cores = float(len(os.sched_getaffinity(0)))
     lines = own.read_text(encoding="utf-8").splitlines() if own.is_file() else []
     # 0::PATH. In a container the path may be the machine's, which is not mounted there: the root is the container's.

@@ -243,11 +243,9 @@ class _Run:
         self._lock = threading.Lock()
 
     def step(self, indices: Sequence[int], result: Any) -> bool:
-        """Note one token; True ends its sequence. Called on a thread of CTranslate2's.
+        """Note one token, of the item at `indices[result.batch_id]`; True ends its sequence.
 
-        Args:
-            indices: of the run's items, by their places in this part of it.
-            result: CTranslate2's GenerationStepResult.
+        Called on a thread of CTranslate2's with its GenerationStepResult.
         """
         if self.error is None and time.perf_counter() > self._ends_s:
             self.error = OutOfTime()

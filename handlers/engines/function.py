@@ -29,12 +29,7 @@ class FunctionEngine:
     """Runs a function once per micro-batch."""
 
     def __init__(self, function: Callable[..., Outputs], input_names: Sequence[str]) -> None:
-        """Run a function.
-
-        Args:
-            function: called with the micro-batch's arrays (B, ...) as keyword arguments; returns named arrays (B, ...).
-            input_names: the names of its arguments.
-        """
+        """Run a function, called with the micro-batch's arrays (B, ...) by name; it returns named arrays (B, ...)."""
         self._function = function
         self.input_names = tuple(input_names)
         self.description = f"function {getattr(function, '__qualname__', type(function).__name__)}"

@@ -38,12 +38,8 @@ def int8_graph(graph: Path) -> Path:
 def candidates(capabilities: Collection[str], proven: Mapping[str, Proof], *, has_int8: bool) -> tuple[str, ...]:
     """List the precisions that `auto` may take, the likeliest first.
 
-    fp32 is one where bf16 is not: a processor with instructions for bf16 is never slower with them.
-
-    Args:
-        capabilities: what OpenVINO says of the processor.
-        proven: how near answers are to those in fp32, by precision; one that is refuted leaves its precision out.
-        has_int8: whether the archive has a graph in int8.
+    fp32 is one where bf16 is not: a processor with instructions for bf16 is never slower with them. A precision whose
+    proof is refuted is left out.
     """
     refuted = {precision for precision, proof in proven.items() if proof.is_refuted}
     floating = "bf16" if "BF16" in capabilities and "bf16" not in refuted else "fp32"

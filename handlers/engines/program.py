@@ -38,9 +38,7 @@ def load_program(folder: Path, device: torch.device) -> torch.nn.Module:
 def flat_outputs(results: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
     """Name what a program returned: a tensor, a list or tuple of tensors, or a dictionary of them.
 
-    Args:
-        results: what its call returned.
-        names: of the outputs in their order; where there are none, `output`, or `output_0` and so on.
+    Without names they are `output`, or `output_0` and so on.
     """
     if isinstance(results, Mapping):
         return dict(results)
@@ -62,16 +60,12 @@ class ProgramEngine(TorchEngine):
         precision: str = "fp32",
         threads: int = 0,
     ) -> None:
-        """Run a program.
+        """Run a program, which is on its device already.
 
         Args:
-            program: on its device already.
-            device: where it runs.
-            inputs: by name in the order of its parameters, the dtype that each is handed over in where it is not the
-                array's own (BF16).
-            outputs: the names of what it returns, in order; see `flat_outputs`.
+            program, device, outputs, threads: see `TorchEngine`.
+            inputs: by name in the order of the program's parameters, the dtype that each is converted to, or None.
             precision: `fp32` leaves the program as it is, whatever its weights are; others run it under autocast.
-            threads: how many threads PyTorch's operators have on the CPU; 0 for one on every core.
         """
         # Not by TorchEngine's: an exported program has no eval().
         torch.set_num_threads(available_threads(threads))

@@ -47,11 +47,7 @@ class Watch(transformers.StoppingCriteria):  # type: ignore[misc]
         self._ended: set[int] = set()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **others: Any) -> torch.Tensor:  # noqa: ARG002
-        """Report the last tokens, and say which items are to end.
-
-        Args:
-            input_ids: (B, U) int64, what is written so far.
-            scores, others: not used.
+        """Report the last tokens of `input_ids`, (B, U) int64.
 
         Returns:
             (B,) bool: the items whose listener wants no more.
@@ -80,13 +76,10 @@ class Generator:
     input_names = ("input_ids", "attention_mask")
 
     def __init__(self, model: Any, device: torch.device, threads: int = 0, longest_run_s: float = inf) -> None:
-        """Run a model.
+        """Run a model of transformers, on its device and in its precision; its generation config is changed.
 
         Args:
-            model: of transformers, on its device and in its precision; its generation config is changed to what `run`
-                relies on.
-            device: where the model's weights are.
-            threads: how many threads PyTorch's operators have on the CPU; 0 for one on every core.
+            model, device, threads: see `handlers.engines.torch.TorchEngine`.
             longest_run_s: the most seconds of one `run`.
         """
         self._longest_run_s = longest_run_s
@@ -148,12 +141,7 @@ def _prepare(generation: Any) -> None:
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
-    """Load the tokenizer of a folder.
-
-    Args:
-        folder: with the tokenizer's files.
-        trust_remote_code: whether to run the Python that the folder brings.
-    """
+    """Load the tokenizer of a folder, with the Python that the folder brings where that is trusted."""
     with warnings.catch_warnings():
         # Marian's recommends a package whose result it does not use.
         warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
@@ -163,16 +151,10 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
 
 def load_model(folder: Path, device: torch.device, precision: Precision, *, trust_remote_code: bool = False) -> Any:
-    """Load any model that AutoModelForSeq2SeqLM knows.
-
-    Args:
-        folder: config.json, model.safetensors and generation_config.json.
-        device: where the model is to run.
-        precision: see `handlers.engines.torch.dtype_for`.
-        trust_remote_code: whether to run the Python that the folder brings.
+    """Load any model that AutoModelForSeq2SeqLM knows: config.json, model.safetensors and generation_config.json.
 
     Raises:
-        InvalidConfig: the folder holds no such model.
+        InvalidConfig: the folder holds no such model, or torch has no such precision.
     """
     try:
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
@@ -188,14 +170,9 @@ def load_model(folder: Path, device: torch.device, precision: Precision, *, trus
 
 
 def read_generation(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, int | None]:
-    """Read what a checkpoint says of its answers, without its weights.
+    """Read a checkpoint's GenerationConfig, without its weights, and the number of its decoder's positions.
 
-    Args:
-        folder: config.json and, where it has one, generation_config.json.
-        trust_remote_code: whether to run the Python that the folder brings.
-
-    Returns:
-        The GenerationConfig, and how many positions the decoder has; None for any number.
+    That number is None where there is no limit.
     """
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     has_own = (folder / "generation_config.json").is_file()

@@ -27,11 +27,7 @@ def torch_precision(precision: str) -> Precision:
 
 
 def dtype_for(device: torch.device, precision: str) -> torch.dtype:
-    """Choose the arithmetic to load weights in.
-
-    Args:
-        device: where the model runs.
-        precision: what is asked for; `auto` is bf16 where the device has it, else fp16 (GPU) or fp32 (CPU).
+    """Choose the arithmetic to load weights in; `auto` is bf16 where the device has it, else fp16 (GPU) or fp32 (CPU).
 
     Raises:
         InvalidConfig: torch has no such precision.
@@ -45,11 +41,7 @@ def dtype_for(device: torch.device, precision: str) -> torch.dtype:
 
 @contextmanager
 def memory_errors(device: torch.device) -> Iterator[None]:
-    """Raise OutOfMemory where PyTorch has no memory left.
-
-    Args:
-        device: where it runs.
-    """
+    """Raise OutOfMemory where PyTorch has no memory left on a device."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:

@@ -52,11 +52,7 @@ def _media_type(content_type: str) -> str:
 
 
 def is_grpc(headers: Mapping[str, Any]) -> bool:
-    """Whether a request came by TorchServe's own gRPC: rows of others have the headers that HTTP has, and TorchServe's.
-
-    Args:
-        headers: the request's, and for each field {"content-type": as sent}.
-    """
+    """Whether a request came by TorchServe's own gRPC: rows of others have headers, HTTP's and TorchServe's."""
     return not any(isinstance(value, str) for value in headers.values())
 
 

@@ -126,14 +126,10 @@ class InferRequest:
 
 
 def split(body: bytes | bytearray | str, header: str) -> tuple[memoryview, memoryview]:
-    """Separate the JSON document from the binary tensors behind it.
-
-    Args:
-        body: the request's body, as it was sent.
-        header: the value of LENGTH_HEADER.
+    """Separate the JSON document of a body from the binary tensors behind it, by the value of LENGTH_HEADER.
 
     Raises:
-        MalformedTensor: the header's value is not a length within the body.
+        MalformedTensor: the value is not a length within the body.
     """
     view = memoryview(body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body)
     is_number = header.isascii() and header.isdigit() and len(header) < 20
@@ -148,12 +144,7 @@ def is_inference(document: Any) -> bool:
 
 
 def read_json(document: Any, binary: memoryview, model: Model) -> InferRequest:
-    """Read a request in JSON.
-
-    Args:
-        document: the parsed JSON.
-        binary: the bytes behind it.
-        model: the requested model.
+    """Read a request in JSON, from the parsed document and the bytes behind it.
 
     Raises:
         UnknownShape, MalformedTensor: see `read`; or not all of the bytes are a tensor's.

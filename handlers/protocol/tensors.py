@@ -88,12 +88,8 @@ def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) 
     """Read a binary tensor.
 
     Args:
-        dtype: what `read_dtype` found.
-        shape: what `read_shape` found.
+        dtype, shape: as `read_dtype` and `read_shape` found them.
         data: exactly the tensor's bytes; arrays of numbers use them where they are.
-
-    Returns:
-        An array of that dtype and shape.
 
     Raises:
         MalformedTensor: the bytes do not make up the shape.
@@ -146,12 +142,8 @@ def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArra
     """Read a tensor's "data".
 
     Args:
-        dtype: what `read_dtype` found.
-        shape: what `read_shape` found.
+        dtype, shape: as `read_dtype` and `read_shape` found them.
         data: a flat list, row by row, or lists nested as the shape is.
-
-    Returns:
-        An array of that dtype and shape.
 
     Raises:
         MalformedTensor: it is no such list, or its elements are not the datatype's, or not as many as the shape has; or

@@ -105,11 +105,7 @@ def _array(data: memoryview, header: Header) -> NDArray[Any]:
 
 
 def from_npz(body: bytes | bytearray, most_bytes: int) -> dict[str, NDArray[Any]]:
-    """Read a .npz file, compressed or not.
-
-    Args:
-        body: the file.
-        most_bytes: what all its arrays may take together.
+    """Read a .npz file, compressed or not, whose arrays take at most `most_bytes` together.
 
     Raises:
         MalformedTensor: it is no such file, or one of its arrays is none.

@@ -51,9 +51,7 @@ class TensorItems:
         """Read requests to one model.
 
         Args:
-            signature: of the model.
-            rows: cuts requests.
-            model: what answers say of it.
+            signature, rows, model: of the model.
             given: the model's name of each input by the clients' name.
             most_rows: the most rows of one request.
             most_bytes: the most bytes that a compressed body may unpack to.

@@ -109,9 +109,7 @@ class Signature:
 def narrowed(signature: Signature, datatypes: Mapping[str, str]) -> Signature:
     """Note the inputs that the engine computes with fewer whole numbers than their datatype has.
 
-    Args:
-        signature: of the model.
-        datatypes: what the engine computes with, by the datatype of its input.
+    `datatypes` has what the engine computes with, by the datatype of its input.
     """
     inputs = {
         name: replace(tensor, computes_in=datatypes.get(tensor.datatype or ""))

@@ -71,7 +71,7 @@ def context_tokens(encoding: Any) -> range:
 
 
 def cut(encoding: Any, context: range, max_length: int, stride: int) -> list[Window]:
-    """Cut a context into windows, as few as reach its end.
+    """Cut a context into windows, in its order, as few as reach its end.
 
     Args:
         encoding: the tokenizer's, of question and context.
@@ -79,9 +79,6 @@ def cut(encoding: Any, context: range, max_length: int, stride: int) -> list[Win
         max_length: the most tokens of a window; where one window is not enough, it must leave room for more than
             `stride` tokens of the context.
         stride: how many tokens of the context neighbouring windows share.
-
-    Returns:
-        The windows, in the order of the context; a single one where the context fits.
     """
     ids, type_ids = encoding.ids, encoding.type_ids
     room = max_length - (len(ids) - len(context))
@@ -110,17 +107,13 @@ def likeliest_spans(
     max_tokens: int,
     count: int,
 ) -> Iterator[Span]:
-    """Find the likeliest spans of one window.
+    """Find at most `count` spans of one window, likeliest first, each of at most `max_tokens` tokens.
 
     Args:
         start_logits, end_logits: (T,) float32, with padding or without.
         window: what the logits belong to.
-        has_null: whether the first token, as the model's place for "no answer", takes its share of the probability.
-        max_tokens: the most tokens of a span.
-        count: the most spans.
-
-    Returns:
-        The spans, likeliest first.
+        has_null: whether the first token, as the model's place for "no answer", has a share of the probability.
+        max_tokens, count: see above.
     """
     starts = _probabilities(start_logits, window, has_null)
     ends = _probabilities(end_logits, window, has_null)
@@ -144,15 +137,10 @@ def _probabilities(logits: NDArray[np.float32], window: Window, has_null: bool) 
 
 
 def characters(encoding: Any, first: int, last: int, *, align_to_words: bool) -> tuple[int, int]:
-    """Find the characters of the context that some of its tokens stand for.
-
-    Args:
-        encoding: the tokenizer's, of question and context.
-        first, last: the indices of the first and the last token in the encoding.
-        align_to_words: whether to widen them to whole words.
+    """Find the characters of the context that its tokens from `first` to `last` of the encoding stand for.
 
     Returns:
-        The index of the first character, and the one behind the last.
+        The index of the first character, and the one behind the last, widened to whole words if so wanted.
     """
     # Tokens that a tokenizer finds before it looks for words belong to none.
     words = [encoding.token_to_word(token) if align_to_words else None for token in (first, last)]

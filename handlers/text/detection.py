@@ -103,9 +103,6 @@ class Detector:
 def load_detector(folder: Path) -> FastTextEngine:
     """Load the detector of an archive.
 
-    Args:
-        folder: the archive's.
-
     Raises:
         InvalidConfig: it has none, or no fastText model.
     """

@@ -48,12 +48,9 @@ class Document:
     between: tuple[str, ...]
 
     def joined(self, answers: Sequence[str]) -> str:
-        """Put answers in the places of the sentences.
+        """Put S answers in the places of the sentences.
 
         Two sentences without a space between, as in Chinese, get one where their answers are written with spaces.
-
-        Args:
-            answers: S of them.
         """
         parts = [self.between[0]]
         for index, answer in enumerate(answers):
@@ -64,14 +61,9 @@ class Document:
 
 
 def cut(text: str, language: str = DEFAULT_LANGUAGE) -> Document:
-    """Cut a text into sentences.
+    """Cut a text into sentences and what stands between them; without letters and digits it is a single sentence.
 
-    Args:
-        text: any; one without letters and digits is a single sentence.
-        language: its code in ISO 639; rules for English hold where sentencex does not have it.
-
-    Returns:
-        The sentences and what stands between: together just the text.
+    The language is a code of ISO 639; rules for English hold where sentencex does not have it.
     """
     sentences, between, end = [], [], 0
     for start, stop in _spans(text, language):

@@ -116,9 +116,6 @@ class Pooling:
     def read(cls, folder: Path) -> "Pooling":
         """Read the model's own files, as sentence-transformers writes them; without any, the mean is taken as it is.
 
-        Args:
-            folder: the model's.
-
         Raises:
             InvalidConfig: the files ask for a pooling that is not supported.
         """
@@ -138,12 +135,7 @@ class Pooling:
 
 
 def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -> Encoder:
-    """Load a task's model in fp32.
-
-    Args:
-        head: the task's.
-        folder: config.json, model.safetensors and the tokenizer's files.
-        trust_remote_code: run the Python that the folder brings.
+    """Load a task's model in fp32: config.json, model.safetensors and the tokenizer's files.
 
     Raises:
         InvalidConfig: the folder holds no such model.
@@ -172,9 +164,6 @@ def token_limit(folder: Path) -> int | None:
 
     sentence-transformers' max_seq_length comes first; then the lesser of the tokenizer's model_max_length and the size
     of the position table. RoBERTa's table is longer than it can use by its padding index and one.
-
-    Args:
-        folder: config.json, and the other two files where the model has them.
     """
     length = _json(folder / "sentence_bert_config.json").get("max_seq_length")
     if isinstance(length, int):
@@ -190,11 +179,7 @@ def token_limit(folder: Path) -> int | None:
 
 
 def source_limit(folder: Path, max_length: int | None) -> int:
-    """Find the most tokens of a text: the configuration's `max_length`, or the model's own limit.
-
-    Args:
-        folder: see `token_limit`.
-        max_length: the configuration's; None for the model's own limit.
+    """Find the most tokens of a text: the configuration's `max_length`, or else the model's own limit.
 
     Raises:
         InvalidConfig: neither is known, or the configuration's is more than the model's.

@@ -90,9 +90,6 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     def options(self, sent: Mapping[str, Any]) -> Any:
         """Read the options of one item; those that it leaves out are the configuration's settings of the same name.
 
-        Args:
-            sent: what the client sent beside its input.
-
         Raises:
             UnknownOption: lists every problem.
         """

@@ -133,12 +133,7 @@ def rounded_length(length: int, limit: int) -> int:
 
 
 def right_padded(rows: Sequence[Sequence[int]], length: int, pad_id: int) -> dict[str, NDArray[np.int64]]:
-    """Right-pad the token ids of a micro-batch, and mask the padding.
-
-    Args:
-        rows: B sequences of at most `length` token ids.
-        length: the length of every row of the result.
-        pad_id: the token to pad with.
+    """Right-pad B rows of at most `length` token ids, and mask the padding.
 
     Returns:
         `input_ids` and `attention_mask`, (B, length) int64 each; the mask is 1 at tokens and 0 at padding.

@@ -83,11 +83,7 @@ class Languages:
     targets: Mapping[str, Target] = field(default_factory=dict)
 
     def check(self, src_lang: str | None, tgt_lang: str | None, text: str) -> None:
-        """Check whether a text can be translated from one language to another.
-
-        Args:
-            src_lang, tgt_lang: the codes of the languages; None where they are not named.
-            text: what is to be translated.
+        """Check whether a text can be translated from one language to another; None where one is not named.
 
         Raises:
             UnknownOption: it cannot; the message names the languages of the model.
@@ -116,12 +112,7 @@ def _check(name: str, code: str | None, codes: Any) -> None:
 
 
 def read_languages(tokenizer: Any, generation: Any) -> Languages:
-    """Read from the model's own files which languages it has, and how they are chosen.
-
-    Args:
-        tokenizer: the model's, of transformers.
-        generation: the model's GenerationConfig.
-    """
+    """Read which languages a model of transformers has, and how they are chosen."""
     prefixes = getattr(tokenizer, "supported_language_codes", None)
     if prefixes is not None:
         return Languages(targets={token[2:-2]: Target(prefix=f"{token} ") for token in prefixes})
@@ -161,14 +152,10 @@ class ModelCodes:
             self._by_key[key_of(code)].append(code)
 
     def find(self, label: str) -> str | None:
-        """Find the model's code for a language; None where the model has none.
+        """Find the model's code for a detector's label, without prefix; None where the model has none.
 
-        Args:
-            label: the detector's, without prefix.
-
-        Returns:
-            Of several codes the label itself (`zho_Hant` of a detector that distinguishes scripts), or else the first
-            in order: `zho_Hans`.
+        Of several codes it is the label itself (`zho_Hant` of a detector that distinguishes scripts), or else the first
+        in order: `zho_Hans`.
         """
         key = _WIKIPEDIA.get(label) or key_of(label)
         codes = self._by_key.get(key) or self._by_key.get(_NEAREST.get(key, ""), [])

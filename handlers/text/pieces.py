@@ -55,12 +55,7 @@ class TextPieces:
     """The text of one item; see `handlers.pipeline.slots.Pieces`."""
 
     def __init__(self, detokenizer: Detokenizer, result_of: Callable[[str], Any]) -> None:
-        """Begin with no text.
-
-        Args:
-            detokenizer: makes text of ids.
-            result_of: makes the item's result of its whole text.
-        """
+        """Begin with no text; `result_of` makes the item's result of its whole text."""
         self._detokenizer, self._result_of = detokenizer, result_of
         # Text that is settled, with the space behind it; the ids after it, and their tokens.
         self._settled = ""

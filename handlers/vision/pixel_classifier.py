@@ -54,14 +54,7 @@ class PixelClassifier(torch.nn.Module):
 def load_classifier(
     weights: Path, config: ImageClassificationConfig, classes: int, device: torch.device
 ) -> PixelClassifier:
-    """Build `config.arch` on its device, in `config.precision`.
-
-    Args:
-        weights: a state dict of the classifier alone.
-        config: of the archive.
-        classes: how many the classifier tells apart.
-        device: where it is to run.
-    """
+    """Build `config.arch` on its device, in `config.precision`, from a state dict of the classifier alone."""
     classifier = torchvision.models.get_model(config.arch, weights=None, num_classes=classes)
     classifier.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True, mmap=True))
     classifier = classifier.to(dtype_for(device, config.precision), memory_format=torch.channels_last)
