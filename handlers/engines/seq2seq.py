@@ -9,7 +9,7 @@ Decoding is greedy or a search with beams and never sampled, so that the same re
 
 import time
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,21 @@ MAX_NEW_TOKENS = 256
 def step_items(device: torch.device) -> int:
     """Return what an almost empty step of the decoder costs on a device, in items; 0 where that is not known."""
     return _STEP_ITEMS.get(device.type, 0)
+
+
+class Banned(transformers.LogitsProcessor):  # type: ignore[misc]
+    """Keeps single tokens out of the answer.
+
+    For a step of 32 items of Marian it takes 6 us, transformers' `suppress_tokens` 9 ms, `bad_words_ids` more.
+    """
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids = list(ids)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """Set `scores`, (B, vocabulary), a copy of the logits, to minus infinity at the tokens."""
+        scores[:, self._ids] = -torch.inf
+        return scores
 
 
 class Watch(transformers.StoppingCriteria):  # type: ignore[misc]
@@ -86,7 +101,7 @@ class Generator:
         torch.set_num_threads(available_threads(threads))
         self.model = model.eval()
         self._device = device
-        _prepare(model.generation_config)
+        self._processors = [Banned(banned)] if (banned := _prepare(model.generation_config)) else []
         self.description = f"torch {device} {str(model.dtype).removeprefix('torch.')}"
 
     def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None) -> Outputs:
@@ -122,22 +137,20 @@ class Generator:
         watch = Watch(time.perf_counter() + self._longest_run_s, progress, end_ids, arguments["max_new_tokens"])
         with memory_errors(self._device):
             tensors = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
-            sequences = self.model.generate(**tensors, **arguments, stopping_criteria=[watch])
+            sequences = self.model.generate(
+                **tensors, **arguments, logits_processor=self._processors, stopping_criteria=[watch]
+            )
             return {"sequences": sequences.cpu().numpy().astype(np.int64, copy=False)}
 
 
-def _prepare(generation: Any) -> None:
-    """Make greedy decoding of any length the default, and single banned tokens cheap.
-
-    `bad_words_ids` goes over the vocabulary four times a step, `suppress_tokens` once.
-    """
+def _prepare(generation: Any) -> list[int]:
+    """Make greedy decoding of any length the default; return the single tokens that must not occur."""
     generation.do_sample, generation.num_beams, generation.num_return_sequences = False, 1, 1
     generation.temperature = generation.top_k = generation.top_p = None
     generation.max_length = generation.max_new_tokens = None
     bad_words = generation.bad_words_ids or []
     generation.bad_words_ids = [ids for ids in bad_words if len(ids) > 1] or None
-    single = [ids[0] for ids in bad_words if len(ids) == 1]
-    generation.suppress_tokens = [*(generation.suppress_tokens or []), *single] or None
+    return [ids[0] for ids in bad_words if len(ids) == 1]
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:

@@ -35,6 +35,8 @@ MOST_FIELDS = 1000
 # Numbers of the fields of ModelInferRequest that have fields: inputs and outputs. Each may have so many that do not
 # count: name, datatype, contents, and a dimension each where the shape is not packed.
 _NESTED, _FREE_FIELDS = (5, 6), 3 + tensors.MAX_DIMENSIONS
+# The tag of raw_output_contents: field 6, of bytes.
+_RAW_OUTPUT = bytes([6 << 3 | 2])
 # How gzip and zlib begin; no message does.
 _COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 # zlib's number for: gzip or zlib, as its head says.
@@ -69,9 +71,13 @@ class GrpcInference(Inference):
                 OutputTensor(name=name, datatype=tensors.datatype_of(array), shape=array.shape)
                 for name, (array, _) in arrays.items()
             ],
-            raw_output_contents=[tensors.to_binary(array) for array, _ in arrays.values()],
         )
-        return Reply(200, message.SerializeToString(), PROTOBUF)
+        # The last fields, written here: protobuf takes 2 ms to copy 600 KB twice, and this 0.1 ms.
+        parts = [message.SerializeToString()]
+        for array, _ in arrays.values():
+            raw = tensors.to_binary(array)
+            parts += [_RAW_OUTPUT, _to_varint(len(raw)), raw]
+        return Reply(200, b"".join(parts), PROTOBUF)
 
 
 def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
@@ -194,6 +200,16 @@ def _varint(body: bytes | bytearray, start: int) -> tuple[int, int]:
         value |= (body[start] & 0x7F) << shift
         shift += 7
     return value, start + 1
+
+
+def _to_varint(value: int) -> bytes:
+    """Write an integer of protobuf's; see `_varint`."""
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
 
 
 def _parameters(part: Any) -> dict[str, Any]:

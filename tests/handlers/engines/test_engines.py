@@ -259,7 +259,7 @@ def test_failed_allocation_is_told_apart_so_that_the_micro_batch_is_halved(
         module.forward = module.generate = failing(raised)
         module.dtype, module.generation_config = (
             torch.float32,
-            SimpleNamespace(bad_words_ids=None, suppress_tokens=None, eos_token_id=0),
+            SimpleNamespace(bad_words_ids=None, eos_token_id=0),
         )
         engines: dict[str, Callable[[], Any]] = {
             "openvino": lambda: OpenVinoEngine(graph, precision="fp32"),

@@ -190,6 +190,16 @@ def test_parameters_within_tensors_and_outputs_count_among_the_fields_of_a_messa
     assert "more than 1000 tensors, outputs" in failed(asked(dimensions, shape)).message
 
 
+@pytest.mark.parametrize("width", [1, 32, 600_000])
+def test_answer_of_any_size_is_the_message_that_protobuf_itself_writes(width: int) -> None:
+    """A length of one byte, two and more."""
+    shape = replace(TEXT, model=Model("M", "1", Vectors("vector")))
+    vector = np.arange(width, dtype=np.float32)
+    reply = asked(message(tensor("text", KOREAN[:1])), shape).form.pack([vector])
+    np.testing.assert_array_equal(result_of(reply).as_numpy("vector"), vector[np.newaxis], strict=True)
+    assert service_pb2.ModelInferResponse.FromString(reply.body).SerializeToString() == reply.body
+
+
 class Halved(Vectors):
     """Vectors as a task of one's own may write them."""
 
