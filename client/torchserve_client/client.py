@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -26,29 +26,11 @@ from torchserve_client.replies import answered, error_of, is_list, parsed
 from torchserve_client.retry import RetryPolicy, retried
 from torchserve_client.servers import Servers
 from torchserve_client.streams import MEDIA_TYPE, Stream
-from torchserve_client.transport import (
-    Incoming,
-    Opened,
-    Outgoing,
-    PooledTransport,
-    StreamingTransport,
-    Transport,
-    authorization,
-)
+from torchserve_client.transport import Incoming, Opened, Outgoing, PooledTransport, Transport, authorization
 
 TIMEOUT_HEADER = "X-Timeout-Ms"
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One request, but for the server that it is sent to."""
-
-    method: str
-    path: str
-    body: Body = field(default_factory=lambda: Body(b""))
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Client:
@@ -90,11 +72,9 @@ class Client:
         self._transport = transport or PooledTransport(verify=verify, cert=cert, hosts=len(self._servers.urls))
         self._closed = threading.Event()
         self._clock, self._sleep, self._dice = clock, sleep or self._wait, dice
-        self._management = (
-            None
-            if management_url is None
-            else Management(management_url, token=management_token or token, verify=verify, cert=cert)
-        )
+        self._management: Management | None = None
+        if management_url is not None:
+            self._management = Management(management_url, token=management_token or token, verify=verify, cert=cert)
 
     @property
     def management(self) -> Management:
@@ -131,8 +111,9 @@ class Client:
             Rejected, Unavailable, ServerFailed: the server answered with an error, whose words it holds.
             NoConnection, TLSFailed, DeadlineExceeded, Closed: there was no answer.
         """
-        call = _Call("POST", _path(model, version), payloads.body(payload, options))
-        return answered(self._run(partial(self._send, call), timeout_s), call.body)
+        body = payloads.body(payload, options)
+        call = Outgoing("POST", _path(model, version), body.content, body.headers)
+        return answered(self._run(partial(self._send, call, body), timeout_s), body)
 
     def metadata(self, model: str, version: str | None = None, *, timeout_s: float | None = None) -> Metadata:
         """Ask the gateway, where there is one, or else the model itself for the model's metadata.
@@ -158,8 +139,8 @@ class Client:
         Raises:
             ClientError: the same as of `predict`.
         """
-        call = _Call("GET", _path(model, version), headers={HEADER: "1"})
-        count = self._run(partial(self._send, call), timeout_s).headers.get(IN_FLIGHT, "")
+        call = Outgoing("GET", _path(model, version), headers={HEADER: "1"})
+        count = self._run(partial(self._send, call, None), timeout_s).headers.get(IN_FLIGHT, "")
         return int(count) if count.isdecimal() else None
 
     def stream(
@@ -179,10 +160,10 @@ class Client:
             one. What fails before is tried again as with `predict`; nothing is after it.
 
         Raises:
-            As `predict`; and ValueError where the client has a transport of its own that lacks `open`.
+            ClientError, OSError: the same as of `predict`.
         """
         body = payloads.body(text, {**options, "stream": True})
-        call = _Call("POST", _path(model, version), body, {"Accept": MEDIA_TYPE})
+        call = Outgoing("POST", _path(model, version), body.content, {**body.headers, "Accept": MEDIA_TYPE})
         return Stream(self._run(partial(self._open, call), timeout_s))
 
     def close(self) -> None:
@@ -234,10 +215,8 @@ class Client:
         """Return whether to ask another server at once; after 503 or 429 there is a pause before the next try."""
         return error.status == 404 or (isinstance(error, NoConnection) and self._policy.allows(error))
 
-    def _open(self, call: _Call, url: str, left_s: float) -> Opened:
-        if not isinstance(self._transport, StreamingTransport):
-            raise ValueError("this client's transport has no `open`, which an answer in pieces needs")
-        opened = self._transport.open(self._outgoing(call, url, left_s), left_s)
+    def _open(self, call: Outgoing, url: str, left_s: float) -> Opened:
+        opened = self._transport.open(self._addressed(call, url, left_s), left_s)
         if not 200 <= opened.status < 300:
             try:
                 raise error_of(Incoming(opened.status, b"".join(opened.chunks), opened.headers, opened.reason))
@@ -245,17 +224,16 @@ class Client:
                 opened.close()
         return opened
 
-    def _outgoing(self, call: _Call, url: str, left_s: float) -> Outgoing:
-        timeout = {TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
-        # What says how to read the body is not the caller's to change.
-        headers = {**self._headers, **call.headers, **call.body.headers, **timeout}
-        return Outgoing(call.method, url + call.path, call.body.content, headers)
-
-    def _send(self, call: _Call, url: str, left_s: float) -> Incoming:
-        incoming = self._transport.send(self._outgoing(call, url, left_s), left_s)
-        if not 200 <= incoming.status < 300 and not is_list(incoming, call.body):
+    def _send(self, call: Outgoing, body: Body | None, url: str, left_s: float) -> Incoming:
+        incoming = self._transport.send(self._addressed(call, url, left_s), left_s)
+        if not 200 <= incoming.status < 300 and not (body and is_list(incoming, body)):
             raise error_of(incoming)
         return incoming
+
+    def _addressed(self, call: Outgoing, url: str, left_s: float) -> Outgoing:
+        """Complete a call whose url is a path."""
+        headers = {**self._headers, **call.headers, TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
+        return replace(call, url=url + call.url, headers=headers)
 
     def _get(self, url: str, left_s: float) -> Get:
         """Make what gets the JSON of one server's paths, all of them within so many seconds."""
@@ -264,7 +242,7 @@ class Client:
         def get(path: str, headers: Mapping[str, str] | None = None) -> Any:
             if (rest_s := ends_s - self._clock()) <= 0:
                 raise DeadlineExceeded(f"{url}: no answer within {left_s:.3g} s")
-            return parsed(self._send(_Call("GET", path, headers=headers or {}), url, rest_s).body)
+            return parsed(self._send(Outgoing("GET", path, headers=headers or {}), None, url, rest_s).body)
 
         return get
 

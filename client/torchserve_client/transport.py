@@ -1,7 +1,7 @@
 """HTTP/1.1 requests over urllib3's connection pools, each with one deadline for the whole exchange.
 
-    Outgoing -> Transport.send          -> Incoming, or NoConnection, TLSFailed, DeadlineExceeded, Closed
-             -> StreamingTransport.open -> Opened: the head of the answer, and its body as it arrives
+    Outgoing -> Transport.send -> Incoming, or NoConnection, TLSFailed, DeadlineExceeded, Closed
+             -> Transport.open -> Opened: the head of the answer, and its body as it arrives
 
 urllib3's timeouts bound each wait for bytes, so a server that sends a byte now and then would hold its client for ever.
 Here a timer shuts the connection's socket down when the time of a request is up, whether the request is in the TLS
@@ -14,7 +14,8 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager, Timeout
@@ -30,14 +31,7 @@ CONNECT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """An HTTP request.
-
-    Attributes:
-        method: "GET", "POST", ...
-        url: the whole address with its query.
-        body: the bytes that are sent.
-        headers: name -> value.
-    """
+    """An HTTP request; the url is the whole address with its query."""
 
     method: str
     url: str
@@ -47,14 +41,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """An HTTP answer.
-
-    Attributes:
-        status: HTTP status.
-        body: the bytes that were received.
-        headers: name -> value; names are case-insensitive.
-        reason: the status in words; may be empty.
-    """
+    """An HTTP answer; names of headers are case-insensitive, and the reason, the status in words, may be empty."""
 
     status: int
     body: bytes
@@ -96,16 +83,11 @@ class Transport(Protocol):
             Closed: `close` was called.
         """
 
-    def close(self) -> None:
-        """End all requests in flight, and send no more."""
-
-
-@runtime_checkable
-class StreamingTransport(Protocol):
-    """A transport that can also return an answer before its body is complete."""
-
     def open(self, request: Outgoing, timeout_s: float) -> Opened:
         """Send a request once and wait for the head of its answer; arguments and errors are those of `send`."""
+
+    def close(self) -> None:
+        """End all requests in flight, and send no more."""
 
 
 class PooledTransport:
@@ -123,14 +105,12 @@ class PooledTransport:
             cert: the client's certificate: a file with certificate and key, or (certificate, key).
             hosts: number of servers to which connections are kept.
         """
-        # One pool for each address of a server, which may have two names.
+        # A server may have two names.
         self._pools = PoolManager(num_pools=2 * hosts, maxsize=connections)
         self._pools.pool_classes_by_scheme = {
             "http": _Pool,
-            # A context takes 20 ms: it is made with the first connection that needs it.
-            "https": lambda *where, **options: _TLSPool(  # type: ignore[dict-item]
-                *where, **options, ssl_context=tls.context(verify, cert)
-            ),
+            # A context takes 20 ms: it is made when a server first needs it.
+            "https": partial(_tls_pool, verify, cert),  # type: ignore[dict-item]
         }
         self._exchanges: set[_Exchange] = set()
         self._is_closed = False
@@ -144,7 +124,7 @@ class PooledTransport:
             opened.close()
 
     def open(self, request: Outgoing, timeout_s: float) -> Opened:
-        """See `StreamingTransport.open`."""
+        """See `Transport.open`."""
         exchange = _Exchange(timeout_s)
         self._exchanges.add(exchange)
 
@@ -230,11 +210,9 @@ class _Exchange:
         self._timer.start()
 
     def use(self, connected: socket.socket) -> None:
-        """Take note of the socket that carries the request."""
-        with self._lock:
-            if self._socket is not None:
-                self._socket.close()
-            self._socket = socket.fromfd(connected.fileno(), connected.family, connected.type)
+        """Remember the socket that carries the request."""
+        self._release()
+        self._socket = socket.fromfd(connected.fileno(), connected.family, connected.type)
         if self.is_cut:
             self.cut()
 
@@ -249,6 +227,9 @@ class _Exchange:
     def end(self) -> None:
         """Leave the connection alone from now on."""
         self._timer.cancel()
+        self._release()
+
+    def _release(self) -> None:
         with self._lock:
             if self._socket is not None:
                 self._socket.close()
@@ -291,6 +272,10 @@ class _Pool(HTTPConnectionPool):
 
 class _TLSPool(HTTPSConnectionPool):
     ConnectionCls = _TLSConnection
+
+
+def _tls_pool(verify: tls.Verify, cert: tls.Cert | None, *where: Any, **options: Any) -> _TLSPool:
+    return _TLSPool(*where, **options, ssl_context=tls.context(verify, cert))
 
 
 def authorization(token: str | None) -> dict[str, str]:

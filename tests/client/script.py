@@ -8,12 +8,22 @@ import orjson
 from torchserve_client.client import Client
 from torchserve_client.errors import Closed
 from torchserve_client.retry import RetryPolicy
-from torchserve_client.transport import Incoming, Outgoing
+from torchserve_client.transport import Incoming, Opened, Outgoing
 
 Step = Incoming | Exception
 
 
-class Script:
+class Fake:
+    """A transport that never answers in pieces."""
+
+    def open(self, request: Outgoing, timeout_s: float) -> Opened:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Script(Fake):
     """Answers in turn, the last one forever."""
 
     def __init__(self, *steps: Step) -> None:
@@ -33,7 +43,7 @@ class Script:
         self.steps = [Closed("closed")]
 
 
-class Server:
+class Server(Fake):
     """Answers by what it is asked."""
 
     def __init__(self, answer: Callable[[Outgoing], Step]) -> None:
@@ -46,9 +56,6 @@ class Server:
         if isinstance(step, Exception):
             raise step
         return step
-
-    def close(self) -> None:
-        """It has nothing open."""
 
 
 class Time:

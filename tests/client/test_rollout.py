@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.client.script import failed, ok
+from tests.client.script import Fake, failed, ok
 from torchserve_client import Client, Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed
 from torchserve_client import archives as archive_files
 from torchserve_client.rollout import Rollout, Wanted
@@ -18,7 +18,7 @@ from torchserve_client.transport import Incoming, Outgoing
 MODEL = "m"
 
 
-class FakeServer:
+class FakeServer(Fake):
     """A management API with the versions of one model, in memory."""
 
     def __init__(self, *, refused: str = "", is_away: bool = False) -> None:
@@ -61,13 +61,10 @@ class FakeServer:
             "jobQueueStatus": {"pendingRequests": 0},
         }
 
-    def close(self) -> None:
-        """Nothing to let go of."""
-
     store = Path()
 
 
-class FakeGateway:
+class FakeGateway(Fake):
     """A control API with one model's canary and its withdrawals; a version it sees only when it is asked twice."""
 
     def __init__(self) -> None:
@@ -101,11 +98,8 @@ class FakeGateway:
             self.withdrawals.append((version, is_withdrawn, [list(server.versions) for server in self.servers]))
         return ok({"model": MODEL, "version": version, "is_withdrawn": is_withdrawn, "in_flight": 0})
 
-    def close(self) -> None:
-        """Nothing to let go of."""
 
-
-class Worker:
+class Worker(Fake):
     """An adaptive worker, which has fewer requests with each look."""
 
     def __init__(self, server: FakeServer, *in_flight: int) -> None:
@@ -116,9 +110,6 @@ class Worker:
         assert request.url.endswith("/predictions/m/1.0")
         assert "DELETE /models/m/1.0" not in self.server.calls
         return Incoming(200, b"{}", {"X-In-Flight": str(self.in_flight.pop(0))})
-
-    def close(self) -> None:
-        """Nothing to let go of."""
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
 """Against real sockets: what the errors of the libraries below mean."""
 
 import socket
+import threading
 
 import pytest
 
 from tests.client.conftest import Listen
 from tests.client.listener import answering, silent
-from torchserve_client import Client, DeadlineExceeded, NoConnection
+from torchserve_client import Client, Closed, DeadlineExceeded, NoConnection
 from torchserve_client.transport import Outgoing, PooledTransport
 
 
@@ -48,3 +49,12 @@ def test_connection_is_kept_for_the_next_request(listen: Listen) -> None:
     with Client(listener.url) as client:
         assert [client.predict("m", "a") for _ in range(3)] == [1, 1, 1]
     assert listener.connections == 1
+
+
+def test_close_ends_what_is_in_flight(listen: Listen) -> None:
+    client = Client(listen(silent).url)
+    closer = threading.Timer(0.2, client.close)
+    closer.start()
+    with pytest.raises(Closed, match="before the answer was complete"):
+        client.predict("m", "a")
+    closer.join()
