@@ -38,15 +38,6 @@ class Certificates:
             context.load_verify_locations(self.pem("ca"))
         return context
 
-    def hash(self, name: str) -> str:
-        """The name under which OpenSSL looks for a certificate in a folder, without its number."""
-        return self._openssl("x509", "-noout", "-subject_hash", "-in", f"{name}.pem").strip()
-
-    def encrypt(self, name: str, copy: str) -> None:
-        """Copy a key under a password that nobody is told."""
-        target = ["-out", f"{copy}.key", "-aes256", "-passout", "pass:a long password"]
-        self._openssl("pkey", "-in", f"{name}.key", *target)
-
     def _sign(self, name: str, authority: str, extension: str) -> None:
         (self.folder / "extension").write_text(extension)
         self._openssl("req", *_KEY, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", "request")

@@ -34,13 +34,6 @@ def unanswered(path: Path, *listed: Input) -> list[str]:
     return asked
 
 
-def test_answers_are_there_before_the_file_is_closed(tmp_path: Path) -> None:
-    with Answers.open(tmp_path / "answers.jsonl") as answers:
-        answers.match([], KEYS)
-        answers.write(["a"], ["k"], [1])
-        assert (tmp_path / "answers.jsonl").read_text() == '{"input":"a","key":"k","answer":1}\n'
-
-
 WHOLE = line("c", "z", "[1,2]").rstrip("\n")
 
 

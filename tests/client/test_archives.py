@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torchserve_client import InvalidPayload, archives
+from torchserve_client import archives
 
 MANIFEST = {"model": {"modelName": "m", "modelVersion": "1.0", "configFile": "model-config.yaml", "handler": "h.py"}}
 CONFIG = "batchSize: 8\ncontinuousBatching: true\n"
@@ -68,12 +68,3 @@ def test_copy_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_next_version_is_free(version: str, taken: list[str], following: str) -> None:
     assert archives.next_version(version, taken) == following
     assert archives.original_version(following) == archives.original_version(version)
-
-
-@pytest.mark.parametrize("content", [None, b"no zip", b"PK\x05\x06" + bytes(18)])
-def test_file_that_is_no_archive_says_so(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "m.mar"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InvalidPayload, match=r"m\.mar: not an archive that can be read"):
-        archives.describe(path)

@@ -45,16 +45,6 @@ def lines(tmp_path: Path) -> Path:
     return path
 
 
-def test_run_answers_every_line_once_and_a_second_run_sends_nothing(tmp_path: Path, lines: Path) -> None:
-    out, server = tmp_path / "out.jsonl", Server(upper)
-    tally, advanced = ask(server, lines, out)
-    assert (tally.answered, tally.failed, sorted(advanced)) == (5, 0, [1, 2, 2])
-    assert recorded(out) == {"1": "A", "2": "B", "3": "C", "4": "D", "5": "E"}
-    again = Server(upper)
-    assert ask(again, lines, out) == (Tally(), [])
-    assert again.sent == []
-
-
 def test_run_writes_errors_and_asks_for_those_again(tmp_path: Path, lines: Path) -> None:
     def answer(request: Outgoing) -> Step:
         texts = orjson.loads(request.body)["instances"]

@@ -99,9 +99,3 @@ def test_shard_that_is_none_says_so(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+$") as raised:
         Shard.parse(text)
     assert words in str(raised.value)
-
-
-def test_files_of_shards_are_each_their_own_and_sort_by_number() -> None:
-    names = [Shard.parse(f"{index}/1000").file(Path("answers")).name for index in range(1000)]
-    assert names == sorted(set(names))
-    assert names[3] == "shard-0003-of-1000.jsonl"

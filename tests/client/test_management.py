@@ -1,5 +1,3 @@
-from urllib.parse import parse_qs, urlsplit
-
 import pytest
 
 from tests.client.script import Script, Step, failed, ok
@@ -13,22 +11,6 @@ def management(*steps: Step) -> tuple[Management, Script]:
 
 def asked(script: Script) -> list[str]:
     return [f"{request.method} {request.url.removeprefix('http://server:8081')}" for request, _ in script.sent]
-
-
-def test_register_sends_what_is_given_and_leaves_the_rest_to_the_archive() -> None:
-    own, script = management(ok({"status": "registered"}))
-    own.register("m.mar", initial_workers=1)
-    own.register("m.mar", initial_workers=2, batch_size=8, max_batch_delay_ms=5, model_name="a b")
-    queries = [parse_qs(urlsplit(request.url).query) for request, _ in script.sent]
-    assert queries[0] == {"url": ["m.mar"], "initial_workers": ["1"], "synchronous": ["false"]}
-    assert queries[1] == {
-        "url": ["m.mar"],
-        "initial_workers": ["2"],
-        "batch_size": ["8"],
-        "max_batch_delay": ["5"],
-        "model_name": ["a b"],
-        "synchronous": ["false"],
-    }
 
 
 def test_versions_are_addressed_by_path() -> None:

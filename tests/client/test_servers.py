@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from tests.client.script import Server, Step, Time, failed, ok
-from torchserve_client import Client, NoConnection, Rejected
+from torchserve_client import Client, NoConnection
 from torchserve_client.retry import RetryPolicy
 from torchserve_client.transport import Outgoing
 
@@ -75,12 +75,3 @@ def test_request_that_may_run_once_is_sent_to_no_other_when_its_connection_is_lo
     with pytest.raises(NoConnection):
         farm.client(A, B, retry=RetryPolicy(is_repeatable=False)).predict("m", "x")
     assert len(farm.asked) == 1
-
-
-def test_error_of_the_request_itself_is_asked_of_no_other_server() -> None:
-    farm = Farm(a=failed(422, "CorruptInput"), b=failed(422, "CorruptInput"))
-    client = farm.client(A, B)
-    for _ in range(4):
-        with pytest.raises(Rejected):
-            client.predict("m", "x")
-    assert Counter(farm.asked) == {"a": 2, "b": 2}

@@ -3,11 +3,10 @@
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.client.listener import Listener
+from tests.client.conftest import Listen
 from torchserve_client import Client, DeadlineExceeded, NoConnection, ServerFailed
 from torchserve_client.streams import Event, events
 
@@ -32,22 +31,6 @@ def plain(status: str, body: object) -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
 
 
-Serve = Callable[[Callable[[socket.socket], None]], Listener]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    listeners: list[Listener] = []
-
-    def make(reply: Callable[[socket.socket], None]) -> Listener:
-        listeners.append(Listener(reply))
-        return listeners[-1]
-
-    yield make
-    for listener in listeners:
-        listener.close()
-
-
 def test_events_cut_anywhere_are_the_same_events() -> None:
     content = b': note\r\nevent: error\r\ndata: {"a":\ndata: 1}\n\n\n\ndata: x\n\nid: 3\ndata:y\n\ndata: unfinished\n'
     for size in range(1, len(content) + 1):
@@ -55,7 +38,7 @@ def test_events_cut_anywhere_are_the_same_events() -> None:
         assert list(found) == [Event("error", b'{"a":\n1}'), Event("message", b"x"), Event("message", b"y")]
 
 
-def test_stream_yields_each_piece_when_it_comes_and_has_the_answer_in_the_end(serve: Serve) -> None:
+def test_stream_yields_each_piece_when_it_comes_and_has_the_answer_in_the_end(listen: Listen) -> None:
     go = threading.Semaphore(1)
 
     def reply(connection: socket.socket) -> None:
@@ -65,7 +48,7 @@ def test_stream_yields_each_piece_when_it_comes_and_has_the_answer_in_the_end(se
             connection.sendall(chunk(event({"text": piece})))
         connection.sendall(chunk(event(ANSWER)) + END)
 
-    server = serve(reply)
+    server = listen(reply)
     with Client(server.url, timeout_s=TIMEOUT_S) as client:
         stream = client.stream("m", "Good day to all", tgt_lang="fr")
         with pytest.raises(ValueError, match="all of its pieces"):
@@ -83,12 +66,12 @@ def test_stream_yields_each_piece_when_it_comes_and_has_the_answer_in_the_end(se
         assert server.connections == 1
 
 
-def test_stream_that_breaks_off_raises_and_is_not_tried_again(serve: Serve) -> None:
+def test_stream_that_breaks_off_raises_and_is_not_tried_again(listen: Listen) -> None:
     def reply(connection: socket.socket) -> None:
         connection.sendall(HEAD + chunk(event({"text": "Bon"})))
         connection.shutdown(socket.SHUT_RDWR)
 
-    server = serve(reply)
+    server = listen(reply)
     with Client(server.url, timeout_s=TIMEOUT_S) as client:
         stream = client.stream("m", "text")
         assert next(stream) == "Bon"
@@ -97,9 +80,9 @@ def test_stream_that_breaks_off_raises_and_is_not_tried_again(serve: Serve) -> N
     assert server.requests == 1
 
 
-def test_error_in_the_middle_is_raised_with_what_the_server_says(serve: Serve) -> None:
+def test_error_in_the_middle_is_raised_with_what_the_server_says(listen: Listen) -> None:
     error = {"code": 500, "type": "InternalError", "message": "No."}
-    server = serve(
+    server = listen(
         lambda connection: connection.sendall(HEAD + chunk(event({"text": "Bon"}) + event(error, "error")) + END)
     )
     with Client(server.url) as client:
@@ -110,7 +93,7 @@ def test_error_in_the_middle_is_raised_with_what_the_server_says(serve: Serve) -
     assert caught.value.to_json() == error
 
 
-def test_stream_has_one_deadline_over_all_of_its_pieces(serve: Serve) -> None:
+def test_stream_has_one_deadline_over_all_of_its_pieces(listen: Listen) -> None:
     is_over = threading.Event()
 
     def reply(connection: socket.socket) -> None:
@@ -118,7 +101,7 @@ def test_stream_has_one_deadline_over_all_of_its_pieces(serve: Serve) -> None:
         while not is_over.wait(0.05):
             connection.sendall(chunk(event({"text": "."})))
 
-    server = serve(reply)
+    server = listen(reply)
     with Client(server.url, timeout_s=0.5) as client, pytest.raises(DeadlineExceeded):
         list(client.stream("m", "text"))
     is_over.set()

@@ -7,7 +7,7 @@ import pytest
 
 from tests.client.conftest import Listen
 from tests.client.listener import answering, silent
-from torchserve_client import Client, Closed, DeadlineExceeded, NoConnection
+from torchserve_client import Client, Closed, NoConnection
 from torchserve_client.transport import Outgoing, PooledTransport
 
 
@@ -36,12 +36,6 @@ def test_connection_that_is_cut_before_the_answer_may_have_been_served(listen: L
 def _cut(connection: socket.socket, reply: bytes) -> None:
     connection.sendall(reply)
     connection.shutdown(socket.SHUT_RDWR)
-
-
-def test_silence_ends_at_the_deadline(listen: Listen) -> None:
-    listener = listen(silent)
-    with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.2 s"):
-        send(listener.url, timeout_s=0.2)
 
 
 def test_connection_is_kept_for_the_next_request(listen: Listen) -> None:
