@@ -20,8 +20,8 @@ FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "force_words_ids": (None,),
     "constraints": (None,),
 }
-# A search ends with as many finished answers as beams. One that is told not to (`early_stopping: false`) goes on to
-# twice as many (https://arxiv.org/abs/2204.05424); transformers goes on until no better one is likely.
+# A search ends with as many finished answers as beams; with `early_stopping: false`, with twice as many
+# (https://arxiv.org/abs/2204.05424), where transformers goes on until no better one is likely.
 PATIENCE = 2.0
 
 

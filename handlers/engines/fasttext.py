@@ -1,7 +1,4 @@
-"""fastText's predictor takes some microseconds a text for a bag of character n-grams, and no tensors.
-
-It stands behind the same protocol, so that the lifecycle of a batch is the same: its arrays hold Python strings.
-"""
+"""fastText labels a text in some microseconds; its arrays hold Python strings, so that it is an engine like others."""
 
 from pathlib import Path
 
@@ -37,12 +34,10 @@ class FastTextEngine:
         Returns:
             `labels`, (B,) tuples of str as the model has them, likeliest first, and `scores`, (B,) tuples of float.
         """
-        predictions = [self._model.predict(text, k=int(k)) for text, k in zip(*self._columns(inputs), strict=True)]
+        rows = zip(inputs["texts"], inputs["top_k"], strict=True)
+        predictions = [self._model.predict(text, k=int(k)) for text, k in rows]
         labels, scores = np.empty(len(predictions), object), np.empty(len(predictions), object)
         for index, (names, probabilities) in enumerate(predictions):
             # A quantised model's softmax comes out a hair above one.
             labels[index], scores[index] = names, tuple(min(1.0, float(p)) for p in probabilities)
         return {"labels": labels, "scores": scores}
-
-    def _columns(self, inputs: Arrays) -> list[object]:
-        return [inputs[name] for name in self.input_names]

@@ -146,7 +146,7 @@ class OpenVinoEngine:
         self.input_names = tuple(port.any_name for port in self._model.inputs)
         self.description = f"openvino cpu {self._precision}"
         if len(self.precisions) == 1:
-            # There is nothing to wait for, and what is wrong with the graph is said at once.
+            # Without a choice, a graph that cannot be compiled is refused at once.
             self._whole  # noqa: B018
 
     def run(self, inputs: Arrays) -> Outputs:

@@ -43,7 +43,7 @@ def body_of(row: Mapping[str, Any], headers: Mapping[str, Any], max_body_bytes: 
         came with it.
 
     Raises:
-        InvalidInput: it is compressed, too large or empty, or a form in which nothing can be told to be the input.
+        InvalidInput: it is compressed, too large or empty, or a form without a field for the input.
     """
     if header(headers, "Content-Encoding") not in (None, "identity"):
         raise UnsupportedMedia("The body is compressed, as Content-Encoding says; send it as it is.")

@@ -131,7 +131,7 @@ def error_headers(status: int, message: str) -> dict[str, str]:
 
     Args:
         status: the HTTP status, 400 or more.
-        message: one sentence for people; what is beyond MOST_CHARACTERS is cut off.
+        message: one sentence for people, cut to MOST_CHARACTERS.
     """
     text = quote(message[:MOST_CHARACTERS], safe=_PLAIN, errors="replace")
     return {STATUS_HEADER: str(code_of(status)), MESSAGE_HEADER: text}

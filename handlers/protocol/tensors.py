@@ -78,7 +78,7 @@ def read_shape(shape: Any) -> tuple[int, ...]:
         raise MalformedTensor(
             f'"shape" must be a list of at most {MAX_DIMENSIONS} whole numbers, none negative or above {MAX_SIZE}.'
         )
-    # numpy wants to count even what a 0 beside it leaves nothing of.
+    # numpy counts sizes beside a 0, too.
     if math.prod(shape if all(shape) else [size or 1 for size in shape]) > MAX_SIZE:
         raise MalformedTensor(f'"shape" has more than {MAX_SIZE} elements.')
     return tuple(shape)

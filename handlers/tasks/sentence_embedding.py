@@ -77,7 +77,7 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         return [tokenised(item, item.ids, self.max_length) if item.ids else next(prepared) for item in items]
 
     def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:
-        """Give each item its row of `embeddings`, (B, D) float32, which is written as [float, ...]."""
+        """Return each item's row of `embeddings`, (B, D) float32, which is written as [float, ...]."""
         rows = zip(outputs["embeddings"], items, strict=True)
         return [row if item.options.dimensions in (None, self.size) else _cut(row, item) for row, item in rows]
 

@@ -58,12 +58,12 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         self.batch_dims = {name: tensor.batch_dim for name, tensor in (self.signature.outputs or {}).items()}
         self._samples = sample_rows(self.signature, self.config)
         if self._samples and self.signature.outputs is None:
-            # What a function gives for inputs of declared datatypes is what it always gives.
+            # For inputs of declared datatypes, a function always returns the same outputs.
             rows = [self.rows.row(self._samples[0])]
             self.outputs.signature = shown_outputs(checked_outputs(engine.run(self.collate(rows)), None, len(rows), {}))
         self.engine = engine
         if self.config.scheduling.mode == "classic" or not self.config.scheduling.warm_up_s:
-            # The first is run in any case; an adaptive worker runs the others while nobody waits.
+            # The first is always run; an adaptive worker runs the others while it is idle.
             for sample in self._samples[1:]:
                 run(self, [self.rows.row(sample)])
         return engine
@@ -120,16 +120,16 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         return self.rows.collated(items)
 
     def forward(self, inputs: Arrays, items: Sequence[Row]) -> Outputs:
-        """Run the model, and hold what it gives against its signature."""
+        """Run the model, and check its outputs against its signature."""
         signature = self.outputs.signature
         outputs = checked_outputs(self.engine.run(inputs), signature, len(items), self.config.tensors.outputs)
         if signature is None and not self.metadata.outputs:
-            # Only names: datatypes and sizes may be those of whoever came first.
+            # Only names: datatypes and sizes may be those of the first request.
             self.metadata = replace(self.metadata, outputs=[described(Tensor(name)) for name in outputs])
         return outputs
 
     def split(self, outputs: Outputs, items: Sequence[Row]) -> Sequence[Any]:
-        """Give each row its outputs, by the model's names, with the batch dimension."""
+        """Return the outputs of each row, by the model's names, with the batch dimension."""
         return self.rows.parted(outputs, items, self.outputs.signature)
 
 

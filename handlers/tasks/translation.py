@@ -64,12 +64,10 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         # CTranslate2 ends each answer of a greedy run at its own limit; others have one limit for a micro-batch.
         self.ends_each = config.engine == "auto" and converted.is_dir()
         generation, positions = read_generation(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
-        if self.ends_each:
-            engine: Generator | CTranslate2Engine = self._converted(converted, generation)
-            self.overhead = Overhead(items=STEP_ITEMS)
-        else:
-            engine = self._generator()
-            self.overhead = Overhead(items=step_items(self.device))
+        engine: Generator | CTranslate2Engine = (
+            self._converted(converted, generation) if self.ends_each else self._generator()
+        )
+        self.overhead = Overhead(items=STEP_ITEMS if self.ends_each else step_items(self.device))
         self.languages = read_languages(self.tokenizer, generation)
         for name, code, codes in (
             ("src_lang", config.src_lang, self.languages.sources),
@@ -85,12 +83,8 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
 
     def _generator(self) -> Generator:
         config = self.config
-        model = load_model(
-            self.checkpoint_dir,
-            self.device,
-            torch_precision(config.precision),
-            trust_remote_code=config.trust_remote_code,
-        )
+        precision, trusted = torch_precision(config.precision), config.trust_remote_code
+        model = load_model(self.checkpoint_dir, self.device, precision, trust_remote_code=trusted)
         return Generator(model, self.device, config.threads, longest_run_s=self.longest_run_s)
 
     def _converted(self, folder: Path, generation: Any) -> CTranslate2Engine:
@@ -200,7 +194,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         return None if wanted is None else min(wanted, self.lengths.limit)
 
     def prepare(self, items: Sequence[SourceText]) -> Sequence[SourceText | ItemError]:
-        """Tokenise in one call for each source language; what is too long is refused, or cut if so set."""
+        """Tokenise in one call for each source language; a text that is too long is refused, or cut if so set."""
         sources: dict[str | None, list[int]] = defaultdict(list)
         for index, item in enumerate(items):
             sources[item.options.src_lang].append(index)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from handlers.errors import ItemError, NotAcceptable, WrongOutput
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.output_tensors import ERROR, Arrays, Model, OutputTensors, errors_of
-from handlers.protocol.responses import Reply, encode, encode_padded, status_of
+from handlers.protocol.responses import OneItem, Reply, encode_padded, status_of
 from handlers.protocol.tensors import BF16, from_bfloat16
 from handlers.tensor_models.files import NPY, NPZ, to_npy, to_npz
 from handlers.tensor_models.signature import ANY, Tensor
@@ -110,8 +110,7 @@ class Columns:
     def pack(self, results: Sequence[Any]) -> Reply:
         """See `Form`; status as with Predictions."""
         if status_of(results) != 200:
-            first, *_ = results
-            return Reply(first.code, encode(first.to_json()))
+            return OneItem().pack(results[:1])
         failed = [isinstance(result, ItemError) for result in results]
         if not any(failed):
             arrays = self.model.outputs.arrays(results)
@@ -136,16 +135,14 @@ class File:
         """
         errors = [result for result in results if isinstance(result, ItemError)]
         if errors and (self.media_type == NPY or len(errors) == len(results)):
-            return Reply(errors[0].code, encode(errors[0].to_json()))
+            return OneItem().pack(errors[:1])
         arrays = self.model.arrays(results)
         if self.media_type == NPZ:
             if errors:
                 arrays[ERROR] = errors_of(results)
             return Reply(200, to_npz(arrays), NPZ)
         if len(arrays) > 1:
-            error = ItemError.of(
-                NotAcceptable(f"The model has {len(arrays)} outputs; a .npy file has one. Accept {NPZ}.")
-            )
-            return Reply(error.code, encode(error.to_json()))
+            problem = NotAcceptable(f"The model has {len(arrays)} outputs; a .npy file has one. Accept {NPZ}.")
+            return OneItem().pack([ItemError.of(problem)])
         (array,) = arrays.values()
         return Reply(200, to_npy(array), NPY)

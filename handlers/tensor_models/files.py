@@ -72,7 +72,7 @@ def _read(head: bytes) -> Header:
     except MalformedTensor:
         raise
     except Exception:
-        # A header is Python's literals: tokens, syntax and dtypes of any kind may be what is wrong with it.
+        # A header is Python's literals, so errors of tokens, syntax and dtypes are possible.
         raise MalformedTensor("The body is no .npy file: its header is broken.") from None
 
 
@@ -89,7 +89,7 @@ def _array(data: memoryview, header: Header) -> NDArray[Any]:
         raise MalformedTensor(f"The .npy file holds {str(dtype)[:20]}, which no datatype of the protocol is.")
     if len(shape) > MAX_DIMENSIONS or any(type(size) is not int or size < 0 for size in shape):
         raise MalformedTensor(f"The .npy file has a shape of {len(shape)} dimensions; {MAX_DIMENSIONS} are the most.")
-    # numpy wants to count even what a 0 beside it leaves nothing of.
+    # numpy counts sizes beside a 0, too.
     count = math.prod(shape)
     if math.prod(size or 1 for size in shape) > MAX_SIZE or len(data) != count * dtype.itemsize:
         raise MalformedTensor(f"The .npy file has {len(data)} bytes behind its header, which are not its shape's.")

@@ -47,7 +47,7 @@ class Passage(Text[QuestionAnsweringOptions]):
     """One item, whose `text` is the context.
 
     Attributes:
-        question: what is asked about the context.
+        question: about the context.
         windows: the parts of the context; none until the batch is tokenised.
     """
 

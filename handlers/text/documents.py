@@ -4,8 +4,8 @@
     text, language                    -> cut     -> Document: sentences, and all that stands between them
     results, one for each sentence    -> Joined.pack, Document.joined -> results, one for each text
 
-All between goes on as if the client had sent the sentences: they are decoded, scheduled, counted against the budgets of
-their request and put into micro-batches one by one.
+In between, sentences are items that a client could have sent: each is decoded, scheduled and counted against the
+budgets of its request.
 
 sentencex (Wikimedia) knows the abbreviations and marks of some 300 languages. A line break always ends a sentence,
 since it is kept where it was. A part without letters and digits is no sentence, and stays as it is, and so do the marks
@@ -78,7 +78,7 @@ def cut(text: str, language: str = DEFAULT_LANGUAGE) -> Document:
 
 
 def _spans(text: str, language: str) -> Iterator[tuple[int, int]]:
-    """Give the first character of each sentence, and the one behind its last."""
+    """Yield the first character of each sentence, and the one behind its last."""
     offset = 0
     for line, whole in zip(text.splitlines(), text.splitlines(keepends=True), strict=True):
         marks = _MARKS.match(line)

@@ -2,7 +2,7 @@
 
 payload      -> text_of -> read_text   -> str: the one place for UTF-8, null characters, emptiness and characters
 token ids    -> tokenised              -> the item with its tokens, or the error of a text that has too many
-lists of ids -> right_padded           -> arrays of one length, and the mask of what is no padding
+lists of ids -> right_padded           -> arrays of one length, and the mask of their tokens
 """
 
 from collections.abc import Mapping, Sequence

@@ -158,7 +158,6 @@ def test_model_or_precision_that_is_not_there_is_refused(tmp_path: Path) -> None
         # What conversion left out cannot be said.
         ({"bad_words_ids": [[9]]}, {"suppress_sequences": None}),
         ({"suppress_tokens": [1]}, {"suppress_sequences": [["b"]]}),
-        ({"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 3}),
         ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
         ({"min_length": 4}, {"min_decoding_length": 3}),
         ({"min_new_tokens": 50}, {"min_decoding_length": 20}),

@@ -76,15 +76,12 @@ def test_answers_a_mixed_batch_equals_fp32_torch_question_by_question(
 BAD: list[tuple[Any, int, str, str]] = [
     (asked("Who? " * LIMIT, PAGE), 413, "TextTooLong", r"question: \d+ tokens; \d+ leave room for windows"),
     (asked("Who?", PAGE * 9), 413, "TextTooLong", r"context: \d+ tokens, \d+ windows; max_windows is 32\."),
-    (asked("Who?", "x" * 50_001), 413, "TextTooLong", "context: 50001 characters; max_characters is 50000"),
     (asked(" ", "qzqz"), 400, "EmptyInput", "question: empty"),
     (asked("qzqz", "\u200b\u0001"), 400, "EmptyInput", "context: nothing that the tokenizer knows"),
-    (asked("qzqz", "a\0"), 400, "InvalidText", "context: has a null character at position 1"),
     ({"body": {"question": "qzqz"}}, 400, "UnknownShape", "context: must be a string"),
     ("qzqz", 400, "UnknownShape", '{"question": ..., "context": ...}'),
     (asked("qzqz", "qzqz", text="qzqz"), 400, "UnknownOption", "Known options: top_k, max_answer_tokens"),
     (asked("qzqz", "qzqz", top_k=101), 400, "UnknownOption", "top_k: .*100"),
-    (asked("qzqz", "qzqz", max_answer_tokens=129), 400, "UnknownOption", "max_answer_tokens: .*128"),
 ]
 
 

@@ -60,6 +60,8 @@ NESTED = "FP32 [2] is expected, nested as its shape is."
 IN_ROWS: list[tuple[str, Any, str]] = [
     ("x", [1.0], "x: FP32 [-1, 2] is expected; FP32 [1, 1] was sent."),
     ("x", ["1", "2"], f"x: {NESTED}"),
+    ("x", [[1], [2, 3]], f"x: {NESTED}"),
+    ("x", [1, True], f"x: {NESTED}"),
     ("ids", 128, "ids: there is a number that INT8 has not."),
     ("mask", [True], "mask: it must have [3] positions a row, as seq has."),
     ("z", [1], "z: the model has no such input; it has x, ids, text, seq, mask."),
