@@ -19,7 +19,6 @@ from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.description import described, precision_of
 from handlers.engines import Arrays, Engine, Listener, Outputs, available_threads
 from handlers.errors import LOAD_FAILED, InvalidConfig, ItemError
-from handlers.metrics import Recorder
 from handlers.pipeline.flow import Pipeline
 from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead
 from handlers.pipeline.slots import Pieces
@@ -127,7 +126,9 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
 
     def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
         """Take one row apart, which is a request; few tasks override it."""
-        request = retrieval.unpack(row, headers, self._retrieval) or requests.unpack(row, headers, self._shape)
+        names_api = retrieval.HEADER.lower() in map(str.lower, headers)
+        request = retrieval.unpack(row, headers, self._retrieval) if names_api else None
+        request = request or requests.unpack(row, headers, self._shape)
         is_adaptive = self.config.scheduling.mode == "adaptive"
         return streaming.asked(request, headers, is_adaptive=is_adaptive) if self.is_streamable else request
 
@@ -191,8 +192,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
         self.model_dir, self.device = Path(properties["model_dir"]), device(properties.get("gpu_id"))
         self._timeout_s = settings.get("responseTimeout") or RESPONSE_TIMEOUT_S
         self.longest_run_s = RUN_SHARE * self._timeout_s
-        recorder = Recorder()
-        self.reporter = reporter(context, version, recorder)
+        self.reporter = reporter(context, version)
         try:
             self.config = self._read_config(settings)
             self.fingerprint = archive_files.check(self.model_dir, is_torch_unread=not self.uses_torch)
@@ -204,10 +204,10 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             if self.config.scheduling.mode == "adaptive":
                 adaptive.claim_worker(name, version)
                 self.worker = adaptive.AdaptiveWorker(
-                    self, window, settings, recorder, trial=trial, longest_run_s=self._timeout_s
+                    self, window, settings, self.reporter.recorder, trial=trial, longest_run_s=self._timeout_s
                 )
             else:
-                self._start_classic(window, trial, recorder)
+                self._start_classic(window, trial)
             self.metadata = replace(self.metadata, precision=precision_of(self.engine))
         except Exception as error:
             # TorchServe logs the cause below several tracebacks; log it once on a line of its own.
@@ -226,11 +226,11 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             raise
         return settled(config, settings)
 
-    def _start_classic(self, window: int, trial: Trial, recorder: Recorder) -> None:
+    def _start_classic(self, window: int, trial: Trial) -> None:
         self.engine = trial.choose().arrangement.whole
         prepare(self, self.sample(), min(window, self.config.max_items))
         threads = available_threads(self.config.decode_threads) if self.decodes_in_threads else 1
-        self.pipeline = Pipeline(self, recorder, decode_threads=threads)
+        self.pipeline = Pipeline(self, self.reporter.recorder, decode_threads=threads)
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -245,6 +245,5 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     def handle(self, data: list[dict[str, Any]], context: Any) -> list[bytes]:
         """Answer TorchServe: return one body for each row, with statuses and headers in its context."""
         if self.config.scheduling.mode == "adaptive":
-            # From its first batch on, the worker has the connection.
             self.worker.serve(context.cl_socket)
         return self.pipeline.serve(data, context, limit_s=BATCH_SHARE * self._timeout_s)

@@ -284,7 +284,7 @@ class Reporter:
             interval_s: seconds between two reports.
             beside: called with every report that has samples, to emit gauges.
         """
-        self._recorder = recorder
+        self.recorder = recorder
         self._emit = emit
         self._beside = beside
         self._interval_s = interval_s
@@ -303,7 +303,7 @@ class Reporter:
 
     def report(self) -> None:
         """Send everything recorded so far."""
-        if samples := self._recorder.drain():
+        if samples := self.recorder.drain():
             for sample in samples:
                 self._emit(sample)
             self._beside()

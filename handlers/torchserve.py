@@ -55,13 +55,13 @@ FILE_BYTES = 1 << 20
 USED, MOST = "sun.gc.generation.1.space.0.used", "sun.gc.generation.1.maxCapacity"
 
 
-def reporter(context: Any, version: str | None, recorder: Recorder) -> Reporter:
+def reporter(context: Any, version: str | None) -> Reporter:
     """Return what writes a model's metrics and the frontend's heap with TorchServe's metrics, once it is started."""
     # TorchServe reads no empty label.
     labels = (context.model_name, version or "unknown")
     # The frontend has started this process.
     heap = partial(_emit_heap, context.metrics, HeapFile(os.getppid()))
-    return Reporter(recorder, partial(_emit, context.metrics, labels), beside=heap)
+    return Reporter(Recorder(), partial(_emit, context.metrics, labels), beside=heap)
 
 
 def _emit(cache: Any, model: tuple[str, str], sample: Sample) -> None:

@@ -131,16 +131,16 @@ class _Waiting(NamedTuple):
 class Decoder:
     """Decodes for one worker."""
 
-    def __init__(self, runner: Pipeline, guard: Guard, *, threads: int, is_threaded: bool) -> None:
+    def __init__(self, pipeline: Pipeline, guard: Guard, *, threads: int, is_threaded: bool) -> None:
         """Start the threads.
 
         Args:
-            runner: the hooks of the task.
+            pipeline: the hooks of the task.
             guard: watches over the threads.
             threads: how many there should be.
             is_threaded: whether each item is worth a thread, however small.
         """
-        self._runner = runner
+        self._pipeline = pipeline
         self._is_threaded = is_threaded
         count = max(LEAST_THREADS, threads)
         # A list of photographs leaves threads for requests that come after it.
@@ -194,8 +194,8 @@ class Decoder:
     def _decode(self, items: Sequence[Arrived]) -> list[Arrived]:
         slots = [item.slot for item in items]
         for slot in slots:
-            self._runner.decode(slot)
-        self._runner.prepare(slots)
+            self._pipeline.decode(slot)
+        self._pipeline.prepare(slots)
         return [item._replace(cost=item.slot.cost) for item in items]
 
 

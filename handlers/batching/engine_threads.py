@@ -48,12 +48,12 @@ class EngineThreads:
             work = (self._run_stream, stream, rehearsal)
             threading.Thread(target=self._guard.run, args=work, name="engine", daemon=True).start()
 
-    def run(self, running: RunningBatch, runner: Pipeline) -> None:
+    def run(self, running: RunningBatch, pipeline: Pipeline) -> None:
         """Run a micro-batch that the scheduler has begun, on the calling thread."""
         shared, scheduler = self._shared, self._shared.scheduler
         slots = [item.slot for item in running.items]
         started_s = time.perf_counter()
-        finished = runner.run(slots, heard=self._listener(running))
+        finished = pipeline.run(slots, heard=self._listener(running))
         seconds = time.perf_counter() - started_s
         self._recorder.add(ENGINE_BUSY, seconds if running.is_wide else seconds / scheduler.streams.count)
         if running.predicted_s > 0:

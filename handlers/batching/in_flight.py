@@ -120,16 +120,16 @@ class Tokens(NamedTuple):
 class Replies:
     """Writes replies for one worker."""
 
-    def __init__(self, runner: Pipeline, recorder: Recorder, answered: Callable[[InFlightRequest], bool]) -> None:
+    def __init__(self, pipeline: Pipeline, recorder: Recorder, answered: Callable[[InFlightRequest], bool]) -> None:
         """Keep what replies need.
 
         Args:
-            runner: the task's hooks on its whole engine.
+            pipeline: the task's hooks on its whole engine.
             recorder: counts.
             answered: called with each request that was admitted, as its answer is complete; returns whether that is in
                 time.
         """
-        self._runner = runner
+        self._pipeline = pipeline
         self._recorder = recorder
         self._answered = answered
 
@@ -150,7 +150,7 @@ class Replies:
         if not stream.has_begun:
             stream.has_begun = True
             self._recorder.observe(FIRST_PIECE, time.perf_counter() - request.arrived_s)
-            headers = {**streaming.HEADERS, **_timed(request, self._runner.headers(request.slots))}
+            headers = {**streaming.HEADERS, **_timed(request, self._pipeline.headers(request.slots))}
         return streaming.chunk(streaming.piece(text), headers)
 
     def whole(self, request: InFlightRequest, others: int = 0) -> Reply:
@@ -161,7 +161,7 @@ class Replies:
             others: number of requests that stay in flight; a client that asks for metadata gets it, too.
         """
         text = self._end(request)
-        reply = self._runner.answer(request.request, request.slots)
+        reply = self._pipeline.answer(request.request, request.slots)
         reply = reply.with_headers(_timed(request, reply.headers))
         if isinstance(request.request.form, Metadata):
             reply = reply.with_headers({IN_FLIGHT: str(others)})
@@ -177,7 +177,7 @@ class Replies:
 
     def _end(self, request: InFlightRequest) -> str:
         """Turn what was generated for a request into its results; return the rest of its text, where it is streamed."""
-        texts = [self._runner.end(slot) for slot in request.slots]
+        texts = [self._pipeline.end(slot) for slot in request.slots]
         if (stream := request.stream) is None:
             return ""
         (slot,), (text,) = request.slots, texts

@@ -127,8 +127,8 @@ class AdaptiveWorker:
         self._decoder = Decoder(whole, guard, threads=threads, is_threaded=task.decodes_in_threads)
         self._replies = Replies(whole, recorder, shared.answered)
         self._engine = EngineThreads(shared, whole, recorder, guard)
-        runners = [whole if each is task else Pipeline(each, recorder) for each in on_streams]
-        self._engine.start(runners, _rehearsals(task, on_streams, scheduler))
+        pipelines = [whole if each is task else Pipeline(each, recorder) for each in on_streams]
+        self._engine.start(pipelines, _rehearsals(task, on_streams, scheduler))
 
     def serve(self, connection: socket.socket) -> NoReturn:
         """Answer the frontend from here on.

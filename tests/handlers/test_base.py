@@ -3,8 +3,12 @@
 import json
 import logging
 import re
+import sys
 import time
+from inspect import cleandoc
 from pathlib import Path
+from textwrap import dedent
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,7 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
+from deploy.models import ROOT
 from handlers.archive_files import CONFIG, Build, sums
+from handlers.base import BatchHandler
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Request
@@ -330,3 +336,54 @@ def test_metrics_of_a_batch_are_lines_for_torchserve_and_name_the_version(
     # One of the two micro-batches waited for the other; no decoding or run of its own is in that.
     queue_s = totals["handler_queue_seconds_total"]
     assert slow["collate"] + slow["forward"] <= queue_s <= 4 * elapsed_s - 4 * (slow["decode"] + slow["forward"])
+
+
+# -- the shape of it -------------------------------------------------------------------------------------------------
+
+
+def docstring_task() -> BatchHandler[Any, Any]:
+    """The task of BatchHandler's docstring, which is all of its module."""
+    shown = re.search(r"\n\n((?:    .*\n|\n)+)", cleandoc(str(BatchHandler.__doc__)))
+    assert shown
+    module: dict[str, Any] = {"__name__": "doubling"}
+    exec(compile(dedent(shown[1]), "doubling.py", "exec"), module)  # noqa: S102
+    task: BatchHandler[Any, Any] = module["Doubling"]()
+    return task
+
+
+def test_task_of_the_docstring_serves_and_its_request_goes_straight_through_few_modules(tmp_path: Path) -> None:
+    handler = started(docstring_task(), tmp_path, {})
+    rows = [b"21", b"x", listed(1, 2)]
+    assert [answer.body for answer in serve(handler, rows)] == [
+        42.0,
+        {"code": 422, "type": "CorruptInput", "message": "number: must be a number."},
+        {"predictions": [2.0, 4.0]},
+    ]
+
+    def part(frame: FrameType | None) -> str:
+        """The module of ours that a frame, or else its caller, is in; the pipeline's and the task's are one each."""
+        while frame is not None:
+            path = Path(frame.f_code.co_filename)
+            if path.name in ("doubling.py", "base.py"):
+                return "task"
+            if path.is_relative_to(ROOT / "handlers"):
+                return "pipeline" if path.parent.name == "pipeline" else path.stem
+            frame = frame.f_back
+        return ""
+
+    story = {"", "pipeline", "task"}
+    entries: list[tuple[str, str]] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and (here := part(frame)) != (caller := part(frame.f_back)):
+            entries.append((caller, here))
+
+    sys.setprofile(note)
+    serve(handler, [b"21"], [{"host": "localhost"}])
+    sys.setprofile(None)
+    modules = {here for _, here in entries}
+    assert {"pipeline", "task", "function", "requests", "responses"} <= modules
+    assert len(modules) <= 8
+    # Neither the pipeline nor the task comes back to a module that it has been to.
+    visited = [here for caller, here in entries if caller in story and here not in story]
+    assert len(visited) == len(set(visited))
