@@ -79,6 +79,7 @@ resolve = .uv/bin/uv pip compile --quiet --universal --python-version 3.11 --gen
 lock: ## resolve requirements.lock anew from pyproject.toml, and requirements-server.lock, its part without `dev`
 	@$(resolve) --extra dev -o requirements.lock pyproject.toml
 	@$(resolve) --constraints requirements.lock -o requirements-server.lock pyproject.toml
+	@sed -n 's/ .*//; /^uv==/p' deploy/uv.lock | $(resolve) -o deploy/uv.lock -
 
 .PHONY: lock-extras
 lock-extras: ## after lock: what each extra adds to requirements.lock, deploy/extras/*.lock

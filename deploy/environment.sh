@@ -13,7 +13,8 @@ python=${PYTHON:-python3}
 
 uv=.uv/bin/uv
 if [ ! -x "$uv" ]; then
-    "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target .uv uv==0.13.8
+    "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target .uv \
+        --require-hashes -r deploy/uv.lock
 fi
 "$uv" venv --quiet --allow-existing --python "$python" "$venv"
 

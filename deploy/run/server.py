@@ -8,6 +8,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -101,7 +102,10 @@ class Server:
         return f"process {pid} has died: {words[0] if words else 'without a word; killed, or the machine went down'}"
 
     def forget(self) -> None:
-        """Remove what a server that has died left: its key, and its workers, which may wait for it forever."""
+        """Remove what a server that has died left: its key, its workers, which may wait for it forever, and archives.
+
+        TorchServe unpacks archives anew as it starts, and nobody else removes those of one that was killed.
+        """
         sockets = f"{self.temporary}/.ts.sock."
         for process in psutil.process_iter(["cmdline", "ppid"]):
             if any(word.startswith(sockets) for word in process.info["cmdline"] or ()) and _is_orphan(process):
@@ -110,6 +114,8 @@ class Server:
         if self._named() is None:
             self._pid_file.unlink(missing_ok=True)
         self.keys.unlink(missing_ok=True)
+        if self.temporary.resolve() != Path(tempfile.gettempdir()).resolve():
+            shutil.rmtree(self.temporary / "models", ignore_errors=True)
 
     @property
     def console(self) -> Path:

@@ -1,0 +1,283 @@
+"""Each process of two nodes behind a gateway is killed, hangs, has no memory or a full disk, under 60 % of the load.
+
+    Poisson arrivals -> Envoy -> two TorchServes with mobilenet-v2, as `make serve NODES=2` and `make gateway` have them
+
+What starts a process again is the gateway's own supervisor. Every answer is held against its photograph's. A table of
+what clients saw is printed; docs/operations.md has one. The disks are small tmpfs, so this needs root.
+"""
+
+import asyncio
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from deploy.gateway.drain import take_out
+from deploy.gateway.sandbox import PORTS, Sandbox
+from deploy.models import ROOT
+from deploy.run.machine import Layout, LocalNode, local_nodes
+from deploy.run.nodes import start_node, stop_node
+from deploy.sandbox import Ports, config_for, free_ports
+from load import expect
+from load.generate import Attack, OpenLoop, Target, run
+from load.inputs import Inputs
+from load.results import NO_ANSWER, Recording, Summary, Verdict
+from load.schedules import Poisson
+from tests.e2e.clients import capacity_per_s
+from tests.e2e.conftest import MOBILENET
+from tests.photographs import photograph
+from tests.waiting import until
+from torchserve_client.gateway import Gateway
+
+READY_S = 120.0
+# Of what both nodes can do, while one of two cores may be busy with a start.
+SHARE = 0.6
+# Requests of a batch, and workers: the same on every node.
+REGISTRATION = {"batch_size": 8, "max_batch_delay_ms": 5, "workers": 1}
+# One node of two has 1.2 times what it can do while the other is away: what is too much waits.
+QUEUE = {"job_queue_size=64": "job_queue_size=512", "max_request_size=8388608": "max_request_size=1048576"}
+BODIES = [photograph("chelsea"), photograph("coffee")]
+DISK_MIB = 256
+# Seconds that a process hangs, and has no memory or disk.
+HANG_S, SHORT_S = 30.0, 10.0
+# Longest time without any answer, where the process at fault is not on the way of every request.
+GAP_S = 15.0
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Two nodes behind a gateway.
+
+    Attributes:
+        nodes: as `make serve NODES=2` starts them.
+        gateway: in front of them; its supervisor starts them again.
+        rate_per_s: of the load.
+        answers: right ones, as JSON parses them.
+    """
+
+    nodes: list[LocalNode]
+    gateway: Sandbox
+    rate_per_s: float = 0.0
+    answers: tuple[object, ...] = ()
+
+    @property
+    def url(self) -> str:
+        """Of predictions."""
+        return f"{self.gateway.http}/predictions/{MOBILENET}"
+
+    def process(self, name: str) -> psutil.Process:
+        """Find a process by what it is; worker and Java are those of the first node."""
+        if name == "envoy":
+            return psutil.Process(int((self.gateway.run / "envoy.pid").read_text()))
+        if name == "control":
+            children = psutil.Process(int((self.gateway.run / "gateway.pid").read_text())).children()
+            return next(each for each in children if "deploy.gateway.control" in each.cmdline())
+        java = psutil.Process(self.nodes[0].server.pid())
+        if name == "java":
+            return java
+        return next(each for each in java.children() if "model_service_worker" in " ".join(each.cmdline()))
+
+    def wait_ready(self) -> None:
+        """Wait until both nodes get requests, as the control process and Envoy see it."""
+
+        def is_ready() -> bool:
+            with suppress(requests.RequestException, ValueError):
+                nodes = requests.get(f"{self.gateway.control}/control/nodes", timeout=10).json()
+                is_routed = len(nodes) == len(self.nodes) and all(each["is_routed"] for each in nodes)
+                return is_routed and requests.get(f"{self.gateway.http}/v2/health/ready", timeout=10).ok
+            return False
+
+        until(is_ready, READY_S)
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[None]:
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(path)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.fixture(scope="module")
+def fleet(model_store: Path) -> Iterator[Fleet]:
+    with ExitStack() as stack:
+        # A short path: workers have sockets in it.
+        folder = Path(tempfile.mkdtemp(prefix="modes-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        for disk in ("nodes", "gateway"):
+            stack.enter_context(small_disk(folder / disk))
+        store = folder / "store"
+        store.mkdir()
+        os.link(model_store / f"{MOBILENET}.mar", store / f"{MOBILENET}.mar")
+        config = folder / "config.properties"
+        text = (ROOT / "config.properties").read_text(encoding="utf-8")
+        for before, after in QUEUE.items():
+            assert before in text
+            text = text.replace(before, after)
+        config.write_text(config_for(text, Ports.free(), ROOT, store), encoding="utf-8")
+        layout = Layout(config, 2)
+        layout.write(folder / "nodes")
+        nodes = local_nodes(layout, folder / "nodes")
+        for node in nodes:
+            stack.callback(node.server.stop)
+            start_node(node)
+            node.server.register(MOBILENET, f"{MOBILENET}.mar", **REGISTRATION)
+        ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        document = {
+            "nodes": [asdict(node.node()) for node in nodes],
+            "ports": ports,
+            "limits": {"unresponsive_s": 10.0},
+        }
+        gateway = Sandbox(folder / "gateway", document, ())
+        # In the nodes' folder, as `make gateway` has it: its supervisor starts them again.
+        gateway.nodes_file = folder / "nodes" / "nodes.json"
+        stack.callback(gateway.command, "stop")
+        done = gateway.command("start")
+        assert done.returncode == 0, done.stderr
+        made = Fleet(nodes, gateway)
+        made.wait_ready()
+        answers = tuple(requests.post(made.url, data=body, timeout=READY_S).json() for body in BODIES)
+        print("\n| failure | clients saw | crossed | longest without an answer | slowest answer |")
+        yield replace(made, rate_per_s=SHARE * capacity_per_s(made.url, BODIES), answers=answers)
+
+
+def killed(fleet: Fleet, name: str) -> None:
+    fleet.process(name).kill()
+    time.sleep(1)
+
+
+def hanging(fleet: Fleet, name: str) -> None:
+    process = fleet.process(name)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(HANG_S)
+    # One that its supervisor has ended is gone.
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGCONT)
+
+
+def without_memory(fleet: Fleet, name: str) -> None:
+    """Let a process have no more of it than it has: what the kernel's killer does is a kill -9."""
+    process = fleet.process(name)
+    before = resource.prlimit(process.pid, resource.RLIMIT_AS)
+    resource.prlimit(process.pid, resource.RLIMIT_AS, (process.memory_info().vms, before[1]))
+    time.sleep(SHORT_S)
+    with suppress(ProcessLookupError):
+        resource.prlimit(process.pid, resource.RLIMIT_AS, before)
+
+
+def with_full_disk(fleet: Fleet, name: str) -> None:
+    folder = fleet.gateway.run if name in ("envoy", "control") else fleet.nodes[0].folder
+    filler = folder.parent / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+    try:
+        assert shutil.disk_usage(folder).free == 0
+        time.sleep(SHORT_S)
+    finally:
+        filler.unlink()
+
+
+FAILURES: dict[str, Callable[[Fleet, str], None]] = {
+    "killed": killed,
+    "hangs for 30 s": hanging,
+    "has no memory": without_memory,
+    "has a full disk": with_full_disk,
+}
+# What a client sees of Envoy's own end.
+CUT = {"ServerDisconnectedError", "ClientOSError", "ClientConnectorError", "ConnectionResetError"}
+# Share of the requests that one of two workers may have had in hand as it died, of a load of some seconds.
+MOST_FAILED = 0.1
+
+
+def observed(fleet: Fleet, what: str, event: Callable[[], None]) -> Summary:
+    """Load the gateway while something happens, and for two seconds before and after; nobody gets another's answer."""
+    recording, is_over = Recording(), threading.Event()
+
+    async def window(_: Recording) -> None:
+        while not is_over.is_set():
+            await asyncio.sleep(0.1)
+
+    attack = Attack(
+        Target(fleet.url),
+        Inputs.of(BODIES, "image/png"),
+        OpenLoop(Poisson(fleet.rate_per_s, 0)),
+        until=window,
+        check=expect.judge(fleet.answers),
+    )
+    load = threading.Thread(target=lambda: run(attack.generate(recording)))
+    load.start()
+    try:
+        time.sleep(2)
+        event()
+        fleet.wait_ready()
+        time.sleep(2)
+    finally:
+        is_over.set()
+        load.join(READY_S)
+    summary = attack.summarise(recording)
+    crossed = sum(count for verdict, count in summary.verdicts.items() if verdict is not Verdict.RIGHT)
+    came = sorted(each.answered_s for each in recording.exchanges if each.is_good)
+    gap_s = max(later - earlier for earlier, later in pairwise(came))
+    seen = ", ".join(f"{count} x {status or 'no answer'}" for status, count in summary.statuses.items())
+    slowest_s = summary.latency_ms(100) / 1e3
+    print(f"\n| {what} | {seen} | {crossed} | {gap_s:.1f} s | {slowest_s:.1f} s |", flush=True)
+    assert crossed == 0
+    assert gap_s < (HANG_S if what.startswith("envoy hangs") else 0.0) + GAP_S
+    return summary
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("name", ["worker", "java", "envoy", "control"])
+def test_failure_of_a_process_leaves_no_request_unanswered_and_crosses_none(
+    fleet: Fleet, name: str, failure: str
+) -> None:
+    summary = observed(fleet, f"{name} {failure}", lambda: FAILURES[failure](fleet, name))
+    statuses = set(summary.statuses)
+    if name == "envoy" and failure in ("killed", "has no memory"):
+        # A client sees the connection end, and then nobody at the port.
+        assert statuses <= {200, NO_ANSWER}
+        assert {*summary.errors} <= CUT
+    elif name == "worker":
+        # What the worker had in hand; it is not sent again, since it may be what the worker died of.
+        assert statuses <= {200, 500, 503, 507}
+        assert sum(summary.failures.values()) <= MOST_FAILED * summary.requests
+    else:
+        assert statuses == {200}, (summary.statuses, summary.errors)
+    if failure == "killed":
+        for node in fleet.nodes:
+            described = node.server.management.describe(MOBILENET)
+            assert len([*(node.server.temporary / "models").iterdir()]) == 1
+            assert (described["batchSize"], described["maxBatchDelay"], described["minWorkers"]) == (8, 5, 1)
+
+
+def test_rolling_restart_leaves_no_request_unanswered(fleet: Fleet) -> None:
+    def restart() -> None:
+        """Take each node out, stop it when nothing is in flight, start it again, let it get requests again."""
+        gateway = Gateway(fleet.gateway.control)
+        for node in fleet.nodes:
+            assert take_out(gateway, node.name, limit_s=60)
+            assert stop_node(node, is_for_good=False)
+            start_node(node)
+            gateway.drain(node.name, is_draining=False)
+            fleet.wait_ready()
+        gateway.close()
+
+    before = [node.server.pid() for node in fleet.nodes]
+    assert set(observed(fleet, "rolling restart", restart).statuses) == {200}
+    assert not {node.server.pid() for node in fleet.nodes} & {*before}
