@@ -8,6 +8,7 @@ A shape has the batch dimension, as -1 like every other size that is the request
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -22,6 +23,9 @@ SIGNATURE = "signature.json"
 ANY = "ANY"
 
 Shape = tuple[int, ...]
+
+# The attributes of tensors that only the configuration or the engine says, and signature.json therefore lacks.
+_CONFIGURED: Any = {"__all__": {"batch_dim", "pad", "follows", "computes_in"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,11 @@ class Said:
 
     def to_json(self) -> str:
         """Write signature.json."""
-        return TypeAdapter(Said).dump_json(self, indent=1, exclude_defaults=True).decode()
+        return (
+            TypeAdapter(Said)
+            .dump_json(self, indent=1, exclude={"inputs": _CONFIGURED, "outputs": _CONFIGURED})
+            .decode()
+        )
 
     @classmethod
     def from_json(cls, text: str) -> "Said":
