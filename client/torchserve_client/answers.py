@@ -24,7 +24,7 @@ import orjson
 from torchserve_client.errors import ClientError, InvalidPayload
 from torchserve_client.inputs import Input, Keys, shown
 
-# The beginning of every line, by which a line that was cut off is told from a file of another program.
+# The beginning of every line, by which a line that was cut off is distinguished from a file of another program.
 START = b'{"input":'
 # Suffix of the file for answers that are set aside.
 ASIDE = ".old"
@@ -63,7 +63,7 @@ class Answers:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Start the file, or go on with it; nobody else may write to it until it is closed.
+        """Create or open the file, locked until it is closed.
 
         Args:
             path: the jsonl file; it need not exist.

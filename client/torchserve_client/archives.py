@@ -1,7 +1,7 @@
-"""Reads what an archive says of itself, and copies it under another version.
+"""An archive's name, version and settings; and its copy under another version.
 
-TorchServe takes a model's name and version from the archive's manifest alone, and no version twice: whoever wants the
-same archive with other batch parameters beside the first needs a copy whose manifest says so.
+TorchServe reads a model's name and version from the archive's manifest alone, and refuses a version that is registered
+already: the same archive with other batch parameters beside the first needs a copy with another manifest.
 
     model_store/resnet-152.mar, version 1.0 -> reversioned -> model_store/resnet-152@1.0-r2.mar, version 1.0-r2
 """
@@ -27,7 +27,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The description that an archive holds of itself.
+    """The manifest and the settings of an archive.
 
     Attributes:
         name, version: what the model is registered as.
@@ -45,7 +45,7 @@ class Description:
 
 
 def describe(path: Path) -> Description:
-    """Read what an archive says of itself.
+    """Read an archive's manifest and settings.
 
     Args:
         path: a .mar file, or a folder of `--archive-format no-archive`.

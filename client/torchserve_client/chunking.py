@@ -1,4 +1,4 @@
-"""Cuts an input of any length into chunks that a model takes, and joins their answers in order.
+"""An input of any length as chunks of a size that a model takes, and their answers joined in order.
 
     inputs -> check -> strategy -> chunks with their ranges -> FuturesClient -> futures in order -> joined
 
@@ -192,7 +192,7 @@ class ChunkingClient:
         """
         self._client = client
         self._strategy = strategy
-        # The input is in memory anyway; a chunk is encoded when a worker takes it.
+        # The input is in memory anyway; a chunk is encoded when a thread sends it.
         self._futures = FuturesClient(client, max_workers, max_queue_items=2**31)
         self._strategies: dict[str, Strategy] = {}
 
@@ -259,7 +259,7 @@ class ChunkingClient:
 
 
 def _with_errors(results: Mapping[range, Any]) -> list[Any]:
-    """Give all answers the tensor `error` where one has it; the server sends it for chunks with failed items only."""
+    """Add the tensor `error` to all answers if one has it; the server sends it for chunks with failed items only."""
     is_needed = any(isinstance(answer, Mapping) and ERROR in answer for answer in results.values())
     none = {items: np.full(len(items), b"", object) for items in results} if is_needed else {}
     return [{ERROR: none[items], **answer} if is_needed else answer for items, answer in results.items()]

@@ -98,7 +98,7 @@ class Client:
                 how each is sent.
             version: the model's version; None asks its default version.
             timeout_s: deadline of this call in seconds; None takes the client's.
-            options: what the model is told beside the input, as in `top_k=3`.
+            options: the model's options, as in `top_k=3`.
 
         Returns:
             The answer's JSON, parsed, or its bytes where it is no JSON. A list is answered by a list in its order, with
@@ -153,7 +153,7 @@ class Client:
             text: the input.
             version: the model's version; None asks its default version.
             timeout_s: deadline of the whole answer in seconds; None takes the client's.
-            options: what the model is told beside the input, as in `tgt_lang="fr"`.
+            options: the model's options, as in `tgt_lang="fr"`.
 
         Returns:
             An iterator of pieces of text, at the latest when the first of them is there; then its `answer` is the whole
@@ -167,7 +167,7 @@ class Client:
         return Stream(self._run(partial(self._open, call), timeout_s))
 
     def close(self) -> None:
-        """Let go of every connection; calls that are in flight raise Closed."""
+        """Release every connection; calls that are in flight raise Closed."""
         self._closed.set()
         self._transport.close()
         if self._management is not None:

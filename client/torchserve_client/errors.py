@@ -6,7 +6,7 @@
     ├── TLSFailed               0   a certificate that is not trusted, or no TLS in common
     ├── DeadlineExceeded        0   no answer within the time of the whole call
     ├── Closed                  0   the client was closed meanwhile
-    ├── Rejected              4xx   the server will not have it: repeating is no use
+    ├── Rejected              4xx   the server refuses it: repeating is no use
     ├── Unavailable      503, 429   overloaded, its queue full, or no worker up: never ran
     ├── ServerFailed          5xx   it failed on this request
     ├── ItemFailed                  one item of a list; stands in the item's place
@@ -26,7 +26,7 @@ from typing import Any
 
 
 class ClientError(Exception):
-    """A call did not give what was asked for.
+    """A call failed.
 
     Attributes:
         status: HTTP status of the answer; 0 where there was none.
@@ -79,7 +79,7 @@ class Closed(ClientError):
 
 
 class Rejected(ClientError):
-    """The server will not have the request: sending it again is no use."""
+    """The server refuses the request: sending it again is no use."""
 
 
 class Unavailable(ClientError):

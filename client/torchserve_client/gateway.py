@@ -81,7 +81,7 @@ class Gateway(Api):
         return found
 
     def set_canary(self, model: str, version: str, percent: float, header: tuple[str, str] | None = None) -> None:
-        """Give a version a share of what asks for a model without naming a version.
+        """Send a version a share of the requests that name no version.
 
         Args:
             model: the model's name.

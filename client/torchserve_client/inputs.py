@@ -206,7 +206,7 @@ class Keys:
 
         Args:
             model: the model's name.
-            options: what the model is told with every input; JSON can hold it.
+            options: the model's options, the same for all inputs; JSON can hold them.
         """
         common = orjson.dumps([model, dict(options)], option=orjson.OPT_SORT_KEYS)
         self._hash = blake2b(b"%d:%b" % (len(common), common), digest_size=KEY_BYTES)

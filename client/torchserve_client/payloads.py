@@ -1,4 +1,4 @@
-"""Turns what a caller has into the body of a request. Pure, but that it reads paths.
+"""The body of a request, by the kind of its payload. Pure, but that it reads paths.
 
 bytes, a path                  the body itself; with options, a form whose field `data` it is
 a path of .npy or .npz, Typed  the same, under its media type
@@ -64,7 +64,7 @@ def body(payload: Any, options: Mapping[str, Any]) -> Body:
 
     Args:
         payload: any of the kinds above.
-        options: name -> value that JSON can hold; told to the model beside the input.
+        options: the model's options, name -> value that JSON can hold.
 
     Raises:
         InvalidPayload: the payload is of no kind that can be sent.

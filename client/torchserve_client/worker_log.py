@@ -1,4 +1,4 @@
-"""Finds out why a worker does not come up: the management API only ever says that it is not READY, its log says why.
+"""Why a worker does not come up: the management API says only that it is not READY, TorchServe's log says why.
 
 model_log.log -> lines of one model from now on -> the reason, once a worker has said one
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from torchserve_client.errors import LoadFailed
 from torchserve_client.management import POLL_S, Management
 
-# Our handlers begin the one line that gives the reason so (handlers/errors.py, LOAD_FAILED).
+# The beginning of the line in which our handlers log the reason (handlers/errors.py, LOAD_FAILED).
 LOAD_FAILED = "Cannot load"
 
 # TorchServe prints so when it finds a worker gone.
