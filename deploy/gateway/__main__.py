@@ -75,12 +75,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if (process := running(options.run)) is not None and process.pid != os.getpid():
         raise GatewayFailed(f"already running, process {process.pid}")
     options.run.mkdir(parents=True, exist_ok=True)
-    is_told = threading.Event()
+    is_ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: is_told.set())
+        signal.signal(number, lambda *_: is_ending.set())
     (options.run / PID).write_text(str(os.getpid()))
     try:
-        supervise(settings, options.config, options.nodes, options.run, is_told)
+        supervise(settings, options.config, options.nodes, options.run, is_ending)
     finally:
         (options.run / PID).unlink(missing_ok=True)
 

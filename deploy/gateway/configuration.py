@@ -24,12 +24,12 @@ Lookup = Callable[[str], Iterable[str]]
 
 
 def lookup(host: str) -> list[str]:
-    """Ask the system's resolver: IPv4 addresses, or where there are none IPv6 ones.
+    """Return the addresses of a host, by the system's resolver: IPv4, or IPv6 where there is no IPv4.
 
     A machine with both is one node, not two.
 
     Raises:
-        OSError: the name is not known, or nobody answers.
+        OSError: the name is not known, or no name server answers.
     """
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     addresses = {

@@ -1,7 +1,7 @@
 """Takes a node out without losing a request: it gets nothing new, and Envoy has nothing of it in flight any more.
 
     take_out:  the gateway sends it nothing new -> a moment -> Envoy's count of its requests in flight is 0
-    leave:     the same for a node of this machine that is told to end (SIGTERM); come_back undoes it
+    leave:     the same for a node of this machine that got a SIGTERM; come_back undoes it
     wait_idle: the wait of both, and of a node in a container, whose own Envoy counts
 
 Requests that clients send straight to a node's port are not counted.
@@ -18,7 +18,7 @@ from deploy.run.server import ServerError
 from torchserve_client.errors import ManagementError, Unreachable
 from torchserve_client.gateway import Gateway
 
-# Seconds after the gateway was told: Envoy reads its files anew within ms, and a request that was routed just before
+# Seconds after the call of the gateway: Envoy reads its files anew within ms, and a request that was routed just before
 # is in flight by then.
 MOMENT_S = 1.0
 LOOK_S = 0.1
@@ -85,7 +85,7 @@ def take_out(gateway: Gateway, name: str, limit_s: float) -> bool:
     last = 1
 
     def in_flight() -> int:
-        # Where the control process or Envoy gives no answer, the last count stands: what is not known is not answered.
+        # Where the control process or Envoy does not answer, the last count stands.
         nonlocal last
         with suppress(Unreachable):
             if (count := gateway.node(name).in_flight) is not None:

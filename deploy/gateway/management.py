@@ -29,7 +29,7 @@ ANSWER_S = 15.0
 METADATA_S = 60.0
 # Bytes of the longest answer that is read: a thousand workers, or a model of thousands of labels, say less.
 ANSWER_BYTES = 8 << 20
-# Models of one page of the list, the most that TorchServe gives; and pages, so that no answer keeps us for ever.
+# Models of one page of the list, the most that TorchServe returns; and pages, so that reading the list ends.
 PAGE, PAGES = 1000, 100
 # What a node that is about to end says of itself, in `type` (deploy.container).
 DRAINING = "Draining"
@@ -195,7 +195,7 @@ def _replica(described: Mapping[str, Any], default: str) -> Replica:
 
 
 async def metadata(session: aiohttp.ClientSession, node: Node, model: str, version: str) -> Mapping[str, Any] | None:
-    """Ask a version what it takes and gives; None of a handler that is not of this project.
+    """Ask a version for its inputs and outputs; None of a handler that is not of this project.
 
     Raises:
         NodeFailed: it does not answer.

@@ -135,7 +135,7 @@ def merge(texts: Mapping[str, str], gateway: str) -> str:
 
 
 def _labelled(line: str, name: str, node: str) -> str:
-    """Give a series its node; a node's name needs no escape."""
+    """Add the label `node` to a series; a node's name needs no escape."""
     rest = line.removeprefix(name)
     return f'{name}{{node="{node}",{rest[1:]}' if rest.startswith("{") else f'{name}{{node="{node}"}}{rest}'
 

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two looks at a node. A model that is registered by hand is in Envoy's configuration about one later.
 LOOK_S = 2.0
-# Seconds until a version is asked again what it takes and gives: one that has refused, that did not answer, or that
-# knows no outputs yet. A function of the user's that declares none knows them once it has run.
+# Seconds until a version is asked again for its metadata: one that has refused, that did not answer, or that knows no
+# outputs yet. A function of the user's that declares none knows them once it has run.
 REFUSED_S, FAILED_S, OUTPUTS_S = 60.0, 5.0, 5.0
 
 
@@ -126,7 +126,7 @@ class Watch:
             await asyncio.sleep(LOOK_S)
 
     def _ask(self) -> None:
-        """Have the READY workers that are new asked what they take and give, and those that are due."""
+        """Have the READY workers that are new asked for their metadata, and those that are due."""
         self.asked = {key: asked for key, asked in self.asked.items() if key in self.models}
         for key, replica in self.models.items() if self.is_up else ():
             if replica.ready_workers:

@@ -91,7 +91,7 @@ class Model:
 
 
 def plain(version: str) -> str:
-    """Leave out what does not matter to whoever counts versions: "1.0" and "1.0.0" are "1"."""
+    """Return a version without its trailing zeros, as Triton's clients name it: "1" of "1.0" and "1.0.0"."""
     while version.endswith(".0"):
         version = version.removesuffix(".0")
     return version

@@ -103,26 +103,26 @@ class Control:
             self._process.wait()
 
 
-def supervise(settings: Settings, config: Path, nodes: Path, run: Path, is_told: threading.Event) -> None:
-    """Keep all alive until told to end, and end in order: Envoy first, when its last answer is out.
+def supervise(settings: Settings, config: Path, nodes: Path, run: Path, is_ending: threading.Event) -> None:
+    """Keep all alive until `is_ending` is set, and end in order: Envoy first, when its last answer is out.
 
     Args:
         settings: what `config` holds.
         config, nodes: gateway.yaml and nodes.json, which the control process reads for itself.
         run: the folder of logs, process ids and Envoy's files.
-        is_told: set to end.
+        is_ending: set to end.
 
     Raises:
         GatewayFailed: one of them did not come up, or Envoy keeps dying.
     """
     control, envoy = Control(["--config", str(config), "--nodes", str(nodes), "--run", str(run)], run), Envoy(run)
-    threading.Thread(target=_keep_nodes, args=(nodes.parent, is_told), name="nodes", daemon=True).start()
+    threading.Thread(target=_keep_nodes, args=(nodes.parent, is_ending), name="nodes", daemon=True).start()
     try:
-        while not is_told.is_set():
+        while not is_ending.is_set():
             control.keep()
             if control.has_answered:
                 envoy.keep(bootstrap(settings))
-            is_told.wait(LOOK_S)
+            is_ending.wait(LOOK_S)
     except EnvoyError as error:
         raise GatewayFailed(" / ".join(str(error).splitlines())) from None
     finally:
@@ -132,11 +132,11 @@ def supervise(settings: Settings, config: Path, nodes: Path, run: Path, is_told:
         control.stop()
 
 
-def _keep_nodes(folder: Path, is_told: threading.Event) -> None:
+def _keep_nodes(folder: Path, is_ending: threading.Event) -> None:
     """Start again the nodes of `make serve` that have died, and that nothing else watches."""
     layout: Layout | None = None
     nodes: list[LocalNode] = []
-    while not is_told.wait(NODES_S):
+    while not is_ending.wait(NODES_S):
         try:
             if (found := Layout.read(folder)) != layout:
                 layout, nodes = found, local_nodes(found, folder) if found else []

@@ -3,7 +3,7 @@
     nodes ─> discovery ─> Fleet ─┬> Envoy's files
                                  ├> the Open Inference Protocol: metadata, readiness, configuration, statistics
                                  └> the page
-    whoever runs the servers ─> /control: nodes, draining, canaries
+    operators ─> /control: nodes, draining, canaries
 
 It carries no inference: while it is away, Envoy serves on as it was configured last.
 """

@@ -46,16 +46,16 @@ def answer(request: web.Request, error: RequestError) -> web.Response:
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give every error the protocol's form; a bug is logged, and tells the client nothing."""
+    """Answer every error in the protocol's form; of a bug the log has the traceback, and the client nothing."""
     try:
         return await handler(request)
     except RequestError as error:
         return answer(request, error)
     except web.HTTPException as error:
-        told = answer(request, RequestError(error.status, error.reason))
+        answered = answer(request, RequestError(error.status, error.reason))
         if "Allow" in error.headers:
-            told.headers["Allow"] = error.headers["Allow"]
-        return told
+            answered.headers["Allow"] = error.headers["Allow"]
+        return answered
     except web.RequestPayloadError:
         return answer(request, RequestError(400, "the body is not what Content-Encoding says"))
     except Exception:
@@ -68,7 +68,7 @@ async def refuse_foreign(request: web.Request, handler: Handler) -> web.StreamRe
     """Refuse what a page of another site would have a browser ask.
 
     A foreign Origin may not change anything. The Host must be an address or localhost: another name may have been bound
-    to this machine by whoever owns it. Envoy writes localhost there, and the client's into X-Forwarded-Host.
+    to this machine by its owner. Envoy writes localhost there, and the client's into X-Forwarded-Host.
 
     Raises:
         RequestError: it is such a request.

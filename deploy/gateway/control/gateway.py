@@ -92,7 +92,7 @@ class Decisions:
 
 
 class Gateway:
-    """What is known of the nodes, what was decided, and what Envoy is told.
+    """What is known of the nodes, what operators decided, and Envoy's files.
 
     Attributes:
         settings: as they were read last.
@@ -146,7 +146,7 @@ class Gateway:
         self._changed.set()
 
     def update(self) -> None:
-        """Make the fleet anew; Envoy is told where it differs."""
+        """Make the fleet anew; Envoy's files are due where it differs."""
         registered = self.nodes.registered
         if registered is not None:
             # What is registered anew under its name is served.
@@ -161,7 +161,7 @@ class Gateway:
         )
         models, canaries = fleet.models, {}
         for name, canary in self.canaries().items():
-            # Envoy sends nobody to a version that has gone.
+            # A version that has gone gets no requests.
             if name in models and (version := models[name].find(canary.version)) is not None:
                 canaries[name] = replace(canary, version=version)
         fleet = replace(fleet, canaries=canaries)
@@ -174,7 +174,7 @@ class Gateway:
         return {**self.settings.canaries, **self.decisions.now.canaries}
 
     async def write(self) -> None:
-        """Tell Envoy what is known and decided now; it takes it over within some ms.
+        """Write Envoy's files of what is known and decided now; Envoy reads them within some ms.
 
         Raises:
             OSError: its files cannot be written.

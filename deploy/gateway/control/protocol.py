@@ -54,7 +54,7 @@ async def statistics(request: web.Request) -> web.Response:
 @routes.get(VERSION)
 @routes.get(MODEL)
 async def metadata(request: web.Request) -> web.Response:
-    """Answer what a model takes and gives."""
+    """Answer the inputs and outputs of a model."""
     return web.json_response(description.metadata(request.app[GATEWAY].fleet, *_asked(request)))
 
 

@@ -1,4 +1,4 @@
-"""One cluster for every model, and one for every version of it: which nodes have it, and how their health is told.
+"""One cluster for every model, and one for every version of it: which nodes have it, and how their health is found.
 
     Fleet -> resnet-152      nodes that have it, asked on the management port for /models/resnet-152
           -> resnet-152/1.0  nodes that have this version, asked for /models/resnet-152/1.0
@@ -153,7 +153,7 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
 
 
 def _bearer(port: str) -> Resource:
-    """Give a node its own token, from the metadata of its endpoint."""
+    """Send a node its own token, from the metadata of its endpoint."""
     return {
         "header": {"key": "authorization", "value": f"%UPSTREAM_METADATA({TOKENS}:{port})%"},
         "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",

@@ -1,4 +1,4 @@
-"""The answers that Envoy gives itself (errors.yaml), in the form that their clients expect.
+"""Envoy's own answers (errors.yaml), in the form that their clients expect.
 
 /predictions   {"code": 404, "type": "NotFound", "message": "..."}
 /v2            {"error": "..."}

