@@ -13,10 +13,9 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
-from handlers import archive_files
+from handlers import archive_files, pipeline
 from handlers.engines import Engine
 from handlers.errors import InvalidConfig
-from handlers.pipeline import flow
 from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import ERROR, Model, OutputTensors, Renamed
@@ -33,7 +32,7 @@ ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n     +.*)*)", re.MULTILIN
 SCHEMA_WORDS = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
-class Task(flow.Task, Protocol):
+class Task(pipeline.Task, Protocol):
     """A loaded task; see handlers.base.BatchHandler."""
 
     device: Any

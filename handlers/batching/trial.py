@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from handlers.engines import Arrangement, Divisible, Engine, Precise, available_threads
-from handlers.pipeline.flow import Task
+from handlers.pipeline import Task
 from handlers.warm_up import decoded, run
 
 logger = logging.getLogger(__name__)

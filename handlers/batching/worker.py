@@ -43,7 +43,8 @@ from handlers.batching.trial import Choice, Trial, on_engine
 from handlers.engines import Divisible, available_threads
 from handlers.errors import InvalidConfig
 from handlers.metrics import EXCHANGES, Recorder
-from handlers.pipeline.flow import Pipeline, Task
+from handlers.pipeline import Task
+from handlers.pipeline.flow import Pipeline
 from handlers.protocol.responses import Reply
 from handlers.warm_up import Allowed, Rehearsal
 

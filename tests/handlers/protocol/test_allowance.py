@@ -3,20 +3,8 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from handlers.errors import WorkTooLarge
-from handlers.protocol.requests import UNLIMITED, Allowance
-
-
-def test_allowance_is_for_all_items_together_and_for_each_unit() -> None:
-    allowance = Allowance()
-    allowance.take("pixels", 60, 100)
-    allowance.take("characters", 100, 100)
-    allowance.take("pixels", 40, 100)
-    with pytest.raises(WorkTooLarge, match="more pixels together than max_request_pixels, 100"):
-        allowance.take("pixels", 1, 100)
-    UNLIMITED.take("pixels", 10**12, 1)
+from handlers.protocol.requests import Allowance
 
 
 def test_allowance_that_several_threads_take_from_at_once_is_not_exceeded() -> None:
