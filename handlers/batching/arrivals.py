@@ -36,14 +36,7 @@ NUMBER_BYTES = 8
 
 
 class Arrived(NamedTuple):
-    """An item on its way through decoding.
-
-    Attributes:
-        request: the request that it belongs to.
-        slot: holds its payload, then the item or its error.
-        size: bytes of its payload.
-        cost: what the item asks of a micro-batch; None before it is decoded, and where it failed.
-    """
+    """An item on its way through decoding: its slot, the bytes of its payload, and its cost once it is decoded."""
 
     request: InFlightRequest
     slot: Slot
@@ -58,13 +51,7 @@ class Arrivals:
     """Takes requests in for one scheduler, whose lock the caller holds."""
 
     def __init__(self, scheduler: Scheduler, recorder: Recorder, config: HandlerConfig) -> None:
-        """Expect requests.
-
-        Args:
-            scheduler: admits or refuses.
-            recorder: counts refusals.
-            config: what a request may ask for, and the status of one that is refused.
-        """
+        """Expect requests; `config` has what they may ask for, and the status of those that are refused."""
         self._config = config
         self._scheduler = scheduler
         self._recorder = recorder
@@ -132,14 +119,7 @@ class Decoder:
     """Decodes for one worker."""
 
     def __init__(self, pipeline: Pipeline, guard: Guard, *, threads: int, is_threaded: bool) -> None:
-        """Start the threads.
-
-        Args:
-            pipeline: the hooks of the task.
-            guard: watches over the threads.
-            threads: how many there should be.
-            is_threaded: whether each item is worth a thread, however small.
-        """
+        """Start the threads; with `is_threaded` each item is worth one, however small."""
         self._pipeline = pipeline
         self._is_threaded = is_threaded
         count = max(LEAST_THREADS, threads)
@@ -151,14 +131,9 @@ class Decoder:
             threading.Thread(target=guard.run, args=(self._work,), name="decode", daemon=True).start()
 
     def decode(self, requests: Iterable[InFlightRequest], on_decoded: OnDecoded) -> list[Arrived]:
-        """Decode the items of requests that have just been admitted.
+        """Decode the items of requests that have just been admitted, and return those that are decoded by now.
 
-        Args:
-            requests: the requests; what has failed already is passed over.
-            on_decoded: called with each item that is decoded on another thread, there.
-
-        Returns:
-            The items that are decoded by now.
+        `on_decoded` is called with each other item, on the thread that decodes it.
         """
         small: list[Arrived] = []
         for request in requests:

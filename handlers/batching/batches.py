@@ -14,10 +14,10 @@ from handlers.batching.policy import Policy
 from handlers.batching.request_queue import QueuedItem, Rank
 from handlers.pipeline.micro_batches import OVERHEAD, Overhead, micro_batches
 
-# Share of the latency target that a micro-batch may take: who arrives just after one starts waits for it and then for
-# its own.
+# Share of the latency target that a micro-batch may take: a request that arrives just after one starts waits for it and
+# then for its own.
 LONGEST_SHARE = 0.5
-# A stream's share of what is ready is done in so many micro-batches: who is first need not wait for who is last.
+# A stream's share of what is ready is done in so many micro-batches, so that the first need not wait for the last.
 WAVES = 2
 # But none is made shorter than so many times its fixed cost, or the engine would lose more than a tenth.
 WORTHWHILE_COSTS = 10.0
@@ -29,13 +29,7 @@ PLANNED_ITEMS = 128
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a micro-batch may hold.
-
-    Attributes:
-        max_items: most items.
-        max_tokens: most padded tokens; a single item may have more.
-        overhead: what one more micro-batch costs, for the plan.
-    """
+    """What a micro-batch may hold: items, padded tokens (one item may have more); and what one more of them costs."""
 
     max_items: int
     max_tokens: int
@@ -56,7 +50,7 @@ class Limits:
         """Leave the other streams their part of the work, and make a micro-batch one of several: see WAVES.
 
         Args:
-            tokens: that are ready, without padding.
+            tokens: those that are ready, without padding.
             line: how long micro-batches take.
             busy_s: for how long each stream is still busy; 0 for the one that takes this micro-batch.
         """
@@ -68,14 +62,7 @@ class Limits:
 
 
 def select(ranked: Sequence[tuple[Rank, QueuedItem]], limits: Limits, line: Line, now_s: float) -> Sequence[QueuedItem]:
-    """Choose the items of the micro-batch to run next.
-
-    Args:
-        ranked: all ready items, at least one, by rank and then by urgency.
-        limits: what a micro-batch may hold.
-        line: how long micro-batches take.
-        now_s: the time.
-    """
+    """Choose the items of the micro-batch to run next from all ready items, at least one, by rank and then urgency."""
     first = ranked[0][0]
     urgent = [item for _, item in takewhile(lambda each: each[0] == first, ranked[:PLANNED_ITEMS])]
     plan = micro_batches([item.cost for item in urgent], limits.max_items, limits.max_tokens, limits.overhead)

@@ -116,12 +116,7 @@ class Streams:
     def __init__(
         self, wide: LatencyModel, narrow: LatencyModel | None = None, count: int = 1, *, is_whole_faster: bool = True
     ) -> None:
-        """Start with nothing running.
-
-        Args:
-            wide, narrow, count: see the attributes; `narrow` is needed for more than one stream.
-            is_whole_faster: whether one item alone is faster on the whole engine than on a stream.
-        """
+        """Start with nothing running; `is_whole_faster` where the whole engine is faster for one item than a stream."""
         self.wide, self.narrow, self.count = wide, narrow or wide, count
         self._is_whole_faster = is_whole_faster
         self.running: list[RunningBatch] = []
@@ -170,7 +165,7 @@ class Streams:
         return self.running[-1]
 
     def end(self, running: RunningBatch, seconds: float, *, is_typical: bool) -> None:
-        """Note that it has ended after so long; `is_typical` where others of its size will take as long."""
+        """Note that a micro-batch has ended; `is_typical` where others of its size will take as long."""
         self.running.remove(running)
         self._wide_in_a_row = self._wide_in_a_row + 1 if running.is_wide else 0
         if is_typical:
@@ -185,12 +180,12 @@ class Streams:
 
 
 def done_in_s(busy_s: Sequence[float], work_s: float, micro_batches: int) -> float:
-    """Return in how many seconds streams are done with work that each begins once it is free; 0 without any.
+    """Return in how many seconds streams are done with equal micro-batches; 0 without any.
 
     Args:
         busy_s: for how long each stream is busy first; at least one.
         work_s: all of the work, in seconds of one stream.
-        micro_batches: how many it is cut into, all alike, each going to the stream that is free first.
+        micro_batches: their number; each goes to the stream that is free first.
     """
     free_s = list(busy_s)
     heapify(free_s)

@@ -29,14 +29,7 @@ class EngineThreads:
     """Runs micro-batches for one worker."""
 
     def __init__(self, shared: SharedState, whole: Pipeline, recorder: Recorder, guard: Guard) -> None:
-        """Run nothing yet.
-
-        Args:
-            shared: what the worker's threads share.
-            whole: the task's hooks on its whole engine.
-            recorder: counts.
-            guard: watches over the threads.
-        """
+        """Run nothing yet; `whole` is the task on its whole engine."""
         self._shared = shared
         self._whole = whole
         self._recorder = recorder
@@ -82,9 +75,8 @@ class EngineThreads:
             if running.items:
                 self.run(running, self._whole if running.is_wide else stream)
             elif step is not None:
-                is_good = self._rehearse(running, step, rehearsal)
-                step = _next_step(rehearsal) if is_good else None
-            # Its items' results are their requests' business from here on.
+                step = _next_step(rehearsal) if self._rehearse(running, step, rehearsal) else None
+            # No thread holds on to items while it waits.
             del running
 
     def _next_batch(self, step: Step | None) -> RunningBatch:
@@ -103,12 +95,11 @@ class EngineThreads:
 
     def _rehearse(self, running: RunningBatch, step: Step, rehearsal: Rehearsal) -> bool:
         """Run a step; whether that went well."""
-        started_s = time.perf_counter()
+        started_s, is_good = time.perf_counter(), True
         try:
             step.run()
-            is_good = True
         except Exception as error:
-            # A request of that shape may fail likewise, with an error of its own.
+            # A request of that shape may fail likewise, with its own error.
             logger.error("A rehearsal failed: %s", where(error))
             is_good = False
         seconds = time.perf_counter() - started_s

@@ -47,7 +47,7 @@ class Sent:
 
     Attributes:
         row: the value of each field by its name, undecoded.
-        headers: the request's, and for each field {"content-type": as sent}, as TorchServe's own reader has them.
+        headers: the request's, and for each field {"content-type": as sent}, as in TorchServe's own reader.
     """
 
     row: Mapping[str, bytes]
@@ -85,8 +85,7 @@ class _Inbox:
     def skip(self, size: int) -> None:
         """Pass over bytes."""
         while size:
-            skipped = self._stream.readinto(self._skipped[:size])
-            if not skipped:
+            if not (skipped := self._stream.readinto(self._skipped[:size])):
                 raise Disconnected
             size -= skipped
 
@@ -103,13 +102,9 @@ class Link:
         self._heads: dict[str, int] = {}
 
     def receive(self, take: Callable[[str, Sent], None]) -> Collection[str]:
-        """Wait for the next message.
+        """Wait for the next message, and return the ids of all requests in flight, in the frontend's order.
 
-        Args:
-            take: called with each request that was not in the last message, and its id.
-
-        Returns:
-            The ids of all that is in flight, in the frontend's order.
+        `take` is called with the id of each request that was not in the last message, and with the request.
 
         Raises:
             Disconnected: there will be none.

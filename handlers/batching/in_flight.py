@@ -62,14 +62,7 @@ class StreamedAnswer:
         return self.is_broken or self.is_abandoned
 
     def add(self, generated: Generated, text: str) -> str:
-        """Take the text that comes next.
-
-        Args:
-            generated: by which run of the engine.
-            text: its next piece.
-
-        Returns:
-            What is to be sent of it.
+        """Take the next piece of a run's text, and return what is to be sent of it.
 
         Raises:
             Diverged: what was sent already is not how this run's text begins.
@@ -121,14 +114,7 @@ class Replies:
     """Writes replies for one worker."""
 
     def __init__(self, pipeline: Pipeline, recorder: Recorder, answered: Callable[[InFlightRequest], bool]) -> None:
-        """Keep what replies need.
-
-        Args:
-            pipeline: the task's hooks on its whole engine.
-            recorder: counts.
-            answered: called with each request that was admitted, as its answer is complete; returns whether that is in
-                time.
-        """
+        """Write nothing yet; `answered` is called with each admitted request that is complete: is it in time?"""
         self._pipeline = pipeline
         self._recorder = recorder
         self._answered = answered

@@ -184,13 +184,7 @@ class Scheduler:
         item.request.running -= 1
 
     def finish(self, running: RunningBatch, seconds: float, *, is_typical: bool = True) -> None:
-        """Note that a micro-batch has ended.
-
-        Args:
-            running: what `next_batch` returned.
-            seconds: how long it took.
-            is_typical: False where it failed, so that others of its size will take another time.
-        """
+        """Note that a micro-batch has ended; `is_typical` is False where others of its size will take another time."""
         self.streams.end(running, seconds, is_typical=is_typical)
         for item in running.items:
             if item not in running.ended:

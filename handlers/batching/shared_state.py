@@ -39,7 +39,7 @@ class Guard:
     """Watches over threads."""
 
     def __init__(self, die: Callable[[], Any] = _end_process) -> None:
-        """Watch over threads; `die` is called for a bug, and ends this process at once."""
+        """Watch over threads; `die` is called for a bug, and ends this process."""
         self._die = die
 
     def run(self, work: Callable[..., None], *arguments: Any) -> None:
@@ -59,13 +59,7 @@ class Guard:
 
 
 class Due(NamedTuple):
-    """What goes with an answer to the frontend.
-
-    Attributes:
-        complete: the requests that it answers.
-        finished: the micro-batches that ran since the last answer.
-        tokens: what streamed requests that are not complete have to send.
-    """
+    """What goes with an answer: complete requests, micro-batches to split first, new tokens of streamed requests."""
 
     complete: list[InFlightRequest]
     finished: list[FinishedMicroBatch]
@@ -148,16 +142,12 @@ class SharedState:
     # -- what changes ------------------------------------------------------------------------------------------------
 
     def received(self, ids: Collection[str], newcomers: Iterable[InFlightRequest], now_s: float) -> None:
-        """Take in what an exchange brought, and let go of requests that it lacks: their clients are gone.
+        """Take in what an exchange brought: the ids of all requests in flight, and those that are new.
 
-        Args:
-            ids: of all that is in flight.
-            newcomers: those that were not in flight before.
-            now_s: the time.
+        Requests that it lacks are forgotten: their clients are gone.
         """
         self.timing.received_s = now_s
         for request in [request for id_, request in self.in_flight.items() if id_ not in ids]:
-            # What waits of it is forgotten, what runs is asked to end.
             del self.in_flight[request.id]
             self.scheduler.queue.remove(request)
             self.pieces.pop(request, None)

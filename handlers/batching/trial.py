@@ -52,12 +52,7 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 class Candidate(NamedTuple):
-    """One way to run a model.
-
-    Attributes:
-        precision: the arithmetic; empty where the engine has only one.
-        streams: how many micro-batches run side by side; 1 for one at a time, on the whole engine.
-    """
+    """One way to run a model: its precision, empty where the engine has only one, and its number of streams."""
 
     precision: str
     streams: int
@@ -68,12 +63,7 @@ class Candidate(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What micro-batches took; nothing where nothing was measured.
-
-    Attributes:
-        whole: with the engine to themselves.
-        stream: on each stream, beside the others; empty where there are none.
-    """
+    """What micro-batches took with the engine to themselves, and on each stream beside the others, if measured."""
 
     whole: Seeds
     stream: Seeds
@@ -108,12 +98,7 @@ class Trial:
     """The candidates of one loaded task, and what is known of them."""
 
     def __init__(self, task: Task, window: int) -> None:
-        """Look up what an earlier start measured.
-
-        Args:
-            task: with the engine that `load` returned.
-            window: most requests that are in flight, the registration's batch_size.
-        """
+        """Look up what an earlier start measured of a loaded task; `window` is the registration's batch_size."""
         config, engine = task.config, task.engine
         self._task = task
         self._is_adaptive = config.scheduling.mode == "adaptive"

@@ -5,19 +5,12 @@
     engine's threads                                                            -> micro-batch -> micro-batch -> ...
                                                                                      +-> an item ends, a piece of text
 
-Three kinds of thread around one lock (batching.shared_state). TorchServe's own thread hands the connection over with
-its first batch and never gets it back (batching.frontend): it receives everything in flight, sends an answer when
-batching.timing has one due, and so on; requests that an answer leaves out stay in flight and come again. The engine's
-threads (batching.engine_threads) take one micro-batch after the other from the scheduler, so the engine waits neither
-for decoding nor for the frontend. What is done in less time than another thread needs to hear of it, or comes from a
-client who is alone, the frontend's thread runs itself.
+TorchServe's own thread is the frontend's thread: it hands the connection over with its first batch and never gets it
+back. It also runs micro-batches that take less time than waking another thread, and those of a client who is alone.
 
 One worker per model: the frontend polls for all workers of a model under one lock, which an idle worker holds until a
-request comes. Beside it, a busy one could not deliver its answers, and a client alone would wait for ever. So a worker
-claims the model, whatever the management API is asked for:
-
-    a worker loads -> claim("FRONTEND MODEL VERSION") -> it is the only one, until its process ends
-                                                      -> InvalidConfig: there is another, and this one does not come up
+request comes. Beside it, a busy one could not deliver its answers. So a worker claims the model as it loads, and does
+not load where another worker has it, whatever the management API is asked for.
 """
 
 import logging
@@ -53,7 +46,7 @@ logger = logging.getLogger(__name__)
 # Seconds that the process of a worker that is replaced may take to be gone, and between two looks whether it is.
 GONE_S, POLL_S = 5.0, 0.1
 
-# Claims of this process, by name, which end with it.
+# Claims of this process, by name, which end with the process.
 _claims: dict[str, socket.socket] = {}
 
 
@@ -132,10 +125,7 @@ class AdaptiveWorker:
         self._engine.start(pipelines, _rehearsals(task, on_streams, scheduler))
 
     def serve(self, connection: socket.socket) -> NoReturn:
-        """Answer the frontend from here on.
-
-        Args:
-            connection: where the frontend waits for the answer to a batch; it sends that batch again.
+        """Answer the frontend on a connection where it waits for the answer to a batch, which it then sends again.
 
         Raises:
             SystemExit: the frontend is gone, and so must the worker be.
@@ -230,12 +220,8 @@ def claim_worker(model: str, version: str | None) -> None:
 def claim(name: str, gone_s: float) -> None:
     """Claim a name among the processes of this machine, as an abstract socket: it is free when its process has ended.
 
-    Args:
-        name: what is claimed.
-        gone_s: seconds that another process which has it is given to end.
-
     Raises:
-        InvalidConfig: another process has it.
+        InvalidConfig: another process has it, and has not ended within `gone_s` seconds.
     """
     if name in _claims:
         return
