@@ -7,9 +7,10 @@ arrivals come in by exchanges only, and each takes processor time from the micro
     when everything in flight is answered      the frontend then waits for the next request
     when an answer is complete                 at once
     when a streamed answer has a first piece   at once
-    PIECE_S after the last exchange            where streamed answers have further pieces
+    SOON_S after the last exchange             where streamed answers have further pieces, and to look for arrivals that
+                                               can be decoded beside others while the engine is idle
+    HELD_S after the last exchange             to look for arrivals, with a latency target
     HELD_S after a refusal                     the refusal stays behind when other answers leave earlier
-    HELD_S after the last exchange             to look for arrivals, with a latency target or an idle engine
 """
 
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from math import inf
 # Seconds that a refusal is held back, and between two exchanges that look for arrivals. A client that comes again at
 # once after a refusal, with connection and body, costs a millisecond of a core.
 HELD_S = 0.05
-# Seconds between two exchanges for pieces of streamed answers: a reader cannot tell it from none.
-PIECE_S = 0.02
+# Seconds between two exchanges for pieces of streamed answers, since a reader cannot tell it from none, and while the
+# engine is idle, where an exchange takes no time from it.
+SOON_S = 0.02
 # Seconds of work that the frontend's thread does itself, and the items of it: waking another thread, and an exchange
 # meanwhile, would take as long.
 QUICK_S, QUICK_ITEMS = 0.003, 16
@@ -84,12 +86,10 @@ class Timing:
         """Return when to answer: a time that has passed means now; infinity until something happens."""
         if situation.complete > situation.refused or situation.is_all_complete or situation.first_pieces:
             return -inf
-        due_s = self.refusal_due_s(situation)
-        if situation.pieces:
-            due_s = min(due_s, self.received_s + PIECE_S)
-        if situation.in_flight < self.window and (self.has_target or not situation.is_running):
-            due_s = min(due_s, self.received_s + HELD_S)
-        return due_s
+        due_s, has_room = self.refusal_due_s(situation), situation.in_flight < self.window
+        if situation.pieces or (has_room and not situation.is_running):
+            return min(due_s, self.received_s + SOON_S)
+        return min(due_s, self.received_s + HELD_S) if has_room and self.has_target else due_s
 
     def refusal_due_s(self, situation: Situation) -> float:
         """Return when the refusals in flight may go, all of them; infinity without any, now with everything else."""
