@@ -10,7 +10,7 @@ Gateway           the gateway's control API: nodes taken out, canaries, models w
 
 from typing import TYPE_CHECKING, Any
 
-from torchserve_client.client import Client
+from torchserve_client.client import Client, Ranked
 from torchserve_client.errors import (
     ChunksFailed,
     ClientError,
@@ -61,6 +61,7 @@ __all__ = [
     "Nodes",
     "NodesFailed",
     "NotReady",
+    "Ranked",
     "Rejected",
     "RetryPolicy",
     "RolloutFailed",

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nodes = _nodes(options, keys, trust)
         if options.command in commands.ON_ALL:
             return commands.ON_ALL[options.command](options, nodes)
-        if options.command not in ("describe", "predict", "stream"):
+        if options.command not in ("describe", "predict", *commands.OF_A_CLIENT):
             return commands.on_each(getattr(commands, options.command.replace("-", "_")), options, nodes)
         return _asking(options, nodes, keys.get("inference"), trust)
     except (Unreachable, NoConnection, TLSFailed, InvalidPayload) as error:
@@ -81,8 +81,8 @@ def _asking(options: argparse.Namespace, nodes: Nodes, token: str | None, trust:
         with Client(servers, token=token, retry=RetryPolicy(attempts=1), **trust) as client:
             return commands.describe(options, nodes, client)
     with Client(servers, token=token, timeout_s=options.timeout, **trust) as client:
-        if options.command == "stream":
-            return commands.stream(options, client)
+        if options.command in commands.OF_A_CLIENT:
+            return commands.OF_A_CLIENT[options.command](options, client)
         return bulk.predict(options, next(iter(nodes.by_name.values())), client, len(servers))
 
 
@@ -165,6 +165,12 @@ def parser() -> argparse.ArgumentParser:
     rollout.add_argument("--model-store", type=Path, default=Path("model_store"), metavar="FOLDER", help="%(default)s")
     _canary_parameters(rollout)
 
+    _asking_commands(added)
+    return root
+
+
+def _asking_commands(added: Any) -> None:
+    """Add the commands that ask the inference API alone."""
     predict = _command(added, "predict", "every file of a folder or line of a file; run it again to go on")
     words = "a folder of files, each sent as it is, .npy and .npz too; or a file of lines"
     predict.add_argument("path", type=Path, metavar="PATH", help=words)
@@ -181,11 +187,24 @@ def parser() -> argparse.ArgumentParser:
     stream = _command(added, "stream", "one text, answered in pieces as the model generates them")
     stream.add_argument("text", metavar="TEXT", nargs="?", help="default: standard input")
     _request_options(stream)
-    return root
+
+    embed = _command(added, "embed", "the vectors of texts, one a line")
+    embed.add_argument("text", metavar="TEXT", nargs="*", help="default: the lines of standard input")
+    _request_options(embed)
+
+    rerank = _command(added, "rerank", "documents by how well they answer a query, best first")
+    rerank.add_argument("query", metavar="QUERY")
+    rerank.add_argument("document", metavar="DOCUMENT", nargs="*", help="default: the lines of standard input")
+    rerank.add_argument("--top-n", type=_positive, metavar="N", help="how many; default: all")
+    _timeout_option(rerank)
 
 
 def _request_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="top_k=3")
+    _timeout_option(command)
+
+
+def _timeout_option(command: argparse.ArgumentParser) -> None:
     words = "of a request with its retries; %(default)g"
     command.add_argument("--timeout", type=_seconds, default=PREDICT_S, metavar="S", help=words)
 

@@ -12,13 +12,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 from urllib.parse import quote
 
 from torchserve_client import payloads, tls
-from torchserve_client.errors import ClientError, Closed, DeadlineExceeded, NoConnection
+from torchserve_client.errors import ClientError, Closed, DeadlineExceeded, NoConnection, raise_failed
 from torchserve_client.management import Management
 from torchserve_client.metadata import HEADER, IN_FLIGHT, Get, Metadata, asked
 from torchserve_client.payloads import Body
@@ -31,6 +31,14 @@ from torchserve_client.transport import Incoming, Opened, Outgoing, PooledTransp
 TIMEOUT_HEADER = "X-Timeout-Ms"
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document's index in the list that was sent, and its score."""
+
+    index: int
+    score: float
 
 
 class Client:
@@ -114,6 +122,64 @@ class Client:
         body = payloads.body(payload, options)
         call = Outgoing("POST", _path(model, version), body.content, body.headers)
         return answered(self._run(partial(self._send, call, body), timeout_s), body)
+
+    def embed(
+        self,
+        model: str,
+        texts: Sequence[str],
+        *,
+        version: str | None = None,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> list[list[float]]:
+        """Ask for the vectors of texts.
+
+        Args:
+            model, version, timeout_s: see `predict`; the model's task is sentence embedding.
+            texts: as many as the model takes at once, 2048 by default.
+            options: `dimensions`, `input_type` ("query" or "document"), `prompt_name`.
+
+        Returns:
+            A vector for each text, in order.
+
+        Raises:
+            ItemFailed: of the first text that failed.
+            ClientError, InvalidPayload: the same as of `predict`.
+        """
+        vectors = self.predict(model, [*texts], version=version, timeout_s=timeout_s, **options)
+        raise_failed(vectors)
+        return cast(list[list[float]], vectors)
+
+    def rerank(
+        self,
+        model: str,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        version: str | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Ranked]:
+        """Ask how well documents answer a query.
+
+        Args:
+            model, version, timeout_s: see `predict`; the model's task is reranking.
+            query: what is searched for.
+            documents: as many as the model takes at once, 2048 by default.
+            top_n: how many to return; None for all.
+
+        Returns:
+            The documents' indices with their scores, best first.
+
+        Raises:
+            ItemFailed: of the first document that failed.
+            ClientError, InvalidPayload: the same as of `predict`.
+        """
+        pairs = [{"document": each} for each in documents]
+        answers = self.predict(model, pairs, version=version, timeout_s=timeout_s, query=query)
+        raise_failed(answers)
+        ranked = (Ranked(index, answer["score"]) for index, answer in enumerate(answers))
+        return sorted(ranked, key=lambda each: -each.score)[:top_n]
 
     def metadata(self, model: str, version: str | None = None, *, timeout_s: float | None = None) -> Metadata:
         """Ask the gateway, where there is one, or else the model itself for the model's metadata.

@@ -40,6 +40,25 @@ def stream(options: argparse.Namespace, client: Client) -> int:
     return 0
 
 
+def embed(options: argparse.Namespace, client: Client) -> int:
+    """Print a vector for each text, one a line, as JSON."""
+    for vector in client.embed(options.model, options.text or _lines(), **dict(options.option)):
+        out.print(json.dumps(vector))
+    return 0
+
+
+def rerank(options: argparse.Namespace, client: Client) -> int:
+    """Print documents with their scores, best first."""
+    documents = options.document or _lines()
+    for ranked in client.rerank(options.model, options.query, documents, top_n=options.top_n):
+        out.print(f"{ranked.score:.4f}  {documents[ranked.index]}")
+    return 0
+
+
+def _lines() -> list[str]:
+    return [line for line in sys.stdin.read().splitlines() if line.strip()]
+
+
 def register(options: argparse.Namespace, management: Management) -> int:
     """Register an archive; with --wait until its workers are ready."""
     model, archive = options.model, options.url or f"{options.model}.mar"
@@ -181,6 +200,12 @@ def unregister(options: argparse.Namespace, nodes: Nodes) -> int:
     return 0
 
 
+# Commands that ask the inference API alone.
+OF_A_CLIENT: dict[str, Callable[[argparse.Namespace, Client], int]] = {
+    "stream": stream,
+    "embed": embed,
+    "rerank": rerank,
+}
 # Commands that take all nodes together: what they do on one depends on the others, or on the gateway.
 ON_ALL: dict[str, Callable[[argparse.Namespace, Nodes], int]] = {"rollout": rollout, "unregister": unregister}
 

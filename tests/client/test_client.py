@@ -10,6 +10,7 @@ from torchserve_client import (
     Closed,
     ItemFailed,
     Management,
+    Ranked,
     Rejected,
     ServerFailed,
     raise_failed,
@@ -44,6 +45,19 @@ def test_list_is_answered_in_order_with_failed_items_in_their_places() -> None:
     assert (answer[1].status, answer[1].type, answer[1].message) == (422, "CorruptInput", "truncated")
     with pytest.raises(ItemFailed, match="truncated"):
         raise_failed(answer)
+
+
+def test_embed_and_rerank_send_lists_and_raise_what_failed() -> None:
+    script = Script(predictions([0.5], [1]), predictions({"score": 0.1}, {"score": 0.9}), predictions([0.5], CORRUPT))
+    asked = client(script)
+    assert asked.embed("m", ("a", "b"), input_type="query") == [[0.5], [1]]
+    assert asked.rerank("m", "q", ["a", "b"], top_n=1) == [Ranked(1, 0.9)]
+    with pytest.raises(ItemFailed, match="truncated"):
+        asked.embed("m", ["a", "b"])
+    assert [json.loads(request.body) for request, _ in script.sent[:2]] == [
+        {"instances": ["a", "b"], "input_type": "query"},
+        {"instances": [{"document": "a"}, {"document": "b"}], "query": "q"},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from deploy.run.server import Server
 from tests.e2e.conftest import url
 from tests.e2e.test_tasks import reranker
 from tests.waiting import until
+from torchserve_client import Client
+from torchserve_client.cli import main
 
 EMBEDDING, RERANKING, LANGUAGES = "sentence-embedding", "reranking", "language-id"
 TEXTS = ("The last ferry leaves at seven in the evening.", "Plum cake is sold on Sundays.")
@@ -75,6 +77,21 @@ def test_documents_are_ranked(post: Callable[..., requests.Response], server: Se
     scores = [each["relevance_score"] for each in answer.json()["results"]]
     assert scores == pytest.approx([pairs[best]["score"]] * 3, abs=2e-2)
     assert {each["document"]["text"] for each in answer.json()["results"]} == {TEXTS[best]}
+
+
+def test_client_and_command_embed_and_rerank(
+    post: Callable[..., requests.Response], server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = [each["embedding"] for each in post("/v1/embeddings", model=EMBEDDING, input=[*TEXTS]).json()["data"]]
+    address = url(server, "").removesuffix("/predictions/")
+    with Client(address) as client:
+        np.testing.assert_allclose(client.embed(EMBEDDING, TEXTS), expected, atol=2e-2)
+        best, other = client.rerank(RERANKING, QUERY, TEXTS)
+    assert best.score >= other.score
+    assert main(["--server", address, "embed", EMBEDDING, *TEXTS]) == 0
+    np.testing.assert_allclose([json.loads(line) for line in capsys.readouterr().out.splitlines()], expected, atol=2e-2)
+    assert main(["--server", address, "rerank", RERANKING, QUERY, *TEXTS, "--top-n", "1"]) == 0
+    assert capsys.readouterr().out.endswith(f"  {TEXTS[best.index]}\n")
 
 
 def test_mistakes_are_answered_in_openais_form(post: Callable[..., requests.Response], gateway: Sandbox) -> None:

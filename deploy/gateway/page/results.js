@@ -102,13 +102,26 @@ function embedding(answer) {
   ];
 }
 
+/** Two vectors, and the cosine of the angle between them. */
+function compared([first, second]) {
+  const product = first.reduce((sum, value, index) => sum + value * second[index], 0);
+  const cosine = product / Math.hypot(...first) / Math.hypot(...second);
+  return [h("p", { class: "figures" }, h("strong", {}, `Cosine ${cosine.toFixed(3)}`)), ...embedding(first), ...embedding(second)];
+}
+
+function ranking(scores, documents) {
+  if (scores.some((one) => one.error)) return null;
+  return bars(scores.map((one, index) => [documents[index].document, one.score]).sort((a, b) => b[1] - a[1]));
+}
+
 const RESULTS = {
   image_classification: (answer) => bars(Object.entries(answer)),
   text_classification: (answer) => bars(answer.map((one) => [one.label, one.score])),
   language_id: (answer) => bars(answer.map((one) => [one.label, one.score]), language),
   token_classification: entities,
   question_answering: answers,
-  sentence_embedding: embedding,
+  sentence_embedding: (answer) => (answer.predictions ? compared(answer.predictions) : embedding(answer)),
+  reranking: (answer, sent) => ranking(answer.predictions, sent.fields.instances),
   translation: (answer, sent) => h("p", { class: "translation", lang: sent.options.tgt_lang ?? "" }, answer.translation_text),
 };
 

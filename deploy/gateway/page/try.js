@@ -12,15 +12,20 @@ const EXAMPLES = {
   language_id: "Il fait beau aujourd'hui.",
   translation: "Where is the train station?",
 };
+const SEARCH = "When does the last ferry leave?";
+const DOCUMENTS = ["Plum cake is sold on Sundays.", "The last ferry leaves at seven in the evening.", "The wall is of stone."];
 const QUESTION = "Who met Babbage?";
 const CONTEXT = "In June 1833 Ada Lovelace met Charles Babbage at a party in London.";
+
+// What these tasks take is not one text.
+const OWN_KINDS = { question_answering: "question", sentence_embedding: "texts", reranking: "documents" };
 
 /** What a model takes: a question, an image, a text, arrays, any JSON; a text, an image or JSON where it does not say. */
 function kindsOf(metadata) {
   const accepts = metadata?.accepts ?? [];
   // A row that is too long to read is sent as a file.
   if (accepts.includes(ARRAYS.npz)) return example(metadata.inputs) ? ["json", "arrays"] : ["arrays", "json"];
-  if (metadata?.task === "question_answering") return ["question"];
+  if (metadata?.task in OWN_KINDS) return [OWN_KINDS[metadata.task]];
   if (accepts.some((type) => type.startsWith("image/"))) return ["image"];
   if (accepts.some((type) => type.startsWith("text/"))) return ["text"];
   return accepts.length ? ["json"] : ["text", "image", "json"];
@@ -129,6 +134,27 @@ const FIELDS = {
     text.value = EXAMPLES[task] ?? "Hello, world.";
     const say = () => ({ kind: "text", text: text.value, problem: text.value.trim() ? null : "Type a text first." });
     return { nodes: [field("Text", text, { class: "grow" })], say };
+  },
+  texts({ task }) {
+    const [text, other] = [h("textarea", { dir: "auto" }), h("input", { dir: "auto", autocomplete: "off" })];
+    text.value = EXAMPLES[task];
+    const say = () => {
+      const problem = text.value.trim() ? null : "Type a text first.";
+      if (!other.value.trim()) return { kind: "text", text: text.value, problem };
+      return { kind: "json", fields: { instances: [text.value, other.value] }, problem };
+    };
+    return { nodes: [field("Text", text, { class: "grow" }), field("Compare with", other)], say };
+  },
+  documents() {
+    const [query, lines] = [h("input", { dir: "auto", autocomplete: "off" }), h("textarea", { dir: "auto" })];
+    query.value = SEARCH;
+    lines.value = DOCUMENTS.join("\n");
+    const say = () => {
+      const documents = lines.value.split("\n").filter((line) => line.trim());
+      const fields = { query: query.value, instances: documents.map((document) => ({ document })) };
+      return { kind: "json", fields, problem: query.value.trim() && documents.length ? null : "A query needs documents." };
+    };
+    return { nodes: [field("Query", query), field("Documents, one a line", lines, { class: "grow" })], say };
   },
   question() {
     const [question, context] = [h("input", { dir: "auto", autocomplete: "off" }), h("textarea", { dir: "auto" })];

@@ -19,6 +19,7 @@ CAT = {"Egyptian cat": 0.6123, "tabby": 0.2011, "tiger cat": 0.0874}
 FRENCH = [{"label": "fr", "score": 0.9871}, {"label": "oc", "score": 0.0042}]
 ADA = {"entity_group": "PER", "score": 0.99, "word": "Ada", "start": 4, "end": 7}
 SPAN = {"answer": "Ada Lovelace", "score": 0.9123, "start": 13, "end": 25}
+RANKED = (0.021, 0.937, 0.004)
 # Model -> its task, what it accepts, its options, and its answer.
 MODELS: dict[str, tuple[str, list[str], dict[str, Any], Any]] = {
     "resnet-152": ("image_classification", ["image/*", "application/json"], TOP_K, CAT),
@@ -27,6 +28,7 @@ MODELS: dict[str, tuple[str, list[str], dict[str, Any], Any]] = {
     "token-classification": ("token_classification", TEXTS, {}, [ADA]),
     "question-answering": ("question_answering", TEXTS, {}, SPAN),
     "sentence-embedding": ("sentence_embedding", TEXTS, {}, [0.5, -0.5, 0.5, 0.5]),
+    "reranking": ("reranking", ["application/json"], {}, {"predictions": [{"score": score} for score in RANKED]}),
     "translation": ("translation", TEXTS, BEAMS, {"translation_text": "Où est la gare ?"}),
     "ragged": ("tensors", ARRAYS, {}, {"vectors": [[0.5, None], [1.0, -1.0]]}),
     "photographs": ("tensors", ARRAYS, {}, {"outputs": {"y": [0.5, 0.25]}}),

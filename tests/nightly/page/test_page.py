@@ -131,6 +131,26 @@ def test_text_is_sent_as_it_is_and_answered_by_its_task(
     assert [body for _, body in node.bodies] == [NASTY.encode()] * 3
 
 
+def test_two_texts_are_compared_and_documents_are_ranked(page: Visit, node: StandIn) -> None:
+    vectors = {"predictions": [[0.5, -0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5]]}
+    node.answers["/predictions/sentence-embedding"] = (200, {}, json.dumps(vectors).encode())
+    page.show("sentence-embedding")
+    # A field of one line has no line break.
+    other = NASTY.replace("\n", "")
+    page.page.get_by_label("Compare with").fill(other)
+    assert page.run().startswith("Cosine 0.500")
+    assert (page.curl(), page.python()) == (vectors, str(vectors["predictions"]))
+    sent = {"instances": ["The river rose by a metre after the storm.", other]}
+    assert [json.loads(body) for _, body in node.bodies] == [sent] * 3
+    node.bodies.clear()
+    page.show("reranking")
+    shown = page.run().split("\n")
+    assert shown[:2] == ["The last ferry leaves at seven in the evening.", "93.7%"]
+    assert shown[2:4] == ["Plum cake is sold on Sundays.", "2.1%"]
+    page.python()
+    assert json.loads(node.bodies[0][1])["instances"][0] == {"document": "Plum cake is sold on Sundays."}
+
+
 def test_question_and_entities_are_marked_in_their_text_by_characters(page: Visit, node: StandIn) -> None:
     """Python counts an emoji as one character, JavaScript as two."""
     marks = page.page.locator(".answer mark")
