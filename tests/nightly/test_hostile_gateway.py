@@ -35,6 +35,7 @@ PATHS = (
     *("/predictions/{m}", "/predictions/{m}/1.0", "/v2/models/{m}/infer", "/v2/models/{m}/versions/1/infer"),
     *("/", "/v2", "/v2/health/live", "/v2/models", "/v2/models/{m}/{x}", "/v2/models/{x}/infer", "/predictions/{x}"),
     *("/predictions/{m}/../../models", "/models/{m}", "/metrics", "/control/nodes", "/page/../control.py", "//v2//"),
+    *("/v1/embeddings", "/v2/rerank", "/v1/models/{x}"),
     *("/{x}", "/%2e%2e/metrics", "/v2/models/{m}%2finfer", "/v2/repository/index", "/ping", "/explanations/{m}"),
 )
 METHODS = ("ModelInfer", "ServerLive", "ModelMetadata", "ModelConfig", "RepositoryModelUnload", "Nothing", "x" * 300)
