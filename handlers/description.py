@@ -148,11 +148,10 @@ def _options(options_class: Any, config: Any) -> dict[str, dict[str, Any]]:
 
     Args:
         options_class: their dataclass.
-        config: the settings; one that is named like an option is its default.
+        config: the settings; one with the name of an option is its default.
 
     Returns:
-        For each option "type", "default" and those of SCHEMA_WORDS that hold, and its "description" where a docstring
-        has one.
+        By option "type", "default", the SCHEMA_WORDS that hold, and the "description" from a docstring, if any.
     """
     properties = _properties(options_class)
     described = {**_descriptions(type(config)), **_descriptions(options_class)}

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from handlers.protocol.headers import header
 from handlers.protocol.responses import Reply, encode
 
 METADATA_HEADER = "x-model-metadata"
@@ -74,8 +73,3 @@ class Metadata:
             if tensor["batch_dim"] == 0:
                 del tensor["batch_dim"]
         return Reply(200, encode(document))
-
-
-def asks_for_metadata(headers: Mapping[str, Any]) -> bool:
-    """Whether a request asks for the model's metadata, whatever else it holds."""
-    return header(headers, METADATA_HEADER) is not None
