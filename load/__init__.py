@@ -1,4 +1,4 @@
-"""Puts load on a server and measures what becomes of it; README.md beside this file says how.
+"""Sends load to a server and measures the answers; README.md beside this file describes it.
 
 Imports point down: errors, schedules; inputs, results; generate; windows, expect, search, served, run_file; measure,
 report; page, tune; arguments, bench; __main__.

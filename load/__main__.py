@@ -1,7 +1,7 @@
-"""Runs `python -m load`; `--help` and README.md beside this file say what it does.
+"""Runs `python -m load`; `--help` and README.md beside this file describe it.
 
-Progress goes to stderr, tables to stdout. Exit codes: 0 it is done (a step that is not valid says so), 2 it is not
-possible, 130 Ctrl-C ended it (what was measured is kept).
+Progress goes to stderr, tables to stdout. Exit codes: 0 done (an invalid step is marked as such), 2 not possible,
+130 stopped by Ctrl-C (what was measured is kept).
 """
 
 import argparse
@@ -113,9 +113,9 @@ def _loads(options: argparse.Namespace) -> list[Load]:
 
 
 def _measure_all(subjects: Sequence[tuple[Attack, Run]], loads: Sequence[Load], repeats: int) -> None:
-    """Measure every load of every model in turn: what drifts on the machine, drifts for all of them."""
+    """Measure every load of every model in turn, so that drift of the machine affects all of them."""
     for repeat in range(1, repeats + 1):
-        # The first one finds a quieter machine, so another one is the first in each repeat.
+        # The first one has a quieter machine, so each repeat begins with another one.
         first = repeat % len(subjects)
         for load in loads:
             for attack, each in [*subjects[first:], *subjects[:first]]:
@@ -136,7 +136,7 @@ def _search(attack: Attack, each: Run, loads: Sequence[Load], percentile: float)
 
 
 def tune(options: argparse.Namespace) -> int:
-    """Print what to register a model with, and store what that was made of."""
+    """Print the parameters to register a model with, and store the measurements behind them."""
     if options.out is not None:
         write(options.out, b"", "ab")
     served, threshold_ms = _served(options, options.model), options.latency_threshold_ms

@@ -1,4 +1,4 @@
-"""The command line: flags as values that make sense, or one line that says what does not."""
+"""The command line: flags as checked values; an error is one line."""
 
 import argparse
 import re

@@ -2,4 +2,4 @@
 
 
 class LoadError(Exception):
-    """A measurement cannot be made, or a result not kept; the message is one line that says what to do."""
+    """A measurement cannot be made, or a result not stored; the message is one line with the remedy."""

@@ -1,7 +1,7 @@
 """Judges answers by the expected ones. Pure but for the file.
 
-An answer is right when it has everything that the expected one has, numbers within a tolerance: an expected answer may
-name two labels out of five. An answer that is wrong, and right for another input, was swapped.
+An answer is right when it contains the expected one, with numbers within a tolerance: an expected answer may have two
+labels out of five. A wrong answer that is right for another input was swapped.
 """
 
 import json
@@ -18,7 +18,7 @@ from load.results import Verdict
 # Absolute difference of two numbers that are the same: the other items of a micro-batch move probabilities in bf16 by
 # less.
 TOLERANCE = 0.02
-# Answers whose verdict is remembered, so that they are not parsed again: some MB, and most of what a run sees.
+# Answers whose verdict is cached, so that they are not parsed again: some MB, and most answers of a run.
 REMEMBERED = 10_000
 
 

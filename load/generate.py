@@ -2,8 +2,8 @@
 
     Attack.run -> the load sends through a Sender -> warm -> the window opens -> closes -> the last answers -> Summary
 
-Latency counts from the scheduled time. A server that stalls for two seconds keeps everybody waiting who was due
-meanwhile: an open loop shows it, a closed loop would just send less (G. Tene: coordinated omission).
+Latency counts from the scheduled time. A server that stalls for two seconds delays every request that is due meanwhile:
+an open loop shows it, a closed loop would just send less (G. Tene: coordinated omission).
 """
 
 import asyncio
@@ -39,13 +39,13 @@ TIMEOUT_S = 120.0
 LARGE_BODY_BYTES = 1 << 20
 # Bytes that are read at a time: a list of 64 embeddings, 250 KB of JSON, comes in one piece.
 READ_BUFFER_BYTES = 1 << 18
-# Seconds that a client waits when it got no answer at all: a dead server is not worth a busy loop.
+# Seconds that a client waits after a request without any answer, to avoid a busy loop on a dead server.
 PAUSE_AFTER_NO_ANSWER_S = 0.1
 # Requests in flight at once: each takes a descriptor here and in the server; most systems allow a process 1024.
 MAX_IN_FLIGHT = 1000
 # Requests of an open loop that are sent before answers are read again: 32 take some 4 ms.
 SENDS_WITHOUT_PAUSE = 32
-# Seconds that requests in flight are given when a run is ended early: a person who pressed Ctrl-C waits no longer.
+# Seconds to wait for requests in flight after Ctrl-C.
 STOP_GRACE_S = 2.0
 
 
@@ -63,7 +63,7 @@ class Target:
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=self.timeout_s),
             headers=self.headers,
-            # The server cannot use the time that a request costs here: nothing is kept, unpacked or guessed.
+            # The server shares these cores, so a request costs little here: nothing is kept, unpacked or guessed.
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("Accept-Encoding", "User-Agent"),
@@ -114,7 +114,7 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """So many clients, each of which sends its next request when its answer has come.
+    """A number of clients, each of which sends its next request when its answer has come.
 
     The load does not pause between warm-up and window, so that the window sees the micro-batches of steady traffic.
     """
@@ -155,7 +155,7 @@ class ClosedLoop:
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests that leave by a schedule, whatever has become of those before.
+    """Requests sent by a schedule, regardless of earlier answers.
 
     Where `max_in_flight` is reached, requests are sent late and the run is not valid.
     """
@@ -196,7 +196,7 @@ class OpenLoop:
 
         recording.warm.set()
         await _first(keep_schedule(), recording.closed.wait())
-        # What was due before the window closed counts, whether it has left or not.
+        # Requests that were due before the window closed count, sent or not.
         while due_s < recording.closes_s:
             if len(under_way) < self.max_in_flight:
                 depart()
@@ -286,7 +286,7 @@ class _PreciseSelector(selectors.DefaultSelector):
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine like asyncio.run, with precise timers and without long pauses."""
     thresholds = gc.get_threshold()
-    # A full collection walks everything that was recorded, which takes tens of ms; those of the young are enough.
+    # A full collection walks all recorded requests, which takes tens of ms; the young generations are enough.
     gc.set_threshold(*thresholds[:2], 1 << 30)
     try:
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_PreciseSelector())) as runner:

@@ -1,4 +1,4 @@
-"""Reads what is sent: bodies from files, folders and lists.
+"""Reads the bodies to send from files, folders and lists.
 
 photograph.jpg     one request, typed by its name
 texts.txt          one request a line, text/plain

@@ -14,7 +14,7 @@ from load.results import Latencies
 from load.run_file import Run, Step
 
 TEMPLATE = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
-# Okabe and Ito's colours, which everybody can tell apart.
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 TICKS = (50, 90, 99, 99.9, 99.99, 99.999)
 # Points of the drawn latency distribution for each nine: a curve of them looks smooth.
@@ -44,7 +44,7 @@ def _about(run: Run) -> str:
 
 
 def _cards(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
-    """Yield what one looks for first: the highest throughput of each run, and what the last gains over the first."""
+    """Yield the main figures: the highest throughput of each run, and the gain of the last over the first."""
     for run in runs:
         if steps := [step for step in run.steps if step.is_valid]:
             best = max(steps, key=lambda step: step.throughput_per_s)

@@ -91,7 +91,7 @@ def ratio(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def remarks(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield what a reader must know of the steps, a line each."""
+    """Yield the warnings about the steps, a line each."""
     for run, step in _steps(runs):
         if step.invalid_reason:
             yield f"NOT VALID: {run.label}, {step.name}: {step.invalid_reason}"

@@ -1,4 +1,4 @@
-"""Requests as they were recorded, and what they amount to: Exchange -> Recording -> summarise -> Summary.
+"""Recorded requests and their summary: Exchange -> Recording -> summarise -> Summary.
 
 Only requests that were due within the window count. Terms:
     good         the answer has status 200 and, where answers are checked, is right; no other enters a latency
@@ -132,7 +132,7 @@ class Latencies:
         """
         if not self or not 0 < percent <= 100:
             raise ValueError(f"no percentile {percent:g} of {len(self)} values")
-        # What the product is above a whole number by rounding must not make it the next one.
+        # A product that rounding puts just above a whole number must not become the next one.
         return self._sorted_ms[max(math.ceil(percent / 100 * len(self) - 1e-9), 1) - 1]
 
     def statistics_ms(self) -> dict[str, float]:
@@ -161,7 +161,7 @@ class Summary:
     requests_by_batch_size: Mapping[int, int]  # items of a micro-batch -> good answers that were in such a one
     window_s: float
     cpu_percent: float  # processor time of this process within the window, in % of one core
-    invalid_reasons: tuple[str, ...] = ()  # why the numbers are not to be believed; empty when they are
+    invalid_reasons: tuple[str, ...] = ()  # reasons to distrust the numbers; empty if there are none
 
     @property
     def completed(self) -> int:
@@ -170,7 +170,7 @@ class Summary:
 
     @property
     def requests(self) -> int:
-        """Number of requests that were due, whatever became of them."""
+        """Number of requests that were due, whatever their outcome."""
         return sum(self.statuses.values()) + self.unsent
 
     @property
@@ -250,7 +250,7 @@ def _of_cycles(exchanges: Iterable[Exchange], counts: Callable[[Exchange], bool]
 
 
 def _doubts(recording: Recording, summary: Summary, max_lag_ms: float) -> Iterator[str]:
-    """Yield every reason not to believe the numbers, and by how much."""
+    """Yield every reason to distrust the numbers, with its size."""
     if faults := sum(count for error, count in summary.errors.items() if error.startswith(FAULT)):
         yield f"{faults} requests failed in the generator itself"
     yield from recording.doubts

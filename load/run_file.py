@@ -1,6 +1,6 @@
 """A stored run, run.json, of which reports are made; README.md beside this file has its fields.
 
-Every step carries its raw exchanges, so that a report can be made anew later, and differently.
+Every step has its raw exchanges, so that other reports can be made later.
 """
 
 from dataclasses import dataclass, field, fields
@@ -63,7 +63,7 @@ class Step:
 
 
 def step_of(attack: Attack, summary: Summary, recording: Recording, repeat: int, started_at: str) -> Step:
-    """Put together what is known of a load: its summary and its raw results."""
+    """Combine the summary and the raw results of a load."""
     columns = {each.name: [getattr(row, each.name) for row in recording.exchanges] for each in fields(Exchange)}
     for name in ("due_s", "sent_s", "answered_s"):
         # To the microsecond.

@@ -1,4 +1,4 @@
-"""A model on a server: whether it answers, and what it is registered with."""
+"""A model on a server: whether it answers, and its registration."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +65,7 @@ class Served:
         """Send one request by itself and return its answer; LoadError where it is not 200, or there is none."""
         target = self.target
         with requests.Session() as session:
-            # No proxy of the environment stands between a generator and its server.
+            # Proxies of the environment are ignored.
             session.trust_env = False
             headers = {**target.headers, "Content-Type": content.content_type}
             try:

@@ -1,4 +1,4 @@
-"""Finds what to register a model with, for a latency that is wanted (classic batching).
+"""Finds the parameters to register a model with, for a wanted latency (classic batching).
 
     batch sizes 1, 2, 4, ... -> saturated: time of a full batch -> Advice -> highest Poisson rate that holds
 
@@ -8,7 +8,7 @@ last one ran:
     batch_size         the largest whose batch takes half of the threshold: a request that just missed a batch waits for
                        that one, and then for its own
     max_batch_delay    1 ms: under load the queue fills batches by itself, and without load a delay is only a delay
-    job_queue_size     what can queue and still be answered in time; the rest had better be answered 503 at once
+    job_queue_size     what can queue and still be answered in time; further requests are a 503 at once
 """
 
 import time
@@ -35,7 +35,7 @@ MAX_BATCH_DELAY_MS = 1
 READY_TIMEOUT_S = 300.0
 # Clients for each request of a batch: as many again queue while a batch runs, so that the next one is full.
 CLIENTS_PER_BATCH = 2
-# Requests that a measured rate has on average: fewer say nothing of a percentile.
+# Requests that a measured rate has on average: a percentile needs as many.
 LEAST_REQUESTS = 10
 # Steps of the search for the rate, which goes from a tenth of the saturated throughput to all of it.
 RATE_STEPS = 20

@@ -1,4 +1,4 @@
-"""Windows as perf_analyzer takes them: a measurement that lasts until its numbers stand still."""
+"""Windows as perf_analyzer has them: a measurement lasts until its numbers are stable."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ class Stable:
 
 
 def unstable(windows: Sequence[tuple[float, float]], percentage: float) -> str | None:
-    """Return what does not stand still yet in windows of (answers per second, latency); None where the last agree."""
+    """Return what is not stable yet in windows of (answers per second, latency); None where the last agree."""
     last = windows[-STABLE_WINDOWS:]
     if len(last) < STABLE_WINDOWS:
         return f"{len(last)} of {STABLE_WINDOWS} windows"

@@ -1,7 +1,7 @@
 """Exports that all tests of this checkout share, between modules, processes and runs.
 
 deploy.build.exports keeps each under the fingerprint of what it is made from, code and weights and tools, with its
-files' sums: what is stale or cut is not found, and made anew. Archives are packed from them in a second and never kept.
+files' sums: a stale or truncated one is built again. Archives are packed from them in a second and never kept.
 """
 
 import tempfile

@@ -1,9 +1,9 @@
-"""Makes inputs of which one part is there to calibrate int8 with, and the other to hold it against fp32 with.
+"""Makes inputs in two parts: to calibrate int8 with, and to compare it with fp32.
 
     photographs of scikit-image and scikit-learn -> squares of chance, some mirrored -> JPEGs, by part
     sentences of the tests                       -> those of this project, those of books
 
-No photograph and no sentence is in both parts: what int8 has seen proves nothing.
+No photograph and no sentence is in both parts.
 """
 
 import importlib.util
@@ -46,7 +46,7 @@ SENTENCES = ROOT / "tests" / "sentences_en.txt"
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Says how many inputs there are, and how they differ."""
+    """The number of inputs, and how they differ."""
 
     # Crops of either part: as many as a share of 0.99 needs, and a fifth more.
     crops: int = 120
@@ -66,7 +66,7 @@ class Parts(NamedTuple):
 
     Attributes:
         calibration: int8 learns the ranges of activations from them.
-        held_out: nothing has seen them.
+        held_out: for the comparison alone.
     """
 
     calibration: list[bytes]

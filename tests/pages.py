@@ -1,10 +1,10 @@
-"""The project's pages, and what stands in them."""
+"""The project's pages and their parts."""
 
 import re
 
 from deploy.models import ROOT
 
-# Pages whose shell blocks are run, in this order, by one reader in one shell: tests/test_readme.py.
+# Pages whose shell blocks run in this order in one shell: tests/e2e/test_readme.py.
 RUN_PAGES = ("README.md", "docs/adaptive.md", "docs/operations.md")
 PAGES = (
     "README.md",
@@ -25,7 +25,7 @@ def read(page: str) -> str:
 
 
 def blocks(page: str, language: str = "bash") -> list[str]:
-    """What stands between ```bash, or another language, and ```."""
+    """Return the fenced blocks of a language."""
     return [body for name, body in FENCE.findall(read(page)) if name == language]
 
 
@@ -35,12 +35,12 @@ def prose(page: str) -> str:
 
 
 def codes(page: str) -> list[str]:
-    """What stands between backticks in its prose."""
+    """Return the code spans of its prose."""
     return [re.sub(r"\s+", " ", code) for code in re.findall(r"`([^`]+)`", prose(page))]
 
 
 def anchors(page: str) -> set[str]:
-    """Of its headings, as GitHub makes them: lower case, without punctuation, blanks as hyphens."""
+    """Return its headings' anchors as GitHub makes them: lower case, no punctuation, hyphens for blanks."""
     found: set[str] = set()
     for heading in re.findall(r"^#+ +(.+)$", prose(page), re.MULTILINE):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
@@ -53,7 +53,7 @@ def anchors(page: str) -> set[str]:
 
 
 def section(page: str, heading: str) -> str:
-    """What stands under a heading, up to the next one."""
+    """Return the text under a heading, up to the next one."""
     _, _, rest = read(page).partition(f"\n{heading}\n")
     assert rest, f"{page}: no heading {heading!r}"
     return re.split(r"^#+ ", rest, maxsplit=1, flags=re.MULTILINE)[0]

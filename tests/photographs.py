@@ -1,4 +1,4 @@
-"""Photographs in the public domain that scikit-image and scikit-learn carry, and what their wheels' networks say."""
+"""Photographs in the public domain that scikit-image and scikit-learn carry, and their labels by trained networks."""
 
 import importlib.util
 import io

@@ -1,4 +1,4 @@
-"""Waiting for what takes a moment that nobody tells the end of."""
+"""Waits for a condition by polling it."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Asks batch2, which takes two rows at a time, about five with PyTriton's own client, through the gateway.
+"""Sends five rows to batch2, which takes two at a time, with PyTriton's own client, through the gateway.
 
     .extras/pytriton/bin/python -m examples.client.pytriton [http://HOST:8000 | grpc://HOST:8001]
 
@@ -16,7 +16,7 @@ MODEL, ROWS = "batch2", np.arange(5, dtype=np.int32).reshape(5, 1)
 
 
 def main(url: str = "http://localhost:8000") -> None:
-    """Print what becomes of too many rows at once; then what each chunk of them gave, in order."""
+    """Print the error of too many rows at once; then the answer to each chunk, in order."""
     with ModelClient(url, MODEL) as client:
         size = client.model_config.max_batch_size
         try:

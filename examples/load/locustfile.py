@@ -1,10 +1,10 @@
-"""Lets those who know Locust send the same image from many users, before and after batching.
+"""Sends the same image from many users with Locust, before and after batching.
 
     locust -f examples/load/locustfile.py --headless -u 16 -r 16 -t 30s -H http://localhost:8080
 
 Register the model with batch_size=1, run it, register it anew with batch_size=8 and run it again: requests per second
-and the median say what batching brings. MODEL and IMAGE name others. Locust's users are a closed loop: its
-numbers leave out what a stalled server would have done to those who did not come; `python -m load run --rate` has it.
+and the median show the effect of batching. MODEL and IMAGE name others. Locust's users are a closed loop: its
+numbers omit the requests that a stalled server delays; `python -m load run --rate` has them.
 """
 
 import mimetypes

@@ -34,7 +34,7 @@ class Digits(nn.Module):
         )
 
     def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
-        # The names of what it takes and gives are those that clients use.
+        # Clients use these names of inputs and outputs.
         return {"probabilities": self.layers(image).softmax(1)}
 
 
@@ -78,7 +78,7 @@ def export(network: Digits, folder: Path) -> None:
 
 
 def main() -> None:
-    """Train, say how good it is on digits that it has not seen, and export it."""
+    """Train, print the accuracy on unseen digits, and export."""
     torch.manual_seed(SEED)
     # A network as small as this one loses more by waiting for a second thread than it gains.
     torch.set_num_threads(1)
@@ -89,7 +89,7 @@ def main() -> None:
     with torch.inference_mode():
         accuracy = (network(test_images)["probabilities"].argmax(1) == test_labels).float().mean().item()
     print(f"held out: {len(test_labels)} digits, {accuracy:.1%} right")
-    # The exporters warn of libraries that nobody here uses.
+    # The exporters warn of libraries that are not used here.
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

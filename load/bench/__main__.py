@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
     if options.seconds <= 0 or options.rounds < 1 or options.minutes <= 0:
         parser.error("--seconds and --minutes must be more than 0, --rounds at least 1")
-    # An end from outside unwinds like any other, so that what was started is stopped.
+    # A signal unwinds like an exception, so that what was started is stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         return measure(options)

@@ -3,7 +3,7 @@
     Served   a model at an address, asked over HTTP
     Loop     a process of its own, in which a loop of load.bench.loops computes the same without a server
 
-A contender that is not measured takes no processor time: loops wait for orders, and a peer's processes are paused.
+A contender that is not measured uses no processor time: loops wait for commands, and a peer's processes are paused.
 """
 
 import signal
@@ -36,7 +36,7 @@ class Figures(NamedTuple):
     Attributes:
         per_s: items per second.
         p50_ms, p99_ms: latency of a request; p99 is infinite where more than 1 % were not answered well.
-        doubts: reasons not to believe it.
+        doubts: reasons to distrust it.
     """
 
     per_s: float

@@ -1,7 +1,6 @@
 """What the gateway costs: through it, and straight to TorchServe.
 
-Load generator, Envoy and TorchServe share the cores: what Envoy takes the others lack, so the less a request costs the
-model, the lower is the ratio.
+Load generator, Envoy and TorchServe share the cores, so the ratio is lower the less a request costs the model.
 """
 
 from collections.abc import Iterator

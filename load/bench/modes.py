@@ -1,4 +1,4 @@
-"""Both modes of ours against each other: what the choice of a default rests on.
+"""Adaptive against classic mode: the basis for the choice of the default.
 
     one archive -> classic, at its best batch_size, and adaptive, without a target and so without refusals for time
         -> closed loops, and Poisson arrivals at shares of what classic mode has just held with 64 clients
@@ -34,7 +34,7 @@ class Case:
     inputs: Inputs
     batch_sizes: Sequence[int]  # those that classic mode is tried with
     clients: Sequence[int]  # of the closed loops
-    shares: Sequence[float]  # of classic mode's throughput with 64 clients, at which requests arrive by chance
+    shares: Sequence[float]  # shares of classic mode's throughput with 64 clients, as rates of Poisson arrivals
 
 
 def compared(bench: Bench, case: Case) -> Iterator[Row]:

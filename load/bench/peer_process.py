@@ -1,4 +1,4 @@
-"""Servers that others make, as processes of their own environments: started, paused, ended.
+"""Servers of other projects, as processes of their own environments: started, paused, stopped.
 
 Peer, Given -> started -> PeerProcess -> awake while it is measured
 """
@@ -46,7 +46,7 @@ def kserve(row: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A server that others make."""
+    """A server of another project."""
 
     name: str
     extra: str  # the folder of .extras that it is installed in
@@ -78,7 +78,7 @@ PYTRITON = Peer(
 
 
 def build_environment(extra: str, lock: Path | None = None) -> None:
-    """Build .extras/EXTRA where it is not what its lock says; raises LoadError where that fails."""
+    """Build .extras/EXTRA where it differs from its lock; raises LoadError where that fails."""
     folder, lock = ROOT / ".extras" / extra, lock or Path(__file__).with_name(f"{extra}.lock")
     commands: list[list[str | Path]] = [[ROOT / "deploy" / "extras" / "environment.sh", extra]]
     if lock.exists():  # it goes with nothing else of the project: PyTriton takes no NumPy 2
@@ -142,7 +142,7 @@ def started(peer: Peer, given: Given) -> Iterator[PeerProcess]:
                 yield running
             finally:
                 running.signal(signal.SIGCONT)
-                # As a person ends it; what is left then is killed.
+                # SIGINT first, then SIGKILL for the rest.
                 process.send_signal(signal.SIGINT)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(END_S)

@@ -1,6 +1,6 @@
-"""Rounds: everything is measured once in each, one contender right after the other, in an order that turns.
+"""Rounds: each measures everything once, one contender right after the other, in a rotating order.
 
-What a shared machine gives changes from minute to minute: figures are compared within their round.
+A shared machine changes from minute to minute, so figures are compared within their round.
 
     Bench.measure(comparisons) -> Results -> Row (load.bench.table)
 """
@@ -54,7 +54,7 @@ class Bench:
         rounds: how often everything is measured; at least once.
         seconds: length of a measurement.
         ends_s: when the part is to be over, by `clock`: no round begins that would end later.
-        remarks: what is to be said below the table -> how often.
+        remarks: lines below the table -> how often.
         clock: the time in seconds; a test has its own.
     """
 
@@ -121,6 +121,6 @@ def progress(line: str) -> None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Send to stderr what others print meanwhile."""
+    """Redirect other output to stderr meanwhile."""
     with redirect_stdout(sys.stderr):
         yield

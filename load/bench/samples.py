@@ -1,4 +1,4 @@
-"""What is sent: photographs, texts of mixed length, and sentences; the same in every process."""
+"""Inputs: photographs, texts of mixed length, and sentences; the same in every process."""
 
 import io
 import json

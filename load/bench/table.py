@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Divide round by round: what a shared machine has for a round, it has for both."""
+    """Divide round by round: the machine is the same for both in a round."""
     return [value / other for value, other in zip(ours, theirs, strict=True)]
 
 

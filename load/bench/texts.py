@@ -1,4 +1,4 @@
-"""Texts: sentence embedding, padded as the usual handler does it, ours, and all sorted in process; and translation.
+"""Texts: sentence embedding padded as by the usual handler, ours, and all sorted in process; and translation.
 
 The checkpoint for translation is no part of this project: MARIAN names its folder, and without one nothing is measured.
 """

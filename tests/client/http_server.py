@@ -13,7 +13,7 @@ Answer = Callable[[str, str, bytes], Any]
 
 @contextmanager
 def serving(answer: Answer) -> Iterator[str]:
-    """Serve until the end of the block; gives the address.
+    """Serve until the end of the block; yields the address.
 
     Args:
         answer: to a request of any path; a GET has no body.

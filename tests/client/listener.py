@@ -1,4 +1,4 @@
-"""A server on a real socket that says, byte by byte, what a test wants to hear."""
+"""A server on a real socket that sends the bytes a test chooses."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"
 
 
 class Listener:
-    """A server of one reply, which it gives to every request."""
+    """A server that sends one reply to every request."""
 
     def __init__(self, reply: Reply, tls: ssl.SSLContext | None = None, *, is_http: bool = True) -> None:
         """Listen.

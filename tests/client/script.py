@@ -1,4 +1,4 @@
-"""A transport without sockets: what the server answers is written down beforehand, what it was sent is kept."""
+"""A transport without sockets, with scripted answers, that keeps the requests."""
 
 import threading
 from collections.abc import Callable, Sequence

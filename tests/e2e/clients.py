@@ -1,4 +1,4 @@
-"""Clients that send while something happens to what they call, and count what became of each request.
+"""Clients that send requests during a disturbance, and count the outcome of each.
 
 Clients(url, count, body) -> a thread each, one request after the other, never a second try -> statuses, lost
 """
@@ -22,7 +22,7 @@ class Clients:
 
     Attributes:
         statuses: number of answers by HTTP status.
-        lost: what became of the requests that have no answer.
+        lost: the errors of requests without an answer.
     """
 
     def __init__(self, url: str, count: int, bodies: Sequence[bytes], *, interval_s: float = 0.0) -> None:
@@ -54,14 +54,14 @@ class Clients:
                         self._is_over.wait(PAUSE_S)
                 except requests.RequestException as error:
                     if "NewConnectionError" in str(error):
-                        # Nobody listens any more: nothing was sent.
+                        # Connection refused: nothing was sent.
                         return
                     self.lost.append(str(error))
                 number += 1
                 self._is_over.wait(max(0.0, due_s - time.monotonic()))
 
     def wait_for(self, count: int, status: int = 200) -> None:
-        """Wait until so many more answers have this status."""
+        """Wait for this number of further answers with this status."""
         wanted, deadline = self.statuses[status] + count, time.monotonic() + TIMEOUT_S
         while self.statuses[status] < wanted:
             assert time.monotonic() < deadline, self.statuses
@@ -73,7 +73,7 @@ class Clients:
         return self
 
     def end(self) -> None:
-        """Send nothing more, and wait for the answers that are due."""
+        """Stop sending, and wait for the answers that are due."""
         self._is_over.set()
         for thread in self._threads:
             thread.join(TIMEOUT_S)

@@ -109,7 +109,7 @@ class Registrations:
         self._known: dict[str, tuple[object, object]] = {}
 
     def serve(self, name: str, archive: str, parameters: dict[str, int]) -> None:
-        """Have exactly this served, by workers that no test has touched."""
+        """Serve exactly this, by workers that no test has used."""
         asked = (archive, sorted(parameters.items()))
         if name in self._known and self._known[name] == (asked, self._state(name)):
             return
@@ -150,7 +150,7 @@ def registrations(server: Server) -> Iterator[Registrations]:
 
 @pytest.fixture
 def nothing_registered(registrations: Registrations) -> None:
-    """For a test of what is registered at all."""
+    """For a test of the registrations themselves."""
     registrations.clear()
 
 
@@ -233,7 +233,7 @@ def logged(server: Server) -> str:
 
 
 def curl(*arguments: str) -> str:
-    """What a user types; its answer's body."""
+    """Run curl as a user does; return the body."""
     finished = subprocess.run(
         ["curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "60", *arguments],
         capture_output=True,

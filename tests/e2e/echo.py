@@ -1,4 +1,4 @@
-"""A model that gives back what it takes: a tensor of each datatype, whose elements are the datatype's extremes."""
+"""A model that returns its inputs: a tensor of each datatype, with the datatype's extreme values."""
 
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def everything(rows: int = 2, positions: int = 4, *, is_json: bool = False) -> d
 
 
 def assert_same(answered: NDArray[Any], sent: NDArray[Any]) -> None:
-    """Fail unless they are alike to the last bit; of JSON, texts are str."""
+    """Fail unless they are equal to the last bit; texts of JSON are str."""
     assert (answered.dtype, answered.shape) == (sent.dtype, sent.shape)
     if sent.dtype == object:
         texts = [text.encode() if isinstance(text, str) else text for text in answered.ravel()]

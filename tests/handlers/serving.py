@@ -19,7 +19,7 @@ from handlers.protocol.requests import Payload
 
 
 class Answer(NamedTuple):
-    """What one client gets."""
+    """The answer to one client."""
 
     status: int
     body: Any
@@ -53,7 +53,7 @@ def serve(
 
 
 def read(body: bytes, content_type: str) -> Any:
-    """What the JSON of an answer says; what is none as it is."""
+    """Parse an answer as JSON; return it unchanged if it is not."""
     return json.loads(body) if content_type == "application/json" else body
 
 

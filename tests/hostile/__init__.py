@@ -3,7 +3,7 @@
     requests.py    strategies of hypothesis -> Request: parts, form and headers
     target.py      a worker in this process, behind what TorchServe hands over -> Reply
     checks.py      Request, Reply -> what is wrong; a valid neighbour's reply -> whether it changed
-    found/         what once went wrong, replayed for ever
+    found/         earlier failures, replayed in every run
 
 `make fuzz` runs the same properties over more examples.
 """

@@ -1,4 +1,4 @@
-"""What must hold of an answer, whatever was sent."""
+"""Checks that hold for every answer, whatever was sent."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from handlers.protocol.responses import PROTOBUF
 from tests.hostile.requests import CANARY
 from tests.hostile.target import Reply
 
-# What a client can bring about: an answer, a mistake of its own, a limit.
+# Statuses that a client can cause: an answer, its own mistake, a limit.
 ALLOWED = frozenset({200, 400, 413, 415, 422})
 FORBIDDEN_TYPES = ("InternalError", "OutOfMemory")
 # Characters: a message is a sentence, of which the longest lists the languages of a model.

@@ -36,7 +36,7 @@ Staged = tuple[BatchHandler[Any, Any], Path, dict[str, Any]]
 
 
 class Reply(NamedTuple):
-    """What one client gets, and the seconds that its batch took."""
+    """The answer to one client, and the seconds of its batch."""
 
     status: int
     headers: dict[str, str]
@@ -57,7 +57,7 @@ class Target:
 
         Args:
             requests: as many replies come, in their order.
-            decodes: whether TorchServe parses JSON bodies itself, as its `decode_input_request` says.
+            decodes: whether TorchServe parses JSON bodies itself, its `decode_input_request`.
         """
         context = self._handler.worker_context
         processors, rows, ids = Service.retrieve_data_for_inference(

@@ -66,7 +66,7 @@ class Pod:
         return f"http://{self.address}:{self.port}"
 
     def start(self) -> None:
-        """What a kubelet does: run the command; after a death in the same folder, as an emptyDir is kept."""
+        """Run the command as a kubelet does; again in the same folder after a death, as an emptyDir is kept."""
         words = ["node", "--config", str(self.config), "--run", str(self.run)]
         words += ["--address", self.address, "--port", str(self.port)]
         with self.output.open("ab") as output:
@@ -76,7 +76,7 @@ class Pod:
             )  # fmt: skip
 
     def probe(self, path: str = "/ready", timeout_s: float = 5.0) -> int:
-        """A kubelet's question: its status; 0 where nobody answers."""
+        """The status of a kubelet's probe; 0 without an answer."""
         with requests.Session() as session:
             session.trust_env = False
             try:
@@ -107,7 +107,7 @@ class Pod:
         return self.process.wait(END_S)
 
     def kill(self) -> None:
-        """What the end of a container's process namespace is: every process of it gone at once."""
+        """Kill every process at once, as the end of a container's process namespace does."""
         mine = [self.process.pid, self.server.pid(), self._envoy()]
         found = [psutil.Process(pid) for pid in mine if pid is not None]
         for process in found + [child for each in found for child in each.children(recursive=True)]:
@@ -129,7 +129,7 @@ class Pod:
 
 
 class Hosts:
-    """What HOST resolves to, for whoever runs within a mount namespace that has this file as /etc/hosts."""
+    """The addresses of HOST, for processes in a mount namespace that has this file as /etc/hosts."""
 
     def __init__(self, path: Path) -> None:
         """Resolve it to nothing."""

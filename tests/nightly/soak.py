@@ -1,6 +1,6 @@
 """Mixed load with killed workers for minutes: what was lost, crossed or grown. `make soak`; a minute of it is a test.
 
-    three examples in each mode -> one server -> canaries: inputs whose answers are told apart from each other's
+    three examples in each mode -> one server -> canaries: inputs with distinguishable answers
         -> capacity, in closed loops -> Poisson arrivals at 70 % of it, beside clients that leave
         -> the same with `kill -9` of workers -> the last answers -> findings
 
@@ -89,7 +89,7 @@ class Subject:
         return matches(self.answers[number], answer, tolerances * TOLERANCES[self.example])
 
     def choose(self, seed: int) -> None:
-        """Ask candidates alone, and keep those that are told apart from all before, and from no answer at all."""
+        """Send candidates alone, and keep those whose answers differ from all earlier ones."""
         for content in candidates(self.example, random.Random(seed)):
             self.answers.append(parsed(self.served.ask(content)))
             if any(self.shows(-1, other, APART) for other in [*self.answers[:-1], {}, [], None, ""]):
@@ -100,7 +100,7 @@ class Subject:
         assert len(self.inputs) >= FEWEST
 
     def lost(self) -> Iterator[str]:
-        """Yield what must not be among its answers and kills."""
+        """Yield the faults among its answers and kills."""
         exchanges = self.recording.exchanges
         progress(f"{self.name}: {len(self.kills)} kills, statuses", dict(Counter(each.status for each in exchanges)))
         found = Counter(kind for each in exchanges if (kind := fault(each, self.kills)))
@@ -121,7 +121,7 @@ def candidates(example: str, chance: random.Random) -> list[Input]:
 
 
 def fault(exchange: Exchange, kills: Sequence[tuple[float, float]]) -> str | None:
-    """Name what must not be about a request; None where nothing is."""
+    """Name the fault of a request; None if it has none."""
     if exchange.status == NO_ANSWER:
         return f"unanswered: {exchange.error}"
     if exchange.verdict in (Verdict.SWAPPED, Verdict.WRONG):
@@ -217,7 +217,7 @@ class Soak:
         return subject.kills[-1]
 
     def _worker(self, name: str) -> int | None:
-        """Return the process of a model's one worker where it is READY; while it starts, TorchServe says -1."""
+        """Return the process of a model's one worker where it is READY; while it starts, TorchServe has -1."""
         with suppress(ManagementError, psutil.Error):
             (worker,) = self._server.management.describe(name)["workers"]
             if worker["status"] == "READY" and psutil.Process(int(worker["pid"])).ppid() == self._server.pid():

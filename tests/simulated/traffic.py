@@ -1,4 +1,4 @@
-"""What is sent to a simulated worker, and what became of it: requests, clients, a machine and outcomes. Pure."""
+"""Requests, clients, a machine and outcomes of a simulated worker. Pure."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +45,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Clients:
-    """Whoever sends requests.
+    """The clients of a simulated worker.
 
     Attributes:
         arrivals: what comes whatever is answered.

@@ -17,7 +17,7 @@ from tests.deploy.gateway.envoy.stand_ins import StandIn, run
 
 
 class RecordedEnvoy(Envoy):
-    """Keeps what it was configured with."""
+    """Records its configuration."""
 
     def __init__(self, run: Path) -> None:
         super().__init__(run)
@@ -50,7 +50,7 @@ class Scene:
     Attributes:
         first, second: the nodes.
         envoy: what stands in for Envoy; `fleet` is what it was configured with last.
-        url, metrics_url: of the control port and of the metrics port.
+        url, metrics_url: the control port's and the metrics port's.
     """
 
     def __init__(self, folder: Path, **settings: Any) -> None:
@@ -103,7 +103,7 @@ class Scene:
         return self.envoy.fleets[-1]
 
     def look(self) -> None:
-        """Look at the nodes now."""
+        """Poll the nodes now."""
         run(self.gateway.nodes.look())
 
     def register(self, *versions: dict[str, Any], on_both: bool = True) -> None:

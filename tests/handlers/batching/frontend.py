@@ -3,7 +3,7 @@
     submit -> queue -> exchange with everything in flight and what is new -> answers of some -> their futures
 
 Every exchange sends the worker all requests that it has not answered, payloads included, in the bytes of TorchServe
-0.12.0. A reply that says ts_stream_next is a chunk of its answer: from the first one on its request comes without the
+0.12.0. A reply with ts_stream_next is a chunk of its answer: from the first one on its request comes without the
 payload, and one whose client has gone is dropped with the next. With nothing in flight the thread waits for a first
 request, and a millisecond more for others. The first message is read by TorchServe's own code, which gives it to
 `handle`.
@@ -54,7 +54,7 @@ class Stream:
         self.is_dropped = threading.Event()
 
     def leave(self) -> None:
-        """Go away, as a client that closes its connection."""
+        """Leave, as a client that closes its connection."""
         self.is_there = False
 
     def wait(self, chunks: int) -> list[bytes]:
@@ -104,13 +104,13 @@ class Frontend:
             self._is_closed = True
             self._is_something_there.notify()
         for thread in (self._thread, self._worker):
-            # A test that failed may have left the worker waiting.
+            # A failed test may have left the worker waiting.
             thread.join(PATIENCE_S if kind is None else 1)
             assert kind is not None or not thread.is_alive()
         self._theirs.close()
 
     def abandon(self) -> None:
-        """Go away although an answer is awaited, as TorchServe does where a worker is unregistered."""
+        """Leave although an answer is due, as TorchServe does when a worker is unregistered."""
         self._is_abandoned = True
         self._ours.shutdown(socket.SHUT_RDWR)
         # The worker notices with its next exchange, if it ever makes one.

@@ -23,7 +23,7 @@ SCHEDULING = {
     "max_latency_ms": 60_000,
     "priority_levels": 3,
     "queue_timeout_ms": 60_000,
-    # What is rehearsed goes through the same gate, and is recorded with the rest.
+    # Warm-up goes through the same gate, and is recorded with the rest.
     "warm_up_s": 0,
 }
 
@@ -117,7 +117,7 @@ class ThreadedHandler(GatedHandler):
 
 
 class Whole:
-    """An engine of several streams, all the same model; `ran` has who ran what, by a micro-batch's first number."""
+    """An engine of several streams, all the same model; `ran` has each micro-batch's stream, by its first number."""
 
     deals_out = False
     stream_counts = (1, 2)

@@ -14,7 +14,7 @@ NARROW = 1.8
 
 
 def true_s(tokens: int) -> float:
-    """Return the seconds of a micro-batch that has the engine to itself, unless a test says otherwise."""
+    """Return the seconds of a micro-batch that has the engine to itself; the default of tests."""
     return FIXED_S + TOKEN_S * tokens
 
 
@@ -42,7 +42,7 @@ def simulate(
         policy: the scheduler's.
         engine_s: seconds of a micro-batch that has the engine to itself.
         streams: of the engine.
-        believed: how many times longer the scheduler takes wide and narrow micro-batches to be, until it learns better.
+        believed: factor by which the scheduler overestimates wide and narrow micro-batches at first.
     """
     wide, narrow = believed
     engine = Streams(model(wide), model(narrow * NARROW) if streams > 1 else None, streams)

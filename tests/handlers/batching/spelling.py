@@ -29,7 +29,7 @@ class Speller:
     Attributes:
         batches: the texts of each micro-batch that it was given.
         steps: how many steps were run.
-        written: characters that were told of, of all items.
+        written: characters reported, of all items.
     """
 
     description, input_names = "speller", ("codes",)
@@ -102,7 +102,7 @@ class Letters:
 
 
 class SpellingHandler(BatchHandler[HandlerConfig, str]):
-    """Spells texts; one with a capital is not told of while it is spelled."""
+    """Spells texts; one with a capital reports nothing until its end."""
 
     config_class = HandlerConfig
     inputs = frozenset({"text"})
@@ -165,7 +165,7 @@ def started(model_dir: Path, **scheduling: Any) -> SpellingHandler:
 
 
 def asking(text: str, **options: Any) -> bytes:
-    """Write a body; TorchServe says that it is JSON in a header of the field."""
+    """Write a body; TorchServe marks it as JSON in a header of the field."""
     return json.dumps({"text": text, **options}).encode()
 
 

@@ -42,7 +42,7 @@ def scripted(folder: Path, module: torch.nn.Module, said: Said, **settings: Any)
 
 
 def loaded(folder: Path, settings: Mapping[str, Any]) -> TensorsHandler:
-    """A worker of an archive that lies there, in classic mode or in adaptive where `scheduling` says so."""
+    """A worker of an archive that lies there, in the mode of `scheduling`, classic by default."""
     handler = TensorsHandler()
     settings = {**SETTINGS, **settings}
     if "scheduling" not in settings:
@@ -79,7 +79,7 @@ def values(datatype: str, shape: tuple[int, ...], seed: int) -> NDArray[Any]:
 
 
 def as_json(document: Any) -> Body:
-    """A row of JSON; its first character tells."""
+    """A row of JSON, recognised by its first character."""
     return {"body": json.dumps(document).encode()}
 
 
@@ -172,5 +172,5 @@ def columns(answer: Answer) -> dict[str, NDArray[Any]]:
 
 
 def tensor(name: str, datatype: str | None, *shape: int) -> Tensor:
-    """What a model's file says of an input or an output."""
+    """The declaration of an input or an output in a model's file."""
     return Tensor(name, datatype, shape)

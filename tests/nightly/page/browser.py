@@ -36,7 +36,7 @@ class Visit:
         page: playwright's.
         url: where the gateway is.
         asked: URLs of all requests.
-        errors: what the console had of warnings and errors, and exceptions that nobody caught.
+        errors: what the console had of warnings and errors, and uncaught exceptions.
     """
 
     page: Page
@@ -93,7 +93,7 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def visit(browser: Browser, url: str) -> Iterator[Visit]:
-    """A profile of its own, which must see no error, ask nobody else and break no rule of the page's policy."""
+    """Open a profile of its own; fail on an error, a request to another host or a violation of the page's policy."""
     context = browser.new_context()
     context.set_default_timeout(TIMEOUT_MS)
     context.add_init_script(LISTEN)

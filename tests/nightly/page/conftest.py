@@ -53,7 +53,7 @@ def answers() -> dict[str, tuple[int, dict[str, str], bytes]]:
 
 @pytest.fixture(scope="session")
 def behind() -> Iterator[tuple[StandIn, str]]:
-    """A node of each task, one of two versions, one that says nothing of itself, one without workers; and its URL."""
+    """A node of each task, one of two versions, one without metadata, one without workers; and its URL."""
     node = StandIn("node-1", [*MODELS, "resnet-152/2.0", "colours"])
     node.models["idle"] = [described("idle", workers=0, ready=0)]
     node.models["text-classification"] = [described("text-classification", workers=2)]

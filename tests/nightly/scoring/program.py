@@ -1,4 +1,4 @@
-"""Scores what it is told on a Ray of two cores, in the Python of .extras/ray: an order a line, an answer a line.
+"""Scores rows on a Ray of two cores, in the Python of .extras/ray: a command a line, an answer a line.
 
 <- {"rows": [{"path": ...}], "archive": ..., "column": ..., ...}     arguments of score(); `read` names a column of
 -> {"rows": [{"path": ..., "answer": ..., "error": ...}]}            paths whose files become a column `bytes`
@@ -18,7 +18,7 @@ from deploy.scoring import score
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out an order."""
+    """Run a command."""
     rows = order.pop("rows")
     if read := order.pop("read", None):
         rows = [{**row, "bytes": Path(row[read]).read_bytes()} for row in rows]

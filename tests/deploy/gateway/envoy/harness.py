@@ -20,7 +20,7 @@ from tests.deploy.gateway.envoy.stand_ins import StandIn, control, models_of
 
 REPLICA = Replica(workers=1, ready_workers=1, batch_size=8, max_batch_delay_ms=1, is_default=True)
 SERVED = ("m/1.0", "m/2.0")
-# The whole request, whatever the machine does meanwhile.
+# Seconds for a whole request, on a machine that stalls.
 TIMEOUT_S = 30.0
 
 

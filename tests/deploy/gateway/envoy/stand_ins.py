@@ -76,7 +76,7 @@ class Server:
         """Close the port and reset its connections, as a process that is killed does."""
 
         async def end() -> None:
-            # A connection that is accepted while its server closes would be nobody's.
+            # A connection accepted while its server closes would never be closed.
             asyncio.get_running_loop().remove_reader(self._socket)
             await asyncio.sleep(0.01)
             await self._runner.cleanup()
@@ -88,7 +88,7 @@ class Server:
 def described(
     name: str, version: str = "1.0", *, workers: int = 1, ready: int = 1, start: str = "T0"
 ) -> dict[str, Any]:
-    """Return what TorchServe says of a version, as far as the gateway reads it."""
+    """Return TorchServe's description of a version, as far as the gateway reads it."""
     return {
         "modelName": name,
         "modelVersion": version,
@@ -117,7 +117,7 @@ def models_of(names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
 class StandIn:
     """A TorchServe with an inference port and a management port, which has the metrics too.
 
-    A prediction is answered with its own request in JSON, or as its header X-Do says (without one, as `do` says):
+    A prediction is answered with its own request in JSON, or by its header X-Do (without one, by `do`):
 
         die, wait       resets the connection, waits until `release` is set; die-NAME, wait-NAME: on that node alone
         stream, break   sends `chunks` until b"", resets the connection at None; resets it after one chunk
@@ -125,7 +125,7 @@ class StandIn:
 
     Attributes:
         models: name -> what is described of each version, the default one first.
-        metadata: by the model's name, what its handler says of itself; METADATA where missing, no answer where None.
+        metadata: by the model's name, its handler's metadata; METADATA where missing, no answer where None.
         metrics: the text of /metrics.
         broken: answers in place of the management API; delay_s: seconds before it answers.
         asked: method, path and query of everything that came; checks: the headers of questions to the management API.
@@ -188,7 +188,7 @@ class StandIn:
         return received(request, body, self.name)
 
     async def _stream(self, request: web.Request, *, is_broken: bool) -> web.StreamResponse:
-        """Answer in chunks, as TorchServe does where a worker says ts_stream_next."""
+        """Answer in chunks, as TorchServe does for ts_stream_next."""
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "ts_stream_next": "true"})
         answer.enable_chunked_encoding()
         transport = request.transport
