@@ -1,4 +1,4 @@
-"""Scores a Ray Dataset with an archive, without a server: the extra `ray` of pyproject.toml, docs/bulk-scoring.md.
+"""Scores a Ray Dataset with an archive, without a server: the extra `ray` of pyproject.toml, docs/kubernetes.md.
 
     Dataset -> blocks -> Scorer, an actor each -> Model: the archive's own handler -> Dataset with `answer` and `error`
 

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol through the gateway, as docs/conformance.md has it row by row.
+"""The Open Inference Protocol through the gateway, as docs/gateway.md has it row by row.
 
 tritonclient http, http.aio, grpc, grpc.aio; bodies by hand where a client would not send them
     -> Envoy -> a real TorchServe with a model in classic mode, one in adaptive mode, and one of every datatype

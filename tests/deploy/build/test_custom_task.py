@@ -40,7 +40,7 @@ def spoil(colours: Path, change: dict[str, str]) -> None:
         ({"\nColour = ": "\nhandle = "}, "`handle` at its top level would be served instead of the class"),
         ({"\nColour = ": "\ndef handle(data, context): ...\n\nColour = "}, "`handle` at its top level would be served"),
         ({"class ColourNames(BatchHandler[HandlerConfig, Colour]):": "class ColourNames:"}, "is no BatchHandler"),
-        ({"def load(": "def load(("}, "colour_names.py, line 33: Function parameters cannot be"),
+        ({"def load(": "def load(("}, "colour_names.py, line 26: Function parameters cannot be"),
         ({'("palette.csv",)': 'tuple(["palette.csv"])'}, "staged_files must be written out"),
         ({'("palette.csv",)': '("../models.yaml",)'}, "staged_files: ../models.yaml leaves the folder"),
         # Found as it is imported and its settings are read.
