@@ -7,9 +7,8 @@ arrivals come in by exchanges only, and each takes processor time from the micro
     when everything in flight is answered      the frontend then waits for the next request
     when an answer is complete                 at once
     when a streamed answer has a first piece   at once
-    SOON_S after the last exchange             where streamed answers have further pieces, and to look for arrivals that
-                                               can be decoded beside others while the engine is idle
-    HELD_S after the last exchange             to look for arrivals, with a latency target
+    SOON_S after the last exchange             where streamed answers have further pieces
+    SOON_S, HELD_S after the last exchange     to look for arrivals: while the engine is idle, with a latency target
     HELD_S after a refusal                     the refusal stays behind when other answers leave earlier
 """
 
