@@ -19,7 +19,10 @@ import psutil
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.settings import CONFIG, RUN, Settings, read
 from deploy.gateway.supervisor import GatewayFailed, listens, started, supervise
-from deploy.run.node import NODES
+from deploy.models import ROOT
+from deploy.run.machine import LocalNode, reachable
+from deploy.run.node import NODES, write
+from deploy.run.server import Server
 from handlers.errors import InvalidConfig
 
 PID = "gateway.pid"
@@ -49,6 +52,10 @@ def start(options: argparse.Namespace, settings: Settings) -> None:
         print(f"gateway: already running, process {process.pid}")
         print_addresses(settings)
         return
+    alone = LocalNode("node-1", options.nodes.parent / "node-1", Server(ROOT / "config.properties"))
+    if options.nodes == NODES.resolve() and not NODES.exists() and alone.server.pid() is not None:
+        # It was started by hand; `make serve` would have written this.
+        write(reachable([alone]))
     check_ports(settings, is_envoy_up=Envoy(options.run).pid() is not None)
     options.run.mkdir(parents=True, exist_ok=True)
     words = ["run", "--config", str(options.config), "--nodes", str(options.nodes), "--run", str(options.run)]
