@@ -1,4 +1,4 @@
-"""Tiers by folder, and what every test of them has.
+"""Tiers by folder, and the settings of every test.
 
 tests/            `make check`: no server, no network, no package but those of requirements.lock
 tests/e2e/        `make test`: a real TorchServe
@@ -17,7 +17,7 @@ import pytest
 
 from tests.tiers import LEFT_OUT
 
-# A machine that stalls for a second must not fail a property; each run tries the same examples.
+# A machine that stalls must not fail a property; each run has the same examples.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "2000")))
 hypothesis.settings.load_profile("house")
@@ -58,7 +58,7 @@ def _logging() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give slow folders their time, and deselect the tests that this machine cannot run."""
+    """Set the timeouts of slow folders, and deselect the tests that this machine cannot run."""
     kept: list[pytest.Item] = []
     lacking: list[pytest.Item] = []
     left_out = config.stash.setdefault(LEFT_OUT, {})
@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell the process that reports what was left out."""
+    """Send the deselected tests to the process that reports."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, {})
 

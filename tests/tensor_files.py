@@ -1,4 +1,4 @@
-"""Tiny models in every format that `handler: tensors` takes, and what is staged of them."""
+"""Tiny models in every format that `handler: tensors` takes, and their staged folders."""
 
 import json
 import warnings
@@ -23,7 +23,7 @@ from handlers.tasks.tensors import load_model
 from handlers.tensor_models.config import TensorsConfig
 
 WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3) / 10 - 0.5
-# What TorchScript does not say.
+# What TorchScript does not declare.
 SCRIPT_INPUTS = {
     "x": {"datatype": "FP32", "shape": [-1, 4]},
     "scale": {"datatype": "FP32", "shape": [-1, 1]},
@@ -55,7 +55,7 @@ class Negative(Scaled):
         return {"scaled": -(x @ self.weights) * scale, "total": x.sum(1)}
 
 
-# -- files as the world writes them ----------------------------------------------------------------------------------
+# -- files as exporters write them ----------------------------------------------------------------------------------
 
 
 def onnx_file(
@@ -161,7 +161,7 @@ def files(folder: Path) -> set[str]:
 def engine_of(
     folder: Path, settings: dict[str, Any] | None = None, *, uses_torch: bool = False
 ) -> tuple[RunningEngine, Any]:
-    """What a worker makes of a staged folder."""
+    """The engine that a worker makes of a staged folder."""
     return load_model(folder, parse(TensorsConfig, settings), torch.device("cpu"), uses_torch=uses_torch)
 
 

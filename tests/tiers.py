@@ -1,4 +1,4 @@
-"""The time of a tier of tests: stored, printed with its slowest files, and held against what is allowed.
+"""The time of a tier of tests: stored, printed with its slowest files, and compared with its limit.
 
 pytest --tier check tests ...   -> .pytest_cache/tiers/check.json, a summary; twice its time is a warning
 pytest --tier ... --strict-tier    twice its time fails the run, as every night
@@ -15,7 +15,7 @@ import pytest
 # twice as long; a suite that takes longer has grown.
 ALLOWED_S = {"check": 90, "test": 450, "nightly": 3600}
 SLOWEST = 10
-# Mark -> number of tests that this process has left out.
+# Mark -> number of tests that this process has deselected.
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 
 
@@ -50,7 +50,7 @@ class Stopwatch:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take from a process of xdist what it has left out; each process collects the same tests."""
+        """Collect an xdist process's deselected tests; each process has the same ones."""
         self._left_out |= getattr(node, "workeroutput", {}).get("left_out", {})
 
     @pytest.hookimpl(trylast=True)
@@ -68,7 +68,7 @@ class Stopwatch:
         return self._tier is not None and self._took_s > 2 * ALLOWED_S[self._tier]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-        """Print what was left out, and the tier's time with its slowest files; store all of them."""
+        """Print the deselected tests, and the tier's time with its slowest files; store all of them."""
         for name, count in sorted((self._left_out or config.stash.get(LEFT_OUT, {})).items()):
             terminalreporter.write_line(f"{count} tests marked {name} were left out: this machine has no {name}")
         if self._tier is None:

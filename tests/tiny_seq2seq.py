@@ -1,4 +1,4 @@
-"""Translation checkpoints as small as they come: seeded weights, tokenizers trained on a page of text.
+"""The smallest translation checkpoints: seeded weights, tokenizers trained on a page of text.
 
 Their answers mean nothing, but differ from text to text and from option to option, which is what tests need.
 """
@@ -118,7 +118,7 @@ def t5(folder: Path) -> Path:
 
 
 def bart(folder: Path, kind: str = "Bart") -> Path:
-    """A model of BART's kin, whose answers have a first and a last token that is forced: Bart, MBart or Pegasus."""
+    """A Bart, MBart or Pegasus model, whose answers have a forced first and last token."""
     tokenizer, size = own_tokenizer()
     tokenizer.bos_token = tokenizer.eos_token
     config = getattr(transformers, f"{kind}Config")(
@@ -161,7 +161,7 @@ def _save(model_class: Any, config: Any, tokenizer: Any, folder: Path, **generat
         for name, weight in model.named_parameters():
             if weight.dim() == 2 and "embed" not in name:
                 weight.normal_(0, 1)
-        # What an answer does not show, it does not hold.
+        # Special tokens that an answer does not show.
         model.lm_head.weight[[number for number in tokenizer.all_special_ids if number != tokenizer.eos_token_id]] = 0
     # Otherwise it would be made anew when it is loaded.
     model.generation_config._from_model_config = False

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-# Of a machine that stalls: far above what any of it takes.
+# Far above the usual times, for a machine that stalls.
 PATIENCE_S = 60.0
 
 

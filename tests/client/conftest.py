@@ -1,4 +1,4 @@
-"""Listeners and certificates for the tests of what goes over a socket."""
+"""Listeners and certificates for tests over a socket."""
 
 import ssl
 from collections.abc import Callable, Iterator
@@ -28,5 +28,5 @@ def listen() -> Iterator[Listen]:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """A private authority, and what it has signed."""
+    """A private authority, and its certificates."""
     return Certificates(Path(tmp_path_factory.mktemp("certificates")))

@@ -1,4 +1,4 @@
-"""Networks of their own for what would be containers. Needs root, and Debian's iproute2."""
+"""Network namespaces in place of containers. Needs root, and Debian's iproute2."""
 
 import subprocess
 

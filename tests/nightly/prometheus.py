@@ -68,7 +68,7 @@ class Prometheus:
 
 
 def configuration(folder: Path, gateway: str, interval_s: int = 1) -> Path:
-    """The shipped files, with another target and other intervals; what an alert waits for becomes as short."""
+    """The shipped files, with another target and shorter intervals, also of alerts."""
     document = yaml.safe_load((SHIPPED / "prometheus.yml").read_text())
     every = f"{interval_s}s"
     document["global"].update(scrape_interval=every, scrape_timeout=every, evaluation_interval=every)

@@ -204,7 +204,7 @@ class AdaptiveWorker:
             return
         self.simulated.exchanges += 1
         self._has_turn = False
-        # The answers go first, then what is left comes again with what is new.
+        # Answers leave first; then the rest comes again with the new requests.
         half_s = self._machine.exchange_s / 2
         answered_s = self._answer(now_s + half_s, list(self._in_flight.values()), self._machine.request_s)
         left = len(self._in_flight) + min(len(self._at_frontend), self._timing.window)
@@ -215,7 +215,7 @@ class AdaptiveWorker:
             self._is_awaited = True
 
     def _answer(self, at_s: float, requests: Sequence[_Request], request_s: float = 0.0) -> float:
-        """Answer those that are complete, one after the other from then on, and give when the last one is."""
+        """Answer complete requests one after the other from then on, and return the time of the last."""
         complete = [request for request in requests if request.is_complete]
         for request in complete:
             del self._in_flight[request.index]

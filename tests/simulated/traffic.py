@@ -48,8 +48,8 @@ class Clients:
     """The clients of a simulated worker.
 
     Attributes:
-        arrivals: what comes whatever is answered.
-        after: returns what comes because a request was answered.
+        arrivals: requests that do not depend on answers.
+        after: returns the requests that follow an answer.
     """
 
     arrivals: Sequence[Arrival]

@@ -1,4 +1,4 @@
-"""A control process for each test: as it comes, or one that lets management through."""
+"""A control process for each test, with or without management."""
 
 from collections.abc import Iterator
 from pathlib import Path

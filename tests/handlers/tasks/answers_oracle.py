@@ -1,4 +1,4 @@
-"""What question answering is held against: every answer there is, by its definition, and the best of them."""
+"""The oracle of question answering: every answer by its definition, and the best of them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Archives of tiny translation models, what their handler answers, and the oracle that it is held against."""
+"""Archives of tiny translation models, their handler's answers, and the oracle."""
 
 import json
 from pathlib import Path

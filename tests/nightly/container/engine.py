@@ -1,4 +1,4 @@
-"""The image built, and commands run out of its files as compose.yaml has them, without a daemon: none can be had here.
+"""Builds the image, and runs commands out of its files as compose.yaml has them, without a daemon.
 
     Debian's packages -> mmdebstrap -> base, by the name that FROM uses -> buildah build -> image -> its files
     a service: command, user, tmpfs, volumes -> Image.start: a network of its own, unshare, chroot, setpriv
@@ -27,7 +27,7 @@ CONTAINERFILE = ROOT / "deploy" / "container" / "Containerfile"
 MODELS = CONTAINERFILE.with_name("models.Containerfile")
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
 TAG = "torchserve-batching:test"
-# What the published base has and these tests need of it.
+# Debian packages for what the published base has.
 PACKAGES = "python3,python3-pip,python3-venv,ca-certificates"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 # Docker's own format, since OCI's has no HEALTHCHECK.
@@ -148,7 +148,7 @@ class Image:
 
 @contextmanager
 def built() -> Iterator[Image]:
-    """Build the image as the Containerfile says, from the repository as it stands; nothing is left of it."""
+    """Build the image as the Containerfile says, from the repository as it is; remove it afterwards."""
     place = ROOT / "build"
     place.mkdir(exist_ok=True)
     store = Store(Path(tempfile.mkdtemp(prefix="container-", dir=place)))
@@ -158,7 +158,7 @@ def built() -> Iterator[Image]:
         store = Store(store.folder, "vfs")
     try:
         store.make_base()
-        # This machine's cache: what `make serve` has fetched is not fetched again.
+        # This machine's cache, with what `make serve` has fetched.
         cache = run(ROOT / ".uv" / "bin" / "uv", "cache", "dir").strip()
         cached = ("--volume", f"{cache}:/uv-cache", "--build-arg", "UV_CACHE_DIR=/uv-cache")
         store.buildah(*BUILD, *cached, "--build-arg", "REVISION=tested", "--file", CONTAINERFILE, "--tag", TAG, ROOT)

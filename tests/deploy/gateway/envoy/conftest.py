@@ -1,4 +1,4 @@
-"""Two gateways that the modules share: one as it comes, and one with keys and narrow limits."""
+"""Two gateways that the modules share: one with the defaults, and one with keys and narrow limits."""
 
 from collections.abc import Iterator
 
