@@ -83,6 +83,13 @@ BUILT_IN = {
         export_settings=("arch", "crop_size", "mean", "std"),
         files=("index_to_name.json",),
     ),
+    "object_detection": Task(
+        path=_file("object_detection"),
+        builder="deploy.build.stagers.detection",
+        settings="handlers.vision.config:ObjectDetectionConfig",
+        export_settings=(),
+        takes_hub_ids=True,
+    ),
     "text_classification": _encoder("text_classification", "TextClassificationConfig"),
     "token_classification": _encoder("token_classification", "TokenClassificationConfig"),
     "question_answering": _encoder("question_answering", "QuestionAnsweringConfig"),

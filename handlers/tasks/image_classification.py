@@ -1,6 +1,5 @@
 """Image classification with any torchvision classifier turns an image into probabilities of labels."""
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,13 +13,13 @@ from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.torch import TorchEngine
-from handlers.errors import CorruptInput, InvalidConfig, UnknownShape
+from handlers.errors import InvalidConfig, UnknownShape
 from handlers.probabilities import softmax
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.output_tensors import LABELS, Ranked, Record
 from handlers.protocol.requests import Payload
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
-from handlers.vision.images import Picture, cut_square, decode_image, grey_jpeg
+from handlers.vision.images import Picture, cut_square, decode_image, from_base64, grey_jpeg
 
 
 def _from_mapping(result: Mapping[str, float]) -> Sequence[Record]:
@@ -74,7 +73,7 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
             case bytes() | bytearray() as body:
                 return decode_image(body, self.config, payload.allowance)
             case {"b64": text}:
-                return decode_image(_from_base64(text), self.config, payload.allowance)
+                return decode_image(from_base64(text), self.config, payload.allowance)
             case np.ndarray() as pixels:
                 return cut_square(pixels, self.config, payload.allowance)
             case _:
@@ -92,13 +91,3 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
             {self.labels[index]: float(row[index]) for index in ranks[: item.top_k]}
             for row, ranks, item in zip(probabilities, order, items, strict=True)
         ]
-
-
-def _from_base64(text: Any) -> bytes:
-    if not isinstance(text, str):
-        raise UnknownShape('"b64" must be a string.')
-    try:
-        # `base64 FILE` wraps its lines.
-        return base64.b64decode("".join(text.split()), validate=True)
-    except ValueError:
-        raise CorruptInput('"b64" is not valid base64.') from None

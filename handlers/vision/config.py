@@ -1,9 +1,11 @@
-"""Settings and options of image classification; see handlers.config."""
+"""Settings and options of tasks on images; see handlers.config."""
+
+from typing import Literal
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from handlers.config import SETTINGS, Channels, Count, HandlerConfig, Side
+from handlers.config import SETTINGS, Channels, Count, HandlerConfig, Share, Side
 
 # Statistics of the ImageNet training set, per channel, as torchvision's ImageClassification has them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -11,22 +13,31 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class ImageConfig(HandlerConfig):
-    """Settings of every task on images: how an image of any size becomes the model's square.
+class PixelsConfig(HandlerConfig):
+    """Settings of every task on images.
+
+    Attributes:
+        max_pixels: the most pixels of an image; a larger one is refused by its header, before it is decoded.
+        max_request_pixels: the most pixels of all images of one request.
+        scaled_decode: whether libjpeg may decode large JPEGs at 1/2, 1/4 or 1/8, never below twice what the model sees.
+    """
+
+    max_pixels: Count = 50_000_000
+    max_request_pixels: Count = 200_000_000
+    scaled_decode: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class ImageConfig(PixelsConfig):
+    """Settings of a task that sees the centre square of an image.
 
     Attributes:
         resize_size: the length that the shorter side is resized to, in pixels.
         crop_size: the side of the centre square that is then taken, in pixels.
-        max_pixels: the most pixels of an image; a larger one is refused by its header, before it is decoded.
-        max_request_pixels: the most pixels of all images of one request.
-        scaled_decode: whether libjpeg may decode large JPEGs at 1/2, 1/4 or 1/8, never below twice `resize_size`.
     """
 
     resize_size: Side = 256
     crop_size: Side = 224
-    max_pixels: Count = 50_000_000
-    max_request_pixels: Count = 200_000_000
-    scaled_decode: bool = True
 
     @model_validator(mode="after")
     def _check_geometry(self) -> "ImageConfig":
@@ -65,4 +76,33 @@ class ImageClassificationOptions:
         top_k: the most labels of its answer; None for the configuration's.
     """
 
+    top_k: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class ObjectDetectionConfig(PixelsConfig):
+    """Settings of object detection.
+
+    Attributes:
+        precision: see `HandlerConfig`; no proof says yet what bf16 does to boxes.
+        threshold: the least score of a box, where the request does not say; transformers' pipeline has the same.
+        top_k: the most boxes of an answer, where the request does not say; None for all.
+        answer: `boxes` as transformers' pipeline answers, or `torchserve` as TorchServe's object_detector does.
+    """
+
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "fp32"
+    threshold: Share = 0.5
+    top_k: Count | None = None
+    answer: Literal["boxes", "torchserve"] = "boxes"
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class ObjectDetectionOptions:
+    """Options of one image.
+
+    Attributes:
+        threshold, top_k: see `ObjectDetectionConfig`; None for the configuration's.
+    """
+
+    threshold: Share | None = None
     top_k: Count | None = None

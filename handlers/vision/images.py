@@ -1,12 +1,14 @@
-"""Turn the bytes of an image, or its pixels, into the square of pixels that a classifier sees.
+"""Turn the bytes of an image, or its pixels, into the pixels that a model sees.
 
-    bytes -> metadata off -> header -> limits -> scaled decode -> RGB -> upright -> resize and crop in one
-    pixels                           -> limits                                   -> resize and crop in one
+    bytes -> metadata off -> header -> limits -> scaled decode -> RGB -> upright -> resize and crop in one, or stretch
+    pixels                           -> limits                                   -> resize and crop in one, or stretch
 
-The arithmetic is torchvision's ImageClassification transform on PIL images: shorter side to `resize_size` with an
-antialiased bilinear filter, then the centre square of `crop_size`.
+A classifier's arithmetic is torchvision's ImageClassification transform on PIL images: shorter side to `resize_size`
+with an antialiased bilinear filter, then the centre square of `crop_size`. A detector's image is stretched with the
+same filter.
 """
 
+import base64
 import io
 import re
 import warnings
@@ -19,7 +21,7 @@ from PIL import Image, UnidentifiedImageError
 
 from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, UnknownShape, UnsupportedMedia
 from handlers.protocol.requests import UNLIMITED, Allowance
-from handlers.vision.config import ImageConfig
+from handlers.vision.config import ImageConfig, PixelsConfig
 from handlers.vision.metadata import orientation, strip
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -50,11 +52,13 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+# The orientations that change width and height.
+SIDEWAYS = frozenset((5, 6, 7, 8))
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One decoded item.
+    """One decoded item of a classifier.
 
     Attributes:
         pixels: (S, S, 3) uint8, RGB.
@@ -65,17 +69,50 @@ class Picture:
     top_k: int
 
 
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One decoded item of a detector.
+
+    Attributes:
+        pixels: (H, W, 3) uint8, RGB: the image, stretched to what the model sees.
+        size: its own width and height.
+        threshold: the least score of a box.
+        top_k: the most boxes; None for all.
+    """
+
+    pixels: NDArray[np.uint8]
+    size: tuple[int, int]
+    threshold: float
+    top_k: int | None
+
+
 def decode_image(body: bytes | bytearray, config: ImageConfig, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
+    """Decode one image, and cut its square.
+
+    Returns:
+        (crop_size, crop_size, 3) uint8, RGB, upright.
+
+    Raises:
+        InvalidInput: see `opened`.
+    """
+    image, _ = opened(body, config, allowance, config.resize_size)
+    return np.asarray(_square(image, config))
+
+
+def opened(
+    body: bytes | bytearray, config: PixelsConfig, allowance: Allowance, least: int
+) -> tuple[Image.Image, tuple[int, int]]:
     """Decode one image.
 
     Args:
         body: JPEG, PNG, WebP, GIF (its first frame) or BMP; grey, palette, RGBA, CMYK and 16 bits a sample included.
             Alpha is dropped.
-        config: the square to cut, and the limits.
+        config: the limits.
         allowance: its request's.
+        least: pixels of a side that the model sees: what libjpeg may leave out.
 
     Returns:
-        (crop_size, crop_size, 3) uint8, RGB, upright.
+        The image, RGB and upright, and its width and height as it was sent, upright.
 
     Raises:
         EmptyInput: there are no bytes.
@@ -101,14 +138,18 @@ def decode_image(body: bytes | bytearray, config: ImageConfig, allowance: Allowa
     if image.format == "BMP" and image.tile and image.tile[0][0] != "raw":
         # Pillow decodes these in Python, a pixel at a time, and a thousand bytes may stand for any number of pixels.
         raise UnsupportedMedia("A run-length encoded BMP; send it uncompressed, or as PNG.")
-    _check_size(*image.size, config, allowance)
+    width, height = image.size
+    _check_size(width, height, config, allowance)
     try:
         if config.scaled_decode:
-            enough = SCALED_DECODE_MARGIN * config.resize_size
+            enough = SCALED_DECODE_MARGIN * least
             image.draft(None, (enough, enough))
         exif, xmp = (stripped.exif, stripped.xmp) if image.format != "WEBP" else map(image.info.get, ("exif", "xmp"))
-        turned, picture = TURNS.get(orientation(exif or b"", xmp or b"")), _to_rgb(image)
-        return np.asarray(_square(picture if turned is None else picture.transpose(turned), config))
+        number = orientation(exif or b"", xmp or b"")
+        picture = _to_rgb(image)
+        if number in TURNS:
+            picture = picture.transpose(TURNS[number])
+        return picture, (height, width) if number in SIDEWAYS else (width, height)
     except BOMBS as error:
         raise _too_large(error, config) from None
     except Exception:  # likewise its decoders, for broken data
@@ -131,21 +172,71 @@ def cut_square(pixels: NDArray[Any], config: ImageConfig, allowance: Allowance =
         ImageTooLarge: the image has more than `max_pixels`.
         WorkTooLarge: with it, the images of its request have more than `max_request_pixels`.
     """
+    return np.asarray(_square(_of_pixels(pixels, config, allowance), config))
+
+
+def stretched(
+    value: Any, config: PixelsConfig, size: tuple[int, int], allowance: Allowance = UNLIMITED
+) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+    """Decode one image in whatever form it came, and stretch it.
+
+    Args:
+        value: the bytes of a file, {"b64": ...} of them, or pixels, (H, W, 3) uint8, RGB, upright.
+        config: the limits.
+        size: width and height that the model sees.
+        allowance: its request's.
+
+    Returns:
+        (height, width, 3) uint8, RGB, upright; and the image's own width and height.
+
+    Raises:
+        InvalidInput: see `opened` and `cut_square`.
+    """
+    match value:
+        case bytes() | bytearray() as body:
+            image, own = opened(body, config, allowance, max(size))
+        case {"b64": text}:
+            image, own = opened(from_base64(text), config, allowance, max(size))
+        case np.ndarray() as pixels:
+            image = _of_pixels(pixels, config, allowance)
+            own = image.size
+        case _:
+            raise UnknownShape('An image comes as bytes, as {"b64": ...} or as a tensor, not as text.')
+    return np.asarray(image.resize(size, Image.Resampling.BILINEAR)), own
+
+
+def from_base64(text: Any) -> bytes:
+    """Read base64, with or without line ends.
+
+    Raises:
+        UnknownShape: it is no text.
+        CorruptInput: it is no base64.
+    """
+    if not isinstance(text, str):
+        raise UnknownShape('"b64" must be a string.')
+    try:
+        # `base64 FILE` wraps its lines.
+        return base64.b64decode("".join(text.split()), validate=True)
+    except ValueError:
+        raise CorruptInput('"b64" is not valid base64.') from None
+
+
+def _of_pixels(pixels: NDArray[Any], config: PixelsConfig, allowance: Allowance) -> Image.Image:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
         raise UnknownShape("Pixels come as UINT8 [B, H, W, 3], RGB; other images as BYTES [B], files as they are.")
     height, width, _ = pixels.shape
     _check_size(width, height, config, allowance)
-    return np.asarray(_square(Image.fromarray(pixels), config))
+    return Image.fromarray(pixels)
 
 
-def _check_size(width: int, height: int, config: ImageConfig, allowance: Allowance) -> None:
+def _check_size(width: int, height: int, config: PixelsConfig, allowance: Allowance) -> None:
     pixels, limit = width * height, config.max_pixels
     if pixels > limit:
         raise ImageTooLarge(f"The image has {width} x {height} = {pixels} pixels; max_pixels is {limit}.")
     allowance.take("pixels", pixels, config.max_request_pixels)
 
 
-def _too_large(error: Exception, config: ImageConfig) -> ImageTooLarge:
+def _too_large(error: Exception, config: PixelsConfig) -> ImageTooLarge:
     """Return the error for what Pillow refused, which names the pixels in the number before that word."""
     pixels = re.search(r"(\d+) pixels", str(error))
     size = f"{pixels[1]} pixels" if pixels else "too many pixels"

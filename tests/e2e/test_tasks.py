@@ -16,7 +16,7 @@ from sklearn.linear_model import LinearRegression
 
 from deploy.models import ROOT
 from deploy.run.server import Server
-from tests import tiny_models, tiny_seq2seq
+from tests import tiny_detector, tiny_models, tiny_seq2seq
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, logged, send, send_together, url
 from tests.photographs import MOBILENET_TOP_1, photograph
 
@@ -93,6 +93,18 @@ CASES = {
             b'{"canary": "AAAA"}': (400, "UnknownShape"),
         },
         known=[*MOBILENET_TOP_1.values()],
+    ),
+    "object_detection": Case(
+        "object-detection",
+        [photograph(name) for name in MOBILENET_TOP_1],
+        {
+            b"canary": (415, "UnsupportedMedia"),
+            photograph("chelsea")[:30_000]: (422, "CorruptInput"),
+            b'{"b64": "AAAA", "threshold": 2}': (400, "UnknownOption"),
+        },
+        tiny_detector.detector,
+        {"threshold": 0.5, "scaled_decode": False},
+        read=lambda body: [each["score"] for each in body],
     ),
     "sentence_embedding": Case("sentence-embedding", TEXTS, BAD_TEXTS),
     "text_classification": Case(
