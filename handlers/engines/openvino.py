@@ -28,6 +28,8 @@ ALLOCATION_FAILURES = ("alloc", "out of memory")
 # The byte that marks an output which has been read, and how many of its bytes: no eight bytes of an output are these by
 # chance.
 UNWRITTEN, LEAST_MARK, MOST_MARK = 0xA5, 8, 64
+# Graphs that are kept since they cannot be freed, each with a copy of the weights; with one more the worker ends.
+MOST_BROKEN = 8
 
 
 def int8_graph(graph: Path) -> Path:
@@ -53,7 +55,7 @@ class Stream:
     is refused in its place. So a graph that has failed is not used again: the next run compiles another. With one
     thread, or without memory, a run that fails may even end without an error, and leave the outputs of the run before
     it, which are other clients' answers: outputs are marked when they have been read, and a mark that is still there
-    ends the worker, so that TorchServe starts another.
+    is an error; after MOST_BROKEN of them the worker ends, so that TorchServe starts another.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Stream:
         self.description = description
         self._compile_again = compile_again
         self._request: openvino.InferRequest | None = compiled.create_infer_request()
+        self._broken: list[openvino.InferRequest] = []
         self.input_names = tuple(port.any_name for port in compiled.inputs)
         self._output_names = [output.any_name for output in compiled.outputs]
 
@@ -86,10 +89,13 @@ class Stream:
         shared = {name: results[index] for index, name in enumerate(self._output_names)}
         starts = [start for array in shared.values() if (start := _start(array, inputs)) is not None]
         if any((start == UNWRITTEN).all() for start in starts):
-            # A graph in this state can neither run nor be freed.
-            logger.critical("OpenVINO ended a run without outputs and without an error: this worker ends")
-            logging.shutdown()
-            os._exit(1)
+            # A graph in this state can neither run nor be freed: to free it ends the process without a word.
+            self._broken.append(request)
+            if len(self._broken) > MOST_BROKEN:
+                logger.critical("OpenVINO ended %d runs without outputs and without an error", len(self._broken))
+                logging.shutdown()
+                os._exit(1)
+            raise RuntimeError("OpenVINO ended a run without outputs and without an error")
         outputs = {name: np.array(array) for name, array in shared.items()}
         for start in starts:
             start.fill(UNWRITTEN)
