@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from handlers import archive_files
 from handlers.batching import worker as adaptive
-from handlers.batching.policy import settled
+from handlers.batching.policy import with_mode
 from handlers.batching.trial import Trial
 from handlers.config import HandlerConfig, NoOptions, parse
 from handlers.description import described, precision_of
@@ -224,7 +224,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             # In an archive that was altered, that is the first problem.
             archive_files.check(self.model_dir)
             raise
-        return settled(config, settings)
+        return with_mode(config, settings)
 
     def _start_classic(self, window: int, trial: Trial) -> None:
         self.engine = trial.choose().arrangement.whole

@@ -5,6 +5,7 @@ Source -> checkpoint -> a folder with what serving needs: configuration, tokeniz
 What is there already stands in it as links, so that nothing is written that the archive then leaves out.
 """
 
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import torch
 from deploy.build.checkpoint_files import files_beside, served_files
 from deploy.build.sources import Source, WeightsUnavailable
 from deploy.models import Model
+from handlers.archive_files import CHECKPOINT
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -59,6 +61,12 @@ def checkpoint(model: Model, origin: Source, *, with_code: bool = False, with_we
                 "--weights names the file itself"
             )
         yield folder
+
+
+def pack(source: Path, folder: Path, *, with_weights: bool) -> None:
+    """Copy a checkpoint into an archive's folder."""
+    weights = None if with_weights else shutil.ignore_patterns("*.safetensors*")
+    shutil.copytree(source, folder / CHECKPOINT, ignore=weights)
 
 
 def _link(source: Path, files: Iterable[Path], folder: Path) -> None:

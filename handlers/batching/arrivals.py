@@ -20,7 +20,6 @@ from handlers.config import HandlerConfig
 from handlers.errors import InvalidInput, ItemError
 from handlers.metrics import REFUSALS, Recorder
 from handlers.pipeline.flow import Pipeline
-from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.slots import Slot, excess
 from handlers.protocol.headers import Terms
 from handlers.protocol.requests import Payload, Request
@@ -36,12 +35,11 @@ NUMBER_BYTES = 8
 
 
 class Arrived(NamedTuple):
-    """An item on its way through decoding: its slot, the bytes of its payload, and its cost once it is decoded."""
+    """An item on its way through decoding: its slot, and the bytes of its payload."""
 
     request: InFlightRequest
     slot: Slot
     size: int
-    cost: Cost | None = None
 
 
 OnDecoded = Callable[[Sequence[Arrived]], None]
@@ -86,14 +84,15 @@ class Arrivals:
     def decoded(self, items: Sequence[Arrived]) -> None:
         """Hand decoded items to the scheduler, and learn how long such payloads turn out to be."""
         for item in items:
-            if item.cost is not None and item.size and (item.cost.length > 1 or self._per_byte):
-                per_byte = item.cost.length / item.size
+            cost = item.slot.cost
+            if cost is not None and item.size and (cost.length > 1 or self._per_byte):
+                per_byte = cost.length / item.size
                 self._per_byte += (LATEST_WEIGHT if self._per_byte else 1.0) * (per_byte - self._per_byte)
             if error := self._excess(item):
                 self._scheduler.queue.remove(item.request)
                 item.request.fail(error)
             else:
-                self._scheduler.queue.decoded(item.request, item.slot, item.cost)
+                self._scheduler.queue.decoded(item.request, item.slot, cost)
 
     def _excess(self, item: Arrived) -> ItemError | None:
         """Return the error of a request whose items are too much together, once the last of them is decoded."""
@@ -150,7 +149,8 @@ class Decoder:
             for _ in range(min(len(items), self._most_of_one_request)):
                 waiting = _Waiting(0, request.level, request.due_s, next(self._numbers), request, left, on_decoded)
                 self._waiting.put(waiting)
-        return self._decode(small) if small else []
+        self._decode(small)
+        return small
 
     def _work(self) -> None:
         while True:
@@ -162,16 +162,15 @@ class Decoder:
         # A request that has expired meanwhile is answered.
         if waiting.request.is_complete or (item := next(waiting.items, None)) is None:
             return
-        decoded = self._decode([item])
+        self._decode([item])
         self._waiting.put(waiting._replace(taken=waiting.taken + 1, number=next(self._numbers)))
-        waiting.on_decoded(decoded)
+        waiting.on_decoded([item])
 
-    def _decode(self, items: Sequence[Arrived]) -> list[Arrived]:
+    def _decode(self, items: Sequence[Arrived]) -> None:
         slots = [item.slot for item in items]
         for slot in slots:
             self._pipeline.decode(slot)
         self._pipeline.prepare(slots)
-        return [item._replace(cost=item.slot.cost) for item in items]
 
 
 def size_of(payload: Payload) -> int:

@@ -18,7 +18,7 @@ from handlers.batching.in_flight import InFlightRequest
 from handlers.batching.shared_state import Guard, SharedState
 from handlers.errors import where
 from handlers.metrics import ENGINE_BUSY, PREDICTION_RATIO, QUEUE_AGE, QUEUE_DEPTH, Recorder
-from handlers.pipeline.flow import Heard, Pipeline
+from handlers.pipeline.flow import Pipeline, SlotListener
 from handlers.pipeline.slots import Slot
 from handlers.warm_up import Rehearsal, Step
 
@@ -46,7 +46,7 @@ class EngineThreads:
         shared, scheduler = self._shared, self._shared.scheduler
         slots = [item.slot for item in running.items]
         started_s = time.perf_counter()
-        finished = pipeline.run(slots, heard=self._listener(running))
+        finished = pipeline.run(slots, listener=self._listener(running))
         seconds = time.perf_counter() - started_s
         self._recorder.add(ENGINE_BUSY, seconds if running.is_wide else seconds / scheduler.streams.count)
         if running.predicted_s > 0:
@@ -109,12 +109,12 @@ class EngineThreads:
             self._shared.wake_all_of_engine()
         return is_good
 
-    def _listener(self, running: RunningBatch) -> Heard:
+    def _listener(self, running: RunningBatch) -> SlotListener:
         """Return what is called with what is generated in a micro-batch; the engine's threads wait meanwhile."""
         shared = self._shared
         items = {id(item.slot): item for item in running.items}
 
-        def heard(slot: Slot, tokens: Sequence[int], is_last: bool) -> bool:
+        def listen(slot: Slot, tokens: Sequence[int], is_last: bool) -> bool:
             request, generated = items[id(slot)].request, slot.generated
             # All requests here are of those that came; the scheduler knows a part of them only.
             assert isinstance(request, InFlightRequest) and generated is not None  # noqa: S101
@@ -136,7 +136,7 @@ class EngineThreads:
                         shared.wake_frontend()
             return request.stream is not None and request.stream.is_over
 
-        return heard
+        return listen
 
 
 def _is_any_over(running: RunningBatch) -> bool:

@@ -78,8 +78,8 @@ class Policy:
         )
 
 
-def settled(config: AnyConfig, settings: Mapping[str, Any]) -> AnyConfig:
-    """Settle on a mode where the archive leaves it open: adaptive where TorchServe lets the worker choose.
+def with_mode(config: AnyConfig, settings: Mapping[str, Any]) -> AnyConfig:
+    """Return settings with a mode where the archive leaves it open: adaptive where TorchServe lets the worker choose.
 
     Args:
         config: the archive's settings.

@@ -70,7 +70,7 @@ VERSION_HEADER = "X-Model-Version"
 
 
 # Called with a slot whose item's generation went on, the new tokens, and whether they are the last; True ends it.
-Heard = Callable[[Slot, Sequence[int], bool], bool]
+SlotListener = Callable[[Slot, Sequence[int], bool], bool]
 
 
 class Pipeline:
@@ -194,13 +194,15 @@ class Pipeline:
 
     # -- run ---------------------------------------------------------------------------------------------------------
 
-    def run(self, slots: list[Slot], ends_s: float = inf, heard: Heard | None = None) -> list[FinishedMicroBatch]:
+    def run(
+        self, slots: list[Slot], ends_s: float = inf, listener: SlotListener | None = None
+    ) -> list[FinishedMicroBatch]:
         """Run a micro-batch, halving it where it fails.
 
         Args:
             slots: those of the micro-batch, all good.
             ends_s: after this time no part is begun and the rest given up, in seconds of `time.perf_counter`.
-            heard: called with what the engine generates for the items while it runs, on the engine's threads.
+            listener: called with what the engine generates for the items while it runs, on the engine's threads.
 
         Returns:
             What ran: the whole micro-batch, or parts of it where it failed, without the slots that failed alone.
@@ -210,17 +212,17 @@ class Pipeline:
         def step(some: list[Slot]) -> None:
             if time.perf_counter() > ends_s:
                 raise OutOfTime
-            finished.append(self._run(some, heard))
+            finished.append(self._run(some, listener))
 
         attempt(slots, step, _give_up)
         return finished
 
-    def _run(self, slots: list[Slot], heard: Heard | None) -> FinishedMicroBatch:
+    def _run(self, slots: list[Slot], listener: SlotListener | None) -> FinishedMicroBatch:
         items = [slot.outcome for slot in slots]
         started_s = time.perf_counter()
         inputs = self._task.collate(items)
         collated_s = time.perf_counter()
-        outputs = self._forward(inputs, slots, items, started_s, heard)
+        outputs = self._forward(inputs, slots, items, started_s, listener)
         ended_s = time.perf_counter()
         # Requests of items that the engine ended before may be answered by now.
         left = [index for index, slot in enumerate(slots) if slot.generated is None or not slot.generated.is_ended]
@@ -232,11 +234,11 @@ class Pipeline:
         return FinishedMicroBatch([slots[index] for index in left], outputs, seconds, len(slots), collate_s)
 
     def _forward(
-        self, inputs: Arrays, slots: list[Slot], items: list[Any], started_s: float, heard: Heard | None
+        self, inputs: Arrays, slots: list[Slot], items: list[Any], started_s: float, listener: SlotListener | None
     ) -> Outputs:
-        """Run the model once; with `heard`, pass on what the engine generates meanwhile, if it reports that."""
-        pieces = [self._task.pieces(item) for item in items] if heard else []
-        if heard is None or None in pieces:
+        """Run the model once; with `listener`, pass on what the engine generates meanwhile, if it reports that."""
+        pieces = [self._task.pieces(item) for item in items] if listener else []
+        if listener is None or None in pieces:
             return self._task.forward(inputs, items)
         for slot, each in zip(slots, pieces, strict=True):
             slot.generated = None if each is None else Generated(each)
@@ -246,7 +248,7 @@ class Pipeline:
             # The first piece of a streamed answer brings the headers, which say how long the item waited.
             if made.is_last or not slot.batch_size:
                 _note(slot, started_s, time.perf_counter(), len(slots))
-            return heard(slot, made.tokens, made.is_last)
+            return listener(slot, made.tokens, made.is_last)
 
         return self._task.forward_progressively(inputs, items, progress)
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
@@ -13,13 +12,13 @@ from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.torch import TorchEngine
-from handlers.errors import InvalidConfig, UnknownShape
+from handlers.errors import InvalidConfig
 from handlers.probabilities import softmax
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.output_tensors import LABELS, Ranked, Record
 from handlers.protocol.requests import Payload
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
-from handlers.vision.images import Picture, cut_square, decode_image, from_base64, grey_jpeg
+from handlers.vision.images import Picture, decode_image, grey_jpeg
 
 
 def _from_mapping(result: Mapping[str, float]) -> Sequence[Record]:
@@ -66,18 +65,8 @@ class ImageClassificationHandler(BatchHandler[ImageClassificationConfig, Picture
     def decode(self, payload: Payload) -> Picture:
         """Cut the model's square out of bytes, {"b64": ...} or pixels, and read the option `top_k`."""
         options = parse_options(ImageClassificationOptions, payload.options)
-        return Picture(self._square(payload), options.top_k or self.config.top_k)
-
-    def _square(self, payload: Payload) -> NDArray[np.uint8]:
-        match payload.value:
-            case bytes() | bytearray() as body:
-                return decode_image(body, self.config, payload.allowance)
-            case {"b64": text}:
-                return decode_image(from_base64(text), self.config, payload.allowance)
-            case np.ndarray() as pixels:
-                return cut_square(pixels, self.config, payload.allowance)
-            case _:
-                raise UnknownShape('An image comes as bytes, as {"b64": ...} or as a tensor, not as text.')
+        pixels = decode_image(payload.value, self.config, payload.allowance)
+        return Picture(pixels, options.top_k or self.config.top_k)
 
     def collate(self, items: Sequence[Picture]) -> Arrays:
         """Stack the items: `pixels`, (B, S, S, 3) uint8."""

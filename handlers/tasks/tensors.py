@@ -30,7 +30,7 @@ from handlers.warm_up import run
 
 # OpenVINO's CPU plugin computes these in 32 bits, and says nothing of what it cuts off: 2**40 + 3 becomes 3.
 OPENVINO_COMPUTES_IN = {"INT64": "INT32", "UINT64": "INT32"}
-# Shapes of inputs that are remembered as accepted.
+# Sizes of rows that are remembered as accepted.
 MOST_SIZES = 10_000
 
 
@@ -51,7 +51,9 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         """See `BatchHandler.load`."""
         engine, self.signature = load_model(self.model_dir, self.config, self.device, uses_torch=self.uses_torch)
         self.rows = Rows(self.signature)
-        self._accepted: set[tuple[tuple[int, ...], ...]] = set()
+        has_free_sizes = any(tensor.free for tensor in self.signature.inputs.values())
+        self._graph = engine if has_free_sizes and isinstance(engine, OpenVinoEngine) else None
+        self._accepted: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
         self.inputs = frozenset(self.signature.inputs)
         self.input_tensors = {name: described(tensor) for name, tensor in self.signature.inputs.items()}
         self.output_tensors = self.outputs = RowOutputs(self.signature.outputs)
@@ -93,23 +95,24 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         if payload.options:
             parse_options(NoOptions, payload.options)
         row = self.rows.row(self._items.decoded(payload))
-        if isinstance(self.engine, OpenVinoEngine):
-            self._expect_accepted(self.engine, row)
+        if self._graph is not None:
+            self._expect_accepted(self._graph, row)
         return row
 
-    def _expect_accepted(self, engine: OpenVinoEngine, row: Row) -> None:
+    def _expect_accepted(self, graph: OpenVinoEngine, row: Row) -> None:
         """Refuse sizes that the graph cannot compute with: a run that fails may harm the runs after it."""
-        shapes = {name: array.shape for name, array in self.collate([row]).items()}
-        key = tuple(shapes.values())
-        if key in self._accepted or not any(tensor.free for tensor in self.signature.inputs.values()):
+        sizes = tuple((name, array.shape) for name, array in row.arrays.items())
+        if sizes in self._accepted:
             return
+        # Masks that were not sent are inputs too.
+        shapes = {name: array.shape for name, array in self.collate([row]).items()}
         try:
-            engine.expect_accepted(shapes)
+            graph.expect_accepted(shapes)
         except RuntimeError:
             raise TensorMismatch(f"The model cannot compute with inputs of {shapes}.") from None
         if len(self._accepted) >= MOST_SIZES:
             self._accepted.clear()
-        self._accepted.add(key)
+        self._accepted.add(sizes)
 
     def cost(self, item: Row) -> Cost:
         """See `BatchHandler.cost`; the row's positions along free dimensions, and the sizes that keep it apart."""

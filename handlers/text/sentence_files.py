@@ -133,5 +133,5 @@ def refused() -> InvalidInput:
     """Make the error of token ids where nobody says whose they are."""
     return UnknownShape(
         "text: token ids, and this archive does not say of which vocabulary (its setting token_ids); send texts. "
-        "LangChain's OpenAIEmbeddings sends them with check_embedding_ctx_length=False."
+        "LangChain's OpenAIEmbeddings sends texts with check_embedding_ctx_length=False."
     )

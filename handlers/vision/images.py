@@ -86,30 +86,34 @@ class Scene:
     top_k: int | None
 
 
-def decode_image(body: bytes | bytearray, config: ImageConfig, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
-    """Decode one image, and cut its square.
-
-    Returns:
-        (crop_size, crop_size, 3) uint8, RGB, upright.
-
-    Raises:
-        InvalidInput: see `opened`.
-    """
-    image, _ = opened(body, config, allowance, config.resize_size)
+def decode_image(value: Any, config: ImageConfig, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
+    """Decode one image, and cut its square: (crop_size, crop_size, 3) uint8, RGB, upright; see `opened`."""
+    image, _ = opened(value, config, allowance, config.resize_size)
     return np.asarray(_square(image, config))
 
 
-def opened(
-    body: bytes | bytearray, config: PixelsConfig, allowance: Allowance, least: int
-) -> tuple[Image.Image, tuple[int, int]]:
-    """Decode one image.
+def stretched(
+    value: Any, config: PixelsConfig, size: tuple[int, int], allowance: Allowance = UNLIMITED
+) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+    """Decode one image, and stretch it to a width and height.
+
+    Returns:
+        (height, width, 3) uint8, RGB, upright; and the image's own width and height; see `opened`.
+    """
+    image, own = opened(value, config, allowance, max(size))
+    return np.asarray(image.resize(size, Image.Resampling.BILINEAR)), own
+
+
+def opened(value: Any, config: PixelsConfig, allowance: Allowance, least: int) -> tuple[Image.Image, tuple[int, int]]:
+    """Decode one image in whatever form it came.
 
     Args:
-        body: JPEG, PNG, WebP, GIF (its first frame) or BMP; grey, palette, RGBA, CMYK and 16 bits a sample included.
-            Alpha is dropped.
+        value: the bytes of a file, {"b64": ...} of them, or pixels, (H, W, 3) uint8, RGB, upright. A file is JPEG,
+            PNG, WebP, GIF (its first frame) or BMP; grey, palette, RGBA, CMYK and 16 bits a sample included. Alpha is
+            dropped.
         config: the limits.
         allowance: its request's.
-        least: pixels of a side that the model sees: what libjpeg may leave out.
+        least: pixels of a side that the model sees: libjpeg may leave out what is far more.
 
     Returns:
         The image, RGB and upright, and its width and height as it was sent, upright.
@@ -117,10 +121,26 @@ def opened(
     Raises:
         EmptyInput: there are no bytes.
         UnsupportedMedia: the bytes are of none of the formats.
+        UnknownShape: it came in another form, or its pixels are of another shape or dtype, or there are none.
         ImageTooLarge: the image has more than `max_pixels`, or its file more parts than an image needs.
         WorkTooLarge: with it, the images of its request have more than `max_request_pixels`.
-        CorruptInput: the bytes are truncated or broken.
+        CorruptInput: the bytes are truncated or broken, or no base64.
     """
+    match value:
+        case bytes() | bytearray() as body:
+            return _decoded(body, config, allowance, least)
+        case {"b64": text}:
+            return _decoded(_from_base64(text), config, allowance, least)
+        case np.ndarray() as pixels:
+            image = _of_pixels(pixels, config, allowance)
+            return image, image.size
+        case _:
+            raise UnknownShape('An image comes as bytes, as {"b64": ...} or as a tensor, not as text.')
+
+
+def _decoded(
+    body: bytes | bytearray, config: PixelsConfig, allowance: Allowance, least: int
+) -> tuple[Image.Image, tuple[int, int]]:
     if not body:
         raise EmptyInput("The image is empty.")
     # A worker has one model, so its threads all write the same. TorchServe's limit_max_image_pixels is for its own
@@ -156,62 +176,7 @@ def opened(
         raise CorruptInput(f"The {image.format or 'image'} data is truncated or broken.") from None
 
 
-def cut_square(pixels: NDArray[Any], config: ImageConfig, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
-    """Cut the square out of an image that was decoded by its client.
-
-    Args:
-        pixels: (H, W, 3) uint8, RGB, upright.
-        config: the square to cut, and the limits.
-        allowance: its request's.
-
-    Returns:
-        (crop_size, crop_size, 3) uint8, RGB.
-
-    Raises:
-        UnknownShape: the pixels are of another shape or dtype, or there are none.
-        ImageTooLarge: the image has more than `max_pixels`.
-        WorkTooLarge: with it, the images of its request have more than `max_request_pixels`.
-    """
-    return np.asarray(_square(_of_pixels(pixels, config, allowance), config))
-
-
-def stretched(
-    value: Any, config: PixelsConfig, size: tuple[int, int], allowance: Allowance = UNLIMITED
-) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-    """Decode one image in whatever form it came, and stretch it.
-
-    Args:
-        value: the bytes of a file, {"b64": ...} of them, or pixels, (H, W, 3) uint8, RGB, upright.
-        config: the limits.
-        size: width and height that the model sees.
-        allowance: its request's.
-
-    Returns:
-        (height, width, 3) uint8, RGB, upright; and the image's own width and height.
-
-    Raises:
-        InvalidInput: see `opened` and `cut_square`.
-    """
-    match value:
-        case bytes() | bytearray() as body:
-            image, own = opened(body, config, allowance, max(size))
-        case {"b64": text}:
-            image, own = opened(from_base64(text), config, allowance, max(size))
-        case np.ndarray() as pixels:
-            image = _of_pixels(pixels, config, allowance)
-            own = image.size
-        case _:
-            raise UnknownShape('An image comes as bytes, as {"b64": ...} or as a tensor, not as text.')
-    return np.asarray(image.resize(size, Image.Resampling.BILINEAR)), own
-
-
-def from_base64(text: Any) -> bytes:
-    """Read base64, with or without line ends.
-
-    Raises:
-        UnknownShape: it is no text.
-        CorruptInput: it is no base64.
-    """
+def _from_base64(text: Any) -> bytes:
     if not isinstance(text, str):
         raise UnknownShape('"b64" must be a string.')
     try:

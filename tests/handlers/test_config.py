@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from handlers.batching.policy import settled
+from handlers.batching.policy import with_mode
 from handlers.config import HandlerConfig, parse, parse_options
 from handlers.errors import InvalidConfig, UnknownOption
 from handlers.text.config import LanguageIdOptions
@@ -61,7 +61,7 @@ def test_config_that_is_wrong_is_one_error_that_lists_every_problem(values: Any,
 def test_mode_left_open_is_adaptive_where_torchserve_lets_the_worker_choose(
     named: dict[str, str], settings: dict[str, Any], mode: str
 ) -> None:
-    config = settled(parse(HandlerConfig, {"scheduling": {"max_queue_items": 7, **named}, "max_items": 3}), settings)
+    config = with_mode(parse(HandlerConfig, {"scheduling": {"max_queue_items": 7, **named}, "max_items": 3}), settings)
     assert (config.scheduling.mode, config.scheduling.max_queue_items, config.max_items) == (mode, 7, 3)
 
 

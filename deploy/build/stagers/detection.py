@@ -1,7 +1,6 @@
 """Stages what an archive of object detection holds, made from a Hugging Face folder or hub id."""
 
 import json
-import shutil
 import warnings
 from pathlib import Path
 
@@ -9,10 +8,10 @@ import openvino
 import torch
 import transformers
 
-from deploy.build.hub import checkpoint
+from deploy.build.hub import checkpoint, pack
 from deploy.build.sources import Source
 from deploy.models import Engine, Model
-from handlers.archive_files import CHECKPOINT, GRAPH
+from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.vision.config import ObjectDetectionConfig
 from handlers.vision.pixel_detector import PixelDetector, canvas, load_detector
@@ -33,8 +32,7 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
             openvino.save_model(export(detector, size), folder / GRAPH, compress_to_fp16=False)
         labels = transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label
         (folder / "index_to_name.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
-        discarded = shutil.ignore_patterns("*.safetensors*") if engine == "openvino" else None
-        shutil.copytree(source, folder / CHECKPOINT, ignore=discarded)
+        pack(source, folder, with_weights=engine != "openvino")
 
 
 def export(detector: PixelDetector, size: tuple[int, int]) -> openvino.Model:

@@ -7,12 +7,12 @@ from pathlib import Path
 import openvino
 import torch
 
-from deploy.build.hub import checkpoint
+from deploy.build.hub import checkpoint, pack
 from deploy.build.sources import Source
 from deploy.build.task_loading import task_class
 from deploy.build.tasks import beside, task_of
 from deploy.models import Engine, Model
-from handlers.archive_files import CHECKPOINT, GRAPH
+from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.text.config import TextConfig
 from handlers.text.encoders import Encoder, Head, load_encoder
@@ -30,8 +30,7 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         if engine != "torch":
             encoder = load_encoder(head_of(model.handler), source, trust_remote_code=config.trust_remote_code)
             openvino.save_model(export(encoder), folder / GRAPH, compress_to_fp16=False)
-        discarded = shutil.ignore_patterns("*.safetensors*") if engine == "openvino" else None
-        shutil.copytree(source, folder / CHECKPOINT, ignore=discarded)
+        pack(source, folder, with_weights=engine != "openvino")
     for name, path in beside(model, task_of(model)).items():
         shutil.copyfile(path, folder / name)
 

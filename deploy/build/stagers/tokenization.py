@@ -1,12 +1,10 @@
 """Stages what an archive of tokenization holds: the tokenizer's files of a Hugging Face folder or hub id."""
 
-import shutil
 from pathlib import Path
 
-from deploy.build.hub import checkpoint
+from deploy.build.hub import checkpoint, pack
 from deploy.build.sources import Source
 from deploy.models import Engine, Model
-from handlers.archive_files import CHECKPOINT
 from handlers.config import parse
 from handlers.text.config import TokenizationConfig
 
@@ -20,4 +18,4 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:  
     """
     config = parse(TokenizationConfig, model.config().get("handler"))
     with checkpoint(model, origin, with_code=config.trust_remote_code, with_weights=False) as source:
-        shutil.copytree(source, folder / CHECKPOINT)
+        pack(source, folder, with_weights=False)

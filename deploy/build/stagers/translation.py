@@ -14,12 +14,12 @@ from typing import Any
 import transformers
 from ctranslate2.converters import TransformersConverter
 
-from deploy.build.hub import checkpoint
+from deploy.build.hub import checkpoint, pack
 from deploy.build.named_files import named_by
 from deploy.build.sources import Source
 from deploy.build.stagers.translation_quality import read_samples, similarity
 from deploy.models import Engine, Model
-from handlers.archive_files import CHECKPOINT, LABEL
+from handlers.archive_files import LABEL
 from handlers.config import parse
 from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, read_vocabulary
 from handlers.engines.decoding import foreign_settings
@@ -53,8 +53,7 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         load_detector(folder)
     with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         is_converted = engine == "auto" and converted(model.name, source, config, folder / CONVERTED)
-        discarded = shutil.ignore_patterns("*.safetensors*") if is_converted else None
-        shutil.copytree(source, folder / CHECKPOINT, ignore=discarded)
+        pack(source, folder, with_weights=not is_converted)
         if is_converted:
             label: dict[str, str | float] = {"engine": "ctranslate2", "precision": stored_precision(config.precision)}
             if texts := read_samples(model.folder):

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from deploy.build.modes import packed, why_classic
-from handlers.batching.policy import settled
+from handlers.batching.policy import with_mode
 from handlers.config import HandlerConfig, parse
 from handlers.errors import InvalidConfig
 from tests.deploy.build.conftest import ArchiveSh
@@ -20,7 +20,7 @@ ADAPTIVE = {"handler": {"scheduling": {"mode": "adaptive"}}}
 def mode_of(config: dict[str, Any]) -> str:
     """The mode that a worker takes of such a model-config.yaml."""
     scheduling = {"scheduling": (config.get("handler") or {}).get("scheduling", {})}
-    return settled(parse(HandlerConfig, scheduling), config).scheduling.mode
+    return with_mode(parse(HandlerConfig, scheduling), config).scheduling.mode
 
 
 @pytest.mark.parametrize(

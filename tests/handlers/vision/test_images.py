@@ -15,7 +15,7 @@ from torchvision.transforms import functional
 from deploy.models import ROOT
 from handlers.errors import InvalidInput
 from handlers.vision.config import ImageConfig
-from handlers.vision.images import cut_square, decode_image
+from handlers.vision.images import decode_image
 from tests.photographs import crops, encoded, jpeg, path, photograph
 
 FULL = ImageConfig(resize_size=232, crop_size=224, max_pixels=10_000_000, scaled_decode=False)
@@ -38,7 +38,7 @@ def test_image_and_its_pixels_equal_torchvision_transform(size: tuple[int, int])
     decoded = decode_image(encoded(image, "PNG"), FULL)
     # One resampling instead of resize then crop: at most the rounding of a grey level.
     assert np.abs(decoded.astype(int) - torchvision_square(image)).max() <= 1
-    np.testing.assert_array_equal(cut_square(np.asarray(image), FULL), decoded)
+    np.testing.assert_array_equal(decode_image(np.asarray(image), FULL), decoded)
 
 
 def test_decode_scaled_large_jpegs_stay_close_to_full() -> None:

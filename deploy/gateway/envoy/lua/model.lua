@@ -9,7 +9,7 @@ local PIECE, NAME = 65536, 1024
 -- Brackets and quotes that are looked at, some 0.2 s of this thread; and members of the object.
 local MARKS, MEMBERS = 1000000, 1000
 
--- What no model is called is none that there is.
+-- A name with any other character is no model's: it becomes one that is unknown.
 local function plain(text)
   text = text:gsub("\\u00(%x%x)", function(code) return string.char(tonumber(code, 16)) end):gsub("\\(.)", "%1")
   return text:find("^[%w_./:@+-]+$") and text or "?"
