@@ -2,6 +2,9 @@
 SHELL := bash
 BIN := .venv/bin
 
+# A worker that compiles torch and transformers anew takes twice as long to start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: serve gateway stop archive lint check packages test test-all fuzz bench soak lock help
 
 help: ## list these commands

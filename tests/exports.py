@@ -4,7 +4,9 @@ deploy.build.exports keeps each under the fingerprint of what it is made from, c
 files' sums: a stale or truncated one is built again. Archives are packed from them in a second and never kept.
 """
 
+import os
 import tempfile
+import zlib
 from importlib import import_module
 from pathlib import Path
 
@@ -26,7 +28,30 @@ def shared() -> Path:
 
 def staged(name: str, folder: Path) -> None:
     """Put into an empty folder what the archive of an example holds, for both engines; its files may be links."""
-    _taken(model(name), None, folder)
+    taken(model(name), None, folder)
+
+
+def dated(folder: Path) -> Path:
+    """Date a checkpoint's files by their content: by size and time it is known, so the same one is exported once."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            time_s = zlib.crc32(path.read_bytes())
+            os.utime(path, (time_s, time_s))
+    return folder
+
+
+def taken(entry: Model, weights: str | None, folder: Path) -> None:
+    """Put into an empty folder what the archive of a model with these weights holds, for both engines."""
+    origin, task = source(entry, weights), task_of(entry)
+
+    def make(empty: Path) -> None:
+        import_module(task.builder).stage(entry, origin, "auto", empty)
+
+    key = export_fingerprint(entry, task, origin, "auto")
+    if key is None:
+        make(folder)
+    else:
+        Exports(shared()).take(key, make, folder)
 
 
 def trained_classifier(arch: str, folder: Path) -> None:
@@ -41,17 +66,4 @@ def trained_classifier(arch: str, folder: Path) -> None:
         (own / "model-config.yaml").write_text(f"handler: {{arch: {arch}}}\n")
         weights = own / "weights.pt"
         torch.save(getattr(trained, arch)(), weights)
-        _taken(Model(arch, "image_classification", "1.0", own), str(weights), folder)
-
-
-def _taken(entry: Model, weights: str | None, folder: Path) -> None:
-    origin, task = source(entry, weights), task_of(entry)
-
-    def make(empty: Path) -> None:
-        import_module(task.builder).stage(entry, origin, "auto", empty)
-
-    key = export_fingerprint(entry, task, origin, "auto")
-    if key is None:
-        make(folder)
-    else:
-        Exports(shared()).take(key, make, folder)
+        taken(Model(arch, "image_classification", "1.0", own), str(weights), folder)

@@ -5,6 +5,8 @@ from pathlib import Path
 import torch
 import transformers
 
+from tests import exports
+
 SIDE = 64
 # All places of its three maps, so that none is chosen: random weights score them alike, and rounding would decide.
 QUERIES = 8 * 8 + 4 * 4 + 2 * 2
@@ -45,4 +47,4 @@ def detector(folder: Path) -> Path:
         head.bias.copy_((head.bias - mean) * factor - 1)
     model.save_pretrained(folder)
     transformers.RTDetrImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
-    return folder
+    return exports.dated(folder)

@@ -10,9 +10,9 @@ import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from deploy.build.sources import source
-from deploy.build.stagers.text import head_of, stage
+from deploy.build.stagers.text import head_of
 from deploy.models import model
+from tests import exports
 
 # Most tokens that each of them takes.
 LIMIT = 192
@@ -93,19 +93,19 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
         if head is not None:
             getattr(head, "out_proj", head).weight.mul_(8)
     network.save_pretrained(folder)
-    return folder
+    return exports.dated(folder)
 
 
 def staged(folder: Path, kind: str, task: str, files: Mapping[str, Any] | None = None, **config: Any) -> Path:
     """What the archive of such a checkpoint, with further files of JSON, holds for both engines: as archive.sh does."""
     entry = model(task.replace("_", "-"))
-    origin = source(entry, str(checkpoint(folder / "checkpoint", kind, task, **config)))
+    weights = checkpoint(folder / "checkpoint", kind, task, **config)
     for name, content in (files or {}).items():
-        path = folder / "checkpoint" / name
+        path = weights / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(content))
     (folder / "archive").mkdir()
-    stage(entry, origin, "auto", folder / "archive")
+    exports.taken(entry, str(exports.dated(weights)), folder / "archive")
     return folder / "archive"
 
 

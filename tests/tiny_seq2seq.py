@@ -14,6 +14,8 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
+from tests import exports
+
 PAGE = (
     "The ferry leaves the harbour at seven and comes back before dark. Nobody on the island owns a car, so letters and "
     "bread are carried up the hill on a mule. In winter the sea is rough and the school closes for weeks at a time. "
@@ -169,7 +171,7 @@ def _save(model_class: Any, config: Any, tokenizer: Any, folder: Path, **generat
         setattr(model.generation_config, name, value)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
+    return exports.dated(folder)
 
 
 def _sentencepiece(path: Path) -> list[str]:

@@ -154,6 +154,10 @@ class Reader:
         # Lines that later blocks need: an activated environment, variables.
         self._shell = ""
 
+    def activate(self) -> None:
+        """Activate the environment, where the block that does it is left out."""
+        self._shell = "source .venv/bin/activate\n"
+
     def read(self, block: str) -> str:
         """Run a block; returns what it printed.
 

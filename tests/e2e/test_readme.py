@@ -1,20 +1,22 @@
-"""README's shell blocks, and those of the pages that follow it, in a checkout of its own with this one's environment.
+"""README's first block and each of its requests, in a checkout of its own with this one's environment.
 
 In their order, by one reader in one shell: a block that fails fails those behind it. tests/nightly/test_readme.py runs
-them with an environment that they build themselves.
+every block of README.md and of the pages that follow it, with an environment that they build themselves.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from tests.e2e.checkout import Checkout, Reader, checkout
-from tests.pages import RUN_PAGES, blocks
+from tests.e2e.conftest import MOBILENET
+from tests.pages import blocks
 
-BLOCKS = [block for page in RUN_PAGES for block in blocks(page)]
-# What ends the server that they have started.
-STOP = len(BLOCKS) - 1
+SERVE, STOP, *OTHERS = blocks("README.md")
+# What is asked of the server that `make serve` started; the other blocks start another one, train a model or load it.
+REQUESTS = [block for block in OTHERS if "curl " in block and not re.search(r"torchserve --start|train\.py", block)]
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +27,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
 
 @pytest.fixture(scope="module")
 def reader(site: Checkout) -> Reader:
-    return Reader(site, has_weights=False)
+    reader = Reader(site, has_weights=False)
+    reader.activate()
+    return reader
 
 
-@pytest.mark.parametrize("number", range(STOP))
-def test_block_runs_as_written(reader: Reader, number: int) -> None:
-    reader.read(BLOCKS[number])
-    if BLOCKS[number] == "make serve\n":
-        again = reader.read(BLOCKS[number])
-        assert again.count("up to date") == again.count("already served") == 1
-        assert "; mobilenet-v2 is served instead\n" in again
-        assert "already running" in again
+def test_make_serve_starts_a_server_and_a_second_one_finds_all(reader: Reader) -> None:
+    reader.read(SERVE)
+    again = reader.read(SERVE)
+    assert again.count("up to date") == again.count("already served") == 1
+    assert "; mobilenet-v2 is served instead\n" in again
+    assert "already running" in again
+
+
+@pytest.mark.parametrize("number", range(len(REQUESTS)))
+def test_requests_are_answered(reader: Reader, number: int) -> None:
+    """Without the published weights of ResNet-152, those to it go to what is served in its place."""
+    reader.read(REQUESTS[number].replace("predictions/resnet-152", f"predictions/{MOBILENET}"))
 
 
 def test_examples_of_clients_print_their_answers(site: Checkout) -> None:
@@ -65,6 +73,7 @@ def test_examples_of_clients_print_their_answers(site: Checkout) -> None:
     assert printed(f"python -m examples.client.triton {http}")[0].startswith("news float32 (2, 384) [[")
 
 
-def test_last_block_ends_the_server(site: Checkout, reader: Reader) -> None:
-    reader.read(BLOCKS[STOP])
+def test_make_stop_ends_the_gateway_and_the_server(site: Checkout, reader: Reader) -> None:
+    reader.read(STOP)
     assert site.server("config.properties").pid() is None
+    assert not site.processes()

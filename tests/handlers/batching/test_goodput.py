@@ -8,7 +8,6 @@ from statistics import fmean
 
 import pytest
 
-from tests.simulated.adaptive import Simulated
 from tests.simulated.cases import EMBEDDING, RESNET, Case
 from tests.simulated.traffic import Arrival, Clients, closed_loop, poisson
 
@@ -18,16 +17,13 @@ SECONDS = {RESNET.name: 12.0, EMBEDDING.name: 3.0}
 TARGET_S = {RESNET.name: 0.5, EMBEDDING.name: 0.2}
 
 
-def overloaded(case: Case, share: float) -> Simulated:
-    """A run of clients that come by chance, so many times as often as the case can serve."""
-    arrivals = poisson(share * case.offline_per_s, SECONDS[case.name], 1, case.kinds)
-    return case.adaptive(Clients(arrivals), streams=2, max_latency_s=TARGET_S[case.name], window=128)
-
-
 @pytest.mark.parametrize("share", [0.8, 2.0, 3.0])
 @pytest.mark.parametrize("case", [RESNET, EMBEDDING], ids=lambda case: case.name)
-def test_goodput_holds_under_overload_with_few_exchanges(case: Case, share: float) -> None:
-    seconds, simulated = SECONDS[case.name], overloaded(case, share)
+def test_goodput_holds_under_overload_with_few_exchanges_few_late_and_timely_refusals(case: Case, share: float) -> None:
+    seconds = SECONDS[case.name]
+    # Clients that come by chance, so many times as often as the case can serve.
+    arrivals = poisson(share * case.offline_per_s, seconds, 1, case.kinds)
+    simulated = case.adaptive(Clients(arrivals), streams=2, max_latency_s=TARGET_S[case.name], window=128)
     ended = [each for each in simulated.outcomes if each.ended_s < seconds]
     good = sum(each.is_in_time for each in ended)
     if share < 1:
@@ -35,18 +31,11 @@ def test_goodput_holds_under_overload_with_few_exchanges(case: Case, share: floa
     else:
         # The first micro-batches find hardly anything to share them, and exchanges take their part of the processor.
         assert good / seconds >= 0.8 * case.offline_per_s
+    # The machine's noise, and what comes later and goes first, make a few late.
+    assert sum(not each.is_in_time for each in simulated.of("done")) <= 0.02 * len(simulated.outcomes)
+    assert all(each.latency_s <= 0.1 for each in simulated.of("Overloaded"))
     # At most one in 50 ms to look for newcomers, and two a micro-batch.
     assert simulated.exchanges <= seconds / 0.05 + 2 * len(simulated.micro_batches)
-
-
-@pytest.mark.parametrize("share", [0.8, 2.0, 3.0])
-@pytest.mark.parametrize("case", [RESNET, EMBEDDING], ids=lambda case: case.name)
-def test_few_are_late_under_overload_and_refusals_are_timely(case: Case, share: float) -> None:
-    simulated = overloaded(case, share)
-    late = sum(not each.is_in_time for each in simulated.of("done"))
-    # The machine's noise, and what comes later and goes first, make a few late.
-    assert late <= 0.02 * len(simulated.outcomes)
-    assert all(each.latency_s <= 0.1 for each in simulated.of("Overloaded"))
 
 
 @pytest.mark.parametrize("streams", [1, 2])
@@ -77,12 +66,9 @@ def test_exchanges_of_a_lone_client_are_one_a_request_and_of_many_shared(case: C
     [
         # Closed loops of so many clients, and Poisson arrivals at a share of what the machine can do.
         (RESNET, 1, 27.7, 0.0357),
-        (RESNET, 16, 37.6, 0.4193),
         (RESNET, 64, 37.6, 1.6660),
-        (RESNET, 0.3, 13.3, 0.0499),
         (RESNET, 0.9, 34.9, 0.2714),
         (EMBEDDING, 1, 159.2, 0.0060),
-        (EMBEDDING, 16, 363.9, 0.0437),
         (EMBEDDING, 64, 389.0, 0.1623),
         (EMBEDDING, 0.9, 401.6, 0.3998),
     ],

@@ -11,13 +11,11 @@ import pytest
 import transformers
 from PIL import Image
 
-from deploy.build.sources import source
-from deploy.build.stagers.detection import stage
-from deploy.models import Model
+from deploy.models import model
 from handlers.errors import InvalidConfig
 from handlers.tasks.object_detection import ObjectDetectionHandler
 from handlers.vision.pixel_detector import canvas
-from tests import tiny_detector
+from tests import exports, tiny_detector
 from tests.handlers.serving import serve, started
 from tests.photographs import path, photograph
 
@@ -32,10 +30,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def archive(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    own, folder = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("archive")
-    (own / "model-config.yaml").write_text(json.dumps({"handler": SETTINGS}))
-    entry = Model("tiny", "object_detection", "1.0", own)
-    stage(entry, source(entry, str(checkpoint)), "auto", folder)
+    folder = tmp_path_factory.mktemp("archive")
+    exports.taken(model("object-detection"), str(checkpoint), folder)
     return folder
 
 
@@ -49,8 +45,8 @@ def detector(archive: Path, **settings: Any) -> ObjectDetectionHandler:
 def oracle(checkpoint: Path) -> dict[str, Any]:
     """Answers of the pipeline to each photograph alone, with Pillow's filter."""
     images = transformers.AutoImageProcessor.from_pretrained(checkpoint, backend="pil")
-    model = transformers.AutoModelForObjectDetection.from_pretrained(checkpoint)
-    pipeline: Any = transformers.pipeline("object-detection", model=model, image_processor=images)
+    network = transformers.AutoModelForObjectDetection.from_pretrained(checkpoint)
+    pipeline: Any = transformers.pipeline("object-detection", model=network, image_processor=images)
     return {name: pipeline(Image.open(path(name)).convert("RGB"), threshold=SETTINGS["threshold"]) for name in NAMES}
 
 
