@@ -5,7 +5,6 @@ files' sums: a stale or truncated one is built again. Archives are packed from t
 """
 
 import os
-import tempfile
 import zlib
 from importlib import import_module
 from pathlib import Path
@@ -52,18 +51,3 @@ def taken(entry: Model, weights: str | None, folder: Path) -> None:
         make(folder)
     else:
         Exports(shared()).take(key, make, folder)
-
-
-def trained_classifier(arch: str, folder: Path) -> None:
-    """Put into an empty folder what the archive of a network of tests/trained.py holds, for both engines."""
-    import torch  # noqa: PLC0415 - seconds, for who needs it
-
-    from tests import trained  # noqa: PLC0415 - torch too
-
-    with tempfile.TemporaryDirectory() as work:
-        own = Path(work) / arch
-        own.mkdir()
-        (own / "model-config.yaml").write_text(f"handler: {{arch: {arch}}}\n")
-        weights = own / "weights.pt"
-        torch.save(getattr(trained, arch)(), weights)
-        taken(Model(arch, "image_classification", "1.0", own), str(weights), folder)

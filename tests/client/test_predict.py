@@ -1,6 +1,9 @@
 """`torchserve-client predict` against a server on a socket: what a second run makes of what the first one left."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.client.http_server import serving
+from tests.waiting import until
 from torchserve_client.cli import main
 
 
@@ -122,3 +126,30 @@ def test_predict_goes_round_several_servers_and_does_without_one_that_is_gone(se
     assert main([*both, *command, str(tmp_path / "one.jsonl")]) == 0
     assert len(server.asked) == 40
     assert answers(tmp_path / "both.jsonl") == answers(tmp_path / "one.jsonl")
+
+
+def test_run_that_is_interrupted_or_killed_goes_on_from_its_last_answer(server: Server, tmp_path: Path) -> None:
+    path, out = tmp_path / "lines.txt", tmp_path / "out.jsonl"
+    # Seconds of work, so that a run ends in its middle.
+    path.write_text("".join(f"text {number}\n" for number in range(4000)))
+    words = [*server.addresses, "predict", "m", str(path), "--chunk", "1", "--out", str(out)]
+    said: list[tuple[int, str]] = []
+    for number in (signal.SIGINT, signal.SIGKILL):
+        before = len(out.read_bytes().splitlines()) if out.exists() else 0
+        # A process of its own; a shell's background job ignores SIGINT, and so would every process below it.
+        command = [sys.executable, "-m", "torchserve_client", *words]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        until(lambda before=before: out.exists() and out.read_bytes().count(b"\n") >= before + 20, every_s=0.01)  # type: ignore[misc]
+        running.send_signal(number)
+        _, error = running.communicate(timeout=60)
+        said.append((running.returncode, error))
+    told = f"client: interrupted; what was answered is in {out}, the same command goes on from there\n"
+    assert said[0] == (130, told)
+    assert said[1][0] == -signal.SIGKILL
+    # A line that was cut off by the kill is asked for again.
+    left = 4000 - out.read_bytes().count(b"\n")
+    assert 0 < left < 4000 - 40
+    assert server.predict(path, out) == 0
+    assert len(server.asked) == left
+    assert len(answers(out)) == 4000

@@ -44,7 +44,6 @@ def test_load_on_torchserve_measures_throughput_batches_and_right_answers(
     assert "Batch sizes, 8 clients" in page.read_text()
 
 
-@pytest.mark.usefixtures("nothing_registered")
 def test_load_on_a_model_that_is_not_there_names_those_that_are(
     server: Server, serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,7 +54,6 @@ def test_load_on_a_model_that_is_not_there_names_those_that_are(
     assert f"registered: {MOBILENET}" in error
 
 
-@pytest.mark.usefixtures("nothing_registered")
 def test_tune_on_torchserve_advises_and_leaves_everything_as_it_was(
     server: Server, serve: Callable[..., str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

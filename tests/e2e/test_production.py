@@ -1,18 +1,13 @@
 """`make serve CONFIG=production`: a server whose configuration names its models, as a user starts and stops it."""
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from deploy.models import model
-from deploy.run.server import Server
 from tests.e2e.checkout import Checkout, checkout
 from tests.e2e.conftest import MOBILENET
 from tests.photographs import photograph
@@ -87,10 +82,6 @@ def test_production_is_proven_ready_called_with_its_key_and_stopped(
     assert "TorchServe: not running" in site.run("make stop CONFIG=production").stdout
 
 
-def remove_archive(site: Checkout) -> None:
-    (site.store / f"{MOBILENET}.mar").unlink()
-
-
 def misspell_entry(site: Checkout) -> None:
     edit(site, f'"{MOBILENET}":', f'"{MOBILENET}-2":')
 
@@ -109,7 +100,6 @@ def break_worker(site: Checkout) -> None:
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
-        (remove_archive, rf"model_store/{MOBILENET}\.mar is missing, which load_models names"),
         (misspell_entry, rf"load_models holds {MOBILENET} 1\.0, which models= has no entry for"),
         (break_worker, r"Cannot load mobilenet-v2: InvalidConfig: this archive is not as it was .*model-config.yaml"),
     ],
@@ -125,36 +115,3 @@ def test_production_that_is_not_as_configured_fails_with_one_line_and_leaves_not
     assert re.match(rf"serve: .*{line}", said[0])
     until(lambda: not site.processes())
     assert not (site.folder / "key_file.json").exists()
-
-
-def test_supervised_server_that_dies_ends_its_supervisor_with_a_line_that_says_so(
-    site: Checkout, archive: Callable[..., str], model_store: Path
-) -> None:
-    """Untrained, which production says beside each start; a SIGTERM is in tests/e2e/test_nodes.py."""
-    shutil.copy(model_store / archive(model(MOBILENET), "random"), site.store)
-    out = site.folder / "out"
-    with out.open("w") as output:
-        supervisor = subprocess.Popen(
-            [str(site.folder / ".venv/bin/python"), "-m", "deploy.run", "run", "--config", "production"],
-            cwd=site.folder,
-            env=site.environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        until(lambda: (site.folder / ".nodes/node-1/run.pid").exists() or supervisor.poll() is not None, 120)
-        printed = out.read_text()
-        assert supervisor.poll() is None, printed
-        assert f"{MOBILENET}: READY, version 1.0-untrained" in printed
-        assert f"{MOBILENET}: RANDOM weights" in printed
-        assert json.loads((site.folder / "key_file.json").read_text())["inference"]["key"] not in printed
-        running: Server = site.server(CONFIG)
-        pid = running.pid()
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        assert supervisor.wait(90) == 1
-        assert running.pid() is None
-        assert f"process {pid} has died" in out.read_text()
-    finally:
-        supervisor.kill()
-        supervisor.wait()

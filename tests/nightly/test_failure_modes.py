@@ -25,11 +25,10 @@ import psutil
 import pytest
 import requests
 
-from deploy.gateway.drain import take_out
 from deploy.gateway.sandbox import PORTS, Sandbox
 from deploy.models import ROOT
 from deploy.run.machine import Layout, LocalNode, local_nodes
-from deploy.run.nodes import start_node, stop_node
+from deploy.run.nodes import start_node
 from deploy.sandbox import Ports, config_for, free_ports
 from load import expect
 from load.generate import Attack, OpenLoop, Target, run
@@ -40,7 +39,6 @@ from tests.e2e.clients import capacity_per_s
 from tests.e2e.conftest import MOBILENET
 from tests.photographs import photograph
 from tests.waiting import until
-from torchserve_client.gateway import Gateway
 
 READY_S = 120.0
 # Of what both nodes can do, while one of two cores may be busy with a start.
@@ -264,20 +262,3 @@ def test_failure_of_a_process_leaves_no_request_unanswered_and_crosses_none(
             described = node.server.management.describe(MOBILENET)
             assert len([*(node.server.temporary / "models").iterdir()]) == 1
             assert (described["batchSize"], described["maxBatchDelay"], described["minWorkers"]) == (8, 5, 1)
-
-
-def test_rolling_restart_leaves_no_request_unanswered(fleet: Fleet) -> None:
-    def restart() -> None:
-        """Take each node out, stop it when nothing is in flight, start it again, let it get requests again."""
-        gateway = Gateway(fleet.gateway.control)
-        for node in fleet.nodes:
-            assert take_out(gateway, node.name, limit_s=60)
-            assert stop_node(node, is_for_good=False)
-            start_node(node)
-            gateway.drain(node.name, is_draining=False)
-            fleet.wait_ready()
-        gateway.close()
-
-    before = [node.server.pid() for node in fleet.nodes]
-    assert set(observed(fleet, "rolling restart", restart).statuses) == {200}
-    assert not {node.server.pid() for node in fleet.nodes} & {*before}

@@ -21,7 +21,6 @@ import yaml
 from deploy.build.archive import Recipe
 from deploy.gateway import sandbox
 from deploy.models import ROOT, model
-from deploy.run.properties import Settings
 from deploy.run.server import Server
 from deploy.sandbox import started
 from tests.nightly import prometheus
@@ -162,34 +161,6 @@ def test_every_panel_has_data(scene: Scene) -> None:
         scene.prometheus.until(lambda: not empty(), 15)
     except AssertionError:
         pytest.fail("\n".join(empty()))
-
-
-def values(scene: Scene, title: str, label: str) -> dict[str, float]:
-    return {labels.get(label, ""): value for query in panels()[title] for labels, value in scene.filled(query)}
-
-
-def test_panels_show_what_is_so(scene: Scene) -> None:
-    assert values(scene, "Nodes that answer", "") == {"": 1}
-    assert values(scene, "Workers READY", "") == {"": 1}
-    assert values(scene, "Workers READY by node", "model") == dict.fromkeys(MODELS, 1)
-    assert values(scene, "Worker restarts", "model") == dict.fromkeys(MODELS, 0)
-    busy = values(scene, "Engine busy share", "ModelName")
-    assert set(busy) == set(MODELS)
-    assert all(0 < share < 1.2 for share in busy.values())
-    # Java's -Xmx of config.properties, and it runs.
-    heap_bytes = Settings.read(ROOT / "config.properties").heap_bytes
-    assert scene.prometheus.value("frontend_heap_max_bytes") == pytest.approx(heap_bytes, rel=0.01)
-    assert all(0 < share < 0.85 for share in values(scene, "Heap", "node").values())
-    parts = [scene.filled(query)[0][1] for query in panels()["Where the time goes"]]
-    assert len(parts) == 5
-    assert all(0 <= part < 10 for part in parts)
-    low, middle, high = (scene.filled(query)[0][1] for query in panels()["Latency in the worker"])
-    assert 0 < low <= middle <= high
-    (inf,) = (value for labels, value in scene.filled(panels()["Batch size"][0]) if labels["le"] == "+Inf")
-    assert inf > 0
-    assert "200" in values(scene, "Answers by status", "envoy_response_code")
-    assert "InvalidText" in {labels["Type"] for labels, _ in scene.prometheus.query("handler_item_errors_total")}
-    assert scene.prometheus.value("sum(handler_refusals_total)") > 0
 
 
 def test_every_recording_rule_gives_something(scene: Scene) -> None:

@@ -7,11 +7,11 @@ from typing import NamedTuple, cast
 import pytest
 
 from load.bench import __main__ as program
-from load.bench import machine, rounds
+from load.bench import rounds
 from load.bench.__main__ import PARTS, Part, main
 from load.bench.contender import Contender, Figures
 from load.bench.rounds import Bench, Comparison, Results
-from load.bench.table import Row, markdown, ratios, spread
+from load.bench.table import Row
 from load.errors import LoadError
 from load.generate import ClosedLoop, Load
 
@@ -66,45 +66,6 @@ def test_no_round_begins_that_would_end_too_late(
     for number in bench:
         passed_s.append(durations_s[number - 1])
     assert (len(passed_s), bool(bench.remarks)) == (made, made < 3)
-
-
-def test_contender_settles_when_two_windows_agree(tmp_path: Path) -> None:
-    called: list[str] = []
-    Bench(tmp_path).settle(
-        fakes(called, cold=[1.0, 50.0, 100.0, 105.0], hasty=[2.0 * 4**n for n in range(9)]), ClosedLoop(1)
-    )
-    assert called == ["cold"] * 4 + ["hasty"] * rounds.WINDOWS
-
-
-def test_ratios_need_as_many_rounds_of_both() -> None:
-    assert ratios([6.0, 8.0], [2.0, 4.0]) == [3.0, 2.0]
-    with pytest.raises(ValueError, match="zip"):
-        ratios([1.0], [])
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ([1.26], "1.26"),
-        ([3.0, 1.0, 12.34], "3.0 (1.0..12.3)"),
-        ([512.4], "512"),
-        ([9.0, float("inf")], "inf (9.00..inf)"),
-    ],
-)
-def test_spread_is_median_and_range_in_three_digits(values: list[float], text: str) -> None:
-    assert spread(values) == text
-
-
-def test_markdown_has_a_rule_and_as_many_cells_in_every_line() -> None:
-    lines = markdown([Row("p50 in ms", [30.0], "stock", [60.0])]).splitlines()
-    assert lines[1:] == ["| --- | --- | --- | --- | --- |", "| p50 in ms | 30.0 | stock | 60.0 | 0.50 |"]
-    assert lines[0].count("|") == 6
-
-
-def test_processor_names_instructions_and_what_caps_them() -> None:
-    cpuinfo = "model name\t: AMD EPYC\nflags\t\t: fpu avx2 avx512_bf16\n\nmodel name\t: other\n"
-    described = machine.processor(cpuinfo, 2, {"ONEDNN_MAX_CPU_ISA": "AVX2"})
-    assert described == "AMD EPYC, 2 cores, avx2 avx512_bf16, ONEDNN_MAX_CPU_ISA=AVX2"
 
 
 def test_part_that_cannot_be_measured_leaves_the_others(
