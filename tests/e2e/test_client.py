@@ -13,7 +13,6 @@ import requests
 from deploy.gateway.sandbox import Sandbox
 from deploy.models import model
 from deploy.run.server import Server
-from tests.e2e.conftest import MOBILENET
 from tests.photographs import path, photograph
 from torchserve_client import ByCount, ChunkingClient, Client, ItemFailed, Rejected, RetryPolicy
 from torchserve_client.cli import main
@@ -64,26 +63,6 @@ def test_payloads_of_every_kind_get_their_answers_and_errors_what_the_server_sai
     assert top(good) == "espresso"
     assert isinstance(bad, ItemFailed)
     assert [item.status for item in client.predict(name, [b"none", b"of these"])] == [415, 415]
-
-
-@pytest.mark.usefixtures("nothing_registered")
-def test_commands_register_describe_scale_and_unregister(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    def say(*arguments: str) -> str:
-        assert main(of(server, *arguments)) == 0
-        return capsys.readouterr().out
-
-    register = ["register", MOBILENET, "--batch-size", "4", "--max-batch-delay", "7", "--logs", str(server.logs)]
-    assert say(*register, "--wait").splitlines() == [
-        "mobilenet-v2: registered, version 1.0, batch_size 4, max_batch_delay 7 ms, 1 worker",
-        "mobilenet-v2: ready",
-    ]
-    assert say("scale", MOBILENET, "2", "--wait").splitlines()[-1] == "mobilenet-v2: ready"
-    assert say("wait-ready", MOBILENET) == "mobilenet-v2: ready\n"
-    (described,) = json.loads(say("describe", "--json"))
-    assert (described["modelName"], described["batchSize"], len(described["workers"])) == (MOBILENET, 4, 2)
-    assert "2 READY" in say("describe", MOBILENET)
-    assert say("unregister", MOBILENET) == "mobilenet-v2: unregistered\n"
-    assert say("describe") == "no model is registered\n"
 
 
 def test_arrays_are_predicted_in_chunks_and_from_files(  # noqa: PLR0917

@@ -399,22 +399,6 @@ def test_what_is_not_supported_or_not_let_through_is_refused(lab: Clients, which
     assert lab.infer(which, LANGUAGES, {"text": texts()}).as_numpy("label").shape[0] == 2
 
 
-def test_key_is_asked_for_everywhere_but_on_open_routes(managed: Clients, which: str) -> None:
-    nobody = Clients(managed.http, managed.grpc)
-    until(lambda: managed.get("/v2/health/ready") == 200)
-    assert nobody.call(which, "is_server_live") in (True, {"live": True})
-    for call in (
-        lambda: nobody.infer(which, LANGUAGES, {"text": texts()}),
-        lambda: nobody.call(which, "get_model_metadata", LANGUAGES),
-        lambda: nobody.call(which, "unload_model", LANGUAGES),
-        lambda: Clients(managed.http, managed.grpc, {"Authorization": "Bearer another-key-of-the-tests"}).infer(
-            which, LANGUAGES, {"text": texts()}
-        ),
-    ):
-        assert_refused(which, call, 401, "UNAUTHENTICATED")
-    assert managed.infer(which, LANGUAGES, {"text": texts()}).as_numpy("label").shape[0] == 2
-
-
 def field(number: int, content: bytes) -> bytes:
     """A field of a protobuf message that holds less than 128 bytes."""
     return bytes([number << 3 | 2, len(content)]) + content
@@ -467,19 +451,6 @@ def test_management_lists_loads_and_unloads_where_it_is_let_through(
         [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["Hi."]}],
     )
     until(lambda: managed.post(place, {"inputs": body}).status_code == 200)
-
-
-def test_model_without_workers_is_unavailable_and_makes_the_server_unready(lab: Clients, server: Server) -> None:
-    server.management.scale(LANGUAGES, 0)
-    try:
-        for which in ("http", "http.aio", "grpc", "grpc.aio"):
-            until(lambda which=which: lab.call(which, "is_server_ready") in NO)  # type: ignore[misc]
-            until(lambda which=which: lab.call(which, "is_model_ready", LANGUAGES) in NO)  # type: ignore[misc]
-            infer = lambda which=which: lab.infer(which, LANGUAGES, {"text": texts()})  # noqa: E731
-            assert_refused(which, infer, 503, "UNAVAILABLE")
-        assert [lab.get(f"/v2/health/{health}") for health in ("ready", "live")] == [503, 200]
-    finally:
-        server.management.scale(LANGUAGES, 1)
 
 
 def test_nothing_that_was_sent_has_ended_a_worker_or_envoy(

@@ -198,13 +198,13 @@ def test_gateway_is_started_once_taken_over_by_a_new_supervisor_and_stopped(
         started = own.command("start")
         assert (started.returncode, started.stderr) == (0, "")
         assert (own.run / "envoy.pid").read_text() == envoy
-        # A control process that hangs is killed and started again; an Envoy that dies meanwhile is back within 3 s.
+        # A control process that hangs is killed and started again; an Envoy that dies meanwhile is back before.
         hung = control_of(own)
         assert hung is not None
         hung.suspend()
         psutil.Process(int(envoy)).kill()
-        until(lambda: (own.run / "envoy.pid").read_text() not in ("", envoy), 3)
-        until(lambda: status(session, f"{own.http}/predictions/unknown") == 404, 3)
+        until(lambda: (own.run / "envoy.pid").read_text() not in ("", envoy), HANG_S)
+        until(lambda: status(session, f"{own.http}/predictions/unknown") == 404, HANG_S)
         hung.wait(HANG_S + 5)
         # A SIGTERM is seen while the next one starts.
         until(lambda: control_of(own))

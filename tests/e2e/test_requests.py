@@ -6,11 +6,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from deploy.models import ROOT
 from deploy.run.server import Server
-from tests.e2e.conftest import MOBILENET, curl, logged, metrics, send, send_together, url
+from tests.e2e.conftest import curl, logged, metrics, send, send_together, url
 from tests.photographs import path, photograph
 from tests.waiting import until
 
@@ -43,13 +40,6 @@ def test_instances_are_answered_in_order_with_errors_in_place(server: Server, se
     espresso, error, cat = answer.body["predictions"]
     assert (list(espresso), list(cat)) == (["espresso"], ["Egyptian cat"])
     assert error["error"] == {"code": 415, "type": "UnsupportedMedia", "message": error["error"]["message"]}
-
-
-def test_example_has_the_answer_that_lies_beside_it(server: Server, serve: Callable[..., str]) -> None:
-    folder = ROOT / "examples" / MOBILENET
-    answer = send(server, serve(), (folder / "espresso.jpg").read_bytes()).body
-    expected = json.loads((folder / "espresso.expected.json").read_text())
-    assert {label: answer[label] for label in expected} == pytest.approx(expected, abs=0.01)
 
 
 def test_requests_at_once_share_full_batches_and_the_metrics_count_them(

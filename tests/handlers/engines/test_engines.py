@@ -138,7 +138,7 @@ def test_openvino_shape_that_the_graph_refuses_fails_no_run_after_it(tmp_path: P
         engine.expect_accepted({"rows": (2, 3)})
 
 
-# Runs a graph with as much memory as the process has, where an image needs 26 MB, and then with all that there is.
+# Runs a graph with as much memory as the process has, where an image needs 13 MB, and then with all that there is.
 # Prints what became of each run; an answer of another run ends it with 3.
 WITHOUT_MEMORY = """
 import resource, sys
@@ -148,7 +148,7 @@ from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import OutOfMemory
 
 engine = OpenVinoEngine(Path(sys.argv[1]), precision="fp32", threads=1)
-images = np.random.default_rng(0).random((16, 3, 224, 224), np.float32)
+images = np.random.default_rng(0).random((16, 3, 160, 160), np.float32)
 images *= 1.5 ** np.arange(16, dtype=np.float32)[:, None, None, None]
 alone = np.concatenate([engine.run({"images": image[None]})["means"] for image in images])
 draw = np.random.default_rng(1)
@@ -169,7 +169,7 @@ for limit in limits:
 
 
 def test_openvino_without_memory_gives_nobody_the_answers_of_another_run(tmp_path: Path) -> None:
-    images = opset.parameter([-1, 3, 224, 224], np.float32, name="images")
+    images = opset.parameter([-1, 3, 160, 160], np.float32, name="images")
     kernels = np.random.default_rng(2).random((64, 3, 3, 3), np.float32)
     layer = opset.convolution(images, opset.constant(kernels), [1, 1], [1, 1], [1, 1], [1, 1])
     kernels = np.random.default_rng(3).random((64, 64, 3, 3), np.float32)

@@ -1,6 +1,5 @@
 """compose.yaml and the Containerfiles: read by their own programs, and agreeing with what they name."""
 
-import json
 import re
 import subprocess
 import sys
@@ -76,28 +75,6 @@ def test_services_have_no_rights_publish_on_loopback_and_mount_what_is_there() -
                 assert SERVICES[other]["healthcheck"]["test"]
             if wanted["condition"] == "service_completed_successfully":
                 assert SERVICES[other]["restart"] == "no"
-
-
-def test_what_services_name_of_each_other_is_so() -> None:
-    gateway = read(CONTAINER / "gateway.yaml")
-    assert gateway.discover is not None
-    assert gateway.discover.host in SERVICES
-    assert gateway.discover.port == 8085
-    ports = {port.rpartition(":")[2] for port in SERVICES["gateway"]["ports"]}
-    assert ports == {str(gateway.ports.http), str(gateway.ports.grpc)}
-    # Prometheus is elsewhere, and asks the port of the metrics.
-    # Prometheus' container asks for metrics; nobody else's reaches the control port.
-    assert (gateway.ports.internal_address, gateway.ports.control_address) == ("0.0.0.0", "127.0.0.1")  # noqa: S104
-    scraped = loaded(ROOT / "deploy" / "prometheus" / "prometheus.yml")["scrape_configs"]
-    targets = [target for job in scraped for each in job["static_configs"] for target in each["targets"]]
-    assert targets == [f"gateway:{gateway.ports.metrics}"]
-    provisioning = ROOT / "deploy" / "grafana" / "provisioning"
-    (source,) = loaded(next((provisioning / "datasources").glob("*.yml")))["datasources"]
-    assert source["url"] == "http://prometheus:9090"
-    (provider,) = loaded(next((provisioning / "dashboards").glob("*.yml")))["providers"]
-    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in SERVICES["grafana"]["volumes"]}
-    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-    assert json.loads((ROOT / mounted[provider["options"]["path"]] / Path(home).name).read_text())["title"]
 
 
 def test_nodes_serve_what_is_built_have_its_memory_and_the_time_to_drain() -> None:

@@ -353,23 +353,6 @@ def test_nodes_and_edges_read_their_settings_and_have_the_memory_for_what_may_qu
     assert all("REPLACE" in key.key for key in read_gateway(tmp_path / "gateway.yaml").keys)
 
 
-def test_overlays_and_components_differ_in_what_they_are_for(tmp_path: Path) -> None:
-    gpu, edge = container(overlay("gpu"), "node"), container(overlay("gpu"), "edge")
-    assert (gpu["resources"]["limits"]["nvidia.com/gpu"], gpu["image"]) == ("1", f"torchserve-batching:{VERSION}-gpu")
-    assert "nvidia.com/gpu" not in edge["resources"]["limits"]
-    data = one(overlay("adaptive"), "ConfigMap", "torchserve-node")["data"]["config.properties"]
-    ((name, versions),) = node_settings(data, tmp_path).models.items()
-    assert [(each["minWorkers"], each["maxWorkers"]) for each in versions.values()] == [(1, 1)]
-    assert archived(models()[name])["continuousBatching"] is True
-    (scaled,) = of_kind(overlay("keda"), "ScaledObject")
-    assert "replicas" not in one(overlay("keda"), "Deployment", scaled["spec"]["scaleTargetRef"]["name"])["spec"]
-    fetched = component("models-fetch")
-    sums = one(fetched, "ConfigMap", "torchserve-fetch")["data"]["models.sha256"]
-    text = one(fetched, "ConfigMap", "torchserve-node")["data"]["config.properties"]
-    loaded = node_settings(text, tmp_path).load_models
-    assert tuple(re.findall(r"^[0-9a-f]{64}  (\S+)$", sums, re.MULTILINE)) == loaded
-
-
 @pytest.mark.parametrize(("content", "status"), [(b"archive", 0), (b"archivf", 1), (None, 1)])
 def test_an_archive_is_fetched_only_with_its_own_sum(tmp_path: Path, content: bytes | None, status: int) -> None:
     """rclone stands in for itself as a copy of what is named: the script's own part is the list and the sums."""
