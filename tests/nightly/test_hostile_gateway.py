@@ -42,6 +42,8 @@ METHODS = ("ModelInfer", "ServerLive", "ModelMetadata", "ModelConfig", "Reposito
 # What may go wrong behind the gateway: no such method, no node, a time that is up. Any other 5xx is a bug.
 NO_BUG = (501, 502, 503, 504)
 BUGS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
+# A path is in the access log, and an error names it: what must be in neither is not in a path.
+IN_PATHS = [odd for odd in STRANGE if not CANARIES.search(odd)]
 many = settings(suppress_health_check=list(HealthCheck))
 
 
@@ -71,7 +73,7 @@ def test_any_request_over_http_is_answered_or_cut_off_and_never_a_bug(gateway: S
     address = urlsplit(gateway.http)
 
     @many
-    @given(KIND.requests(), st.sampled_from(PATHS), st.sampled_from(STRANGE), st.sampled_from(["POST", "GET", "PUT"]))
+    @given(KIND.requests(), st.sampled_from(PATHS), st.sampled_from(IN_PATHS), st.sampled_from(["POST", "GET", "PUT"]))
     def holds(request: Request, path: str, odd: str, method: str) -> None:
         part = request.parts[0]
         target = path.format(m=MODEL, x=quote(odd, safe="", errors="replace")[:2000] or "x")
