@@ -5,6 +5,7 @@ texts         way `padded`: tokenises each text alone, pads it to 256 and runs t
               transformers handler does; `sorted`: our engine on texts that are all known beforehand and sorted by
               length, which no server could do better
 translation   transformers' generate() for each text by itself
+reranking     sentence-transformers' CrossEncoder.predict of a query with each of its documents
 """
 
 import time
@@ -104,7 +105,26 @@ def translation(folder: Path) -> Step:
     return step
 
 
-LOOPS: dict[str, Callable[[Path], Step]] = {"images": images, "texts": texts, "translation": translation}
+def reranking(folder: Path) -> Step:
+    """Load a cross-encoder's checkpoint."""
+    from sentence_transformers import CrossEncoder  # noqa: PLC0415 - seconds, and only here
+
+    network, endless = CrossEncoder(str(folder), device="cpu"), cycle(samples.rankings())
+
+    def step(*_: object) -> int:
+        query, documents = next(endless)
+        network.predict([(query, document) for document in documents])
+        return len(documents)
+
+    return step
+
+
+LOOPS: dict[str, Callable[[Path], Step]] = {
+    "images": images,
+    "texts": texts,
+    "translation": translation,
+    "reranking": reranking,
+}
 
 
 def repeated(step: Callable[[], int], duration_s: float, warm_up_s: float) -> tuple[float, float, float]:

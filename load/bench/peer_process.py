@@ -1,6 +1,6 @@
 """Servers of other projects, as processes of their own environments: started, paused, stopped.
 
-Peer, Given -> started -> PeerProcess -> awake while it is measured
+Peer, a first request -> started -> PeerProcess -> awake while it is measured
 """
 
 import json
@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import requests
 
 from deploy.models import ROOT
 from deploy.sandbox import free_ports
-from load.bench.onnx_model import INPUT, OUTPUT, Given
+from load.bench.onnx_model import INPUT, OUTPUT
 from load.errors import LoadError
 
 # Seconds to wait for a first answer, and for a process to end before it is killed.
@@ -51,7 +50,7 @@ class Peer:
     name: str
     extra: str  # the folder of .extras that it is installed in
     command: Sequence[str]  # a program of that folder and its arguments, which the port follows
-    path: str  # where a row is posted to
+    path: str  # where requests are posted to
     body: Callable[[Any], bytes] = raw  # writes a row as the server takes it; the answer ends with its scores
     headers: Mapping[str, str] = field(default_factory=dict)  # of a request
     variables: Mapping[str, str] = field(default_factory=dict)  # of its process
@@ -116,8 +115,8 @@ class PeerProcess:
 
 
 @contextmanager
-def started(peer: Peer, given: Given) -> Iterator[PeerProcess]:
-    """Start a peer and wait until it answers; end it on the way out.
+def started(peer: Peer, probe: bytes, variables: Mapping[str, str] | None = None) -> Iterator[PeerProcess]:
+    """Start a peer, with more variables than its own, and wait until it answers a probe; end it on the way out.
 
     Raises:
         LoadError: it does not answer; the message has its last words.
@@ -127,7 +126,7 @@ def started(peer: Peer, given: Given) -> Iterator[PeerProcess]:
     command: list[str | Path] = [ROOT / ".extras" / peer.extra / "bin" / program, *arguments, str(port)]
     with tempfile.TemporaryDirectory(prefix="peer-", ignore_cleanup_errors=True) as folder:
         own = {"BENTOML_HOME": f"{folder}/bentoml", "PYTHONPATH": str(ROOT), "TMPDIR": folder, **peer.variables}
-        environment = {**os.environ, **own, **given.to_environment()}
+        environment = {**os.environ, **own, **(variables or {})}
         log = Path(folder, "log")
         with (
             log.open("wb") as output,
@@ -138,7 +137,7 @@ def started(peer: Peer, given: Given) -> Iterator[PeerProcess]:
         ):
             running = PeerProcess(f"http://127.0.0.1:{port}/{peer.path}", process.pid)
             try:
-                _wait(peer, given, running.url, process, log)
+                _wait(peer, probe, running.url, process, log)
                 yield running
             finally:
                 running.signal(signal.SIGCONT)
@@ -149,13 +148,13 @@ def started(peer: Peer, given: Given) -> Iterator[PeerProcess]:
                 running.signal(signal.SIGKILL)
 
 
-def _wait(peer: Peer, given: Given, url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+def _wait(peer: Peer, probe: bytes, url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
     deadline_s, session = time.monotonic() + START_S, requests.Session()
     session.trust_env = False
     session.headers.update({"Content-Type": "application/octet-stream", **peer.headers})
     while True:
         with suppress(requests.RequestException):
-            if session.post(url, data=peer.body(np.zeros(given.shape, np.float32)), timeout=START_S).ok:
+            if session.post(url, data=probe, timeout=START_S).ok:
                 return
         if process.poll() is not None or time.monotonic() > deadline_s:
             raise LoadError(f"{peer.name} does not answer: {log.read_text(errors='replace')[-2000:]}")

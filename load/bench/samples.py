@@ -4,8 +4,9 @@ import io
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from PIL import Image, ImageOps
 
@@ -18,6 +19,8 @@ PHOTOGRAPHS = ("resnet-152/cat.jpg", "mobilenet-v2/espresso.jpg")
 # Texts: four lists of 64. Mean number of words: one or two sentences. With this standard deviation of its logarithm one
 # text in a hundred has five times the median. The longest are what MiniLM's 256 tokens hold.
 TEXTS, MEAN_WORDS, SIGMA, MOST_WORDS = 256, 32, 0.7, 200
+# Queries, and documents of each, for reranking.
+QUERIES, DOCUMENTS = 8, 100
 # Sentences of a text for translation, short texts more often.
 LENGTHS = (1, 1, 2, 1, 3, 1, 2, 6)
 SENTENCES = ROOT / "examples" / "translation" / "samples.txt"
@@ -61,6 +64,12 @@ def paragraphs(count: int) -> list[str]:
     return [" ".join(every[(7 * number + at) % len(every)] for at in range(n)) for number, n in enumerate(lengths)]
 
 
+def rankings() -> list[tuple[str, Sequence[str]]]:
+    """Make queries of a sentence, each with documents of mixed length."""
+    every = sentences()
+    return [(every[at], [texts()[(31 * at + n) % TEXTS] for n in range(DOCUMENTS)]) for at in range(QUERIES)]
+
+
 def images() -> Inputs:
     """Make requests of one photograph each."""
     return Inputs.of(photographs(), "image/jpeg")
@@ -68,10 +77,19 @@ def images() -> Inputs:
 
 def singles(of: Sequence[str]) -> Inputs:
     """Make requests of one text each."""
-    return Inputs.of([json.dumps({"text": text}).encode() for text in of], "application/json")
+    return requests_of({"text": text} for text in of)
 
 
 def lists(of: Sequence[str], length: int) -> Inputs:
     """Make requests of `length` texts each."""
-    parts = [of[start : start + length] for start in range(0, len(of), length)]
-    return Inputs.of([json.dumps({"instances": part}).encode() for part in parts], "application/json")
+    return requests_of({"instances": part} for part in batched(of, length))
+
+
+def batched(of: Sequence[str], length: int) -> list[Sequence[str]]:
+    """Split into lists of `length`."""
+    return [of[start : start + length] for start in range(0, len(of), length)]
+
+
+def requests_of(bodies: Iterable[Mapping[str, Any]]) -> Inputs:
+    """Make requests of JSON objects."""
+    return Inputs.of([json.dumps(body).encode() for body in bodies], "application/json")

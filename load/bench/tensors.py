@@ -109,7 +109,8 @@ def theirs(peer: Peer, network: Network) -> Iterator[Served]:
 
     @contextmanager
     def served(processes: int) -> Iterator[Served]:
-        with peer_process.started(peer, replace(network.given, processes=processes)) as process:
+        given = replace(network.given, processes=processes)
+        with peer_process.started(peer, peer.body(network.rows[0]), given.to_environment()) as process:
             yield Served(peer.name, process.url, inputs, headers=peer.headers, process=process)
 
     per_s = {}
