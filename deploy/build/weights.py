@@ -1,4 +1,4 @@
-"""The weights of a torchvision classifier, read from where they come from.
+"""The weights of a network of torchvision, read from where they come from.
 
 --weights or the model list -> Source (what, without reading it) -> load -> state dict
 """
@@ -22,14 +22,14 @@ NETWORK_TIMEOUT_S = 20
 StateDict = dict[str, torch.Tensor]
 
 
-def load(model: Model, arch: str, origin: Source) -> StateDict:
-    """Read the weights of a torchvision classifier.
+def load(model: Model, arch: str, origin: Source, **options: Any) -> StateDict:
+    """Read the weights of a network of torchvision, which `get_model` builds with `options`.
 
     Raises:
         WeightsUnavailable: they cannot be fetched, or are no state dict.
     """
     if origin.kind == "random":
-        return _random(arch)
+        return _random(arch, **options)
     if origin.kind == "torchvision":
         return _published(model, arch, origin.location)
     try:
@@ -73,20 +73,21 @@ def _state_dict(loaded: Any) -> StateDict:
     return {name.removeprefix("module."): tensor for name, tensor in loaded.items()}
 
 
-def _random(arch: str) -> StateDict:
+def _random(arch: str, **options: Any) -> StateDict:
     """Make seeded weights whose numbers stay in range, as trained ones' do and fresh ones of a deep net do not.
 
     Batch norms take their statistics from blurred noise, and the head is scaled to logits of unit deviation on it.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(RANDOM_SEED)
-        classifier = torchvision.models.get_model(arch, weights=None)
+        classifier = torchvision.models.get_model(arch, weights=None, **options)
         noise = torch.nn.functional.interpolate(torch.randn(8, 3, 7, 7), size=(224, 224), mode="bilinear")
         for module in classifier.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.momentum = None  # a cumulative average
         classifier.train()(noise)
-        deviation = classifier.eval()(noise).std()
+        found = classifier.eval()(noise)
+        deviation = (found["out"] if isinstance(found, dict) else found).std()
         *_, head_weight, head_bias = classifier.parameters()
         head_weight /= deviation
         head_bias /= deviation

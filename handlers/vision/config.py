@@ -11,6 +11,10 @@ from handlers.config import SETTINGS, Channels, Count, HandlerConfig, Share, Sid
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+# How an answer draws segments: a PNG of all classes, one of each, run lengths of each as COCO's tools read them, or the
+# class of each pixel as numbers.
+Masks = Literal["map", "png", "rle", "labels"]
+
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class PixelsConfig(HandlerConfig):
@@ -106,3 +110,48 @@ class ObjectDetectionOptions:
 
     threshold: Share | None = None
     top_k: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class ImageSegmentationConfig(PixelsConfig):
+    """Settings of image segmentation.
+
+    Attributes:
+        precision: see `HandlerConfig`; no proof says yet what bf16 does to maps.
+        arch: the name of a network of torchvision.models.segmentation; None for a checkpoint of transformers.
+        resize_size: the length that the shorter side is resized to, in pixels, where `arch` is given; the default is
+            torchvision's. A checkpoint says its own.
+        mean, std: the statistics that pixels are normalised by, per channel, for values in 0..1; likewise.
+        max_seen_pixels: the most pixels of an image once it is resized: one that is very long is refused.
+        max_map_pixels: the most pixels of a map in an answer, which has the size of the image.
+        masks: how an answer draws the segments, where the request does not say.
+        answer: `segments`, or `torchserve` as TorchServe's image_segmenter does: [class, probability] of every pixel,
+            here of the whole image as the network sees it.
+    """
+
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "fp32"
+    arch: str | None = None
+    resize_size: Side = 520
+    mean: Channels = IMAGENET_MEAN
+    std: Channels = IMAGENET_STD
+    max_seen_pixels: Count = 2_000_000
+    max_map_pixels: Count = 16_000_000
+    masks: Masks = "map"
+    answer: Literal["segments", "torchserve"] = "segments"
+
+    @model_validator(mode="after")
+    def _check_statistics(self) -> "ImageSegmentationConfig":
+        if min(self.std) <= 0:
+            raise ValueError("every value of std must be more than 0")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class ImageSegmentationOptions:
+    """Options of one image.
+
+    Attributes:
+        masks: see `ImageSegmentationConfig`; None for the configuration's.
+    """
+
+    masks: Masks | None = None

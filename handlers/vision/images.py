@@ -86,6 +86,21 @@ class Scene:
     top_k: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """One decoded item of a segmenter.
+
+    Attributes:
+        pixels: (H, W, 3) uint8, RGB: the image, as the model sees it.
+        size: its own width and height.
+        masks: how its answer draws the segments.
+    """
+
+    pixels: NDArray[np.uint8]
+    size: tuple[int, int]
+    masks: str
+
+
 def decode_image(value: Any, config: ImageConfig, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
     """Decode one image, and cut its square: (crop_size, crop_size, 3) uint8, RGB, upright; see `opened`."""
     image, _ = opened(value, config, allowance, config.resize_size)

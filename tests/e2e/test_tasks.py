@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
+from PIL import Image
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression
 
 from deploy.models import ROOT
 from deploy.run.server import Server
-from tests import tiny_detector, tiny_models, tiny_seq2seq
+from tests import tiny_detector, tiny_models, tiny_segmenter, tiny_seq2seq
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, logged, send, send_together, url
-from tests.photographs import MOBILENET_TOP_1, photograph
+from tests.photographs import MOBILENET_TOP_1, jpeg, path, photograph
 
 # What differs between an answer alone and in a batch, in fp32: the order of the sums. Answers of two items differ by
 # far more, which the tests check.
@@ -105,6 +106,19 @@ CASES = {
         tiny_detector.detector,
         {"threshold": 0.5, "scaled_decode": False},
         read=lambda body: [each["score"] for each in body],
+    ),
+    "image_segmentation": Case(
+        "image-segmentation",
+        # Of one shape, so that they share a micro-batch.
+        [jpeg(Image.open(path(name)).resize((300, 200))) for name in MOBILENET_TOP_1],
+        {
+            b"canary": (415, "UnsupportedMedia"),
+            photograph("chelsea")[:30_000]: (422, "CorruptInput"),
+            b'{"b64": "AAAA", "masks": "polygons"}': (400, "UnknownOption"),
+        },
+        tiny_segmenter.lraspp,
+        {"resize_size": 128},
+        read=lambda body: [each["score"] for each in body["segments"]],
     ),
     "sentence_embedding": Case("sentence-embedding", TEXTS, BAD_TEXTS),
     "text_classification": Case(

@@ -30,7 +30,7 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     state = load(model, config.arch, origin)
     # The classifier's head comes last in a state dict of torchvision; its first axis is the classes.
     class_count = next(reversed(state.values())).shape[0]
-    labels = _labels(model, config.arch, class_count)
+    labels = labels_of(model, config.arch, class_count)
     (folder / "index_to_name.json").write_text(json.dumps(dict(enumerate(labels)), ensure_ascii=False))
     classifier = _classifier(config, state, class_count)
     if engine != "torch":
@@ -60,7 +60,7 @@ def _exported(config: ImageClassificationConfig, classifier: torch.nn.Module) ->
     return graph
 
 
-def _labels(model: Model, arch: str, class_count: int) -> list[str]:
+def labels_of(model: Model, arch: str, class_count: int) -> list[str]:
     """Name the classes: by the model's own file, or as torchvision's weights do where the count fits."""
     own = model.folder / "index_to_name.json"
     if own.is_file():

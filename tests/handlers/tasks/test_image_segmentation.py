@@ -1,0 +1,222 @@
+"""Image segmentation answers as the network does to each image alone, whoever shares a batch with whom."""
+
+import base64
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+import transformers
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+from torchvision.transforms.functional import normalize, resize, to_tensor
+
+from deploy.build.sources import source
+from deploy.build.stagers.segmentation import stage
+from deploy.models import Model
+from handlers.errors import InvalidConfig
+from handlers.tasks.image_segmentation import ImageSegmentationHandler
+from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD, ImageSegmentationConfig
+from handlers.vision.masks import rle
+from handlers.vision.pixel_segmenter import Geometry
+from tests import tiny_segmenter
+from tests.handlers.serving import serve, started
+from tests.photographs import path, photograph
+
+ARCH, SHORTER = "lraspp_mobilenet_v3_large", 256
+COMMON: dict[str, Any] = {"threads": 1, "scaled_decode": False}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "torchvision": {**COMMON, "arch": ARCH, "resize_size": SHORTER},
+    "transformers": COMMON,
+}
+NAMES = ("coffee", "chelsea", "china", "rocket", "astronaut")
+NPY = {"Accept": "application/x-npy"}
+LEAST_EQUAL = 0.99
+Oracle = Callable[[Image.Image], NDArray[np.uint8]]
+
+
+def smooth(name: str) -> Image.Image:
+    """A photograph without its details: logits of random weights follow every one of them."""
+    return Image.open(path(name)).convert("RGB").filter(ImageFilter.GaussianBlur(60))
+
+
+def sent(name: str) -> bytes:
+    with io.BytesIO() as file:
+        smooth(name).save(file, "PNG")
+        return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An archive of either kind, for both engines."""
+    folders = {}
+    for kind, weights in (("torchvision", None), ("transformers", tmp_path_factory.mktemp("checkpoint"))):
+        own, folders[kind] = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp(kind)
+        (own / "model-config.yaml").write_text(json.dumps({"handler": SETTINGS[kind]}))
+        entry = Model("tiny", "image_segmentation", "1.0", own)
+        stage(
+            entry,
+            source(entry, "random" if weights is None else str(tiny_segmenter.segmenter(weights))),
+            "auto",
+            folders[kind],
+        )
+    return folders
+
+
+def segmenter(archive: Path, kind: str, **settings: Any) -> ImageSegmentationHandler:
+    ready = started(ImageSegmentationHandler(), archive, {**SETTINGS[kind], **settings})
+    assert isinstance(ready, ImageSegmentationHandler)
+    return ready
+
+
+def maps(handler: ImageSegmentationHandler, names: tuple[str, ...]) -> list[NDArray[np.uint8]]:
+    answers = serve(handler, [sent(name) for name in names], [NPY] * len(names))
+    assert [answer.status for answer in answers] == [200] * len(names)
+    return [np.load(io.BytesIO(answer.body)) for answer in answers]
+
+
+def by_torchvision(archive: Path) -> Oracle:
+    """torchvision's way ends at the size that the network sees: 21 random classes have too many edges for another."""
+    network = torchvision.models.get_model(ARCH, weights=None, weights_backbone=None)
+    network.load_state_dict(torch.load(archive / "model.pt", weights_only=True))
+    network.eval()
+
+    def classes(image: Image.Image) -> NDArray[np.uint8]:
+        seen = normalize(to_tensor(resize(image, [SHORTER])), list(IMAGENET_MEAN), list(IMAGENET_STD))
+        with torch.inference_mode():
+            found = network(seen[None])["out"].argmax(1)[0].numpy().astype(np.uint8)
+        return np.asarray(Image.fromarray(found).resize(image.size, Image.Resampling.NEAREST))
+
+    return classes
+
+
+def by_transformers(archive: Path) -> Oracle:
+    """transformers resizes the logits to the image."""
+    network = transformers.AutoModelForSemanticSegmentation.from_pretrained(archive / "checkpoint").eval()
+    processor: Any = transformers.AutoImageProcessor.from_pretrained(archive / "checkpoint", backend="pil")
+
+    def classes(image: Image.Image) -> NDArray[np.uint8]:
+        with torch.inference_mode():
+            outputs = network(**processor(image, return_tensors="pt"))
+        (found,) = processor.post_process_semantic_segmentation(outputs, [(image.height, image.width)])
+        return np.asarray(found).astype(np.uint8)
+
+    return classes
+
+
+@pytest.mark.parametrize("engine", ["openvino", "torch"])
+@pytest.mark.parametrize(("kind", "oracle"), [("torchvision", by_torchvision), ("transformers", by_transformers)])
+def test_maps_are_those_of_the_network_on_each_image_alone(
+    archives: dict[str, Path], kind: str, oracle: Callable[[Path], Oracle], engine: str
+) -> None:
+    handler, expected_of = segmenter(archives[kind], kind, engine=engine), oracle(archives[kind])
+    together = maps(handler, NAMES)
+    for name, found in zip(NAMES, together, strict=True):
+        expected = expected_of(smooth(name))
+        assert found.shape == expected.shape
+        assert np.mean(found == expected) >= LEAST_EQUAL
+        assert len(np.unique(found)) > 1
+    (alone,) = maps(handler, NAMES[-1:])
+    assert np.mean(alone == together[-1]) >= 0.999
+
+
+def decoded(text: str) -> NDArray[np.uint8]:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
+
+
+def decoded_runs(mask: dict[str, Any]) -> NDArray[np.bool_]:
+    """As rleFrString of cocoapi reads them."""
+    runs: list[int] = []
+    at, text = 0, mask["counts"]
+    while at < len(text):
+        value = shift = 0
+        more = True
+        while more:
+            bits = ord(text[at]) - 48
+            value |= (bits & 31) << shift
+            shift, at, more = shift + 5, at + 1, bool(bits & 32)
+        value -= (bits & 16) << (shift - 4)
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+    pixels = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+    return pixels.reshape(mask["size"], order="F")
+
+
+def test_every_way_to_draw_segments_says_the_same(archives: dict[str, Path]) -> None:
+    handler = segmenter(archives["transformers"], "transformers")
+    body = {"b64": base64.b64encode(sent("coffee")).decode()}
+    rows = [json.dumps({**body, "masks": masks}).encode() for masks in ("map", "png", "rle", "labels")]
+    drawn, pngs, runs, labels = (answer.body for answer in serve(handler, rows))
+    (expected,) = maps(handler, ("coffee",))
+    assert np.array_equal(labels, expected)
+    assert np.array_equal(decoded(drawn["map"]), expected)
+    assert 1 < len(drawn["segments"]) == len(pngs) == len(runs) == len(np.unique(expected))
+    for segment, png, run in zip(drawn["segments"], pngs, runs, strict=True):
+        assert segment["label"] == png["label"] == run["label"] == tiny_segmenter.LABELS[segment["value"]]
+        assert 0 < segment["score"] == png["score"] == run["score"] <= 1
+        where = expected == segment["value"]
+        assert np.array_equal(decoded(png["mask"]), np.where(where, 255, 0))
+        assert np.array_equal(decoded_runs(run["mask"]), where)
+
+
+def test_run_lengths_are_cocos() -> None:
+    """As pycocotools 2.0.11 encodes them."""
+    chance = np.random.default_rng(0)
+    for mask in (chance.random((9, 7)) < 0.5, np.ones((3, 4), bool), np.zeros((3, 4), bool), np.eye(300, dtype=bool)):
+        assert np.array_equal(decoded_runs(dict(rle(mask))), mask)
+    ring = np.zeros((100, 60), bool)
+    ring[10:90, 5:50] = True
+    ring[40:60, 20:30] = False
+    assert rle(ring) == {"size": [100, 60], "counts": f"n?`2d{29 * '0'}^N{39 * '0'}b1{38 * '0'}nn0"}
+
+
+def test_a_bad_item_fails_alone(archives: dict[str, Path]) -> None:
+    handler = segmenter(archives["torchvision"], "torchvision", max_map_pixels=400_000, max_seen_pixels=120_000)
+    coffee = base64.b64encode(sent("coffee")).decode()
+
+    def size(width: int, height: int) -> bytes:
+        with io.BytesIO() as file:
+            Image.new("RGB", (width, height)).save(file, "PNG")
+            return file.getvalue()
+
+    rows = [
+        sent("coffee"),
+        photograph("rocket")[:9000],
+        b"no image",
+        json.dumps({"b64": coffee, "masks": "polygons"}).encode(),
+        size(800, 600),
+        size(900, 30),
+        json.dumps({"instances": [{"b64": coffee}, {"b64": "AAAA"}]}).encode(),
+    ]
+    answers = serve(handler, rows)
+    assert [answer.status for answer in answers] == [200, 422, 415, 400, 413, 413, 200]
+    assert "masks" in answers[3].body["message"]
+    assert "max_map_pixels is 400000" in answers[4].body["message"]
+    assert "max_seen_pixels is 120000" in answers[5].body["message"]
+    good, bad = answers[6].body["predictions"]
+    assert good == answers[0].body
+    assert bad["error"]["code"] == 415
+
+
+def test_answers_may_have_the_form_of_torchserves_own_handler(archives: dict[str, Path]) -> None:
+    handler = segmenter(archives["transformers"], "transformers", answer="torchserve")
+    (answer,) = serve(handler, [sent("coffee")])
+    pixels = np.array(answer.body)
+    assert pixels.shape == (tiny_segmenter.SIDE, tiny_segmenter.SIDE, 2)
+    assert set(pixels[..., 0].ravel()) <= set(range(len(tiny_segmenter.LABELS)))
+    assert 1 / len(tiny_segmenter.LABELS) <= pixels[..., 1].min() <= pixels[..., 1].max() <= 1
+
+
+@pytest.mark.parametrize("change", [{"do_pad": True}, {"size": {"shortest_edge": 800}}, {"image_mean": None}])
+def test_checkpoint_that_does_anything_else_with_images_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    said = {"size": {"height": 64, "width": 96}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps(said))
+    assert Geometry.of(ImageSegmentationConfig(), tmp_path).seen(7, 9) == (96, 64)
+    file.write_text(json.dumps({**said, **change}))
+    with pytest.raises(InvalidConfig, match="only images stretched to one size"):
+        Geometry.of(ImageSegmentationConfig(), tmp_path)

@@ -1,0 +1,44 @@
+"""Segmenters with seeded weights, since no registry package carries trained ones."""
+
+from pathlib import Path
+
+import torch
+import transformers
+
+from deploy.build.sources import source
+from deploy.build.weights import load
+from deploy.models import model
+
+SIDE = 256
+LABELS = ("sky", "wall", "cat", "cup", "road", "tree")
+
+
+def lraspp(folder: Path) -> Path:
+    """Write the weights of the example, 13 MB; gives the file."""
+    entry, file = model("image-segmentation"), folder / "lraspp.pt"
+    torch.save(load(entry, "lraspp_mobilenet_v3_large", source(entry, "random"), weights_backbone=None), file)
+    return file
+
+
+def segmenter(folder: Path) -> Path:
+    """Write a checkpoint of SegFormer, of some hundred kilobytes, as `save_pretrained` leaves it; gives the folder."""
+    config = transformers.SegformerConfig(
+        depths=[1, 1, 1, 1],
+        hidden_sizes=[8, 16, 24, 32],
+        num_attention_heads=[1, 2, 2, 4],
+        decoder_hidden_size=32,
+        id2label=dict(enumerate(LABELS)),
+    )
+    torch.manual_seed(1)
+    model = transformers.SegformerForSemanticSegmentation(config).eval()
+    with torch.no_grad():
+        # Logits of random weights are nearly alike: those of a picture of noise get deviations of 2 around 0.
+        noise = torch.randn(8, 3, 4, 4).repeat_interleave(64, 2).repeat_interleave(64, 3)
+        logits = model(pixel_values=noise).logits
+        mean, deviation = logits.mean((0, 2, 3)), logits.std((0, 2, 3)) / 2
+        head = model.decode_head.classifier
+        head.weight.div_(deviation[:, None, None, None])
+        head.bias.copy_((head.bias - mean) / deviation)
+    model.save_pretrained(folder)
+    transformers.SegformerImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
+    return folder
