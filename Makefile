@@ -42,7 +42,7 @@ lint: .venv/.installed ## ruff and mypy
 # OpenVINO must be told by more than the variable that its processor has AVX2 alone (tests/avx2.sh).
 capped = $(if $(filter AVX2,$(ONEDNN_MAX_CPU_ISA)),tests/avx2.sh)
 # A process that dies ends the run: xdist, which would start another, waits for ever where it deals by files.
-pytest = $(capped) $(BIN)/python -m pytest --dist loadfile --max-worker-restart 0
+pytest = $(capped) $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 check: lint ## lint, types, and the tests that need no server: two minutes on two cores
 	@OMP_NUM_THREADS=1 $(pytest) -n auto --tier check tests --ignore tests/e2e --ignore tests/nightly
