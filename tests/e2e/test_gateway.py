@@ -14,7 +14,7 @@ from deploy.gateway.sandbox import Sandbox
 from deploy.gateway.supervisor import HANG_S
 from deploy.run.server import Server
 from tests.e2e.clients import Clients
-from tests.e2e.conftest import MOBILENET, curl, metrics
+from tests.e2e.conftest import MOBILENET, metrics
 from tests.photographs import photograph
 from tests.waiting import until
 from torchserve_client import archives
@@ -65,20 +65,6 @@ def kill_control(gateway: Sandbox) -> None:
     assert control is not None
     control.send_signal(signal.SIGKILL)
     control.wait(10)
-
-
-@pytest.mark.usefixtures("nothing_registered")
-def test_model_registered_and_removed_by_curl_appears_and_vanishes(
-    server: Server, gateway: Sandbox, session: requests.Session
-) -> None:
-    management, url = server.settings.management_url, f"{gateway.http}/v2/models/{MOBILENET}"
-    until(lambda: status(session, url) == 404)
-    curl("-X", "POST", f"{management}/models?url={MOBILENET}.mar&initial_workers=1&synchronous=true")
-    until(lambda: status(session, f"{url}/ready") == 200)
-    until(lambda: predict(session, gateway) == 200)
-    curl("-X", "DELETE", f"{management}/models/{MOBILENET}")
-    until(lambda: status(session, url) == 404)
-    until(lambda: predict(session, gateway) == 404)
 
 
 def test_failed_requests_are_no_reason_to_leave_a_node_out(served: Sandbox, session: requests.Session) -> None:

@@ -33,15 +33,6 @@ def test_curl_every_way_to_send_an_image_gives_the_same_answer(
     assert list(three) == list(json.loads(answers[0]))[:3]
 
 
-def test_instances_are_answered_in_order_with_errors_in_place(server: Server, serve: Callable[..., str]) -> None:
-    images = [base64.b64encode(photograph(name)).decode() for name in ("coffee", "chelsea")]
-    body = json.dumps({"instances": [{"b64": images[0]}, {"b64": "AAAA"}, {"b64": images[1]}], "top_k": 1})
-    answer = send(server, serve(), body.encode(), "application/json; charset=utf-8")
-    espresso, error, cat = answer.body["predictions"]
-    assert (list(espresso), list(cat)) == (["espresso"], ["Egyptian cat"])
-    assert error["error"] == {"code": 415, "type": "UnsupportedMedia", "message": error["error"]["message"]}
-
-
 def test_requests_at_once_share_full_batches_and_the_metrics_count_them(
     server: Server, serve: Callable[..., str]
 ) -> None:
