@@ -92,23 +92,3 @@ def test_client_and_command_embed_and_rerank(
     np.testing.assert_allclose([json.loads(line) for line in capsys.readouterr().out.splitlines()], expected, atol=2e-2)
     assert main(["--server", address, "rerank", RERANKING, QUERY, *TEXTS, "--top-n", "1"]) == 0
     assert capsys.readouterr().out.endswith(f"  {TEXTS[best.index]}\n")
-
-
-def test_mistakes_are_answered_in_openais_form(post: Callable[..., requests.Response], gateway: Sandbox) -> None:
-    """By the worker, and by the gateway; what is wrong with each field is tried in tests/handlers."""
-    for path, body, status, param in (
-        ("/v1/embeddings", {"input": "x"}, 400, "model"),
-        ("/v1/embeddings", {"input": "x", "model": "unknown"}, 404, "model"),
-        ("/v1/embeddings", {"input": "x", "model": LANGUAGES}, 400, "model"),
-        ("/v1/embeddings", {"input": "x", "model": RERANKING}, 400, "model"),
-        ("/v1/embeddings", {"input": ["x", 7], "model": EMBEDDING}, 400, "input"),
-        ("/v2/rerank", {"query": "x", "documents": ["x"], "top_n": -1, "model": RERANKING}, 400, "top_n"),
-    ):
-        answer = post(path, **body)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (status, param), answer.text
-        assert error["type"] in ("invalid_request_error", "not_found_error")
-    broken = requests.post(
-        f"{gateway.http}/v1/embeddings", data=json.dumps({"model": EMBEDDING}).encode()[:-1], timeout=60
-    )
-    assert (broken.status_code, broken.json()["error"]["code"]) == (400, "MalformedJson")

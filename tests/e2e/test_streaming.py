@@ -7,19 +7,15 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import requests
-import yaml
 
 from deploy.gateway.sandbox import Sandbox
 from deploy.models import ROOT, model
 from deploy.run.server import Server
-from tests import tiny_seq2seq
 from tests.e2e.conftest import send, url, worker_pid
 from torchserve_client import Client, NoConnection, RetryPolicy, ServerFailed
 
@@ -125,24 +121,3 @@ def test_gateway_passes_pieces_on_as_they_come(server: Server, spelling: str, ga
     place = f"{gateway.http}/predictions/{spelling}"
     answer = requests.post(place, TEXT.encode(), headers={"Accept": EVENTS}, timeout=TIMEOUT_S)
     assert joined(answer.content) == (TEXT, {"spelled": TEXT})
-
-
-def test_translation_comes_in_the_pieces_of_its_answer(
-    server: Server, archive: Callable[..., str], serve: Callable[..., str], client: Client, tmp_path: Path
-) -> None:
-    (tmp_path / "checkpoint").mkdir()
-    config = yaml.safe_load((ROOT / "examples" / "translation" / "model-config.yaml").read_text())
-    (tmp_path / "model-config.yaml").write_text(yaml.safe_dump(config))
-    entry = replace(model("translation"), folder=tmp_path)
-    serve(archive(entry, str(tiny_seq2seq.marian(tmp_path / "checkpoint")), engine="auto"), entry.name, batch_size=32)
-
-    def ask(text: str) -> tuple[str, Any]:
-        stream = client.stream(entry.name, text)
-        return "".join(stream), stream.answer
-
-    texts = [*tiny_seq2seq.SENTENCES, "The sea is rough."]
-    with ThreadPoolExecutor(len(texts)) as threads:
-        answers = list(threads.map(ask, texts))
-    # Texts of random weights differ by rounding: each stream is held against its own whole answer.
-    assert all(pieces and pieces == whole["translation_text"] for pieces, whole in answers)
-    assert len({pieces for pieces, _ in answers}) > len(texts) / 2
