@@ -1,5 +1,6 @@
 // Answers of each task as something to look at. Places in a text are counted in characters, as Python counts them.
 import { h, s } from "./dom.js";
+import { boxes, segments } from "./pictures.js";
 import { pretty } from "./tensors.js";
 
 const percent = new Intl.NumberFormat(undefined, { style: "percent", maximumFractionDigits: 1 });
@@ -116,6 +117,8 @@ function ranking(scores, documents) {
 
 const RESULTS = {
   image_classification: (answer) => bars(Object.entries(answer)),
+  object_detection: (answer, sent) => boxes(answer, sent, score),
+  image_segmentation: (answer, sent) => segments(answer, sent, score),
   text_classification: (answer) => bars(answer.map((one) => [one.label, one.score])),
   language_id: (answer) => bars(answer.map((one) => [one.label, one.score]), language),
   token_classification: entities,

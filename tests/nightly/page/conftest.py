@@ -4,10 +4,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser
 
 from deploy.gateway import sandbox
+from handlers.vision.masks import png
 from tests.deploy.gateway.envoy.stand_ins import METADATA, StandIn, described
 from tests.nightly.page.browser import KEY, Visit, chromium, visit
 
@@ -20,9 +22,23 @@ FRENCH = [{"label": "fr", "score": 0.9871}, {"label": "oc", "score": 0.0042}]
 ADA = {"entity_group": "PER", "score": 0.99, "word": "Ada", "start": 4, "end": 7}
 SPAN = {"answer": "Ada Lovelace", "score": 0.9123, "start": 13, "end": 25}
 RANKED = (0.021, 0.937, 0.004)
+BOXES = [
+    {"label": "cat", "score": 0.93, "box": {"xmin": 40, "ymin": 20, "xmax": 420, "ymax": 280}},
+    {"label": "sofa", "score": 0.61, "box": {"xmin": 0, "ymin": 180, "xmax": 440, "ymax": 300}},
+]
+# Its left half is class 3, its right half class 8.
+HALVES = np.where(np.arange(60) < 30, np.uint8(3), np.uint8(8))[None].repeat(40, axis=0)
+SEGMENTS = [{"label": "sofa", "score": 0.8, "value": 3}, {"label": "cat", "score": 0.93, "value": 8}]
 # Model -> its task, what it accepts, its options, and its answer.
 MODELS: dict[str, tuple[str, list[str], dict[str, Any], Any]] = {
     "resnet-152": ("image_classification", ["image/*", "application/json"], TOP_K, CAT),
+    "object-detection": ("object_detection", ["image/*", "application/json"], {}, BOXES),
+    "image-segmentation": (
+        "image_segmentation",
+        ["image/*", "application/json"],
+        {},
+        {"segments": SEGMENTS, "map": png(HALVES)},
+    ),
     "language-id": ("language_id", TEXTS, TOP_K, FRENCH),
     "text-classification": ("text_classification", TEXTS, {}, [{"label": "POSITIVE", "score": 0.9997}]),
     "token-classification": ("token_classification", TEXTS, {}, [ADA]),

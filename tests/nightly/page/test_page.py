@@ -2,11 +2,13 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, expect
 
 from deploy.models import ROOT
@@ -107,6 +109,32 @@ def test_photograph_is_sent_as_it_is_or_with_options_as_a_form(page: Visit, node
     assert node.seen["/predictions/resnet-152/2.0"] == 3
     assert [kind for kind, _ in node.bodies] == ["multipart/form-data"] * 3
     assert all(photograph in body and b'name="top_k"\r\n\r\n2\r\n' in body for _, body in node.bodies)
+
+
+def test_boxes_and_segments_are_drawn_over_the_photograph(page: Visit, node: StandIn) -> None:
+    page.show("object-detection")
+    page.choose(CAT)
+    assert page.run().split("\n") == ["cat", "93%", "sofa", "61%"]
+    drawing, image = page.page.locator(".picture svg"), page.page.locator(".picture img")
+    with Image.open(CAT) as photograph:
+        width, height = photograph.size
+    expect(drawing).to_have_attribute("viewBox", f"0 0 {width} {height}")
+    assert drawing.bounding_box() == pytest.approx(image.bounding_box(), abs=1)
+    first = drawing.locator("rect").first
+    assert [first.get_attribute(name) for name in ("x", "y", "width", "height")] == ["40", "20", "380", "260"]
+    page.show("image-segmentation")
+    page.choose(CAT)
+    assert page.run().split("\n") == ["sofa", "80%", "cat", "93%"]
+    canvas = page.page.locator(".picture canvas")
+    expect(canvas).to_have_attribute("width", "60")
+    colours = "canvas => [[5, 9], [55, 30]].map(([x, y]) => [...canvas.getContext('2d').getImageData(x, y, 1, 1).data])"
+    swatches = "[...document.querySelectorAll('.legend i')].map(each => getComputedStyle(each).backgroundColor)"
+    drawn, said = canvas.evaluate(colours), page.page.evaluate(swatches)
+    assert drawn[0] != drawn[1]
+    for pixel, swatch in zip(drawn, said, strict=True):
+        assert pixel[3] == 255
+        assert pixel[:3] == pytest.approx(list(map(int, re.findall(r"\d+", swatch))), abs=2)
+    assert canvas.bounding_box() == pytest.approx(image.bounding_box(), abs=1)
 
 
 @pytest.mark.parametrize(
