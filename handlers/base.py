@@ -87,7 +87,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     input_tensors: Mapping[str, TensorMetadata] = {}
     output_tensors: OutputTensors = Documents()  # how results become tensors of the Open Inference Protocol
     batch_dims: Mapping[str, int] = {}  # of an output tensor, by name: the dimension of rows, where it is not the first
-    media_types: ClassVar[tuple[str, ...]] = ()  # of bodies other than JSON, for the metadata
+    media_types: tuple[str, ...] = ()  # of bodies other than JSON, for the metadata
     decodes_in_threads: ClassVar[bool] = True  # whether decoding one item takes longer than handing it to a thread
     is_streamable: ClassVar[bool] = False  # whether answers can be sent in pieces; then `stream` is an option
     api: ClassVar[retrieval.Api | None] = None  # the API that its results are answers of

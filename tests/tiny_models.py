@@ -64,7 +64,7 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
     Returns:
         The folder.
     """
-    tokenizer = _byte_level() if kind == "roberta" else _word_piece()
+    tokenizer = _byte_level() if kind == "roberta" else word_piece()
     inputs = ["input_ids", "token_type_ids", "attention_mask"] if kind == "bert" else ["input_ids", "attention_mask"]
     names = ("<s>", "</s>", "<pad>", "<unk>", "<mask>") if kind == "roberta" else SPECIAL
     roles = ("cls_token", "sep_token", "pad_token", "unk_token", "mask_token")
@@ -114,7 +114,7 @@ BERT_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 
 DISTILBERT_SIZES = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
 
 
-def _word_piece() -> tokenizers.Tokenizer:
+def word_piece() -> tokenizers.Tokenizer:
     normalizer, pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
     words = {word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(PAGE))}
     letters = sorted(set("".join(words)))

@@ -8,7 +8,7 @@ from pathlib import Path
 SERVED = re.compile(
     r"(.*/)?("
     r"config\.json|generation_config\.json|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|"
-    r"preprocessor_config\.json|"
+    r"(pre)?processor_config\.json|"
     r"special_tokens_map\.json|added_tokens\.json|tokenizer[^/]*|vocab[^/]*|merges\.txt|[^/]*\.spm|[^/]*\.model|"
     r"model[^/]*\.safetensors|model\.safetensors\.index\.json)"
 )

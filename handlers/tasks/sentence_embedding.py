@@ -4,11 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from handlers.engines import Engine, Outputs
-from handlers.errors import ItemError, UnknownOption, UnknownShape
+from handlers.errors import ItemError, UnknownShape
 from handlers.protocol.output_tensors import Vectors
 from handlers.protocol.requests import Payload
 from handlers.text.config import SentenceEmbeddingConfig, SentenceEmbeddingOptions
@@ -16,6 +13,7 @@ from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text, tokenised
 from handlers.text.sentence_files import Prompts, Vocabulary, matryoshka, refused, token_ids
+from handlers.text.vectors import Dimensions
 
 Sentence = Text[SentenceEmbeddingOptions]
 
@@ -32,10 +30,10 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
     def load(self) -> Engine:
         """See `BatchHandler.load`."""
         engine = super().load()
-        self.size: int = self.model_config.hidden_size
-        self.output_tensors = Vectors("embedding", self.size)
+        size: int = self.model_config.hidden_size
         self.prompts = Prompts.read(self.checkpoint_dir)
-        self.sizes = matryoshka(self.checkpoint_dir, self.size, is_any=self.config.is_matryoshka)
+        sizes = matryoshka(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
+        self.dimensions, self.output_tensors = Dimensions(size, sizes), Vectors("embedding", size)
         self.vocabulary = None if self.config.token_ids in (None, "own") else Vocabulary(self.model_dir)
         return engine
 
@@ -44,10 +42,10 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         ids = token_ids(payload.value["text"]) if isinstance(payload.value, Mapping) else None
         if ids is not None:
             if self.vocabulary is None:
-                return self._of_own(ids, self._checked(self.options(payload.options)))
+                return self._of_own(ids, self.options(payload.options))
             payload = replace(payload, value=self.vocabulary.text(ids))
         sentence = super().decode(payload)
-        options = self._checked(sentence.options)
+        options = sentence.options
         return replace(sentence, text=self.prompts.of(options.prompt_name, options.input_type) + sentence.text)
 
     def _of_own(self, ids: list[int], options: SentenceEmbeddingOptions) -> Sentence:
@@ -58,17 +56,11 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
             raise UnknownShape(f"text: a token id outside the vocabulary of {self.model_config.vocab_size}.")
         return Text("", options, ids=ids[: self.max_length] if self.config.truncation else ids)
 
-    def _checked(self, options: SentenceEmbeddingOptions) -> SentenceEmbeddingOptions:
-        wanted = options.dimensions
-        if wanted is None or wanted == self.size or (wanted < self.size and wanted in self.sizes):
-            return options
-        if wanted > self.size:
-            raise UnknownOption(f"dimensions: {wanted}; this model's vectors have {self.size}.")
-        if not self.sizes:
-            raise UnknownOption(
-                f"dimensions: only {self.size}; neither this model nor its archive (is_matryoshka) allows others."
-            )
-        raise UnknownOption(f"dimensions: must be one of {', '.join(map(str, self.sizes))}.")
+    def options(self, sent: Mapping[str, Any]) -> Any:
+        """See `TextHandler.options`."""
+        options = super().options(sent)
+        self.dimensions.check(options.dimensions)
+        return options
 
     def prepare(self, items: Sequence[Sentence]) -> Sequence[Sentence | ItemError]:
         """See `TextHandler.prepare`; what came as the model's own token ids is not tokenised again."""
@@ -78,12 +70,4 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
 
     def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:
         """Return each item's row of `embeddings`, (B, D) float32, which is written as [float, ...]."""
-        rows = zip(outputs["embeddings"], items, strict=True)
-        return [row if item.options.dimensions in (None, self.size) else _cut(row, item) for row, item in rows]
-
-
-def _cut(vector: NDArray[np.float32], item: Sentence) -> NDArray[np.float32]:
-    """Take the first numbers of a vector, and scale them to unit length."""
-    part = vector[: item.options.dimensions]
-    length = max(float(np.linalg.norm(part)), 1e-12)
-    return (part / length).astype(np.float32)
+        return self.dimensions.cut(outputs["embeddings"], [item.options.dimensions for item in items])

@@ -44,7 +44,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
 
     config_class: ClassVar[Any] = TextConfig
     inputs = frozenset({"text"})
-    media_types: ClassVar[tuple[str, ...]] = ("text/plain",)
+    media_types: tuple[str, ...] = ("text/plain",)
     # Checking a text takes microseconds; tokenising a batch is one call that brings threads of its own.
     decodes_in_threads = False
 
@@ -142,7 +142,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         pad_id = self.tokenizer.pad_token_id
         arrays = right_padded([row.ids for row in rows], length, 0 if pad_id is None else pad_id)
         arrays["token_type_ids"] = padded([row.type_ids for row in rows], length, 0)
-        return {name: arrays[name] for name in self.engine.input_names}
+        return {name: array for name, array in arrays.items() if name in self.engine.input_names}
 
     @abstractmethod
     def split(self, outputs: Mapping[str, Any], items: Sequence[Item]) -> Sequence[Any]:

@@ -12,6 +12,7 @@ import base64
 import io
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,19 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """One decoded item of a task whose items may be images.
+
+    Attributes:
+        pixels: (H, W, 3) uint8, RGB: what the model sees.
+        options: what its client wants.
+    """
+
+    pixels: NDArray[np.uint8]
+    options: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Scene:
     """One decoded item of a detector.
 
@@ -104,7 +118,7 @@ class View:
 def decode_image(value: Any, config: ImageConfig, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
     """Decode one image, and cut its square: (crop_size, crop_size, 3) uint8, RGB, upright; see `opened`."""
     image, _ = opened(value, config, allowance, config.resize_size)
-    return np.asarray(_square(image, config))
+    return np.asarray(centre(image, config.resize_size, (config.crop_size, config.crop_size)))
 
 
 def stretched(
@@ -236,26 +250,33 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _square(image: Image.Image, config: ImageConfig) -> Image.Image:
+def centre(
+    image: Image.Image,
+    shorter: int,
+    size: tuple[int, int],
+    resample: Image.Resampling = Image.Resampling.BILINEAR,
+    whole: Callable[[float], int] = round,
+) -> Image.Image:
     """Resize and centre-crop in one resampling: only the pixels that are kept are computed.
 
-    torchvision resizes the long side to int(resize_size * long / short) and offsets the crop by
-    int(round((side - crop_size) / 2)); the same numbers give the source box of the crop.
+    torchvision and transformers resize the long side to int(shorter * long / short) and offset the crop by half of what
+    is left; the same numbers give the source box of the crop.
+
+    Args:
+        image: in RGB.
+        shorter: the length of the shorter side, resized; no less than `size`.
+        size: the width and height of the crop.
+        resample: the filter.
+        whole: makes the offset a whole number: torchvision rounds it, transformers takes the lesser one (`int`).
     """
-    width, height = image.size
-    short = min(width, height)
-    resized_width = int(config.resize_size * width / short)
-    resized_height = int(config.resize_size * height / short)
-    scale_x, scale_y = width / resized_width, height / resized_height
-    left = round((resized_width - config.crop_size) / 2.0)
-    top = round((resized_height - config.crop_size) / 2.0)
-    box = (
-        left * scale_x,
-        top * scale_y,
-        (left + config.crop_size) * scale_x,
-        (top + config.crop_size) * scale_y,
+    short = min(image.size)
+    resized = [int(shorter * side / short) for side in image.size]
+    scales = [side / new for side, new in zip(image.size, resized, strict=True)]
+    starts = [whole((new - side) / 2.0) for new, side in zip(resized, size, strict=True)]
+    (left, right), (top, bottom) = (
+        (start * scale, (start + side) * scale) for start, side, scale in zip(starts, size, scales, strict=True)
     )
-    return image.resize((config.crop_size, config.crop_size), Image.Resampling.BILINEAR, box=box)
+    return image.resize(size, resample, box=(left, top, right, bottom))
 
 
 def grey_jpeg(side: int) -> bytes:

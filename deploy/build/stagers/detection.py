@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import openvino
@@ -14,7 +15,7 @@ from deploy.models import Engine, Model
 from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.vision.config import ObjectDetectionConfig
-from handlers.vision.pixel_detector import PixelDetector, canvas, load_detector
+from handlers.vision.pixel_detector import canvas, load_detector
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
@@ -29,14 +30,15 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         size = canvas(source)
         detector = load_detector(source)
         if engine != "torch":
-            openvino.save_model(export(detector, size), folder / GRAPH, compress_to_fp16=False)
+            graph = export(detector, size, ("logits", "boxes"))
+            openvino.save_model(graph, folder / GRAPH, compress_to_fp16=False)
         labels = transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label
         (folder / "index_to_name.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
         pack(source, folder, with_weights=engine != "openvino")
 
 
-def export(detector: PixelDetector, size: tuple[int, int]) -> openvino.Model:
-    """Export a detector as a graph: pixels (B, H, W, 3) uint8 -> logits, boxes; any B."""
+def export(module: torch.nn.Module, size: tuple[int, int], outputs: Sequence[str]) -> openvino.Model:
+    """Export a module that sees images of one size as a graph: pixels (B, H, W, 3) uint8 -> outputs; any B."""
     width, height = size
     # Zeros would leave every query alike, and the order of the first ones open.
     example = torch.randint(
@@ -44,8 +46,8 @@ def export(detector: PixelDetector, size: tuple[int, int]) -> openvino.Model:
     )
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = openvino.convert_model(detector, example_input=example, input=[-1, height, width, 3])
+        graph = openvino.convert_model(module, example_input=example, input=[-1, height, width, 3])
     graph.inputs[0].get_tensor().set_names({"pixels"})
-    for port, name in zip(graph.outputs, ("logits", "boxes"), strict=True):
+    for port, name in zip(graph.outputs, outputs, strict=True):
         port.get_tensor().set_names({name})
     return graph
