@@ -200,7 +200,8 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             trial = Trial(self, window)
             self.engine = trial.engine
             self._shape, self.metadata = described(self, name, version)
-            self._retrieval = retrieval.Served(self.api, name, self.config.max_instances, self.config.max_body_bytes)
+            limits = self.config.max_instances, self.config.max_body_bytes
+            self._retrieval = retrieval.Served(self.api, name, *limits, self.inputs)
             if self.config.scheduling.mode == "adaptive":
                 adaptive.claim_worker(name, version)
                 self.worker = adaptive.AdaptiveWorker(

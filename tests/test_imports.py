@@ -19,6 +19,7 @@ FLOORS = {
         {"batching", "description"},
         {"base"},
         {"text", "vision", "tensor_models"},
+        {"image_text"},
         {"tasks"},
     ),
     "load": (

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 from urllib.parse import quote
 
@@ -126,24 +127,25 @@ class Client:
     def embed(
         self,
         model: str,
-        texts: Sequence[str],
+        texts: Sequence[str | bytes | Path],
         *,
         version: str | None = None,
         timeout_s: float | None = None,
         **options: Any,
     ) -> list[list[float]]:
-        """Ask for the vectors of texts.
+        """Ask for the vectors of texts, or of images where the model takes them.
 
         Args:
-            model, version, timeout_s: see `predict`; the model's task is sentence embedding.
-            texts: as many as the model takes at once, 2048 by default.
+            model, version, timeout_s: see `predict`; the model's task is sentence embedding, or image and text
+                embedding.
+            texts: as many as the model takes at once, 2048 by default; an image is the bytes of its file, or a path.
             options: `dimensions`, `input_type` ("query" or "document"), `prompt_name`.
 
         Returns:
-            A vector for each text, in order.
+            A vector for each of them, in order.
 
         Raises:
-            ItemFailed: of the first text that failed.
+            ItemFailed: of the first that failed.
             ClientError, InvalidPayload: the same as of `predict`.
         """
         vectors = self.predict(model, [*texts], version=version, timeout_s=timeout_s, **options)

@@ -98,6 +98,13 @@ BUILT_IN = {
         files=("index_to_name.json",),
         takes_hub_ids=True,
     ),
+    "image_text_embedding": Task(
+        path=_file("image_text_embedding"),
+        builder="deploy.build.stagers.image_text",
+        settings="handlers.image_text.config:ImageTextEmbeddingConfig",
+        export_settings=(),
+        takes_hub_ids=True,
+    ),
     "text_classification": _encoder("text_classification", "TextClassificationConfig"),
     "token_classification": _encoder("token_classification", "TokenClassificationConfig"),
     "question_answering": _encoder("question_answering", "QuestionAnsweringConfig"),

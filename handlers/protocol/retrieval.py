@@ -1,6 +1,7 @@
 """Two HTTP APIs of embedding servers: OpenAI's embeddings, and rerank as Cohere and Jina have it. Pure.
 
     X-Api: embeddings   {"model", "input": text | [text, ...] | [token, ...] | [[token, ...], ...], "encoding_format"}
+                        Jina's: a text may be {"text": ...} or {"image": data URI}; infinity's: "modality": "image"
                         {"object": "list", "data": [{"object": "embedding", "index", "embedding"}], "model", "usage"}
     X-Api: rerank       {"model", "query", "documents": [text | {"text": text}, ...], "top_n", "return_documents"}
                         {"model", "results": [{"index", "relevance_score", "document"}], "usage"}, best first
@@ -40,6 +41,9 @@ INPUT_TYPES = {
     **dict.fromkeys(("query", "search_query", "retrieval.query"), "query"),
     **dict.fromkeys(("document", "search_document", "passage", "retrieval.passage"), "document"),
 }
+# What clients call the inputs of an item, and the task's field of each.
+INPUTS = {"text": "text", "image": "b64"}
+_SCHEME = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 # The start of a message that names a field.
 _FIELD = re.compile(r"(?:Options: )?([A-Za-z_.]+): ")
 
@@ -117,7 +121,7 @@ class Embeddings(Answer):
     """
 
     is_base64: bool = False
-    items = ("text",)
+    items = ("text", "image")
     field = "input"
 
     def document(self, results: Sequence[Any]) -> Mapping[str, Any]:
@@ -169,12 +173,14 @@ class Served:
         model: its name.
         max_items: the most texts or documents of a request.
         max_body_bytes: the most bytes of a body.
+        inputs: the fields of its task's items.
     """
 
     api: Api | None
     model: str
     max_items: int
     max_body_bytes: int
+    inputs: frozenset[str] = frozenset({"text"})
 
 
 def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], served: Served) -> Request | None:
@@ -205,7 +211,7 @@ def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], served: Served) -
 
 def _embeddings(sent: dict[str, Any], served: Served) -> Request:
     given = _required(sent, "input")
-    encoding = sent.pop("encoding_format", "float")
+    encoding = sent.pop("encoding_format", sent.pop("embedding_type", "float"))
     if encoding not in ("float", "base64"):
         raise UnknownOption("encoding_format: must be float or base64.")
     if (side := sent.pop("task", None)) is not None:
@@ -216,8 +222,42 @@ def _embeddings(sent: dict[str, Any], served: Served) -> Request:
     is_list = isinstance(given, list) and not (given and isinstance(given[0], int))
     texts = given if is_list else [given]
     _check_number("input", texts, served.max_items)
-    payloads = tuple(Payload({"text": text}, sent) for text in texts)
+    # A model that takes images alone needs no word for them.
+    modality = sent.pop("modality", "text" if "text" in served.inputs else "image")
+    if not isinstance(modality, str) or INPUTS.get(modality) not in served.inputs:
+        raise UnknownOption(f"modality: must be {' or '.join(_modalities(served))}.")
+    payloads = tuple(_text_or_image(each, modality, sent, served) for each in texts)
     return Request(payloads, Embeddings(served.model, is_list, is_base64=encoding == "base64"))
+
+
+def _modalities(served: Served) -> list[str]:
+    return [name for name, field in INPUTS.items() if field in served.inputs]
+
+
+def _text_or_image(given: Any, modality: str, options: Mapping[str, Any], served: Served) -> Payload | ItemError:
+    """Make an item of a text, an image, or an object of either under its name."""
+    try:
+        known = _modalities(served)
+        if isinstance(given, dict):
+            if len(given) != 1 or not given.keys() <= set(known):
+                shapes = " or ".join(f'{{"{name}": ...}}' for name in known)
+                raise UnknownShape(f"{modality}: must be a string or {shapes}.")
+            ((modality, given),) = given.items()
+        elif isinstance(given, str) and given.startswith("data:image/") and "image" in known:
+            modality = "image"
+        return Payload({INPUTS[modality]: _base64(given) if modality == "image" else given}, options)
+    except InvalidInput as error:
+        return ItemError.of(error)
+
+
+def _base64(given: Any) -> str:
+    """Take the base64 out of a data URI. Another URL is refused: who fetches for clients reaches what they cannot."""
+    if not isinstance(given, str):
+        raise UnknownShape("image: must be a data URI, or base64.")
+    head, _, data = given.partition(",") if given[:5].lower() == "data:" else ("", "", given)
+    if (head and not head.lower().endswith(";base64")) or _SCHEME.match(data):
+        raise UnknownShape("image: a URL, and this server fetches none; send data:image/png;base64,... or base64.")
+    return data
 
 
 def _rerank(sent: dict[str, Any], served: Served) -> Request:

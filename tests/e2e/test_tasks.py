@@ -17,7 +17,7 @@ from sklearn.linear_model import LinearRegression
 
 from deploy.models import ROOT
 from deploy.run.server import Server
-from tests import tiny_detector, tiny_models, tiny_segmenter, tiny_seq2seq
+from tests import tiny_detector, tiny_image_text, tiny_models, tiny_segmenter, tiny_seq2seq
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, logged, send, send_together, url
 from tests.photographs import MOBILENET_TOP_1, jpeg, path, photograph
 
@@ -119,6 +119,18 @@ CASES = {
         tiny_segmenter.lraspp,
         {"resize_size": 128},
         read=lambda body: [each["score"] for each in body["segments"]],
+    ),
+    "image_text_embedding": Case(
+        "image-text-embedding",
+        [*(photograph(name) for name in MOBILENET_TOP_1), b'{"text": "plum cake"}', b'{"text": "the letter"}'],
+        {
+            b"canary": (415, "UnsupportedMedia"),
+            photograph("chelsea")[:30_000]: (422, "CorruptInput"),
+            b'{"text": "canary", "dimensions": 5}': (400, "UnknownOption"),
+            b'{"text": "canary", "b64": "AAAA"}': (400, "UnknownShape"),
+        },
+        tiny_image_text.clip,
+        {"scaled_decode": False},
     ),
     "sentence_embedding": Case("sentence-embedding", TEXTS, BAD_TEXTS),
     "text_classification": Case(

@@ -14,6 +14,7 @@ from deploy.build.tasks import beside, task_of
 from deploy.models import Engine, Model
 from handlers.archive_files import GRAPH
 from handlers.config import parse
+from handlers.image_text.towers import TextTower
 from handlers.text.config import TextConfig
 from handlers.text.encoders import Encoder, Head, load_encoder
 
@@ -45,7 +46,7 @@ def head_of(task: str) -> Head:
     return head
 
 
-def export(encoder: Encoder) -> openvino.Model:
+def export(encoder: Encoder | TextTower) -> openvino.Model:
     """Export an encoder as a graph: (B, T) int64 inputs, any B and T, under the encoder's names."""
     # Two of one and three of the other: an axis of length one could be taken for a constant.
     example = {name: torch.ones(2, 3, dtype=torch.int64) for name in encoder.input_names}

@@ -3,6 +3,7 @@ import { h } from "./dom.js";
 
 const NAMES = {
   image_classification: "Image classification",
+  image_text_embedding: "Image and text embedding",
   language_id: "Language identification",
   question_answering: "Question answering",
   sentence_embedding: "Sentence embedding",

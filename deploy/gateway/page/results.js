@@ -123,6 +123,7 @@ const RESULTS = {
   language_id: (answer) => bars(answer.map((one) => [one.label, one.score]), language),
   token_classification: entities,
   question_answering: answers,
+  image_text_embedding: embedding,
   sentence_embedding: (answer) => (answer.predictions ? compared(answer.predictions) : embedding(answer)),
   reranking: (answer, sent) => ranking(answer.predictions, sent.fields.instances),
   translation: (answer, sent) => h("p", { class: "translation", lang: sent.options.tgt_lang ?? "" }, answer.translation_text),

@@ -8,6 +8,7 @@ import { ARRAYS, example, pretty } from "./tensors.js";
 const EXAMPLES = {
   text_classification: "A warm, funny film that I would gladly see again.",
   token_classification: "Ada Lovelace met Charles Babbage in London.",
+  image_text_embedding: "A photograph of a cat.",
   sentence_embedding: "The river rose by a metre after the storm.",
   language_id: "Il fait beau aujourd'hui.",
   translation: "Where is the train station?",
@@ -26,8 +27,8 @@ function kindsOf(metadata) {
   // A row that is too long to read is sent as a file.
   if (accepts.includes(ARRAYS.npz)) return example(metadata.inputs) ? ["json", "arrays"] : ["arrays", "json"];
   if (metadata?.task in OWN_KINDS) return [OWN_KINDS[metadata.task]];
-  if (accepts.some((type) => type.startsWith("image/"))) return ["image"];
-  if (accepts.some((type) => type.startsWith("text/"))) return ["text"];
+  const kinds = ["image", "text"].filter((kind) => accepts.some((type) => type.startsWith(`${kind}/`)));
+  if (kinds.length) return kinds;
   return accepts.length ? ["json"] : ["text", "image", "json"];
 }
 

@@ -1,0 +1,34 @@
+"""Stages what an archive of image and text embedding holds, made from a Hugging Face folder or hub id."""
+
+from pathlib import Path
+
+import openvino
+
+from deploy.build.hub import checkpoint, pack
+from deploy.build.sources import Source
+from deploy.build.stagers.detection import export as export_pixels
+from deploy.build.stagers.text import export as export_text
+from deploy.models import Engine, Model
+from handlers.archive_files import GRAPH
+from handlers.config import parse
+from handlers.image_text.config import ImageTextEmbeddingConfig
+from handlers.image_text.towers import TEXT_GRAPH, Preprocessing, load_towers
+
+
+def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
+    """Write the checkpoint, without its weights for `openvino`, and a graph for each tower but for `torch`.
+
+    Raises:
+        WeightsUnavailable: the model cannot be had, or only as a pickle.
+        InvalidConfig: the configuration is wrong, or the model is none that is served.
+    """
+    parse(ImageTextEmbeddingConfig, model.config().get("handler"))
+    with checkpoint(model, origin) as source:
+        size, towers = Preprocessing.read(source).size, load_towers(source)
+        if engine != "torch":
+            graphs = {GRAPH: export_pixels(towers.image, size, ("embeddings",))}
+            if towers.text is not None:
+                graphs[TEXT_GRAPH] = export_text(towers.text)
+            for name, graph in graphs.items():
+                openvino.save_model(graph, folder / name, compress_to_fp16=False)
+        pack(source, folder, with_weights=engine != "openvino")

@@ -1,0 +1,164 @@
+"""The models of image and text embedding, as they are exported for OpenVINO and as PyTorch runs them.
+
+checkpoint -> Preprocessing: how an image becomes pixels
+           -> ImageTower: (B, H, W, 3) uint8 -> (B, D)
+           -> TextTower:  (B, T) ids         -> (B, D), of models that have one
+
+Vectors have unit length. Each image becomes the same pixels whatever else is in the batch.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from PIL import Image
+
+from handlers.errors import InvalidConfig
+from handlers.vision.images import centre
+
+# Models by `model_type`: images and texts; images alone, whose vector is the first token, after the last layer's norm.
+TWO_TOWERS = ("clip", "siglip", "chinese_clip")
+IMAGES_ALONE = ("dinov2", "dinov3_vit", "vit")
+# The exported tower for texts, beside that for images.
+TEXT_GRAPH = "text.xml"
+# Takes no mask: the vector is that of the last place, and texts always have the length that it was trained with.
+UNMASKED = ("siglip",)
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocessing:
+    """What a checkpoint's image processor does.
+
+    Attributes:
+        size: the width and height that the model sees.
+        shorter: the length that the shorter side is resized to before the centre is cut; None where images are
+            stretched to `size`.
+        resample: Pillow's filter.
+        mean, std: what pixels are normalised by, per channel, of values in 0..255.
+    """
+
+    size: tuple[int, int]
+    shorter: int | None
+    resample: Image.Resampling
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> "Preprocessing":
+        """Read a checkpoint's own.
+
+        Raises:
+            InvalidConfig: there is none, or it does what is not done here.
+        """
+        try:
+            said: Any = transformers.AutoImageProcessor.from_pretrained(
+                checkpoint, backend="pil", local_files_only=True
+            )
+        except (OSError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise InvalidConfig(f"{checkpoint.name}: no image processor can be read: {reason}") from error
+        size, crop = said.size, said.crop_size if getattr(said, "do_center_crop", None) else None
+        seen = crop or size
+        shorter = size.get("shortest_edge") if crop else None
+        is_known = seen.get("height") and seen.get("width") and (shorter is None) == (crop is None)
+        if not (is_known and said.do_resize) or getattr(said, "do_pad", None):
+            raise InvalidConfig(f"{checkpoint.name}: its images are neither stretched, nor resized and then cropped")
+        if shorter is not None and shorter < max(seen["height"], seen["width"]):
+            raise InvalidConfig(f"{checkpoint.name}: its images are cropped to more than they are resized to")
+        one = 1 / said.rescale_factor if said.do_rescale else 1.0
+        mean, std = (said.image_mean, said.image_std) if said.do_normalize else ((0.0,) * 3, (1.0,) * 3)
+        scaled = (tuple(one * value for value in each) for each in (mean, std))
+        return cls((seen["width"], seen["height"]), shorter, Image.Resampling(said.resample), *scaled)
+
+    @property
+    def least(self) -> int:
+        """The pixels of a side that an image needs."""
+        return self.shorter or max(self.size)
+
+    def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
+        """Make of an image in RGB what the model sees: (H, W, 3) uint8."""
+        if self.shorter is None:
+            return np.asarray(image.resize(self.size, self.resample))
+        # transformers crops from the lesser pixel where the rest is odd.
+        return np.asarray(centre(image, self.shorter, self.size, self.resample, whole=int))
+
+
+class ImageTower(torch.nn.Module):
+    """The tower for images; it takes pixels as they were decoded: a quarter of the bytes of floats."""
+
+    def __init__(self, model: Any, preprocessing: Preprocessing) -> None:
+        """Wrap a model of TWO_TOWERS or IMAGES_ALONE."""
+        super().__init__()
+        self.model, self._statistics = model, (preprocessing.mean, preprocessing.std)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Make vectors, (B, D) float32, of pixels, (B, H, W, 3) uint8, RGB."""
+        # Always fp32: bf16 has 8 bits of mantissa.
+        mean, std = (torch.tensor(each, dtype=torch.float32, device=pixels.device) for each in self._statistics)
+        values = ((pixels.float() - mean) / std).permute(0, 3, 1, 2).to(self.model.dtype)
+        if self.model.config.model_type in TWO_TOWERS:
+            features = self.model.get_image_features(pixel_values=values).pooler_output
+        else:
+            features = self.model(pixel_values=values).last_hidden_state[:, 0]
+        return torch.nn.functional.normalize(features.float(), dim=-1)
+
+
+class TextTower(torch.nn.Module):
+    """The tower for texts.
+
+    Attributes:
+        input_names, output_names: those of its arrays, in order.
+    """
+
+    output_names = ("embeddings",)
+
+    def __init__(self, model: Any) -> None:
+        """Wrap a model of TWO_TOWERS."""
+        super().__init__()
+        self.model = model
+        is_masked = model.config.model_type not in UNMASKED
+        self.input_names = ("input_ids", "attention_mask") if is_masked else ("input_ids",)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Make vectors, (B, D) float32, of ids and their mask, (B, T) int64, right-padded."""
+        mask = {} if attention_mask is None else {"attention_mask": attention_mask}
+        features = self.model.get_text_features(input_ids=input_ids, **mask).pooler_output
+        return torch.nn.functional.normalize(features.float(), dim=-1)
+
+
+class Towers(NamedTuple):
+    """The towers of a checkpoint; `text` is None where the model takes images alone."""
+
+    image: ImageTower
+    text: TextTower | None
+
+
+def configuration(checkpoint: Path) -> Any:
+    """Read a model's configuration.
+
+    Raises:
+        InvalidConfig: it is none that is served.
+    """
+    config = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+    if config.model_type not in (*TWO_TOWERS, *IMAGES_ALONE):
+        served = ", ".join((*TWO_TOWERS, *IMAGES_ALONE))
+        raise InvalidConfig(f"{config.model_type} embeds no images that are served: {served}")
+    return config
+
+
+def load_towers(checkpoint: Path) -> Towers:
+    """Load a checkpoint, in fp32.
+
+    Raises:
+        InvalidConfig: the model is none that is served, or its image processor.
+    """
+    has_text = configuration(checkpoint).model_type in TWO_TOWERS
+    model = transformers.AutoModel.from_pretrained(
+        checkpoint, local_files_only=True, use_safetensors=True, dtype=torch.float32
+    ).eval()
+    image = ImageTower(model, Preprocessing.read(checkpoint)).eval()
+    return Towers(image, TextTower(model).eval() if has_text else None)

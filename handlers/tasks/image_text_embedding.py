@@ -1,0 +1,141 @@
+"""Image and text embedding turns images, and texts where the model takes them, into vectors of one space."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import transformers
+
+from handlers.archive_files import GRAPH
+from handlers.engines import Arrays, Engine, Outputs
+from handlers.engines.openvino import OpenVinoEngine
+from handlers.engines.several import SeveralEngines, SeveralGraphs
+from handlers.engines.torch import TorchEngine, dtype_for
+from handlers.errors import InvalidInput, ItemError, UnknownShape, WorkTooLarge
+from handlers.image_text.config import ImageTextEmbeddingConfig, ImageTextEmbeddingOptions
+from handlers.image_text.towers import TEXT_GRAPH, TWO_TOWERS, UNMASKED, Preprocessing, configuration, load_towers
+from handlers.pipeline.micro_batches import Cost
+from handlers.protocol.metadata import TensorMetadata
+from handlers.protocol.output_tensors import Vectors
+from handlers.protocol.requests import Payload
+from handlers.text.handler import TextHandler
+from handlers.text.sentence_files import matryoshka
+from handlers.text.vectors import Dimensions
+from handlers.vision.images import Seen, grey_jpeg, opened
+
+
+class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
+    """Serves what the archive holds; an item is a text, as of `TextHandler`, or an image, `Seen`:
+
+    checkpoint/       configurations of the model, its images and its texts; model.safetensors for torch
+    model.xml, .bin   ImageTower as an OpenVINO graph: pixels -> embeddings
+    text.xml, .bin    TextTower likewise, of a model that takes texts
+    """
+
+    config_class = ImageTextEmbeddingConfig
+    options_class = ImageTextEmbeddingOptions
+    inputs = frozenset({"b64", "text"})
+    item_dimensions = 3
+    input_tensors: Mapping[str, TensorMetadata] = {"b64": TensorMetadata("image", shape=(-1, 1))}
+    media_types: tuple[str, ...] = ("image/*", "text/plain")
+    decodes_in_threads = True
+    api = "embeddings"
+
+    def load(self) -> Engine:
+        """See `BatchHandler.load`."""
+        model = configuration(self.checkpoint_dir)
+        self.preprocessing = Preprocessing.read(self.checkpoint_dir)
+        vision = getattr(model, "vision_config", model)
+        width, height = self.preprocessing.size
+        self.patches = (width // vision.patch_size) * (height // vision.patch_size)
+        size = getattr(model, "projection_dim", vision.hidden_size)
+        sizes = matryoshka(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
+        self.dimensions, self.output_tensors = Dimensions(size, sizes), Vectors("embedding", size)
+        if model.model_type in TWO_TOWERS:
+            self._load_tokenizer(model)
+        else:
+            self.inputs, self.media_types = frozenset({"b64"}), ("image/*",)
+        return self._load_engine()
+
+    def _load_tokenizer(self, model: Any) -> None:
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.checkpoint_dir, local_files_only=True)
+        limit = min(model.text_config.max_position_embeddings, self.tokenizer.model_max_length)
+        self.max_length = min(limit, self.config.max_length or limit)
+        self.fixed_length = limit if model.model_type in UNMASKED else None
+
+    def _load_engine(self) -> Engine:
+        config, has_text = self.config, "text" in self.inputs
+        if not self.uses_torch:
+            graphs = [self.model_dir / name for name in ((GRAPH, TEXT_GRAPH) if has_text else (GRAPH,))]
+            settings: Any = {"precision": config.precision, "threads": config.threads}
+            return SeveralGraphs([OpenVinoEngine(graph, **settings) for graph in graphs])
+        towers, outputs = load_towers(self.checkpoint_dir), ["embeddings"]
+        image = towers.image.to(self.device, dtype_for(self.device, config.precision))
+        engines = [TorchEngine(image, self.device, ["pixels"], outputs, config.threads)]
+        if towers.text is not None:
+            # Both towers are parts of one model, which is in its place by now.
+            engines.append(TorchEngine(towers.text, self.device, towers.text.input_names, outputs, config.threads))
+        return SeveralEngines(engines)
+
+    def sample(self) -> Payload:
+        """See `BatchHandler.sample`; a grey JPEG."""
+        return Payload(grey_jpeg(self.preprocessing.least))
+
+    def samples(self) -> Iterable[Payload]:
+        """See `BatchHandler.samples`; an image, and texts of each padded length."""
+        return [self.sample(), *(super().samples() if "text" in self.inputs else ())]
+
+    def options(self, sent: Mapping[str, Any]) -> Any:
+        """See `TextHandler.options`."""
+        options = super().options(sent)
+        self.dimensions.check(options.dimensions)
+        return options
+
+    def decode(self, payload: Payload) -> Any:
+        """Check a text, which comes as such or as {"text": ...}; or decode an image: bytes, {"b64": ...} or pixels."""
+        value = payload.value
+        fields = value if isinstance(value, Mapping) else {"text" if isinstance(value, str) else "b64": value}
+        if not fields.keys() <= self.inputs or len(fields) > 1:
+            kinds = "a text or an image" if "text" in self.inputs else "an image"
+            raise UnknownShape(f"An item of this model is {kinds}.")
+        if "text" in fields:
+            return super().decode(payload)
+        options, image = self.options(payload.options), fields["b64"]
+        # A tensor's rows are files as they are; JSON has them in base64.
+        image = image if isinstance(image, bytes | bytearray | np.ndarray) else {"b64": image}
+        try:
+            upright, _ = opened(image, self.config, payload.allowance, self.preprocessing.least)
+        except WorkTooLarge:
+            raise
+        except InvalidInput as error:
+            # Of a list of texts and images, the message says what is wrong with which.
+            raise type(error)(f"image: {error}") from None
+        return Seen(self.preprocessing.pixels(upright), options)
+
+    def prepare(self, items: Sequence[Any]) -> Sequence[Any | ItemError]:
+        """See `TextHandler.prepare`, of the texts."""
+        texts = [item for item in items if not isinstance(item, Seen)]
+        prepared = iter(super().prepare(texts) if texts else ())
+        return [item if isinstance(item, Seen) else next(prepared) for item in items]
+
+    def cost(self, item: Any) -> Cost:
+        """See `BatchHandler.cost`; images go through the model with images, and texts with texts."""
+        is_image = isinstance(item, Seen)
+        return Cost(self.patches if is_image else self.padded_length(len(item.ids)), group=is_image)
+
+    def tokens(self, item: Any) -> int:
+        """See `BatchHandler.tokens`; an image has its patches."""
+        return self.patches if isinstance(item, Seen) else len(item.ids)
+
+    def padded_length(self, tokens: int) -> int:
+        """See `TextHandler.padded_length`."""
+        return self.fixed_length or super().padded_length(tokens)
+
+    def collate(self, items: Sequence[Any]) -> Arrays:
+        """Stack images, `pixels`, (B, H, W, 3) uint8; or texts, see `TextHandler.stack`."""
+        is_images = isinstance(items[0], Seen)
+        return {"pixels": np.stack([item.pixels for item in items])} if is_images else self.stack(items)
+
+    def split(self, outputs: Outputs, items: Sequence[Any]) -> Sequence[Any]:
+        """Return each item's row of `embeddings`, (B, D) float32, which is written as [float, ...]."""
+        return self.dimensions.cut(outputs["embeddings"], [item.options.dimensions for item in items])
