@@ -10,6 +10,7 @@ import inspect
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -128,8 +129,9 @@ def models(
         archive(LANGUAGES),
         archive(echo.entry(tmp_path_factory.mktemp("echo")), engine="auto"),
     )
-    for name, file in zip(MODELS, files, strict=True):
-        registrations.serve(name, file, {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1})
+    parameters = {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1}
+    with ThreadPoolExecutor(len(files)) as pool:
+        list(pool.map(lambda name, file: registrations.serve(name, file, parameters), MODELS, files))
     return MODELS
 
 

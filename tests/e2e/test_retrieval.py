@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tests.waiting import until
 from torchserve_client import Client
 from torchserve_client.cli import main
 
-EMBEDDING, RERANKING, LANGUAGES = "sentence-embedding", "reranking", "language-id"
+EMBEDDING, RERANKING = "sentence-embedding", "reranking"
 TEXTS = ("The last ferry leaves at seven in the evening.", "Plum cake is sold on Sundays.")
 QUERY = "When does the last ferry leave?"
 
@@ -31,10 +32,10 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
 def post(
     gateway: Sandbox, archive: Callable[..., str], serve: Callable[..., str], weights: str
 ) -> Callable[..., requests.Response]:
-    """Send a body to a path of the gateway, once it knows the three models."""
-    serve(archive(EMBEDDING), EMBEDDING, batch_size=64, max_batch_delay_ms=1)
-    serve(archive(RERANKING, weights), RERANKING, batch_size=64, max_batch_delay_ms=1)
-    serve(archive(LANGUAGES), LANGUAGES)
+    """Send a body to a path of the gateway, once it knows both models."""
+    files = {EMBEDDING: archive(EMBEDDING), RERANKING: archive(RERANKING, weights)}
+    with ThreadPoolExecutor(len(files)) as pool:
+        list(pool.map(lambda name: serve(files[name], name, batch_size=64, max_batch_delay_ms=1), files))
 
     def send(path: str, **body: Any) -> requests.Response:
         return requests.post(f"{gateway.http}{path}", json=body, timeout=60)
@@ -43,7 +44,7 @@ def post(
         listed = requests.get(f"{gateway.http}/v1/models", timeout=60).json()
         return {each["id"] for each in listed["data"]}
 
-    until(lambda: {EMBEDDING, RERANKING, LANGUAGES} <= names())
+    until(lambda: {EMBEDDING, RERANKING} <= names())
     until(lambda: send("/v1/embeddings", model=EMBEDDING, input="x").status_code == 200)
     until(lambda: send("/v1/rerank", model=RERANKING, query="x", documents=["x"]).status_code == 200)
     return send
