@@ -24,7 +24,7 @@ CROPPED = {"size": {"shortest_edge": SIDE + 5}, "crop_size": SQUARE}
 PROCESSORS: dict[str, transformers.BaseImageProcessor] = {
     "clip": transformers.CLIPImageProcessorPil(**CROPPED),
     "siglip": transformers.SiglipImageProcessorPil(size=SQUARE),
-    "chinese_clip": transformers.ChineseCLIPImageProcessorPil(size=SQUARE, do_center_crop=False),
+    "chinese_clip": transformers.ChineseCLIPImageProcessorPil(size=SQUARE, crop_size=SQUARE, do_center_crop=True),
     "dinov2": transformers.BitImageProcessorPil(**CROPPED),
     "dinov3_vit": transformers.ViTImageProcessorPil(size=SQUARE),
     "vit": transformers.ViTImageProcessorPil(size=SQUARE),

@@ -1,12 +1,14 @@
 """The models of image and text embedding, as they are exported for OpenVINO and as PyTorch runs them.
 
-checkpoint -> Preprocessing: how an image becomes pixels
-           -> ImageTower: (B, H, W, 3) uint8 -> (B, D)
-           -> TextTower:  (B, T) ids         -> (B, D), of models that have one
+preprocessing.json -> Preprocessing: how an image becomes pixels
+checkpoint         -> ImageTower: (B, H, W, 3) uint8 -> (B, D)
+                   -> TextTower:  (B, T) ids         -> (B, D), of models that have one
 
 Vectors have unit length. Each image becomes the same pixels whatever else is in the batch.
 """
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +25,8 @@ from handlers.vision.images import centre
 # Models by `model_type`: images and texts; images alone, whose vector is the first token, after the last layer's norm.
 TWO_TOWERS = ("clip", "siglip", "chinese_clip")
 IMAGES_ALONE = ("dinov2", "dinov3_vit", "vit")
-# The exported tower for texts, beside that for images.
-TEXT_GRAPH = "text.xml"
+# The exported tower for texts, beside that for images; and what the builder knows of the image processor.
+TEXT_GRAPH, PREPROCESSING = "text.xml", "preprocessing.json"
 # Takes no mask: the vector is that of the last place, and texts always have the length that it was trained with.
 UNMASKED = ("siglip",)
 
@@ -44,35 +46,15 @@ class Preprocessing:
     size: tuple[int, int]
     shorter: int | None
     resample: Image.Resampling
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Sequence[float]
+    std: Sequence[float]
 
     @classmethod
-    def read(cls, checkpoint: Path) -> "Preprocessing":
-        """Read a checkpoint's own.
-
-        Raises:
-            InvalidConfig: there is none, or it does what is not done here.
-        """
-        try:
-            said: Any = transformers.AutoImageProcessor.from_pretrained(
-                checkpoint, backend="pil", local_files_only=True
-            )
-        except (OSError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise InvalidConfig(f"{checkpoint.name}: no image processor can be read: {reason}") from error
-        size, crop = said.size, said.crop_size if getattr(said, "do_center_crop", None) else None
-        seen = crop or size
-        shorter = size.get("shortest_edge") if crop else None
-        is_known = seen.get("height") and seen.get("width") and (shorter is None) == (crop is None)
-        if not (is_known and said.do_resize) or getattr(said, "do_pad", None):
-            raise InvalidConfig(f"{checkpoint.name}: its images are neither stretched, nor resized and then cropped")
-        if shorter is not None and shorter < max(seen["height"], seen["width"]):
-            raise InvalidConfig(f"{checkpoint.name}: its images are cropped to more than they are resized to")
-        one = 1 / said.rescale_factor if said.do_rescale else 1.0
-        mean, std = (said.image_mean, said.image_std) if said.do_normalize else ((0.0,) * 3, (1.0,) * 3)
-        scaled = (tuple(one * value for value in each) for each in (mean, std))
-        return cls((seen["width"], seen["height"]), shorter, Image.Resampling(said.resample), *scaled)
+    def read(cls, folder: Path) -> "Preprocessing":
+        """Read what the builder found out: transformers' own processors take a worker three seconds to import."""
+        said = json.loads((folder / PREPROCESSING).read_text(encoding="utf-8"))
+        (width, height), resample = said["size"], Image.Resampling(said["resample"])
+        return cls((width, height), said["shorter"], resample, said["mean"], said["std"])
 
     @property
     def least(self) -> int:
@@ -150,15 +132,15 @@ def configuration(checkpoint: Path) -> Any:
     return config
 
 
-def load_towers(checkpoint: Path) -> Towers:
+def load_towers(checkpoint: Path, preprocessing: Preprocessing) -> Towers:
     """Load a checkpoint, in fp32.
 
     Raises:
-        InvalidConfig: the model is none that is served, or its image processor.
+        InvalidConfig: the model is none that is served.
     """
     has_text = configuration(checkpoint).model_type in TWO_TOWERS
     model = transformers.AutoModel.from_pretrained(
         checkpoint, local_files_only=True, use_safetensors=True, dtype=torch.float32
     ).eval()
-    image = ImageTower(model, Preprocessing.read(checkpoint)).eval()
+    image = ImageTower(model, preprocessing).eval()
     return Towers(image, TextTower(model).eval() if has_text else None)

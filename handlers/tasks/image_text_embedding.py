@@ -27,9 +27,10 @@ from handlers.vision.images import Seen, grey_jpeg, opened
 class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
     """Serves what the archive holds; an item is a text, as of `TextHandler`, or an image, `Seen`:
 
-    checkpoint/       configurations of the model, its images and its texts; model.safetensors for torch
-    model.xml, .bin   ImageTower as an OpenVINO graph: pixels -> embeddings
-    text.xml, .bin    TextTower likewise, of a model that takes texts
+    checkpoint/          configurations of the model and its texts; model.safetensors for torch
+    preprocessing.json   what its images are resized to and normalised by
+    model.xml, .bin      ImageTower as an OpenVINO graph: pixels -> embeddings
+    text.xml, .bin       TextTower likewise, of a model that takes texts
     """
 
     config_class = ImageTextEmbeddingConfig
@@ -44,7 +45,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
     def load(self) -> Engine:
         """See `BatchHandler.load`."""
         model = configuration(self.checkpoint_dir)
-        self.preprocessing = Preprocessing.read(self.checkpoint_dir)
+        self.preprocessing = Preprocessing.read(self.model_dir)
         vision = getattr(model, "vision_config", model)
         width, height = self.preprocessing.size
         self.patches = (width // vision.patch_size) * (height // vision.patch_size)
@@ -69,7 +70,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
             graphs = [self.model_dir / name for name in ((GRAPH, TEXT_GRAPH) if has_text else (GRAPH,))]
             settings: Any = {"precision": config.precision, "threads": config.threads}
             return SeveralGraphs([OpenVinoEngine(graph, **settings) for graph in graphs])
-        towers, outputs = load_towers(self.checkpoint_dir), ["embeddings"]
+        towers, outputs = load_towers(self.checkpoint_dir, self.preprocessing), ["embeddings"]
         image = towers.image.to(self.device, dtype_for(self.device, config.precision))
         engines = [TorchEngine(image, self.device, ["pixels"], outputs, config.threads)]
         if towers.text is not None:

@@ -14,10 +14,10 @@ import transformers
 from PIL import Image
 
 from deploy.build.sources import source
-from deploy.build.stagers.image_text import stage
+from deploy.build.stagers.image_text import preprocessing, stage
 from deploy.models import Model
 from handlers.errors import InvalidConfig
-from handlers.image_text.towers import Preprocessing, configuration
+from handlers.image_text.towers import configuration
 from handlers.tasks.image_text_embedding import ImageTextEmbeddingHandler
 from tests import tiny_image_text
 from tests.handlers.serving import Answer, serve, started
@@ -230,9 +230,9 @@ def test_checkpoint_that_does_anything_else_with_images_is_refused(
     said = json.loads((archives("siglip")[0] / "preprocessor_config.json").read_text())
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({**said, **change}))
     with pytest.raises(InvalidConfig, match=words):
-        Preprocessing.read(tmp_path)
+        preprocessing(tmp_path)
     with pytest.raises(InvalidConfig, match="no image processor"):
-        Preprocessing.read(tmp_path / "none")
+        preprocessing(tmp_path / "none")
     transformers.BertConfig().save_pretrained(tmp_path)
     with pytest.raises(InvalidConfig, match="bert embeds no images"):
         configuration(tmp_path)
