@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import transformers
 
+from tests import exports
 from tests.tiny_models import word_piece
 
 # The side of what the models see, and of a patch; most tokens of a text.
@@ -59,4 +60,4 @@ def checkpoint(folder: Path, kind: str) -> Path:
     model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **settings))
     model.save_pretrained(folder)
     PROCESSORS[kind].save_pretrained(folder)
-    return folder
+    return exports.dated(folder)

@@ -8,6 +8,7 @@ import transformers
 from deploy.build.sources import source
 from deploy.build.weights import load
 from deploy.models import model
+from tests import exports
 
 SIDE = 256
 LABELS = ("sky", "wall", "cat", "cup", "road", "tree")
@@ -41,4 +42,4 @@ def segmenter(folder: Path) -> Path:
         head.bias.copy_((head.bias - mean) / deviation)
     model.save_pretrained(folder)
     transformers.SegformerImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
-    return folder
+    return exports.dated(folder)

@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 from torchvision.transforms.functional import normalize, resize, to_tensor
 
-from deploy.build.sources import source
-from deploy.build.stagers.segmentation import stage
 from deploy.models import Model
 from handlers.errors import InvalidConfig
 from handlers.tasks.image_segmentation import ImageSegmentationHandler
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD, ImageSegmentationConfig
 from handlers.vision.masks import rle
 from handlers.vision.pixel_segmenter import Geometry
-from tests import tiny_segmenter
+from tests import exports, tiny_segmenter
 from tests.handlers.serving import serve, started
 from tests.photographs import path, photograph
 
@@ -59,12 +57,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         own, folders[kind] = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp(kind)
         (own / "model-config.yaml").write_text(json.dumps({"handler": SETTINGS[kind]}))
         entry = Model("tiny", "image_segmentation", "1.0", own)
-        stage(
-            entry,
-            source(entry, "random" if weights is None else str(tiny_segmenter.segmenter(weights))),
-            "auto",
-            folders[kind],
-        )
+        exports.taken(entry, "random" if weights is None else str(tiny_segmenter.segmenter(weights)), folders[kind])
     return folders
 
 

@@ -13,13 +13,12 @@ import torch
 import transformers
 from PIL import Image
 
-from deploy.build.sources import source
-from deploy.build.stagers.image_text import preprocessing, stage
+from deploy.build.stagers.image_text import preprocessing
 from deploy.models import Model
 from handlers.errors import InvalidConfig
 from handlers.image_text.towers import configuration
 from handlers.tasks.image_text_embedding import ImageTextEmbeddingHandler
-from tests import tiny_image_text
+from tests import exports, tiny_image_text
 from tests.handlers.serving import Answer, serve, started
 from tests.photographs import path, photograph
 from tests.tiny_models import TEXTS
@@ -42,7 +41,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
             own, folder = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("archive")
             (own / "model-config.yaml").write_text(json.dumps({"handler": SETTINGS}))
             entry = Model("tiny", "image_text_embedding", "1.0", own)
-            stage(entry, source(entry, str(weights)), "auto", folder)
+            exports.taken(entry, str(weights), folder)
             made[kind] = weights, folder
         return made[kind]
 
