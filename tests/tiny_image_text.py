@@ -50,6 +50,9 @@ def checkpoint(folder: Path, kind: str) -> Path:
     settings: dict[str, Any] = VISION
     if kind in ("clip", "siglip", "chinese_clip"):
         roles = {f"{role}_token": f"[{role.upper()}]" for role in ("cls", "sep", "pad", "unk", "mask")}
+        if kind == "clip":
+            # As CLIP's own: what ends a text pads it, too.
+            roles["pad_token"] = roles["sep_token"]
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=word_piece(), model_max_length=LIMIT, **roles)
         tokenizer.save_pretrained(folder)
         ends = {"eos_token_id": tokenizer.sep_token_id, "bos_token_id": tokenizer.cls_token_id}
