@@ -1,8 +1,9 @@
-"""A complete detector of a few hundred kilobytes with seeded weights: no registry package carries a trained one."""
+"""Detectors with seeded weights, since no registry package carries trained ones."""
 
 from pathlib import Path
 
 import torch
+import torchvision
 import transformers
 
 from tests import exports
@@ -14,7 +15,7 @@ LABELS = ("cat", "cup", "spoon", "star", "wall", "door", "tree")
 
 
 def detector(folder: Path) -> Path:
-    """Write a checkpoint of RT-DETR v2 as `save_pretrained` leaves it; gives the folder."""
+    """Write a checkpoint of RT-DETR v2, of some hundred kilobytes, as `save_pretrained` leaves it; gives the folder."""
     backbone = transformers.RTDetrResNetConfig(
         embedding_size=16,
         hidden_sizes=[16, 32, 48, 64],
@@ -48,3 +49,27 @@ def detector(folder: Path) -> Path:
     model.save_pretrained(folder)
     transformers.RTDetrImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
     return exports.dated(folder)
+
+
+SSDLITE = "ssdlite320_mobilenet_v3_large"
+
+
+def ssdlite(folder: Path) -> tuple[Path, torch.nn.Module]:
+    """Write the state dict of an SSDLite with as many classes; gives the file and the network."""
+    torch.manual_seed(5)
+    network = torchvision.models.get_model(
+        SSDLITE, weights=None, weights_backbone=None, num_classes=len(LABELS) + 1
+    ).train()
+    with torch.no_grad():
+        noise = torch.nn.functional.interpolate(torch.randn(8, 3, 20, 20), size=(320, 320), mode="bilinear")
+        for module in network.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.momentum = None  # a cumulative average
+        network.head(list(network.backbone(noise).values()))
+        logits = network.eval().head(list(network.backbone(noise).values()))["cls_logits"]
+        for scale in network.head.classification_head.module_list:
+            scale[-1].weight.mul_(0.25 / logits.std())
+            # Most places show nothing.
+            scale[-1].bias.view(-1, len(LABELS) + 1)[:, 0] += 2
+    torch.save(network.state_dict(), folder / "ssdlite.pt")
+    return folder / "ssdlite.pt", network

@@ -87,7 +87,8 @@ BUILT_IN = {
         path=_file("object_detection"),
         builder="deploy.build.stagers.detection",
         settings="handlers.vision.config:ObjectDetectionConfig",
-        export_settings=(),
+        export_settings=("arch",),
+        files=("index_to_name.json",),
         takes_hub_ids=True,
     ),
     "image_segmentation": Task(

@@ -29,6 +29,8 @@ def load(model: Model, arch: str, origin: Source, **options: Any) -> StateDict:
         WeightsUnavailable: they cannot be fetched, or are no state dict.
     """
     if origin.kind == "random":
+        if "detection" in torchvision.models.get_model_builder(arch).__module__:
+            raise WeightsUnavailable(f"{model.name}: no random weights for {arch}; give --weights PATH (a state dict)")
         return _random(arch, **options)
     if origin.kind == "torchvision":
         return _published(model, arch, origin.location)

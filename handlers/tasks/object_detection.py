@@ -1,7 +1,7 @@
 """Object detection finds things in an image: what they are, how sure the model is, and the box around each."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from handlers.base import BatchHandler
 from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.openvino import OpenVinoEngine
-from handlers.probabilities import sigmoid
+from handlers.probabilities import sigmoid, softmax
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.requests import Payload
 from handlers.vision.config import ObjectDetectionConfig, ObjectDetectionOptions
@@ -22,11 +22,12 @@ CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class ObjectDetectionHandler(BatchHandler[ObjectDetectionConfig, Scene]):
-    """Serves what the archive holds; answers are those of transformers' pipeline of the same name:
+    """Serves what the archive holds; answers have the form of transformers' pipeline of the same name:
 
-    checkpoint/           configurations of the model and of its images; model.safetensors for torch
+    checkpoint/           of transformers: configurations of the model and of its images; model.safetensors for torch
+    model.pt              of torchvision: state dict, for torch
     index_to_name.json    class index -> label
-    model.xml, .bin       PixelDetector as an OpenVINO graph: pixels -> logits, boxes
+    model.xml, .bin       PixelDetector or PixelSsd as an OpenVINO graph: pixels -> logits, boxes
     """
 
     config_class = ObjectDetectionConfig
@@ -40,16 +41,24 @@ class ObjectDetectionHandler(BatchHandler[ObjectDetectionConfig, Scene]):
         """See `BatchHandler.load`."""
         # PyTorch is imported in any case: TorchServe's base class brings it.
         from handlers.vision.pixel_detector import canvas, load_detector  # noqa: PLC0415
+        from handlers.vision.pixel_ssd import RULES, read_ssd  # noqa: PLC0415
 
         names = json.loads((self.model_dir / "index_to_name.json").read_text(encoding="utf-8"))
         self.labels = [names[str(index)] for index in range(len(names))]
-        self.canvas = canvas(self.checkpoint_dir)
         config = self.config
+        self.rules = None if config.arch is None else RULES[config.arch]
+        self.canvas = canvas(self.checkpoint_dir) if self.rules is None else (self.rules.side, self.rules.side)
         if not self.uses_torch:
             return OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)
         from handlers.engines.torch import TorchEngine, dtype_for  # noqa: PLC0415
 
-        detector = load_detector(self.checkpoint_dir).to(self.device, dtype_for(self.device, config.precision))
+        dtype = dtype_for(self.device, config.precision)
+        if config.arch is None:
+            detector: Any = load_detector(self.checkpoint_dir).to(self.device, dtype)
+        else:
+            detector = read_ssd(self.model_dir / "model.pt", config.arch).to(self.device)
+            detector.backbone.to(dtype)
+            detector.head.to(dtype)
         return TorchEngine(detector, self.device, ["pixels"], ["logits", "boxes"], config.threads)
 
     def sample(self) -> Payload:
@@ -59,7 +68,8 @@ class ObjectDetectionHandler(BatchHandler[ObjectDetectionConfig, Scene]):
     def decode(self, payload: Payload) -> Scene:
         """Stretch an image that came as bytes, {"b64": ...} or pixels, and read the options."""
         options = parse_options(ObjectDetectionOptions, payload.options)
-        pixels, size = stretched(payload.value, self.config, self.canvas, payload.allowance)
+        is_smooth = self.rules is None
+        pixels, size = stretched(payload.value, self.config, self.canvas, payload.allowance, is_smooth=is_smooth)
         threshold = self.config.threshold if options.threshold is None else options.threshold
         return Scene(pixels, size, threshold, options.top_k or self.config.top_k)
 
@@ -68,27 +78,33 @@ class ObjectDetectionHandler(BatchHandler[ObjectDetectionConfig, Scene]):
         return {"pixels": np.stack([item.pixels for item in items])}
 
     def split(self, outputs: Outputs, items: Sequence[Scene]) -> Sequence[Any]:
-        """Turn `logits`, (B, Q, C), and `boxes`, (B, Q, 4), into boxes in pixels of each item's image, best first.
+        """Turn `logits`, (B, Q, C), and `boxes`, (B, Q, 4), into boxes in pixels of each item's image, best first."""
+        chosen = self._best(outputs["logits"]) if self.rules is None else self._suppressed(outputs, items, self.rules)
+        rows = zip(items, outputs["boxes"], chosen, strict=True)
+        return [self._answer(item, boxes[at] * (2 * item.size), *labelled) for item, boxes, (at, *labelled) in rows]
 
-        As transformers' post_process_object_detection of RT-DETR: the Q best of all Q * C scores, a box for each.
-        """
-        count, queries, classes = outputs["logits"].shape
-        scores = sigmoid(outputs["logits"]).reshape(count, -1)
+    def _best(self, logits: NDArray[Any]) -> Iterable[Sequence[NDArray[Any]]]:
+        """As transformers' post_process_object_detection of RT-DETR: the Q best of all Q * C scores, a box for each."""
+        count, queries, classes = logits.shape
+        scores = sigmoid(logits).reshape(count, -1)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :queries]
-        scores = np.take_along_axis(scores, best, axis=1)
-        centres, halves = outputs["boxes"][..., :2], outputs["boxes"][..., 2:] / 2
-        corners = np.concatenate([centres - halves, centres + halves], axis=2)
-        corners = np.take_along_axis(corners, (best // classes)[..., None], axis=1)
-        corners = (corners * np.array([2 * item.size for item in items])[:, None]).astype(int)
-        rows = zip(items, best % classes, scores, corners.tolist(), strict=True)
-        return [self._answer(*row) for row in rows]
+        return zip(best // classes, best % classes, np.take_along_axis(scores, best, axis=1), strict=True)
+
+    def _suppressed(self, outputs: Outputs, items: Sequence[Scene], rules: Any) -> Iterable[Sequence[NDArray[Any]]]:
+        """As torchvision's SSD; the first class stands for none."""
+        from handlers.vision.pixel_ssd import suppressed  # noqa: PLC0415
+
+        scores = softmax(outputs["logits"])[..., 1:]
+        for item, boxes, rows in zip(items, outputs["boxes"], scores, strict=True):
+            at, classes = suppressed(boxes, rows, item.threshold, rules)
+            yield at, classes + 1, rows[at, classes]
 
     def _answer(
-        self, item: Scene, labels: NDArray[Any], scores: NDArray[Any], corners: Sequence[Sequence[int]]
+        self, item: Scene, boxes: NDArray[Any], labels: NDArray[Any], scores: NDArray[Any]
     ) -> list[dict[str, Any]]:
         count = int((scores > item.threshold).sum())
         count = count if item.top_k is None else min(count, item.top_k)
-        found = zip(labels[:count].tolist(), scores[:count].tolist(), corners, strict=False)
+        found = zip(labels[:count].tolist(), scores[:count].tolist(), boxes.astype(int).tolist(), strict=False)
         if self.config.answer == "torchserve":
             return [{self.labels[label]: corner, "score": score} for label, score, corner in found]
         return [

@@ -122,15 +122,28 @@ def decode_image(value: Any, config: ImageConfig, allowance: Allowance = UNLIMIT
 
 
 def stretched(
-    value: Any, config: PixelsConfig, size: tuple[int, int], allowance: Allowance = UNLIMITED
+    value: Any,
+    config: PixelsConfig,
+    size: tuple[int, int],
+    allowance: Allowance = UNLIMITED,
+    *,
+    is_smooth: bool = True,
 ) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     """Decode one image, and stretch it to a width and height.
+
+    Args:
+        value, config, allowance: see `opened`.
+        size: the width and height.
+        is_smooth: whether all pixels of an area count that becomes one pixel, or only the four that are nearest to its
+            middle, as with torch's `interpolate`.
 
     Returns:
         (height, width, 3) uint8, RGB, upright; and the image's own width and height; see `opened`.
     """
     image, own = opened(value, config, allowance, max(size))
-    return np.asarray(image.resize(size, Image.Resampling.BILINEAR)), own
+    if is_smooth:
+        return np.asarray(image.resize(size, Image.Resampling.BILINEAR)), own
+    return _interpolated(np.asarray(image), size), own
 
 
 def opened(value: Any, config: PixelsConfig, allowance: Allowance, least: int) -> tuple[Image.Image, tuple[int, int]]:
@@ -277,6 +290,22 @@ def centre(
         (start * scale, (start + side) * scale) for start, side, scale in zip(starts, size, scales, strict=True)
     )
     return image.resize(size, resample, box=(left, top, right, bottom))
+
+
+def _interpolated(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Resize as torch.nn.functional.interpolate does, bilinear, without align_corners and antialias; rounded.
+
+    Pillow's own transform takes the same four pixels and rounds down.
+    """
+    values: NDArray[Any] = pixels
+    for axis, (own, wanted) in enumerate(zip(pixels.shape[:2], size[::-1], strict=True)):
+        at = ((np.arange(wanted, dtype=np.float32) + 0.5) * (own / wanted) - 0.5).clip(0, own - 1)
+        lower = at.astype(np.intp)
+        share = (at - lower).reshape(-1, 1, 1) if axis == 0 else (at - lower).reshape(1, -1, 1)
+        first, second = values.take(lower, axis), values.take(np.minimum(lower + 1, own - 1), axis)
+        values = first + (second.astype(np.float32) - first) * share
+    rounded: NDArray[np.uint8] = np.rint(values).astype(np.uint8)
+    return rounded
 
 
 def grey_jpeg(side: int) -> bytes:

@@ -51,11 +51,12 @@ class PixelDetector(torch.nn.Module):
             pixels: (B, H, W, 3) uint8, RGB.
 
         Returns:
-            Logits (B, Q, labels), and boxes (B, Q, 4): centre, width and height, as shares of the image's.
+            Logits (B, Q, labels), and boxes (B, Q, 4): left, top, right and bottom, as shares of the image.
         """
         values = pixels.permute(0, 3, 1, 2).to(next(self.detector.parameters()).dtype) / 255
         found = self.detector(pixel_values=values)
-        return found.logits, found.pred_boxes
+        centres, halves = found.pred_boxes[..., :2], found.pred_boxes[..., 2:] / 2
+        return found.logits, torch.cat([centres - halves, centres + halves], 2)
 
 
 def load_detector(checkpoint: Path) -> PixelDetector:

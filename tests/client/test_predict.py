@@ -149,7 +149,7 @@ def test_run_that_is_interrupted_or_killed_goes_on_from_its_last_answer(server: 
     assert said[1][0] == -signal.SIGKILL
     # A line that was cut off by the kill is asked for again.
     left = 4000 - out.read_bytes().count(b"\n")
-    assert 0 < left < 4000 - 40
+    assert 0 < left <= 4000 - 40
     assert server.predict(path, out) == 0
     assert len(server.asked) == left
     assert len(answers(out)) == 4000

@@ -1,4 +1,4 @@
-"""Stages what an archive of object detection holds, made from a Hugging Face folder or hub id."""
+"""Stages what an archive of object detection holds, made from torchvision's weights or a Hugging Face checkpoint."""
 
 import json
 import warnings
@@ -11,30 +11,42 @@ import transformers
 
 from deploy.build.hub import checkpoint, pack
 from deploy.build.sources import Source
+from deploy.build.stagers.vision import labels_of
+from deploy.build.weights import load
 from deploy.models import Engine, Model
 from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.vision.config import ObjectDetectionConfig
-from handlers.vision.pixel_detector import canvas, load_detector
+from handlers.vision.pixel_detector import PixelDetector, canvas, load_detector
+from handlers.vision.pixel_ssd import RULES, PixelSsd, load_ssd
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write index_to_name.json, the checkpoint, without its weights for `openvino`, and the graph but for `torch`.
+    """Write index_to_name.json, the graph but for `torch`, and the weights but for `openvino`.
 
     Raises:
         WeightsUnavailable: the model cannot be had, or only as a pickle.
         InvalidConfig: the configuration is wrong, or the model is none that is served.
     """
-    parse(ObjectDetectionConfig, model.config().get("handler"))
-    with checkpoint(model, origin) as source:
-        size = canvas(source)
-        detector = load_detector(source)
-        if engine != "torch":
-            graph = export(detector, size, ("logits", "boxes"))
-            openvino.save_model(graph, folder / GRAPH, compress_to_fp16=False)
-        labels = transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label
-        (folder / "index_to_name.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
-        pack(source, folder, with_weights=engine != "openvino")
+    config = parse(ObjectDetectionConfig, model.config().get("handler"))
+    detector: PixelDetector | PixelSsd
+    if config.arch is not None:
+        state = load(model, config.arch, origin)
+        detector, classes = load_ssd(state, config.arch)
+        size = (RULES[config.arch].side, RULES[config.arch].side)
+        # Numbers that no class has are all "N/A" in COCO.
+        labels = dict(enumerate(labels_of(model, config.arch, classes, are_unique=False)))
+        if engine != "openvino":
+            torch.save(state, folder / "model.pt")
+    else:
+        with checkpoint(model, origin) as source:
+            size = canvas(source)
+            detector = load_detector(source)
+            labels = transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label
+            pack(source, folder, with_weights=engine != "openvino")
+    if engine != "torch":
+        openvino.save_model(export(detector, size, ("logits", "boxes")), folder / GRAPH, compress_to_fp16=False)
+    (folder / "index_to_name.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
 
 
 def export(module: torch.nn.Module, size: tuple[int, int], outputs: Sequence[str]) -> openvino.Model:

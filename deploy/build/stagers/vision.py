@@ -60,7 +60,7 @@ def _exported(config: ImageClassificationConfig, classifier: torch.nn.Module) ->
     return graph
 
 
-def labels_of(model: Model, arch: str, class_count: int) -> list[str]:
+def labels_of(model: Model, arch: str, class_count: int, *, are_unique: bool = True) -> list[str]:
     """Name the classes: by the model's own file, or as torchvision's weights do where the count fits."""
     own = model.folder / "index_to_name.json"
     if own.is_file():
@@ -74,6 +74,6 @@ def labels_of(model: Model, arch: str, class_count: int) -> list[str]:
         raise WeightsUnavailable(
             f"{model.name}: the weights have {class_count} classes; name them in {own.relative_to(own.parents[2])}"
         )
-    if len(set(labels)) != class_count:
+    if are_unique and len(set(labels)) != class_count:
         raise WeightsUnavailable(f"{model.name}: two classes have the same name; an answer could not hold both")
     return labels

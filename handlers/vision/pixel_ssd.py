@@ -1,0 +1,145 @@
+"""torchvision's SSD and SSDLite behind pixels as they were decoded, and how their boxes are chosen outside the graph.
+
+state dict -> load_ssd -> PixelSsd: (B, S, S, 3) uint8 -> (B, A, classes) logits, (B, A, 4) boxes -> suppressed
+
+Only what runs PyTorch calls `load_ssd`.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from handlers.errors import InvalidConfig
+
+
+class Rules(NamedTuple):
+    """torchvision's own settings of a network.
+
+    Attributes:
+        side: of the square that images are stretched to.
+        overlap: the most that two boxes of a class share, as intersection over union.
+        candidates: the most boxes of a class before that is looked at.
+        most: boxes of an image.
+    """
+
+    side: int
+    overlap: float
+    candidates: int
+    most: int
+
+
+RULES = {
+    "ssdlite320_mobilenet_v3_large": Rules(320, 0.55, 300, 300),
+    "ssd300_vgg16": Rules(300, 0.45, 400, 200),
+}
+# Of torchvision's BoxCoder: how centres and sizes are scaled, and the most that a size may grow, as a logarithm.
+WEIGHTS, MOST_GROWTH = (10.0, 10.0, 5.0, 5.0), math.log(1000 / 16)
+
+
+class PixelSsd(torch.nn.Module):
+    """A detector that takes pixels as they were decoded, up to where boxes are chosen."""
+
+    anchors: torch.Tensor
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, detector: Any, side: int) -> None:
+        """Wrap an SSD of torchvision, whose anchors depend on nothing but the size of the images."""
+        super().__init__()
+        from torchvision.models.detection.image_list import ImageList  # noqa: PLC0415
+
+        self.backbone, self.head = detector.backbone, detector.head
+        # Values in 0..255 are normalised without dividing them first. Always fp32: bf16 has 8 bits of mantissa.
+        for name, values in (("mean", detector.transform.image_mean), ("std", detector.transform.image_std)):
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float32).mul(255).view(1, 3, 1, 1))
+        blank = torch.zeros(1, 3, side, side)
+        with torch.inference_mode():
+            features = list(self.backbone(blank).values())
+            (corners,) = detector.anchor_generator(ImageList(blank, [(side, side)]), features)
+        sizes = corners[:, 2:] - corners[:, :2]
+        # As centres and sizes, in shares of the image.
+        self.register_buffer("anchors", torch.cat([corners[:, :2] + sizes / 2, sizes], 1).clone() / side)
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Detect.
+
+        Args:
+            pixels: (B, S, S, 3) uint8, RGB.
+
+        Returns:
+            Logits (B, A, classes), of which the first is of no class; and boxes (B, A, 4): left, top, right and bottom,
+            as shares of the image.
+        """
+        values = (pixels.permute(0, 3, 1, 2).float() - self.mean) / self.std
+        found = self.head(list(self.backbone(values.to(next(self.parameters()).dtype)).values()))
+        moves = found["bbox_regression"].float() / torch.tensor(WEIGHTS)
+        centres = self.anchors[:, :2] + moves[..., :2] * self.anchors[:, 2:]
+        halves = self.anchors[:, 2:] * moves[..., 2:].clamp(max=MOST_GROWTH).exp() / 2
+        return found["cls_logits"].float(), torch.cat([centres - halves, centres + halves], 2).clamp(0, 1)
+
+
+def load_ssd(state: Mapping[str, Any], arch: str) -> tuple[PixelSsd, int]:
+    """Build a network of RULES from its state dict, in fp32; return it and the number of its classes.
+
+    Raises:
+        InvalidConfig: the state dict is another network's.
+    """
+    # Seconds, which a worker on OpenVINO does not need.
+    import torchvision  # noqa: PLC0415
+
+    empty = torchvision.models.get_model(arch, weights=None, weights_backbone=None)
+    heads = [value for name, value in state.items() if name.startswith("head.classification_head.module_list.0.")]
+    classes = len(heads[-1]) // empty.anchor_generator.num_anchors_per_location()[0] if heads else 1
+    network = torchvision.models.get_model(arch, weights=None, weights_backbone=None, num_classes=classes)
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        raise InvalidConfig(f"the weights are not those of {arch}: {str(error).splitlines()[1].strip()}") from error
+    return PixelSsd(network.eval(), RULES[arch].side).eval(), classes
+
+
+def read_ssd(weights: Path, arch: str) -> PixelSsd:
+    """Load a network from an archive's file; InvalidConfig where that is missing, or another network's."""
+    if not weights.is_file():
+        raise InvalidConfig(f"engine: torch needs {weights.name}, which this archive lacks")
+    network, _ = load_ssd(torch.load(weights, map_location="cpu", weights_only=True), arch)
+    return network
+
+
+def suppressed(
+    boxes: NDArray[np.float32], scores: NDArray[np.float32], least: float, rules: Rules
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Choose the boxes of one image as torchvision's SSD does: of each class those that overlap no better one.
+
+    Args:
+        boxes: (A, 4) left, top, right, bottom in 0..1.
+        scores: (A, classes) probabilities.
+        least: boxes of no higher score are left out.
+        rules: the network's.
+
+    Returns:
+        The boxes and classes that stay, as indices, best first.
+    """
+    best = np.argsort(-scores, axis=0, kind="stable")[: rules.candidates]
+    anchors, classes = best.T.ravel(), np.repeat(np.arange(scores.shape[1]), len(best))
+    is_likely = scores[anchors, classes] > least
+    anchors, classes = anchors[is_likely], classes[is_likely]
+    # Boxes of another class are moved so far that they overlap nothing.
+    corners = boxes[anchors] + 2 * classes[:, None]
+    areas = (boxes[anchors, 2] - boxes[anchors, 0]) * (boxes[anchors, 3] - boxes[anchors, 1])
+    left = np.argsort(-scores[anchors, classes], kind="stable")
+    kept: list[int] = []
+    while len(left) and len(kept) < rules.most:
+        first, others = left[0], left[1:]
+        kept.append(first)
+        inner = np.minimum(corners[first, 2:], corners[others, 2:]) - np.maximum(
+            corners[first, :2], corners[others, :2]
+        )
+        shared = inner.clip(0).prod(axis=1)
+        left = others[shared <= rules.overlap * (areas[first] + areas[others] - shared)]
+    return anchors[kept], classes[kept]
