@@ -45,6 +45,7 @@ class PixelSsd(torch.nn.Module):
     """A detector that takes pixels as they were decoded, up to where boxes are chosen."""
 
     anchors: torch.Tensor
+    scales: torch.Tensor
     mean: torch.Tensor
     std: torch.Tensor
 
@@ -63,6 +64,7 @@ class PixelSsd(torch.nn.Module):
             (corners,) = detector.anchor_generator(ImageList(blank, [(side, side)]), features)
         sizes = corners[:, 2:] - corners[:, :2]
         # As centres and sizes, in shares of the image.
+        self.register_buffer("scales", torch.tensor(WEIGHTS))
         self.register_buffer("anchors", torch.cat([corners[:, :2] + sizes / 2, sizes], 1).clone() / side)
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,7 +79,7 @@ class PixelSsd(torch.nn.Module):
         """
         values = (pixels.permute(0, 3, 1, 2).float() - self.mean) / self.std
         found = self.head(list(self.backbone(values.to(next(self.parameters()).dtype)).values()))
-        moves = found["bbox_regression"].float() / torch.tensor(WEIGHTS)
+        moves = found["bbox_regression"].float() / self.scales
         centres = self.anchors[:, :2] + moves[..., :2] * self.anchors[:, 2:]
         halves = self.anchors[:, 2:] * moves[..., 2:].clamp(max=MOST_GROWTH).exp() / 2
         return found["cls_logits"].float(), torch.cat([centres - halves, centres + halves], 2).clamp(0, 1)
