@@ -1,8 +1,6 @@
 """Stages what an archive of object detection holds, made from torchvision's weights or a Hugging Face checkpoint."""
 
 import json
-import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 import openvino
@@ -11,7 +9,7 @@ import transformers
 
 from deploy.build.hub import checkpoint, pack
 from deploy.build.sources import Source
-from deploy.build.stagers.vision import labels_of
+from deploy.build.stagers.vision import export, labels_of
 from deploy.build.weights import load
 from deploy.models import Engine, Model
 from handlers.archive_files import GRAPH
@@ -47,19 +45,3 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     if engine != "torch":
         openvino.save_model(export(detector, size, ("logits", "boxes")), folder / GRAPH, compress_to_fp16=False)
     (folder / "index_to_name.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
-
-
-def export(module: torch.nn.Module, size: tuple[int, int], outputs: Sequence[str]) -> openvino.Model:
-    """Export a module that sees images of one size as a graph: pixels (B, H, W, 3) uint8 -> outputs; any B."""
-    width, height = size
-    # Zeros would leave every query alike, and the order of the first ones open.
-    example = torch.randint(
-        0, 256, (2, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        graph = openvino.convert_model(module, example_input=example, input=[-1, height, width, 3])
-    graph.inputs[0].get_tensor().set_names({"pixels"})
-    for port, name in zip(graph.outputs, outputs, strict=True):
-        port.get_tensor().set_names({name})
-    return graph

@@ -11,8 +11,8 @@ from PIL import Image
 
 from deploy.build.hub import checkpoint, pack
 from deploy.build.sources import Source
-from deploy.build.stagers.detection import export as export_pixels
 from deploy.build.stagers.text import export as export_text
+from deploy.build.stagers.vision import export as export_pixels
 from deploy.models import Engine, Model
 from handlers.archive_files import GRAPH
 from handlers.config import parse

@@ -1,7 +1,6 @@
 """Stages what an archive of image segmentation holds, made from torchvision's weights or a Hugging Face checkpoint."""
 
 import json
-import warnings
 from pathlib import Path
 
 import openvino
@@ -10,13 +9,13 @@ import transformers
 
 from deploy.build.hub import checkpoint, pack
 from deploy.build.sources import Source
-from deploy.build.stagers.vision import labels_of
+from deploy.build.stagers.vision import export, labels_of
 from deploy.build.weights import load
 from deploy.models import Engine, Model
 from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.vision.config import ImageSegmentationConfig
-from handlers.vision.pixel_segmenter import Geometry, PixelSegmenter, load_segmenter, of_torchvision
+from handlers.vision.pixel_segmenter import Geometry, load_segmenter, of_torchvision
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
@@ -43,24 +42,9 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
             segmenter = load_segmenter(source, None, len(labels), geometry)
             pack(source, folder, with_weights=engine != "openvino")
     if engine != "torch":
-        openvino.save_model(export(segmenter, geometry), folder / GRAPH, compress_to_fp16=False)
+        size, is_free = geometry.size or (geometry.shorter, geometry.shorter), geometry.size is None
+        graph = export(segmenter, size, ("classes", "probabilities"), is_free=is_free)
+        openvino.save_model(graph, folder / GRAPH, compress_to_fp16=False)
     (folder / "index_to_name.json").write_text(
         json.dumps(dict(enumerate(labels)), ensure_ascii=False), encoding="utf-8"
     )
-
-
-def export(segmenter: PixelSegmenter, geometry: Geometry) -> openvino.Model:
-    """Export a segmenter as a graph: pixels (B, H, W, 3) uint8 -> classes, probabilities.
-
-    It takes any B, and any H and W where images keep their shape.
-    """
-    width, height = geometry.size or (geometry.shorter, geometry.shorter)
-    example = torch.randint(0, 256, (2, height, width, 3), dtype=torch.uint8)
-    sizes = [-1, -1] if geometry.size is None else [height, width]
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        graph = openvino.convert_model(segmenter, example_input=example, input=[-1, *sizes, 3])
-    graph.inputs[0].get_tensor().set_names({"pixels"})
-    for port, name in zip(graph.outputs, ("classes", "probabilities"), strict=True):
-        port.get_tensor().set_names({name})
-    return graph

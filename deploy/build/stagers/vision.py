@@ -1,6 +1,8 @@
-"""Stages what an archive of image classification holds, made from a state dict."""
+"""Stages what an archive of image classification holds, made from a state dict; and exports for all tasks on images."""
 
 import json
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import openvino
@@ -34,7 +36,9 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     (folder / "index_to_name.json").write_text(json.dumps(dict(enumerate(labels)), ensure_ascii=False))
     classifier = _classifier(config, state, class_count)
     if engine != "torch":
-        openvino.save_model(_exported(config, classifier), folder / GRAPH, compress_to_fp16=False)
+        pixels = PixelClassifier(classifier, config.mean, config.std).eval()
+        graph = export(pixels, (config.crop_size, config.crop_size), ("logits",))
+        openvino.save_model(graph, folder / GRAPH, compress_to_fp16=False)
     if engine != "openvino":
         torch.save(state, folder / "model.pt")
 
@@ -49,14 +53,28 @@ def _classifier(config: ImageClassificationConfig, state: StateDict, class_count
     return classifier
 
 
-def _exported(config: ImageClassificationConfig, classifier: torch.nn.Module) -> openvino.Model:
-    """Export a classifier as a graph: pixels (B, S, S, 3) uint8 -> logits (B, classes), any B."""
-    module = PixelClassifier(classifier, config.mean, config.std).eval()
-    side = config.crop_size
-    example = torch.zeros(2, side, side, 3, dtype=torch.uint8)
-    graph = openvino.convert_model(module, example_input=example, input=[-1, side, side, 3])
+def export(
+    module: torch.nn.Module, size: tuple[int, int], outputs: Sequence[str], *, is_free: bool = False
+) -> openvino.Model:
+    """Export a module that sees images as a graph: pixels (B, H, W, 3) uint8 -> outputs; any B.
+
+    Args:
+        module: takes the pixels.
+        size: width and height.
+        outputs: names of what it returns.
+        is_free: whether the graph takes images of other sizes too.
+    """
+    width, height = size
+    # Zeros would leave every query of a detector alike, and the order of the first ones open.
+    chance = torch.Generator().manual_seed(0)
+    example = torch.randint(0, 256, (2, height, width, 3), dtype=torch.uint8, generator=chance)
+    sizes = [-1, -1] if is_free else [height, width]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = openvino.convert_model(module, example_input=example, input=[-1, *sizes, 3])
     graph.inputs[0].get_tensor().set_names({"pixels"})
-    graph.outputs[0].get_tensor().set_names({"logits"})
+    for port, name in zip(graph.outputs, outputs, strict=True):
+        port.get_tensor().set_names({name})
     return graph
 
 
