@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-# What is compared: the likeliest class of an image; the label of a text, of each token, of an answer; the vector.
-Measure = Literal["top-1", "labels", "cosine"]
+# What is compared: the likeliest class of an image; the label of a text, of each token, of an answer; the vector; the
+# map of an image, by the mean intersection over union of a class; the order of pairs, by Spearman's correlation.
+Measure = Literal["top-1", "labels", "cosine", "miou", "ranks"]
+# Those whose agreement is no share of samples.
+AVERAGES = ("cosine", "miou", "ranks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +21,9 @@ class Proof:
 
     Attributes:
         measure: what is compared.
-        agreement: share of the samples, 0..1, with the same answer; of vectors the mean cosine.
-        largest_change: the most that a probability moved, 0..1; of vectors 1 - the least cosine; None where the task
-            gives neither.
+        agreement: share of the samples, 0..1, with the same answer; of AVERAGES the average.
+        largest_change: the most that a probability moved, 0..1; of vectors 1 - the least cosine; of maps the largest
+            share of an image's pixels that changed; None where the task gives neither.
         samples: how many answers were compared.
         least: the agreement that was asked for.
     """
@@ -39,7 +42,7 @@ class Proof:
     @property
     def is_refuted(self) -> bool:
         """Whether more answers differ than was asked for, and more than one: one of twenty says little of 0.99."""
-        return not self.holds and (self.measure == "cosine" or round((1 - self.agreement) * self.samples) > 1)
+        return not self.holds and (self.measure in AVERAGES or round((1 - self.agreement) * self.samples) > 1)
 
     def __str__(self) -> str:
         """Write it as archive.sh prints it, and the log."""

@@ -119,7 +119,6 @@ class ImageSegmentationConfig(PixelsConfig):
     """Settings of image segmentation.
 
     Attributes:
-        precision: see `HandlerConfig`; no proof says yet what bf16 does to maps.
         arch: the name of a network of torchvision.models.segmentation; None for a checkpoint of transformers.
         resize_size: the length that the shorter side is resized to, in pixels, where `arch` is given; the default is
             torchvision's. A checkpoint says its own.
@@ -131,7 +130,6 @@ class ImageSegmentationConfig(PixelsConfig):
             here of the whole image as the network sees it.
     """
 
-    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "fp32"
     arch: str | None = None
     resize_size: Side = 520
     mean: Channels = IMAGENET_MEAN

@@ -6,7 +6,8 @@
 What is compared is what the field compares. Of an image its likeliest class. Of a text its likeliest label; where
 labels are decided one by one, the yes or no to each. Of a token, special ones apart, its likeliest label: by equal
 entities a text of fifty tokens would count as wrong for one of them. Of a question the place of its answer, exactly. Of
-a sentence its vector, by the cosine.
+a sentence its vector, by the cosine. Of a segmented image its map, by the mean intersection over union of a class over
+all images. Of pairs their order by score, by Spearman's rank correlation.
 """
 
 import math
@@ -128,6 +129,28 @@ def compared_vectors(exact: Sequence[Array], others: Sequence[Array]) -> tuple[f
     return float(cosines.mean()), float(min(1.0, 1.0 - cosines.min())), len(cosines)
 
 
+def compared_maps(exact: Sequence[Array], others: Sequence[Array]) -> tuple[float, float, int]:
+    """Compare maps of classes, (H, W) of each item: the mean over the classes of the first of what both share."""
+    ours, theirs = (np.concatenate([each.ravel() for each in maps]) for maps in (exact, others))
+    shared = [
+        ((ours == value) & (theirs == value)).sum() / ((ours == value) | (theirs == value)).sum()
+        for value in np.unique(ours)
+    ]
+    changed = [float(np.mean(one != other)) for one, other in zip(exact, others, strict=True)]
+    return float(np.mean(shared)), max(changed), len(changed)
+
+
+def compared_ranks(exact: Sequence[float], others: Sequence[float]) -> tuple[float, float, int]:
+    """Compare scores of pairs by the correlation of their ranks."""
+    ours, theirs = np.array(exact, np.float64), np.array(others, np.float64)
+    if not np.isfinite(theirs).all():
+        return 0.0, 1.0, len(ours)
+    # The correlation of whole numbers from 0 on, each of them once.
+    differences = ours.argsort().argsort() - theirs.argsort().argsort()
+    correlation = 1 - 6 * (differences**2).sum() / (len(ours) * (len(ours) ** 2 - 1))
+    return float(correlation), float(np.abs(sigmoid(ours) - sigmoid(theirs)).max()), len(ours)
+
+
 def _classes(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
     return [row[None] for row in softmax(outputs["logits"])]
 
@@ -156,12 +179,22 @@ def _vectors(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> lis
     return [np.asarray(vector) for vector in task.split(outputs, items)]
 
 
+def _maps(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
+    return list(outputs["classes"])
+
+
+def _scores(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[float]:  # noqa: ARG001
+    return [float(score) for score in outputs["logits"][:, 0]]
+
+
 KINDS: Mapping[str, Kind] = {
     "image_classification": Kind("top-1", _classes, compared_rows, is_text=False),
+    "image_segmentation": Kind("miou", _maps, compared_maps, is_text=False),
     "text_classification": Kind("labels", _labels, compared_rows),
     "token_classification": Kind("labels", _tokens, compared_rows),
     "question_answering": Kind("labels", _spans, compared_spans, settings={"top_k": 1}),
     "sentence_embedding": Kind("cosine", _vectors, compared_vectors),
+    "reranking": Kind("ranks", _scores, compared_ranks),
 }
 
 

@@ -28,10 +28,11 @@ from torchserve_client.errors import InvalidPayload
 from torchserve_client.inputs import Input, source
 
 # Tasks whose answers can be held against fp32's, by what an input of theirs is.
-IMAGES = ("image_classification",)
+IMAGES = ("image_classification", "image_segmentation")
 TEXTS = ("text_classification", "token_classification", "sentence_embedding")
 QUESTIONS = ("question_answering",)
-TASKS = (*IMAGES, *TEXTS, *QUESTIONS)
+PAIRS = ("reranking",)
+TASKS = (*IMAGES, *TEXTS, *QUESTIONS, *PAIRS)
 
 SEED = 0
 # Inputs below which nothing can be both learned and proven; a quarter of ten is two or three. Most that are read for
@@ -165,6 +166,8 @@ def sample_payloads(model: Model) -> list[Payload]:
     if model.handler in QUESTIONS:
         asked = [{"question": QUESTION, "context": text} for text in texts]
         return [Payload(each) for each in (*filter(_is_question, own), *asked)]
+    if model.handler in PAIRS:
+        return [Payload({"query": QUESTION, "document": text}) for text in texts]
     return [Payload(text) for text in (*(each for each in map(_text, own) if each), *texts)]
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from deploy.build.precision.inputs import FEWEST, IMAGES, QUESTIONS, TASKS, listed
+from deploy.build.precision.inputs import FEWEST, IMAGES, PAIRS, QUESTIONS, TASKS, listed
 from deploy.models import Engine, Model
 from handlers.errors import InvalidConfig
 
-# Share of equal answers, or mean cosine: what is below it is not to be served.
+# Share of equal answers, or an average (handlers.proofs): what is below it is not to be served.
 LEAST = 0.99
 
 
@@ -92,6 +92,8 @@ def _needed(model: Model) -> str:
         return "FOLDER, of images"
     if model.handler in QUESTIONS:
         return 'FILE, of lines {"question": ..., "context": ...}'
+    if model.handler in PAIRS:
+        return 'FILE, of lines {"query": ..., "document": ...}'
     return "FILE, of texts, one a line, or FOLDER, of texts"
 
 

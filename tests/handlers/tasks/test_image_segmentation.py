@@ -27,7 +27,7 @@ from tests.handlers.serving import serve, started
 from tests.photographs import path, photograph
 
 ARCH, SHORTER = "lraspp_mobilenet_v3_large", 256
-COMMON: dict[str, Any] = {"threads": 1, "scaled_decode": False}
+COMMON: dict[str, Any] = {"threads": 1, "scaled_decode": False, "precision": "fp32"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "torchvision": {**COMMON, "arch": ARCH, "resize_size": SHORTER},
     "transformers": COMMON,

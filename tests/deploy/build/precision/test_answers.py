@@ -8,6 +8,8 @@ import pytest
 
 from deploy.build.precision.answers import (
     ask,
+    compared_maps,
+    compared_ranks,
     exact_settings,
     is_comparable,
     proof,
@@ -59,6 +61,23 @@ def test_answers_of_the_same_graph_agree_and_of_a_broken_one_do_not(handler: str
     assert not other.holds
     # What the time does not allow is left out, but for the first micro-batch.
     assert len(ask(task, items, task.engine, longest_s=0)) == 16
+
+
+def test_maps_and_orders_of_pairs_are_compared_by_their_averages(tmp_path: Path) -> None:
+    ours, theirs = np.array([[0, 0, 1], [1, 1, 2]]), np.array([[0, 1, 1], [1, 1, 2]])
+    # Class 0 shares one of two pixels, class 1 three of four, class 2 its one.
+    assert compared_maps([ours, ours], [theirs, theirs]) == pytest.approx(((1 / 2 + 3 / 4 + 1) / 3, 1 / 6, 2))
+    assert compared_ranks([1.0, 2.0, 3.0], [10.0, 20.0, 30.0])[0] == pytest.approx(1)
+    assert compared_ranks([1.0, 2.0, 3.0], [3.0, 2.0, 1.0])[0] == pytest.approx(-1)
+    assert compared_ranks([1.0, 2.0], [1.0, float("nan")]) == (0.0, 1.0, 2)
+    folder = tiny_models.staged(tmp_path, "bert", "reranking", labels=("relevance",))
+    config = parse(BUILT_IN["reranking"].settings_class(), {})
+    task = loaded("reranking", folder, exact_settings("reranking", config))
+    items = task.prepare([task.decode(each) for each in sample_payloads(model("reranking"))])
+    exact = ask(task, items, task.engine)
+    for graph, holds in ((folder / GRAPH, True), (broken(folder), False)):
+        found = proof("reranking", exact, ask(task, items, OpenVinoEngine(graph, precision="fp32")), 0.99)
+        assert (found.measure, found.samples, found.holds, found.is_refuted) == ("ranks", len(items), holds, not holds)
 
 
 def test_images_are_twenty_crops_and_of_a_folder_what_is_none_is_left_out(tmp_path: Path) -> None:
