@@ -16,18 +16,13 @@ from deploy.gateway.envoy.listeners import bootstrap
 from deploy.gateway.envoy.process import Endpoint, Envoy
 from deploy.gateway.settings import Ports, Settings
 from deploy.gateway.state import Fleet, Model, Replica, Version
+from deploy.sandbox import free_ports
 from tests.deploy.gateway.envoy.stand_ins import StandIn, control, models_of
 
 REPLICA = Replica(workers=1, ready_workers=1, batch_size=8, max_batch_delay_ms=1, is_default=True)
 SERVED = ("m/1.0", "m/2.0")
 # Seconds for a whole request, on a machine that stalls.
 TIMEOUT_S = 30.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 class Gateway:
@@ -42,7 +37,8 @@ class Gateway:
         self.nodes = [StandIn(f"node-{number}", SERVED) for number in range(nodes)]
         self.control = control()
         self.models = {"m": ["1.0", "2.0"]}
-        ports = Ports(http=free_port(), grpc=free_port(), control=self.control.port)
+        http, grpc_port = free_ports(2)
+        ports = Ports(http=http, grpc=grpc_port, control=self.control.port)
         self.settings = replace(settings, ports=ports)
         self.envoy = Envoy(run)
         self.serve()
