@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-# What is compared: the likeliest class of an image; the label of a text, of each token, of an answer; the vector; the
-# map of an image, by the mean intersection over union of a class; the order of pairs, by Spearman's correlation.
-Measure = Literal["top-1", "labels", "cosine", "miou", "ranks"]
-# Those whose agreement is no share of samples.
-AVERAGES = ("cosine", "miou", "ranks")
+# What is compared: the likeliest class of an image; the label of a text, of each token, of an answer; either against
+# known labels; vectors; boxes, by COCO's mean average precision; maps, by the mean intersection over union of a class;
+# the order of pairs, by Spearman's correlation.
+Measure = Literal["top-1", "labels", "accuracy", "vectors", "map", "miou", "ranks"]
+# Those whose agreement is no share of samples that did not change.
+AVERAGES = ("accuracy", "vectors", "map", "miou", "ranks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,12 @@ class Proof:
 
     Attributes:
         measure: what is compared.
-        agreement: share of the samples, 0..1, with the same answer; of AVERAGES the average.
+        agreement: share of the samples, 0..1, with the same answer; of AVERAGES see deploy.build.precision.answers.
         largest_change: the most that a probability moved, 0..1; of vectors 1 - the least cosine; of maps the largest
             share of an image's pixels that changed; None where the task gives neither.
-        samples: how many answers were compared.
+        samples: how many answers were compared; of top-1 and labels those where fp32's first label leads clearly.
         least: the agreement that was asked for.
+        detail: further figures, for people.
     """
 
     measure: Measure
@@ -33,6 +35,7 @@ class Proof:
     largest_change: float | None
     samples: int
     least: float
+    detail: str = ""
 
     @property
     def holds(self) -> bool:
@@ -42,12 +45,15 @@ class Proof:
     @property
     def is_refuted(self) -> bool:
         """Whether more answers differ than was asked for, and more than one: one of twenty says little of 0.99."""
-        return not self.holds and (self.measure in AVERAGES or round((1 - self.agreement) * self.samples) > 1)
+        if self.measure in AVERAGES:
+            return not self.holds and self.samples > 0
+        return not self.holds and round((1 - self.agreement) * self.samples) > 1
 
     def __str__(self) -> str:
         """Write it as archive.sh prints it, and the log."""
         change = "" if self.largest_change is None else f", largest change {self.largest_change:.4f}"
-        return f"{self.measure} {self.agreement:.4f} of {self.samples} samples{change}"
+        detail = f", {self.detail}" if self.detail else ""
+        return f"{self.measure} {self.agreement:.4f} of {self.samples} samples{change}{detail}"
 
     def to_json(self) -> dict[str, Any]:
         """Give it as JSON has it."""

@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from deploy.build.precision.inputs import FEWEST, MOST
-from deploy.build.precision.request import LEAST
 from deploy.models import MODEL_LIST, ROOT, models
 
 # These are torch-model-archiver's own names, and what each appends. zip-store is our default: weights do not compress.
@@ -60,8 +59,10 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--calibrate", type=Path, metavar="FOLDER|FILE", help=words)
     words = "what precisions are held against fp32 with; default: a quarter of --calibrate, or the examples' samples"
     group.add_argument("--validate", type=Path, metavar="FOLDER|FILE", help=words)
-    words = "share of equal answers, or mean cosine, that int8 must have, or nothing is built; default: %(default)g"
-    group.add_argument("--min-agreement", type=_share, default=LEAST, metavar="X", help=words)
+    words = (
+        "agreement that int8 must have, or nothing is built; default: 0.99 of labels or accuracy, 0.98 of the others"
+    )
+    group.add_argument("--min-agreement", type=_share, metavar="X", help=words)
 
 
 def _share(text: str) -> float:

@@ -15,13 +15,11 @@ class ImageTextEmbeddingConfig(RetrievalConfig, PixelsConfig):
     """Settings of image and text embedding.
 
     Attributes:
-        precision: see `HandlerConfig`; no proof says yet what bf16 does to these vectors.
         max_tokens: the most padded tokens of one micro-batch; the patches of an image are tokens.
         is_matryoshka: whether `dimensions` may be any number up to the model's own, although its files do not say that
             it was trained so.
     """
 
-    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "fp32"
     is_matryoshka: bool = False
 
 

@@ -88,14 +88,12 @@ class ObjectDetectionConfig(PixelsConfig):
     """Settings of object detection.
 
     Attributes:
-        precision: see `HandlerConfig`; no proof says yet what bf16 does to boxes.
         arch: SSD or SSDLite of torchvision; None for a checkpoint of transformers.
         threshold: the least score of a box, where the request does not say; transformers' pipeline has the same.
         top_k: the most boxes of an answer, where the request does not say; None for all.
         answer: `boxes` as transformers' pipeline answers, or `torchserve` as TorchServe's object_detector does.
     """
 
-    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "fp32"
     arch: Literal["ssdlite320_mobilenet_v3_large", "ssd300_vgg16"] | None = None
     threshold: Share = 0.5
     top_k: Count | None = None

@@ -23,7 +23,7 @@ from rich.console import Console
 from deploy.build.archive import ArchiverFailed
 from deploy.gateway.sandbox import NotStarted
 from deploy.run.server import ServerError
-from load.bench import archives, gateway, int8, machine, modes, peer_process, resnet, retrieval, tensors, texts
+from load.bench import archives, gateway, int8, machine, modes, peer_process, resnet, retrieval, tensors, texts, vision
 from load.bench.rounds import Bench, progress
 from load.bench.table import Row, markdown, rendered
 from load.errors import LoadError
@@ -46,6 +46,7 @@ PARTS = {
     "poisson": Part(modes.poisson),
     "int8": Part(int8.rows, ("int8",)),
     "retrieval": Part(retrieval.rows, ("infinity",), is_plain=False),
+    "vision": Part(vision.rows, is_plain=False),
     "gateway": Part(gateway.rows, is_plain=False),
     "default": Part(modes.default, is_plain=False),
     "peers": Part(tensors.all_peers, ("peers", "pytriton"), is_plain=False),

@@ -6,8 +6,12 @@ texts         way `padded`: tokenises each text alone, pads it to 256 and runs t
               length, which no server could do better
 translation   transformers' generate() for each text by itself
 reranking     sentence-transformers' CrossEncoder.predict of a query with each of its documents
+vision        decodes, detects or segments, and answers a micro-batch, by the task's own hooks
+pipeline      transformers' pipeline of the same, called once an image
 """
 
+import io
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +25,14 @@ import numpy as np
 import torch
 import transformers
 import yaml
+from PIL import Image
 
+from deploy.build.task_loading import loaded, task_class
 from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
 from handlers.engines import available_threads, padded
 from handlers.engines.openvino import OpenVinoEngine
+from handlers.protocol.requests import Payload
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.text.encoders import load_encoder, token_limit
 from handlers.text.inputs import rounded_length
@@ -119,11 +126,46 @@ def reranking(folder: Path) -> Step:
     return step
 
 
+def vision(folder: Path) -> Step:
+    """Load an archive of a task on images, unpacked."""
+    kind = _kind(folder)
+    settings = yaml.safe_load((folder / "model-config.yaml").read_text(encoding="utf-8"))
+    task = loaded(kind, folder, parse(task_class(kind).config_class, settings.get("handler")))
+    pool, bodies = ThreadPoolExecutor(available_threads(0)), cycle(samples.photographs())
+
+    def step(_: str, batch_size: int) -> int:
+        items = list(pool.map(task.decode, map(Payload, islice(bodies, batch_size))))
+        task.split(task.engine.run(task.collate(items)), items)
+        return batch_size
+
+    return step
+
+
+def pipeline(folder: Path) -> Step:
+    """Load the checkpoint of such an archive."""
+    network: Any = transformers.pipeline(_kind(folder).replace("_", "-"), model=str(folder / CHECKPOINT))
+    pictures = cycle([Image.open(io.BytesIO(body)).convert("RGB") for body in samples.photographs()])
+
+    def step(*_: object) -> int:
+        network(next(pictures))
+        return 1
+
+    return step
+
+
+def _kind(folder: Path) -> str:
+    """Read which task an unpacked archive has."""
+    manifest = json.loads((folder / "MAR-INF" / "MANIFEST.json").read_text(encoding="utf-8"))
+    return str(manifest["model"]["handler"]).removesuffix(".py")
+
+
 LOOPS: dict[str, Callable[[Path], Step]] = {
     "images": images,
     "texts": texts,
     "translation": translation,
     "reranking": reranking,
+    "vision": vision,
+    "pipeline": pipeline,
 }
 
 

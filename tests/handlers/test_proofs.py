@@ -10,7 +10,7 @@ from handlers.proofs import Measure, Proof, read_proofs
         ("top-1", 0.95, 20, False, False),
         ("labels", 0.9, 20, False, True),
         ("top-1", 0.98, 100, False, True),
-        ("cosine", 0.98, 20, False, True),
+        ("vectors", 0.98, 20, False, True),
     ],
 )
 def test_precision_is_refuted_by_answers_that_differ_and_not_by_one_of_few(

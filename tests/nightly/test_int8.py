@@ -21,6 +21,7 @@ from PIL import Image
 
 from deploy.build.archive import main
 from deploy.build.fingerprint import proofs_of
+from deploy.build.precision.comparisons import LEAD
 from deploy.models import ROOT
 from deploy.run.server import Server
 from handlers.archive_files import GRAPH, INT8_GRAPH, proofs
@@ -75,15 +76,14 @@ class Built:
 def built(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     made = Built(tmp_path_factory.mktemp("int8"), model_store)
     with alone(tmp_path_factory):
-        # What plain quantisation reaches on crops, most of which are near ties.
-        assert made.build(made.calibration, "0.8") == 0
+        assert made.build(made.calibration, "0.95") == 0
     yield made
     shutil.rmtree(made.path)
 
 
 def test_int8_is_as_near_to_torch_in_fp32_as_its_proof_says(built: Built) -> None:
     proof = proofs(built.path)["int8"]
-    assert (proof.measure, proof.samples, proof.holds) == ("top-1", CROPS, True)
+    assert (proof.measure, proof.holds) == ("top-1", True)
     bodies = held_out.crops(CROPS).held_out
     pixels = np.stack([decode_image(body, CONFIG) for body in bodies])
     classifier = torchvision.models.get_model(CONFIG.arch, weights=None)
@@ -91,16 +91,19 @@ def test_int8_is_as_near_to_torch_in_fp32_as_its_proof_says(built: Built) -> Non
     module = PixelClassifier(classifier, CONFIG.mean, CONFIG.std).eval()
     with torch.inference_mode():
         exact = softmax(module(torch.from_numpy(pixels)).numpy())
+    ranked = np.sort(exact, axis=1)
+    is_clear = ranked[:, -1] - ranked[:, -2] >= LEAD
+    # OpenVINO's fp32 and torch's differ by rounding: one crop may be as near the limit as that.
+    assert int(is_clear.sum()) == pytest.approx(proof.samples, abs=1)
 
     def distance(precision: Any) -> tuple[float, float]:
         logits = OpenVinoEngine(built.path / GRAPH, precision=precision).run({"pixels": pixels})["logits"]
         found: NDArray[np.float32] = softmax(logits)
-        same = exact.argmax(axis=1) == found.argmax(axis=1)
+        same = (exact.argmax(axis=1) == found.argmax(axis=1))[is_clear]
         return float(same.mean()), float(np.abs(exact - found).max())
 
     agreement, change = distance("int8")
-    # OpenVINO's fp32 and torch's differ by rounding: one crop may be as near a tie as that.
-    assert agreement == pytest.approx(proof.agreement, abs=1.5 / CROPS)
+    assert agreement == pytest.approx(proof.agreement, abs=1.5 / proof.samples)
     assert change == pytest.approx(proof.largest_change, abs=0.005)
     # And it is int8: fp32 is two orders nearer.
     assert distance("fp32")[1] < change / 10
@@ -153,26 +156,26 @@ def test_int8_calibrated_on_black_images_is_refused_with_its_figures_and_the_old
     for number in range(10):
         Image.new("RGB", (224 + number, 224)).save(tmp_path / f"{number}.png")
     before = (built.path / "build.json").read_bytes()
-    assert built.build(tmp_path, "0.8") == 1
+    assert built.build(tmp_path, "0.95") == 1
     (refusal,) = capsys.readouterr().err.splitlines()
-    figures = re.search(rf"{NAME}: int8: top-1 (0\.\d+) of {CROPS} samples, largest change (0\.\d+)", refusal)
+    figures = re.search(rf"{NAME}: int8: top-1 (0\.\d+) of \d+ samples, largest change (0\.\d+)", refusal)
     assert figures, refusal
     assert float(figures[1]) < 0.5
     assert float(figures[2]) > 0.3
-    assert "less than --min-agreement 0.8, so nothing was built" in refusal
+    assert "less than --min-agreement 0.95, so nothing was built" in refusal
     assert (built.path / "build.json").read_bytes() == before
 
 
-def test_encoder_in_int8_is_proven_by_its_cosine(tmp_path: Path) -> None:
-    lines, _ = held_out.sentences()
-    (tmp_path / "calibration.txt").write_bytes(b"\n".join(lines[:60]))
-    (tmp_path / "validation.txt").write_bytes(b"\n".join(lines[60:80]))
+def test_encoder_in_int8_is_proven_by_its_vectors(tmp_path: Path) -> None:
+    for name, lines in zip(("calibration", "validation"), held_out.sentences(), strict=True):
+        (tmp_path / f"{name}.txt").write_bytes(b"\n".join(lines))
     inputs = ["--calibrate", str(tmp_path / "calibration.txt"), "--validate", str(tmp_path / "validation.txt")]
     places = ["--export-path", str(tmp_path / "store"), "--engine", "openvino"]
-    assert main(["sentence-embedding", *places, "--precision", "int8", *inputs, "--min-agreement", "0.9"]) == 0
+    # The task's own bar, on texts that are padded to each other's lengths.
+    assert main(["sentence-embedding", *places, "--precision", "int8", *inputs]) == 0
     proof = proofs_of(tmp_path / "store" / "sentence-embedding.mar")["int8"]
-    assert (proof.measure, proof.samples) == ("cosine", 20)
-    # The build has held it to its bar; it is int8, and not what bf16 or fp32 would be.
+    assert (proof.measure, proof.samples) == ("vectors", 100)
+    # It is int8, and not what bf16 or fp32 would be.
     assert proof.agreement < 0.9999
     shutil.unpack_archive(tmp_path / "store" / "sentence-embedding.mar", tmp_path / "unpacked", "zip")
     assert (tmp_path / "unpacked" / INT8_GRAPH).is_file()

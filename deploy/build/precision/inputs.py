@@ -8,16 +8,16 @@
     requests of the model's folder, sample sentences   -> texts           -> payloads
 
 Folders and files are read as `torchserve-client predict` reads them. A line is a text; where a task takes several
-fields, question and context, it is a JSON object of them.
+fields, question and context, or the text has a label, it is a JSON object of them. A file's label is its folder's name.
 """
 
 import io
 import json
 import math
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from PIL import Image
 
@@ -27,18 +27,19 @@ from handlers.protocol.requests import Payload
 from torchserve_client.errors import InvalidPayload
 from torchserve_client.inputs import Input, source
 
-# Tasks whose answers can be held against fp32's, by what an input of theirs is.
-IMAGES = ("image_classification", "image_segmentation")
+# Tasks whose answers can be held against fp32's, by what an input of theirs is; those of two graphs have no int8.
+TWO_GRAPHS = ("image_text_embedding",)
+IMAGES = ("image_classification", "object_detection", "image_segmentation", *TWO_GRAPHS)
 TEXTS = ("text_classification", "token_classification", "sentence_embedding")
 QUESTIONS = ("question_answering",)
 PAIRS = ("reranking",)
 TASKS = (*IMAGES, *TEXTS, *QUESTIONS, *PAIRS)
 
 SEED = 0
-# Inputs below which nothing can be both learned and proven; a quarter of ten is two or three. Most that are read for
-# either part: NNCF's own default for calibration, and enough for a share of 0.99.
-FEWEST, MOST = 10, 300
-# The share of the inputs that is kept back where none are given to validate with.
+# Inputs below which nothing can be both learned and proven; a quarter of ten is two or three. Most that calibrate,
+# NNCF's own default; and most that validate: 300 of them that are no near ties bear a share of 0.99.
+FEWEST, MOST, MOST_VALIDATING = 10, 300, 1000
+# The share of the inputs that is kept back at least where none are given to validate with.
 HELD_OUT = 0.25
 # Inputs that a message names.
 NAMED = 3
@@ -73,21 +74,24 @@ def listed(path: Path) -> list[Input]:
 
 def some(inputs: Sequence[Kind], seed: int = SEED) -> list[Kind]:
     """Take as many of the inputs as both parts may have, in an order that the seed decides."""
-    return random.Random(seed).sample(inputs, min(len(inputs), math.ceil(MOST / (1 - HELD_OUT))))  # noqa: S311
+    return random.Random(seed).sample(inputs, min(len(inputs), MOST + MOST_VALIDATING))  # noqa: S311
 
 
 def split(inputs: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
-    """Divide inputs that stand in an order of chance: those to calibrate with, and a quarter to validate with."""
-    count = math.ceil(HELD_OUT * len(inputs))
+    """Divide inputs that stand in an order of chance: at most MOST to calibrate with, and the others to validate with.
+
+    The others are a quarter at least.
+    """
+    count = max(math.ceil(HELD_OUT * len(inputs)), len(inputs) - MOST)
     return list(inputs[count:]), list(inputs[:count])
 
 
-def payload(each: Input, fields: Collection[str], *, is_text: bool) -> Payload:
+def payload(each: Input, fields: Set[str], *, is_text: bool) -> Payload:
     """Make what a client would send of an input.
 
     Args:
         each: a file or a line.
-        fields: the names of the task's inputs; a line is a JSON object where there are several.
+        fields: the names of the task's inputs; a line is a JSON object where there are several, or a label.
         is_text: whether the task takes texts, so that a file is one.
 
     Raises:
@@ -96,19 +100,34 @@ def payload(each: Input, fields: Collection[str], *, is_text: bool) -> Payload:
     """
     if not is_text:
         return Payload(each.content())
-    try:
-        text = each.content().decode()
-        if len(fields) == 1:
-            return Payload(text)
-        document = json.loads(text)
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
+    document = _document(each)
+    if document is not None and fields & document.keys():
+        return Payload({name: document[name] for name in document if name in fields})
+    if len(fields) > 1:
         raise InvalidInput(f"not a JSON object of {' and '.join(sorted(fields))}")
-    return Payload({name: document[name] for name in document if name in fields})
+    try:
+        return Payload(each.content().decode())
+    except ValueError:
+        raise InvalidInput("not UTF-8") from None
 
 
-def decoded(task: Any, inputs: Sequence[Input], *, is_text: bool) -> tuple[list[Any], list[str]]:
+def _document(each: Input) -> dict[str, Any] | None:
+    """Read an input that is a JSON object; None where it is something else."""
+    try:
+        document = json.loads(each.content())
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+class Taken(NamedTuple):
+    """An input that the model takes, decoded, and its label where it has one: its folder's name, or JSON's "label"."""
+
+    item: Any
+    label: Any
+
+
+def decoded(task: Any, inputs: Sequence[Input], *, is_text: bool) -> tuple[list[Taken], list[str]]:
     """Decode inputs by a task's own hooks.
 
     Args:
@@ -119,7 +138,7 @@ def decoded(task: Any, inputs: Sequence[Input], *, is_text: bool) -> tuple[list[
     Returns:
         What the model takes, and a line on each input that it does not.
     """
-    taken: list[Any] = []
+    taken: list[Taken] = []
     refused: list[str] = []
     for each in inputs:
         try:
@@ -131,8 +150,36 @@ def decoded(task: Any, inputs: Sequence[Input], *, is_text: bool) -> tuple[list[
         if isinstance(item, ItemError):
             refused.append(f"{each.name}: {item.message}")
         else:
-            taken.append(item)
+            taken.append(Taken(item, _label(each)))
     return taken, refused
+
+
+def _label(each: Input) -> Any:
+    if isinstance(each.value, Path):
+        folder, slash, _ = each.name.partition("/")
+        return folder if slash else None
+    return (_document(each) or {}).get("label")
+
+
+def truths(taken: Sequence[Taken], names: Sequence[str]) -> list[int] | None:
+    """Return the number of each input's class; None where no input has a class of the model's as its label.
+
+    Args:
+        taken: labels are names of classes, or their numbers.
+        names: the model's, by number.
+
+    Raises:
+        InvalidConfig: some have one and others have not.
+    """
+    numbers = {str(number): number for number in range(len(names))} | {name: at for at, name in enumerate(names)}
+    found = [None if each.label is None else numbers.get(str(each.label)) for each in taken]
+    known = [number for number in found if number is not None]
+    if known and len(known) < len(found):
+        raise InvalidConfig(
+            f"{len(found) - len(known)} of {len(found)} inputs to validate with have no class of the model's as their "
+            'label: name folders, or "label", by its classes or their numbers; or give inputs without labels'
+        )
+    return known or None
 
 
 def left_out(path: Path, count: int, refused: Sequence[str]) -> str | None:
@@ -156,12 +203,13 @@ def sample_files(model: Model) -> list[Path]:
     return [*_requests(model.folder), SENTENCES]
 
 
-def sample_payloads(model: Model) -> list[Payload]:
-    """Make a model's samples."""
-    if model.handler in IMAGES:
-        return [Payload(body) for body in crops(sample_files(model))]
+def sample_payloads(model: Model, fields: Set[str]) -> list[Payload]:
+    """Make samples of a model whose inputs have these names."""
     lines = (line.strip() for line in SENTENCES.read_text(encoding="utf-8").splitlines())
     texts = [line for line in lines if line and not line.startswith("#")]
+    if model.handler in IMAGES:
+        images = [Payload(body) for body in crops(sample_files(model))]
+        return [*images, *(Payload({"text": text}) for text in texts if "text" in fields)]
     own = [each for path in _requests(model.folder) for each in _instances(path)]
     if model.handler in QUESTIONS:
         asked = [{"question": QUESTION, "context": text} for text in texts]

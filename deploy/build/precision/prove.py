@@ -20,16 +20,20 @@ import openvino
 from numpy.typing import NDArray
 
 from deploy.build.precision.answers import ask, exact_settings, is_comparable, proof
+from deploy.build.precision.comparisons import FEWEST_CLEAR
 from deploy.build.precision.inputs import (
     FEWEST,
     IMAGES,
     MOST,
+    MOST_VALIDATING,
+    Taken,
     decoded,
     left_out,
     listed,
     sample_payloads,
     some,
     split,
+    truths,
 )
 from deploy.build.precision.quantise import Order
 from deploy.build.precision.request import PrecisionRequest
@@ -38,15 +42,19 @@ from deploy.build.tasks import task_of
 from deploy.models import ROOT, Model
 from handlers.archive_files import GRAPH, INT8_GRAPH, LABEL, PROOFS
 from handlers.config import parse
+from handlers.engines import Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig, ItemError
 from handlers.proofs import Proof
 
 Arrays = Mapping[str, NDArray[Any]]
 
+# Tasks whose input has one right class.
+CLASSIFIERS = ("image_classification", "text_classification")
+
 EXTRA = ROOT / ".extras" / "int8"
 # Seconds that answers in fp32 may take, of inputs that validate; the first micro-batch is always answered.
-EXACT_S = 60.0
+EXACT_S = 120.0
 # Seconds that NNCF may take: a build takes five minutes at most, of which the export and the archive have one.
 QUANTISE_S = 240.0
 # Seconds that the inputs which calibrate may take, and how many fp32 answers one of them costs there: 4 with
@@ -78,17 +86,19 @@ def make(model: Model, request: PrecisionRequest, folder: Path, out: Path, *, is
         return
     calibration, validation = _inputs(model, request, task)
     # With the engine in fp32, which `prove` puts others in the place of.
+    engine = task.engine
     arrays = _calibrating(task, calibration) if calibration else []
-    exact = ask(task, validation, task.engine, EXACT_S)
+    exact = ask(task, [each.item for each in validation], engine, EXACT_S)
     validation = validation[: len(exact)]
+    right = _truths(model, validation, task)
 
-    def prove(graph: Path, precision: Any) -> Proof:
-        engine = OpenVinoEngine(graph, precision=precision, threads=config.threads)
-        return proof(model.handler, exact, ask(task, validation, engine), request.least)
+    def prove(other: Engine) -> Proof:
+        answers = ask(task, [each.item for each in validation], other)
+        return proof(model.handler, exact, answers, request.least, right)
 
     proofs: dict[str, Proof] = {}
     if is_trained and "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        proofs["bf16"] = prove(folder / GRAPH, "bf16")
+        proofs["bf16"] = prove(engine.in_precision("bf16"))
     if request.precision == "int8":
         started = time.perf_counter()
         with tempfile.TemporaryDirectory() as work:
@@ -100,11 +110,12 @@ def make(model: Model, request: PrecisionRequest, folder: Path, out: Path, *, is
             is_transformer = model.handler not in IMAGES
             quantise(interpreter(), Order(str(folder / GRAPH), str(inputs), str(out / INT8_GRAPH), is_transformer))
         # What stays in floating point is bf16 where the processor has it, as in a worker.
-        proofs["int8"] = prove(out / INT8_GRAPH, "int8")
+        proofs["int8"] = prove(OpenVinoEngine(out / INT8_GRAPH, precision="int8", threads=config.threads))
         _say(
             model, f"int8: {proofs['int8']}; calibrated on {len(arrays)} inputs, {time.perf_counter() - started:.0f} s"
         )
-        _check(model, proofs["int8"], proofs.get("bf16"), is_trained=is_trained)
+        is_default = request.least is None
+        _check(model, proofs["int8"], proofs.get("bf16"), is_trained=is_trained, is_default=is_default)
     _write(out, proofs, len(arrays) if request.precision else None)
 
 
@@ -113,7 +124,7 @@ def _say(model: Model, line: str) -> None:
     print(f"{model.name}: {line}", flush=True)
 
 
-def _inputs(model: Model, request: PrecisionRequest, task: Any) -> tuple[list[Any], list[Any]]:
+def _inputs(model: Model, request: PrecisionRequest, task: Any) -> tuple[list[Any], list[Taken]]:
     """Decode what is to calibrate and what is to validate.
 
     Raises:
@@ -126,12 +137,27 @@ def _inputs(model: Model, request: PrecisionRequest, task: Any) -> tuple[list[An
     if calibration is not None and validation is None:
         calibration, validation = split(calibration)
     if validation is None:
-        items = task.prepare([task.decode(each) for each in sample_payloads(model)])
-        validation = [item for item in items if not isinstance(item, ItemError)]
-    return (calibration or [])[:MOST], validation[:MOST]
+        items = task.prepare([task.decode(each) for each in sample_payloads(model, task.inputs)])
+        validation = [Taken(item, None) for item in items if not isinstance(item, ItemError)]
+    return [each.item for each in (calibration or [])[:MOST]], validation[:MOST_VALIDATING]
 
 
-def _read(model: Model, path: Path, task: Any) -> list[Any]:
+def _truths(model: Model, validation: Sequence[Taken], task: Any) -> list[int] | None:
+    """Return the numbers of the right classes, where the task has one for an input and all inputs have labels.
+
+    Raises:
+        InvalidConfig: some have one, and others have not.
+    """
+    if model.handler not in CLASSIFIERS or getattr(task, "function", None) == "sigmoid":
+        return None
+    names = task.labels.values() if isinstance(task.labels, Mapping) else task.labels
+    try:
+        return truths(validation, [*names])
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{model.name}: {error}") from None
+
+
+def _read(model: Model, path: Path, task: Any) -> list[Taken]:
     """Decode a folder's files or a file's lines, in an order that a seed decides."""
     inputs = some(listed(path))
     items, refused = decoded(task, inputs, is_text=model.handler not in IMAGES)
@@ -199,14 +225,20 @@ def quantise(python: Path, order: Order) -> None:
             raise InvalidConfig(f"--precision int8: NNCF failed: {reason or finished.returncode}")
 
 
-def _check(model: Model, made: Proof, bf16: Proof | None, *, is_trained: bool) -> None:
-    """Check that an int8 graph is as near as was asked for.
+def _check(model: Model, made: Proof, bf16: Proof | None, *, is_trained: bool, is_default: bool) -> None:
+    """Check that an int8 graph is as near as was asked for, or by default on enough samples.
 
     Raises:
         InvalidConfig: it is not; the figures are in it.
     """
-    if made.holds:
+    is_enough = made.measure not in ("top-1", "labels") or made.samples >= FEWEST_CLEAR or not is_default
+    if made.holds and is_enough:
         return
+    if made.holds:
+        raise InvalidConfig(
+            f"{model.name}: int8: {made}: at least {FEWEST_CLEAR} samples that are no near ties are needed: give more "
+            "inputs, or labels of them, or --min-agreement, which takes as many as there are"
+        )
     why = "" if is_trained else "; the weights are random: --min-agreement 0 builds it all the same"
     most = "" if bf16 is None or bf16.holds else f"; bf16, too, has {bf16.agreement:.4f} on these inputs"
     raise InvalidConfig(

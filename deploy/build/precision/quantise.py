@@ -57,8 +57,9 @@ def main(order: Order) -> None:
     from nncf.quantization.range_estimator import RangeEstimatorParametersSet  # noqa: PLC0415
 
     calibration = [*samples(Path(order.inputs))]
-    # The widest range seen, where NNCF's default takes the mean of each input's: of 60 crops of photographs that
-    # calibration has not seen, ResNet-18 answers 0.947 as in fp32 then, and 0.880 by the default.
+    # The widest range seen, where NNCF's default takes the mean of each input's, and biases corrected layer by layer.
+    # Of 397 crops that calibration has not seen and that are no near ties, MobileNetV2 keeps 1.0000 so; 0.9899 with
+    # NNCF's fast correction, 0.9924 with mean ranges, 0.9874 with both; smooth quantisation changes nothing.
     widest = AdvancedQuantizationParameters(activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX)
     advanced = None if order.is_transformer else widest
     quantised = nncf.quantize(
@@ -69,6 +70,11 @@ def main(order: Order) -> None:
         target_device=nncf.TargetDevice.CPU,
         subset_size=len(calibration),
         model_type=nncf.ModelType.TRANSFORMER if order.is_transformer else None,
+        # Layer by layer, MiniLM's mean cosine fell from 0.94 to 0.73.
+        fast_bias_correction=order.is_transformer,
+        # With int8 queries and keys, bf16 and AMX, OpenVINO 2026.4 answers padded texts wrongly: MiniLM's mean cosine
+        # was 0.942 (unpadded, or without AMX, 0.995).
+        ignored_scope=nncf.IgnoredScope(types=["ScaledDotProductAttention"], validate=False),
         advanced_parameters=advanced,
     )
     openvino.save_model(quantised, order.out, compress_to_fp16=False)

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from deploy.build.precision.inputs import FEWEST, IMAGES, PAIRS, QUESTIONS, TASKS, listed
+from deploy.build.precision.inputs import FEWEST, IMAGES, PAIRS, QUESTIONS, TASKS, TWO_GRAPHS, listed
 from deploy.models import Engine, Model
 from handlers.errors import InvalidConfig
-
-# Share of equal answers, or an average (handlers.proofs): what is below it is not to be served.
-LEAST = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +21,13 @@ class PrecisionRequest:
         calibrate: a folder or file of the inputs that int8 learns the ranges of activations from.
         validate: those that precisions are held against fp32 with; None for a part of the former, or, without it, for
             the samples that the examples have.
-        least: the agreement below which a precision is not to be served.
+        least: the agreement below which a precision is not to be served; None for the task's own.
     """
 
     precision: Literal["int8"] | None = None
     calibrate: Path | None = None
     validate: Path | None = None
-    least: float = LEAST
+    least: float | None = None
 
     def check(self, model: Model, engine: Engine) -> None:
         """Check that a model can have it.
@@ -47,8 +44,9 @@ class PrecisionRequest:
             raise InvalidConfig(
                 f"{model.name}: translation runs in int8 by itself: `precision` of its model-config.yaml, --min-chrf"
             )
-        if model.handler not in TASKS:
-            raise InvalidConfig(f"{model.name}: --precision int8 is for {', '.join(TASKS)}; this is {model.handler}")
+        tasks = [task for task in TASKS if task not in TWO_GRAPHS]
+        if model.handler not in tasks:
+            raise InvalidConfig(f"{model.name}: --precision int8 is for {', '.join(tasks)}; this is {model.handler}")
         if engine == "torch":
             raise InvalidConfig(f"{model.name}: --precision int8 is OpenVINO's: leave out --engine torch")
         if self.calibrate is None:

@@ -23,7 +23,7 @@ from tests.handlers.serving import Answer, serve, started
 from tests.photographs import path, photograph
 from tests.tiny_models import TEXTS
 
-SETTINGS: dict[str, Any] = {"threads": 1, "scaled_decode": False, "truncation": True}
+SETTINGS: dict[str, Any] = {"threads": 1, "precision": "fp32", "scaled_decode": False, "truncation": True}
 NAMES = ("coffee", "chelsea", "china", "rocket")
 TWO_TOWERS, IMAGES_ALONE = ("clip", "siglip", "chinese_clip"), ("dinov2", "dinov3_vit", "vit")
 PATCHES = (tiny_image_text.SIDE // tiny_image_text.PATCH) ** 2

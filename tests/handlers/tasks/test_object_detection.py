@@ -25,7 +25,7 @@ from tests import exports, tiny_detector
 from tests.handlers.serving import serve, started
 from tests.photographs import path, photograph
 
-SETTINGS: dict[str, Any] = {"threads": 1, "scaled_decode": False, "threshold": 0.9}
+SETTINGS: dict[str, Any] = {"threads": 1, "precision": "fp32", "scaled_decode": False, "threshold": 0.9}
 # Share of the boxes of random weights that ties may change.
 TIES = 0.05
 NAMES = ("coffee", "chelsea", "china", "rocket", "astronaut")

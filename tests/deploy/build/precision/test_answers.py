@@ -6,21 +6,23 @@ import numpy as np
 import openvino
 import pytest
 
-from deploy.build.precision.answers import (
-    ask,
+from deploy.build.precision.answers import ask, exact_settings, is_comparable, proof
+from deploy.build.precision.comparisons import (
+    Boxes,
+    compared_boxes,
     compared_maps,
     compared_ranks,
-    exact_settings,
-    is_comparable,
-    proof,
+    compared_rows,
+    compared_vectors,
 )
-from deploy.build.precision.inputs import decoded, listed, sample_payloads, some, split
+from deploy.build.precision.inputs import Taken, decoded, listed, sample_payloads, some, split, truths
 from deploy.build.task_loading import loaded, task_class
 from deploy.build.tasks import BUILT_IN
 from deploy.models import model
 from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.engines.openvino import OpenVinoEngine
+from handlers.errors import InvalidConfig
 from handlers.vision.config import ImageClassificationConfig
 from tests import tiny_models
 from tests.photographs import crops
@@ -47,43 +49,85 @@ def test_answers_of_the_same_graph_agree_and_of_a_broken_one_do_not(handler: str
     config = parse(BUILT_IN[handler].settings_class(), {})
     task = loaded(handler, folder, exact_settings(handler, config))
     assert is_comparable(handler, task)
-    items = task.prepare([task.decode(each) for each in sample_payloads(model(handler.replace("_", "-")))])
+    payloads = sample_payloads(model(handler.replace("_", "-")), task.inputs)
+    items = task.prepare([task.decode(each) for each in payloads])
     assert 20 <= len(items) <= 40
     exact = ask(task, items, task.engine)
-    same = proof(handler, exact, ask(task, items, OpenVinoEngine(folder / GRAPH, precision="fp32")), 0.99)
-    assert (same.measure, same.agreement, same.holds) == ("labels", 1.0, True)
+    same = proof(handler, exact, ask(task, items, OpenVinoEngine(folder / GRAPH, precision="fp32")))
+    # Of random weights, whole tasks may have near ties alone.
+    assert (same.measure, same.agreement, same.least) == ("labels", float(same.samples > 0), 0.99)
     assert (same.largest_change or 0) < 1e-4
-    # Every token of a text is a sample, but for [CLS] and [SEP].
-    counts = {"token_classification": sum(len(item.ids) - 2 for item in items)}
-    assert same.samples == counts.get(handler, len(items))
-    other = proof(handler, exact, ask(task, items, OpenVinoEngine(broken(folder), precision="fp32")), 0.99)
-    assert other.agreement < 0.95
-    assert not other.holds
+    other = proof(handler, exact, ask(task, items, OpenVinoEngine(broken(folder), precision="fp32")))
+    assert (other.largest_change or 0) > 0.01
     # What the time does not allow is left out, but for the first micro-batch.
     assert len(ask(task, items, task.engine, longest_s=0)) == 16
+
+
+def test_near_ties_and_what_is_no_number_are_no_agreement() -> None:
+    ours = [np.array([row]) for row in ([0.8, 0.2], [0.9, 0.1], [0.55, 0.45], [0.7, 0.3])]
+    theirs = [np.array([row]) for row in ([0.7, 0.3], [0.4, 0.6], [0.45, 0.55], [np.nan, np.nan])]
+    found = compared_rows(ours, theirs)
+    assert found[:3] == pytest.approx((1 / 3, 1.0, 3))
+    assert found.detail == "1 near ties left out, mean change of the first label's 0.4250"
+    # Against known labels, ties are answers like others: fp32 has three of four right, and int8 two.
+    by_label = proof("image_classification", ours, theirs, truths=[0, 0, 1, 0])
+    assert by_label.agreement == pytest.approx(2 / 3, abs=1e-5)
+    assert (by_label.measure, by_label.samples) == ("accuracy", 4)
+    assert by_label.is_refuted
+    assert not proof("image_classification", [ours[2]], [theirs[2]]).is_refuted
+
+
+def test_labels_are_classes_or_their_numbers_and_all_inputs_have_one_or_none() -> None:
+    names = ["cat", "7", "dog"]
+    assert truths([Taken(None, label) for label in ("dog", 0, "7")], names) == [2, 0, 1]
+    assert truths([Taken(None, label) for label in (None, "holiday")], names) is None
+    with pytest.raises(InvalidConfig, match="1 of 2 inputs to validate with have no class"):
+        truths([Taken(None, "cat"), Taken(None, None)], names)
+
+
+def test_boxes_are_compared_by_the_average_precision_of_coco() -> None:
+    corners = np.array([[0, 0, 100, 100], [200, 0, 300, 100], [0, 200, 50, 250]], float)
+    sure = Boxes(np.array(["cat", "cat", "dog"], object), np.array([0.9, 0.8, 0.3]), corners)
+    assert compared_boxes([sure], [sure]) == (1.0, 0.0, 2, "1 classes")
+    # An overlap of 80 % counts up to 0.8, at seven of ten; a second box for the same cat costs nothing.
+    near = Boxes(np.array(["cat"] * 3, object), np.array([0.9, 0.8, 0.4]), corners[[0, 1, 0]] * [1, 1, 1, 0.8])
+    assert compared_boxes([sure], [near])[:3] == pytest.approx((0.7, 0.0, 2))
+    # A better box where nothing is: at no recall are more than two of three right.
+    wrong = Boxes(sure.labels[[0, 0, 0]], np.array([0.99, 0.8, 0.7]), corners[[2, 0, 1]])
+    assert compared_boxes([sure], [wrong]).agreement == pytest.approx(2 / 3)
+    assert compared_boxes([sure], [Boxes(*(each[:0] for each in sure))]) == (0.0, 1.0, 2, "1 classes")
+
+
+def test_vectors_are_compared_by_their_cosines_and_by_what_is_most_like_what() -> None:
+    ours = [np.array(vector, float) for vector in ([1, 0, 0], [0.9, 0.1, 0], [0, 1, 0.2], [0, 0.5, 1])]
+    assert compared_vectors(ours, [2 * vector for vector in ours]).agreement == pytest.approx(1)
+    theirs = [ours[0], ours[2], ours[1], ours[3]]
+    found = compared_vectors(ours, theirs)
+    assert found.agreement < 0.6
+    assert compared_vectors(ours, [vector * np.nan for vector in ours])[:2] == (0.0, 1.0)
 
 
 def test_maps_and_orders_of_pairs_are_compared_by_their_averages(tmp_path: Path) -> None:
     ours, theirs = np.array([[0, 0, 1], [1, 1, 2]]), np.array([[0, 1, 1], [1, 1, 2]])
     # Class 0 shares one of two pixels, class 1 three of four, class 2 its one.
-    assert compared_maps([ours, ours], [theirs, theirs]) == pytest.approx(((1 / 2 + 3 / 4 + 1) / 3, 1 / 6, 2))
+    assert compared_maps([ours, ours], [theirs, theirs])[:3] == pytest.approx(((1 / 2 + 3 / 4 + 1) / 3, 1 / 6, 2))
     assert compared_ranks([1.0, 2.0, 3.0], [10.0, 20.0, 30.0])[0] == pytest.approx(1)
     assert compared_ranks([1.0, 2.0, 3.0], [3.0, 2.0, 1.0])[0] == pytest.approx(-1)
-    assert compared_ranks([1.0, 2.0], [1.0, float("nan")]) == (0.0, 1.0, 2)
+    assert compared_ranks([1.0, 2.0], [1.0, float("nan")])[:3] == (0.0, 1.0, 2)
     folder = tiny_models.staged(tmp_path, "bert", "reranking", labels=("relevance",))
     config = parse(BUILT_IN["reranking"].settings_class(), {})
     task = loaded("reranking", folder, exact_settings("reranking", config))
-    items = task.prepare([task.decode(each) for each in sample_payloads(model("reranking"))])
+    items = task.prepare([task.decode(each) for each in sample_payloads(model("reranking"), task.inputs)])
     exact = ask(task, items, task.engine)
     for graph, holds in ((folder / GRAPH, True), (broken(folder), False)):
-        found = proof("reranking", exact, ask(task, items, OpenVinoEngine(graph, precision="fp32")), 0.99)
+        found = proof("reranking", exact, ask(task, items, OpenVinoEngine(graph, precision="fp32")))
         assert (found.measure, found.samples, found.holds, found.is_refuted) == ("ranks", len(items), holds, not holds)
 
 
 def test_images_are_twenty_crops_and_of_a_folder_what_is_none_is_left_out(tmp_path: Path) -> None:
-    found = sample_payloads(model("mobilenet-v2"))
+    found = sample_payloads(model("mobilenet-v2"), frozenset({"b64"}))
     assert len({bytes(each.value) for each in found if isinstance(each.value, bytes)}) == 20
-    assert sample_payloads(model("mobilenet-v2")) == found
+    assert sample_payloads(model("mobilenet-v2"), frozenset({"b64"})) == found
     for number, body in enumerate(crops(2, sides=(64, 65))):
         (tmp_path / f"{number}.jpg").write_bytes(body)
     (tmp_path / "cut.jpg").write_bytes(crops(1, sides=(64, 65))[0][:300])
@@ -92,11 +136,11 @@ def test_images_are_twenty_crops_and_of_a_folder_what_is_none_is_left_out(tmp_pa
     task = task_class("image_classification")()
     task.config = ImageClassificationConfig(arch="resnet18")
     items, refused = decoded(task, listed(tmp_path), is_text=False)
-    assert [item.pixels.shape for item in items] == [(224, 224, 3)] * 2
+    assert [each.item.pixels.shape for each in items] == [(224, 224, 3)] * 2
     assert sorted(line.partition(":")[0] for line in refused) == ["cut.jpg", "notes.txt"]
 
 
-@pytest.mark.parametrize(("count", "held_out"), [(10, 3), (12, 3), (200, 50)])
+@pytest.mark.parametrize(("count", "held_out"), [(10, 3), (12, 3), (200, 50), (1000, 700)])
 def test_split_holds_a_quarter_back_and_is_the_same_each_time(count: int, held_out: int) -> None:
     calibration, validation = split(some(range(count)))
     assert (len(calibration), len(validation)) == (count - held_out, held_out)
@@ -104,4 +148,4 @@ def test_split_holds_a_quarter_back_and_is_the_same_each_time(count: int, held_o
     assert split(some(range(count))) == (calibration, validation)
     # Not the first of a folder, which may be of one kind.
     assert sorted(validation) != list(range(held_out))
-    assert len(set(some(range(10_000)))) == 400
+    assert len(set(some(range(10_000)))) == 1300

@@ -69,14 +69,14 @@ def test_int8_is_proven_and_found_again_and_below_the_bar_refused_with_the_old_a
     # A quarter of 24 is held back.
     assert build["label"] == {"int8_calibrated_on": 18}
     proof = build["proofs"]["int8"]
-    assert (proof["measure"], proof["samples"], proof["least"]) == ("cosine", 6, 0.5)
+    assert (proof["measure"], proof["samples"], proof["least"]) == ("vectors", 6, 0.5)
     assert 0.5 < proof["agreement"] < 1
-    assert any(f"tiny: int8: cosine {proof['agreement']:.4f} of 6 samples" in line for line in lines)
+    assert any(f"tiny: int8: vectors {proof['agreement']:.4f} of 6 samples" in line for line in lines)
     has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     assert ("bf16" in build["proofs"]) is has_bf16
     assert archive_sh(*arguments, "--min-agreement", "0.5") == [f"{lines[-1].partition(': ')[0]}: up to date"]
     refusal = archive_sh.refused(*arguments, "--min-agreement", "1")
-    assert refusal.startswith(f"tiny: int8: cosine {proof['agreement']:.4f} of 6 samples")
+    assert refusal.startswith(f"tiny: int8: vectors {proof['agreement']:.4f} of 6 samples")
     assert "less than --min-agreement 1, so nothing was built" in refusal
     assert json.loads((archive / "build.json").read_text()) == build
 
