@@ -5,6 +5,7 @@ Where its published weights cannot be fetched, mobilenet-v2 takes its place: its
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from pathlib import Path
 import requests
 
 from deploy.build.archive import Archive, Recipe, cache_of, report
+from deploy.build.precision.request import processor
 from deploy.build.sources import WeightsUnavailable
 from deploy.memory import Served, too_little
 from deploy.models import ROOT, model
@@ -40,6 +42,19 @@ def start(nodes: Sequence[LocalNode]) -> None:
         if (problem := too_little(node.server.settings, served)) is not None:
             banner(f"{node.server.config.name}: {problem}")
     predict(nodes[0].server, name)
+    if (line := advice(name, processor())) is not None and shutil.which("nvidia-smi") is None:
+        print(line)
+
+
+def advice(name: str, flags: str) -> str | None:
+    """Return the command that pays on a processor of these flags; None where it has bf16, or says nothing."""
+    if not flags or "bf16" in flags:
+        return None
+    # ResNet-152 behind TorchServe, on two cores with AVX2 alone.
+    return (
+        f"\nThis processor has no bf16. int8 serves up to 1.8 times as much (docs/precision.md):\n"
+        f"$ deploy/extras/environment.sh int8 && ./archive.sh {name} --precision int8 --calibrate FOLDER"
+    )
 
 
 def archive(cache_path: Path | None) -> tuple[str, Archive]:
