@@ -111,8 +111,9 @@ class PixelSegmenter(torch.nn.Module):
         logits = self.network(values.to(next(self.network.parameters()).dtype))[self.output].float()
         # As transformers does before it takes the likeliest; torchvision's networks do it themselves.
         logits = torch.nn.functional.interpolate(logits, size=values.shape[2:], mode="bilinear", align_corners=False)
-        probabilities, classes = logits.softmax(1).max(1)
-        return classes.to(torch.uint8), probabilities
+        # Softmax and then max are three passes over all classes of all pixels in OpenVINO, and take 1.4 times as long.
+        best, classes = logits.topk(1, dim=1)
+        return classes[:, 0].to(torch.uint8), 1 / (logits - best).exp().sum(1)
 
 
 def load_segmenter(weights: Path, arch: str | None, classes: int, geometry: Geometry) -> PixelSegmenter:
