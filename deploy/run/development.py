@@ -17,10 +17,10 @@ import requests
 from deploy.build.archive import Archive, Recipe, cache_of, report
 from deploy.build.precision.request import processor
 from deploy.build.sources import WeightsUnavailable
-from deploy.memory import Served, too_little
 from deploy.models import ROOT, model
 from deploy.run.machine import LocalNode
 from deploy.run.nodes import banner, start_node
+from deploy.run.production import held_requests, too_little_memory
 from deploy.run.server import Server, ServerError
 from torchserve_client.archives import describe, original_version
 from torchserve_client.management import ManagementError
@@ -38,8 +38,8 @@ def start(nodes: Sequence[LocalNode]) -> None:
     register(nodes, name, built)
     for node in nodes:
         management = node.server.management
-        served = [Served.described(management.describe(each)) for each in management.models()]
-        if (problem := too_little(node.server.settings, served)) is not None:
+        held = held_requests(management.describe(each) for each in management.models())
+        if (problem := too_little_memory(node.server.settings, *held)) is not None:
             banner(f"{node.server.config.name}: {problem}")
     predict(nodes[0].server, name)
     if (line := advice(name, processor())) is not None and shutil.which("nvidia-smi") is None:

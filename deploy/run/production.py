@@ -5,12 +5,12 @@ config.properties -> check_archives -> nodes started -> prove (each model is REA
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from deploy.memory import Served, too_little
 from deploy.models import ROOT
 from deploy.run.machine import LocalNode
 from deploy.run.nodes import banner, start_node
@@ -18,6 +18,16 @@ from deploy.run.properties import Settings
 from deploy.run.restore import Record
 from deploy.run.server import Server, ServerError
 from torchserve_client.worker_log import WorkerLog, wait_loaded
+
+MIB = 2**20
+# Java's memory, as measured of TorchServe 0.12.0 on Java 17 with prefer_direct_buffer=true and bodies of 8 MiB.
+# A body lies in direct memory while it arrives, with its buffer at most 1.45 times its size; then on the heap until it
+# is answered; and as its batch goes to the worker once more in direct memory, where the buffer grows by copying.
+IDLE_BYTES = 64 * MIB  # of the heap without a request: 27 to 50 MiB
+USABLE = 0.8  # of the heap; 95 % held, but G1 leaves gaps between large arrays
+HEAP_COPIES = 2  # of a body that a thread has just read
+ARRIVING, LEAVING = 1.5, 2  # direct memory over a body's size
+REGIONS, HEADER_BYTES = 2048, 16  # G1's choice of regions of a heap; header of an array
 
 
 class NotAsConfigured(ServerError):
@@ -93,8 +103,8 @@ def prove(node: LocalNode) -> list[tuple[str, str]]:
     print(f"{prefix}{', '.join(name for name, _ in models)}: waiting for workers ...", flush=True)
     for name, version in models:
         wait_loaded(management, name, logs[name], version)
-    problem = too_little(server.settings, [Served.described(management.describe(*model)) for model in models])
-    if problem is not None:
+    held = held_requests(management.describe(*model) for model in models)
+    if (problem := too_little_memory(server.settings, *held)) is not None:
         raise NotAsConfigured(f"{server.config.name}: {problem}")
     if server.settings.has_tokens and not server.key("inference"):
         raise ServerError(f"{server.keys} has no key: calls need one")
@@ -110,6 +120,48 @@ def _warning(server: Server) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     warnings = [line for line in lines if "Failed to load model" in line]
     return warnings[-1].partition(" - ")[2] if warnings else f"{log} may say why"
+
+
+def held_requests(described: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+    """Return how many requests models may hold: in TorchServe's queues, and in flight to workers.
+
+    Args:
+        described: what `GET /models/M` answers of each model.
+    """
+    queued = in_flight = 0
+    for model in described:
+        queue = model["jobQueueStatus"]
+        queued += int(queue["remainingCapacity"]) + int(queue["pendingRequests"])
+        in_flight += int(model["batchSize"]) * max(1, int(model["maxWorkers"]), len(model["workers"]))
+    return queued, in_flight
+
+
+def java_memory(settings: Settings, queued: int, in_flight: int) -> tuple[int, int]:
+    """Return the bytes of heap and of direct memory that hold so many requests, each of the largest size."""
+    region = MIB
+    while region < min(32 * MIB, (settings.heap_bytes or 0) / REGIONS):
+        region *= 2
+    body = settings.max_request_size
+    on_heap = -(-(body + HEADER_BYTES) // region) * region  # a large array has regions of its own
+    requests = queued + in_flight
+    heap = IDLE_BYTES + on_heap * (requests + HEAP_COPIES * settings.threads)
+    return int(heap / USABLE), int(body * (ARRIVING * requests + LEAVING * in_flight))
+
+
+def too_little_memory(settings: Settings, queued: int, in_flight: int) -> str | None:
+    """Return in one line what vmargs lacks for the worst case; None where Java has enough memory."""
+    if settings.heap_bytes is None or settings.direct_bytes is None:
+        return "vmargs names no -Xmx: the heap must be known to say whether it holds what may be queued"
+    needed, given = java_memory(settings, queued, in_flight), (settings.heap_bytes, settings.direct_bytes)
+    if needed[0] <= given[0] and needed[1] <= given[1]:
+        return None
+    heap_mib, direct_mib = (-(-size // MIB) for size in needed)
+    return (
+        f"{queued + in_flight} requests may be held at once, each of max_request_size {settings.max_request_size}: "
+        f"that needs -Xmx{heap_mib}m and -XX:MaxDirectMemorySize={direct_mib}m, and vmargs gives "
+        f"{given[0] // MIB}m and {given[1] // MIB}m; raise these, or lower job_queue_size "
+        "(an archive's own jobQueueSize wins over it), batch_size or max_request_size"
+    )
 
 
 def calls(server: Server, models: Sequence[tuple[str, str]]) -> list[str]:

@@ -4,7 +4,6 @@ config.properties             -> development: archives built -> nodes started ->
 config.production.properties  -> production:  archives there -> nodes started -> READY      -> how to call them
 """
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +12,8 @@ from deploy.models import ROOT
 from deploy.run import development, production
 from deploy.run.machine import Layout, LocalNode, everything, local_nodes, reachable
 from deploy.run.node import NODES, write
-from deploy.run.nodes import banner, start_node, stop_node, watcher
+from deploy.run.nodes import start_node, stop_node, watcher
 from deploy.run.server import ServerError
-from deploy.run.share import cores_here, gpus_here, shortage
 from torchserve_client.management import ManagementError
 
 
@@ -63,8 +61,6 @@ def prepare(layout: Layout, folder: Path) -> list[LocalNode]:
         ServerError: there is no room for them, or the gateway could not reach them.
     """
     nodes = local_nodes(layout, folder)
-    if (words := shortage(cores_here(), gpus_here(os.environ), layout.nodes)) is not None:
-        banner(words)
     layout.write(folder)
     write(reachable(nodes), folder / NODES.name)
     return nodes

@@ -1,7 +1,6 @@
 """Which cores and which GPU each node of a machine gets; pure.
 
-cores, GPUs, how many nodes -> shares: one for each node
-                            -> shortage: what they must share, in words
+cores, GPUs, how many nodes -> shares: one for each node; with more nodes than cores or GPUs, some share theirs
 """
 
 import os
@@ -47,16 +46,6 @@ def shares(cores: Sequence[int], gpus: Sequence[str], nodes: int) -> list[Share]
             own = (cores[node % len(cores)],)
         found.append(Share(own, gpus[node % len(gpus)] if gpus else None))
     return found
-
-
-def shortage(cores: Sequence[int], gpus: Sequence[str], nodes: int) -> str | None:
-    """Return what nodes must share because there are more of them, in words; None where each has its own."""
-    lacking = [
-        f"{len(items)} {what}{'s' if len(items) > 1 else ''}"
-        for items, what in ((gpus, "GPU"), (cores, "core"))
-        if 0 < len(items) < nodes
-    ]
-    return f"{nodes} nodes share {' and '.join(lacking)}" if nodes > 1 and lacking else None
 
 
 @contextmanager

@@ -72,8 +72,6 @@ class Model:
         self._handler.initialize(self._context)
         # Nobody reads a worker's lines here.
         logging.getLogger("ts.metrics").setLevel(logging.WARNING)
-        #: What runs it: "openvino cpu bf16".
-        self.description = str(self._handler.engine.description)
 
     def answers(self, inputs: Sequence[bytes | str | Mapping[str, Any]], options: Mapping[str, Any]) -> list[Answer]:
         """Ask for all of them together, each by itself: one that fails touches no other.
@@ -95,10 +93,6 @@ class Model:
         bodies = self._handler.handle([row for row, _ in rows], self._context)
         statuses = [self._context.get_response_status(index)[0] for index in range(len(rows))]
         return [Answer(status, bytes(body)) for status, body in zip(statuses, bodies, strict=True)]
-
-    def close(self) -> None:
-        """Remove what was unpacked."""
-        self._unpacked.cleanup()
 
 
 class _NoMetrics:

@@ -2,11 +2,10 @@
 
     pyarrow.Table -> inputs, or the error of a row that holds none -> Model.answers -> columns `answer` and `error`
 
-Nothing that one row holds ends the job: where a whole batch fails, each of its rows is asked by itself.
+The handler answers each row by itself, so that a row that fails has an error and the others their answers.
 """
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,8 +14,6 @@ from typing import Any
 import pyarrow as pa
 
 from deploy.scoring.model import Answer, Model
-
-logger = logging.getLogger(__name__)
 
 ANSWER, ERROR = "answer", "error"
 ERROR_TYPE = pa.struct([("code", pa.int64()), ("type", pa.string()), ("message", pa.string())])
@@ -52,7 +49,9 @@ class Scorer:
         """Score one batch."""
         values = table.column(self._column).to_pylist()
         inputs = list(self._readers.map(_read, values) if self._readers else map(_checked, values))
-        answers = self._answers(inputs)
+        sent = [each for each in inputs if not isinstance(each, Answer)]
+        received = iter(self._model.answers(sent, self._options))
+        answers = [each if isinstance(each, Answer) else next(received) for each in inputs]
         good = [None if each.status >= 400 else each.body.decode() for each in answers]
         errors = [_error(each) if each.status >= 400 else None for each in answers]
         scored = table.select(self._kept(table)).append_column(ANSWER, pa.array(good, pa.string()))
@@ -64,21 +63,6 @@ class Scorer:
         drops = pa.types.is_binary(kind := table.schema.field(self._column).type) or pa.types.is_large_binary(kind)
         return [name for name in table.column_names if name != self._column or not drops]
 
-    def _answers(self, inputs: Sequence[Any]) -> list[Answer]:
-        asked = [each for each in inputs if not isinstance(each, Answer)]
-        answered = iter(self._asked(asked))
-        return [each if isinstance(each, Answer) else next(answered) for each in inputs]
-
-    def _asked(self, inputs: Sequence[Any]) -> list[Answer]:
-        try:
-            return self._model.answers(inputs, self._options)
-        except Exception as error:
-            if len(inputs) == 1:
-                # Its message may quote the input.
-                logger.error("An input failed: %s", type(error).__name__)
-                return [_failed(500, "InternalError", "The model failed on this input.")]
-            return [answer for each in inputs for answer in self._asked([each])]
-
 
 def _checked(value: Any) -> Any:
     """Return an input, or the error of a row that holds none."""
@@ -87,23 +71,23 @@ def _checked(value: Any) -> Any:
         return {name: each for name, each in value.items() if each is not None}
     if isinstance(value, bytes | str):
         return value
-    return _failed(0, "InvalidPayload", f"an input is bytes, a text or an object, not {type(value).__name__}")
+    return _failed(f"an input is bytes, a text or an object, not {type(value).__name__}")
 
 
 def _read(value: Any) -> Any:
     """Return what a file holds, or the error of a row whose file cannot be read."""
     if not isinstance(value, str):
-        return _failed(0, "InvalidPayload", f"a path is a text, not {type(value).__name__}")
+        return _failed(f"a path is a text, not {type(value).__name__}")
     try:
         return Path(value).read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a path"
-        return _failed(0, "InvalidPayload", f"cannot be read: {reason}")
+        return _failed(f"cannot be read: {reason}")
 
 
-def _failed(code: int, kind: str, message: str) -> Answer:
-    # The status of an error without one, as the client writes it, is 0; here it must be told from an answer's.
-    return Answer(code or 400, json.dumps({"code": code, "type": kind, "message": message}).encode())
+def _failed(message: str) -> Answer:
+    # The client writes code 0 for an error that no server answered.
+    return Answer(400, json.dumps({"code": 0, "type": "InvalidPayload", "message": message}).encode())
 
 
 def _error(answer: Answer) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 import re
 from dataclasses import astuple, replace
-from itertools import combinations_with_replacement
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from deploy.memory import MIB, Need, Served, need, region_bytes, too_little
 from deploy.models import MODEL_LIST, ROOT, models
+from deploy.run.production import MIB, held_requests, java_memory, too_little_memory
 from deploy.run.properties import Settings, parse
 from deploy.sandbox import Ports, config_for
 from handlers.config import HandlerConfig
@@ -108,45 +108,38 @@ def test_config_listens_on_loopback_takes_archives_from_the_store_alone_and_dies
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
-SMALL = Settings(max_request_size=MIB, threads=2, heap_bytes=1024 * MIB, direct_bytes=1024 * MIB)
-TWO = [Served(queue=10, in_flight=2), Served(queue=20, in_flight=4)]
 
-
-def test_need_counts_queues_batches_and_copies_of_every_model() -> None:
-    # A body of 1 MiB takes two regions: its array has a header. (64 + 2 * (10 + 2 + 20 + 4 + 2 * 2)) / 0.8
-    assert need(SMALL, TWO) == Need(heap_bytes=180 * MIB, direct_bytes=(54 + 12) * MIB)
-    described = {
-        "batchSize": 8, "maxWorkers": 2, "workers": [{}],
-        "jobQueueStatus": {"remainingCapacity": 60, "pendingRequests": 4},
-    }  # fmt: skip
-    assert Served.described(described) == Served(queue=64, in_flight=16)
-    # 6,028 MiB took 4 MiB, as `java -XX:+PrintFlagsFinal` says.
-    for heap_mib, region_mib in ((64, 1), (2048, 1), (2049, 2), (6028, 4), (200_000, 32)):
-        assert region_bytes(heap_mib * MIB) == region_mib * MIB
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        (SMALL, None),
-        (replace(SMALL, heap_bytes=100 * MIB), r"36 requests .* max_request_size 1048576: that needs -Xmx180m"),
-        (replace(SMALL, direct_bytes=65 * MIB), "MaxDirectMemorySize=66m, and vmargs gives 1024m and 65m"),
-        (replace(SMALL, heap_bytes=None), "vmargs names no -Xmx"),
-    ],
-)
-def test_too_little_says_what_is_needed(settings: Settings, line: str | None) -> None:
-    found = too_little(settings, TWO)
-    assert found is None if line is None else re.search(line, found or "")
+def test_too_little_memory_says_what_queues_batches_and_copies_of_every_model_need() -> None:
+    described: list[dict[str, Any]] = [
+        {
+            "batchSize": 2, "maxWorkers": workers, "workers": [{}],
+            "jobQueueStatus": {"remainingCapacity": 10 * workers - 4, "pendingRequests": 4},
+        }
+        for workers in (1, 2)
+    ]  # fmt: skip
+    assert (held := held_requests(described)) == (30, 6)
+    settings = Settings(max_request_size=MIB, threads=2, heap_bytes=1024 * MIB, direct_bytes=1024 * MIB)
+    # A body of 1 MiB takes two regions: its array has a header. (64 + 2 * (30 + 6 + 2 * 2)) / 0.8
+    assert java_memory(settings, *held) == (180 * MIB, (54 + 12) * MIB)
+    assert too_little_memory(settings, *held) is None
+    for lacking, line in (
+        (replace(settings, heap_bytes=100 * MIB), r"36 requests .* max_request_size 1048576: that needs -Xmx180m"),
+        (replace(settings, direct_bytes=65 * MIB), "MaxDirectMemorySize=66m, and vmargs gives 1024m and 65m"),
+        (replace(settings, heap_bytes=None), "vmargs names no -Xmx"),
+    ):
+        assert re.search(line, too_little_memory(lacking, *held) or "")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_example_and_what_make_serve_serves_together_fits_the_heap(name: str) -> None:
     settings = Settings.read(ROOT / name)
-    served = {}
     for path in (MODEL_LIST, ROOT / "examples" / "custom-task" / "models.yaml"):
-        for model_name, model in models(path).items():
+        for model in models(path).values():
             config = model.config()
-            served[model_name] = Served(config.get("jobQueueSize", settings.job_queue_size), config["batchSize"])
-    assert [name for name, each in served.items() if too_little(settings, [each])] == []
-    for pair in combinations_with_replacement((served["resnet-152"], served["mobilenet-v2"]), 2):
-        assert too_little(settings, pair) is None
+            queued = config.get("jobQueueSize", settings.job_queue_size)
+            assert too_little_memory(settings, queued, config["batchSize"]) is None
+    # make serve has one model, and a rollout registers another version of it beside the first.
+    batch_size = max(
+        model.config()["batchSize"] for model in map(models().get, ("resnet-152", "mobilenet-v2")) if model
+    )
+    assert too_little_memory(settings, 2 * settings.job_queue_size, 2 * batch_size) is None

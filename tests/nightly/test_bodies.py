@@ -13,8 +13,8 @@ import psutil
 import pytest
 import yaml
 
-from deploy.memory import MIB, Served, need
 from deploy.models import ROOT
+from deploy.run.production import MIB, java_memory
 from deploy.run.properties import Settings
 from deploy.run.server import Server
 from deploy.sandbox import started
@@ -89,12 +89,12 @@ def test_uploads_as_large_and_as_many_as_the_limits_let_in_are_all_answered(
     """With the very heap that is computed for this one model, which is less than the configuration's."""
     settings = Settings.read(ROOT / config)
     assert settings.heap_bytes is not None
-    wanted = need(settings, [Served(settings.job_queue_size, BATCH_SIZE)])
-    assert wanted.heap_bytes < settings.heap_bytes
+    heap_bytes, direct_bytes = java_memory(settings, settings.job_queue_size, BATCH_SIZE)
+    assert heap_bytes < settings.heap_bytes
     largest = settings.max_request_size
     is_large = largest > 8 * MIB
     vmargs = (
-        f"-Xmx{wanted.heap_bytes // MIB}m -XX:MaxDirectMemorySize={wanted.direct_bytes // MIB}m "
+        f"-Xmx{heap_bytes // MIB}m -XX:MaxDirectMemorySize={direct_bytes // MIB}m "
         # Regions as the configuration's own heap has them.
         f"-XX:G1HeapRegionSize={2 if is_large else 1}m -XX:+ExitOnOutOfMemoryError"
     )

@@ -17,7 +17,7 @@ from deploy.run.machine import Layout, everything, local_nodes, reachable
 from deploy.run.node import Node, read, write
 from deploy.run.properties import Settings, parse
 from deploy.run.server import STOP_TIMEOUT_S, ServerError
-from deploy.run.share import Share, gpus_here, on_cores, shares, shortage, visible_gpu
+from deploy.run.share import Share, gpus_here, on_cores, shares, visible_gpu
 
 UNITS = ROOT / "deploy" / "run" / "systemd"
 
@@ -105,8 +105,6 @@ def test_cores_are_split_evenly_and_shared_only_where_there_are_too_few(
 ) -> None:
     assert [share.cores for share in shares(cores, [], nodes)] == expected
     assert shares(cores, ["0", "1"], 1) == [Share()]
-    words = f"{nodes} nodes share {len(cores)} cores" if nodes > len(cores) else None
-    assert shortage(cores, [], nodes) == words
 
 
 def test_each_node_has_a_gpu_of_its_own_while_there_are_some() -> None:

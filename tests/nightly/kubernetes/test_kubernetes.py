@@ -23,8 +23,8 @@ from deploy.gateway.envoy.routes import OPEN
 from deploy.gateway.settings import Settings as GatewaySettings
 from deploy.gateway.settings import read as read_gateway
 from deploy.gateway.supervisor import STOP_S
-from deploy.memory import MIB, Served, too_little
 from deploy.models import ROOT, models
+from deploy.run.production import MIB, too_little_memory
 from deploy.run.properties import Settings
 from tests.nightly.kubernetes.schemas import (
     NEWEST,
@@ -336,8 +336,8 @@ def test_nodes_and_edges_read_their_settings_and_have_the_memory_for_what_may_qu
         assert not settings.has_model_api, where
         assert {file.removesuffix(".mar") for file in settings.load_models} == set(settings.models), where
         entries = [(name, entry) for name, versions in settings.models.items() for entry in versions.values()]
-        queued = [Served(settings.job_queue_size, entry["batchSize"] * entry["maxWorkers"]) for _, entry in entries]
-        assert too_little(settings, queued) is None, where
+        in_flight = sum(entry["batchSize"] * entry["maxWorkers"] for _, entry in entries)
+        assert too_little_memory(settings, settings.job_queue_size * len(entries), in_flight) is None, where
         copies = sum(SECOND_COPY for name, _ in entries if archived(models()[name]).get("continuousBatching"))
         workers = sum(int(entry["maxWorkers"]) for _, entry in entries) * WORKER + copies
         whole = (settings.heap_bytes or 0) + (settings.direct_bytes or 0) + BESIDE + workers

@@ -176,8 +176,6 @@ model = Model(Path(sys.argv[1]), batch_size=4, threads=1)
 answers = model.answers(["Guten Morgen, wie geht es dir?", {"text": "Bonjour"}, b""], {"top_k": 1})
 import handlers
 assert Path(handlers.__file__).is_relative_to(model.folder)
-model.close()
-assert not model.folder.exists()
 print(json.dumps([[each.status, each.body.decode()] for each in answers]))
 """
 
