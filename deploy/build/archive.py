@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import Any
 
 import yaml
 
-from deploy.build.arguments import SUFFIXES, parsed
 from deploy.build.exports import Exports
 from deploy.build.fingerprint import (
     archive_fingerprint,
@@ -31,16 +29,23 @@ from deploy.build.fingerprint import (
     label_of,
     proofs_of,
 )
-from deploy.build.modes import archived, why_classic
 from deploy.build.precision import staging
 from deploy.build.precision.request import PrecisionRequest
-from deploy.build.sources import NotMade, Source, WeightsUnavailable, source
-from deploy.build.tasks import imported_quietly, task_of
-from deploy.build.tensors.summary import line
-from deploy.models import ROOT, Engine, Model, UnknownModel, model, models
+from deploy.build.sources import Source, source
+from deploy.build.tasks import Mode, imported_quietly, task_of
+from deploy.models import ROOT, Engine, Model
 from handlers.archive_files import BUILD, CONFIG, LABEL, PROOFS, Build, sums
+from handlers.batching.policy import CONTINUOUS, check_mode
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof, read_proofs
+
+# These are torch-model-archiver's own names, and what each appends. zip-store is our default: weights do not compress.
+SUFFIXES = {"zip-store": ".mar", "default": ".mar", "tgz": ".tar.gz", "no-archive": ""}
+
+# TorchServe's part of an adaptive archive, where its file does not say. batchSize is the window: the requests that the
+# worker sees and chooses from. maxBatchDelay is what an idle worker waits for a second request, in ms; TorchServe's own
+# default is 100, and 1 is the least it takes. Beside an idle worker a busy one would starve.
+ADAPTIVE = {CONTINUOUS: True, "batchSize": 64, "maxBatchDelay": 1, "minWorkers": 1, "maxWorkers": 1}
 
 
 class ArchiverFailed(Exception):
@@ -268,40 +273,55 @@ def cache_of(environment: Mapping[str, str]) -> Path | None:
     return Path(folder).resolve() if folder else None
 
 
-def main(arguments: list[str]) -> int:
-    """Build what the command line names; 1 when one could not be built."""
-    options = parsed(arguments)
-    cache_path = cache_of(os.environ)
+def archived(model: Model) -> dict[str, Any]:
+    """Give a model's configuration as its archive has it; see `with_mode`."""
+    return with_mode(model.name, model.config(), task_of(model).mode)
+
+
+def with_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptive") -> dict[str, Any]:
+    """Complete a model-config.yaml for the mode that it asks for, or may have.
+
+    Args:
+        name: the model's, for the error.
+        config: as its owner wrote it.
+        default: the mode where the file says nothing of it.
+
+    Raises:
+        InvalidConfig: it says `mode: adaptive`, and what TorchServe cannot serve so.
+    """
+    asked = _mode(config)
+    mode = default if asked == "auto" and config.get(CONTINUOUS) is None else asked
+    if mode == "classic" or why_classic(config) is not None:
+        return dict(config)
+    completed = {**config, **{key: value for key, value in ADAPTIVE.items() if config.get(key) is None}}
     try:
-        for name in list(models(options.models)) if options.all else options.names:
-            started = time.monotonic()
-            recipe = Recipe(
-                model(name, options.models),
-                options.weights,
-                options.engine,
-                options.archive_format,
-                options.export_path.resolve(),
-                cache_path,
-                options.min_chrf,
-                PrecisionRequest(options.precision, options.calibrate, options.validate, options.min_agreement),
-            )
-            try:
-                archive = (None if options.force else recipe.find()) or recipe.build()
-            except NotMade as error:
-                # Whoever wants all there is gets it; who names one needs that one.
-                if not options.all:
-                    raise
-                print(f"archive.sh: left out: {error}", file=sys.stderr)
-                continue
-            report(archive, time.monotonic() - started)
-            if reason := why_classic(recipe.entry.config()):
-                print(f"{os.path.relpath(archive.path)}: classic mode, since model-config.yaml has {reason}")
-            if signature := line(recipe.entry, archive.path):
-                print(f"{os.path.relpath(archive.path)}: {signature}")
-    except (UnknownModel, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError) as error:
-        print(f"archive.sh: {error}", file=sys.stderr)
-        return 1
-    return 0
+        check_mode(completed)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{name}: {error}") from None
+    return completed
+
+
+def why_classic(config: Mapping[str, Any]) -> str | None:
+    """Say what in a model-config.yaml that leaves the mode open keeps it classic; None where nothing does."""
+    if _mode(config) != "auto":
+        return None
+    if config.get(CONTINUOUS) is False:
+        return f"{CONTINUOUS}: false"
+    if config.get("asyncCommunication"):
+        return "asyncCommunication: true"
+    for key in ("minWorkers", "maxWorkers"):
+        workers = config.get(key)
+        if isinstance(workers, int) and workers > 1:
+            return f"{key}: {workers}"
+    return None
+
+
+def _mode(config: Mapping[str, Any]) -> Any:
+    """What the file says of the mode; who parses `handler:` finds out whether that is one."""
+    inner: Any = config
+    for key in ("handler", "scheduling"):
+        inner = inner.get(key) if isinstance(inner, Mapping) else None
+    return inner.get("mode", "auto") if isinstance(inner, Mapping) else "auto"
 
 
 def report(archive: Archive, seconds: float) -> None:

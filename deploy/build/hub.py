@@ -15,8 +15,7 @@ import huggingface_hub
 import safetensors.torch
 import torch
 
-from deploy.build.checkpoint_files import files_beside, served_files
-from deploy.build.sources import Source, WeightsUnavailable
+from deploy.build.sources import Source, WeightsUnavailable, files_beside, served_files
 from deploy.models import Model
 from handlers.archive_files import CHECKPOINT
 

@@ -3,18 +3,20 @@
     handler: image_classification  -> the table          -> Task
     handler: my_task.py            -> the file, checked  -> Task
 
-Nothing here imports torch: whether an archive is up to date is answered at once.
+Nothing here imports torch but `loaded`: whether an archive is up to date is answered at once.
 """
 
 import importlib
+import importlib.util
 import logging
+import math
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from deploy.build.named_files import named_by
 from deploy.build.task_file import check_name, read
 from deploy.models import ROOT, TENSORS, Model
 from handlers.errors import InvalidConfig
@@ -196,6 +198,37 @@ def beside(model: Model, task: Task) -> dict[str, Path]:
     return found | {f"{setting}{path.suffix}": path for setting, path in named if path is not None}
 
 
+def in_package(package: str, file: str) -> Path | None:
+    """Give the place of a file or folder inside a package, which is not imported; None where there is no package."""
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        return None
+    return Path(found.submodule_search_locations[0]) / file
+
+
+def named_by(model: Model, setting: str) -> Path | None:
+    """Find the file that a setting under `handler:` names: `NAME` beside the configuration, or {package, file}.
+
+    Returns:
+        The file; None where the setting is left out, or is none of both, which whoever parses the settings says.
+
+    Raises:
+        InvalidConfig: there is no such package or file.
+    """
+    value: Any = (model.config().get("handler") or {}).get(setting)
+    path: Path | None
+    if isinstance(value, str):
+        path, place = model.folder / value, f"{model.folder.name}/{value}"
+    elif isinstance(value, Mapping) and value.keys() == {"package", "file"}:
+        path = in_package(str(value["package"]), str(value["file"]))
+        place = f"{value['file']} in a package {value['package']}"
+    else:
+        return None
+    if path is None or not path.is_file():
+        raise InvalidConfig(f"{model.name}: {setting}: no file {place}")
+    return path
+
+
 def imported_quietly(name: str) -> ModuleType:
     """Import a module that brings TorchServe's base class, which warns of optional packages that nobody asked for."""
     logging.disable(logging.WARNING)
@@ -205,3 +238,35 @@ def imported_quietly(name: str) -> ModuleType:
             return importlib.import_module(name)
     finally:
         logging.disable(logging.NOTSET)
+
+
+def task_class(handler: str) -> Any:
+    """Find the class of a built-in task by the task's name."""
+    module = imported_quietly(f"handlers.tasks.{handler}")
+    classes = (each for each in vars(module).values() if isinstance(each, type))
+    (found,) = (each for each in classes if each.__module__ == module.__name__)
+    return found
+
+
+def loaded(handler: str, folder: Path, config: Any) -> Any:
+    """Load a built-in task.
+
+    Args:
+        handler: the task's name.
+        folder: an archive's files, or those of them that the task loads.
+        config: the archive's settings.
+
+    Raises:
+        InvalidConfig: the files do not fit the settings.
+    """
+    # What only asks whether an archive is up to date does not wait for torch.
+    import torch  # noqa: PLC0415
+
+    task = task_class(handler)()
+    # One stream is as good as another, and needs no trial.
+    streams = 1 if config.scheduling.streams == "auto" else config.scheduling.streams
+    task.config = replace(config, scheduling=replace(config.scheduling, streams=streams))
+    task.model_dir, task.device, task.fingerprint = folder, torch.device("cpu"), None
+    task.longest_run_s = math.inf
+    task.engine = task.load()
+    return task

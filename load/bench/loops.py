@@ -27,7 +27,7 @@ import transformers
 import yaml
 from PIL import Image
 
-from deploy.build.task_loading import loaded, task_class
+from deploy.build.tasks import loaded, task_class
 from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
 from handlers.engines import available_threads, padded

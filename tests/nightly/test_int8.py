@@ -19,7 +19,7 @@ import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
-from deploy.build.archive import main
+from deploy.build.__main__ import main
 from deploy.build.fingerprint import proofs_of
 from deploy.build.precision.comparisons import LEAD
 from deploy.models import ROOT

@@ -7,7 +7,7 @@ import pytest
 import sacrebleu
 import yaml
 
-from deploy.build.archive import main
+from deploy.build.__main__ import main
 from deploy.build.stagers.translation_quality import answers
 from deploy.models import ROOT
 from handlers.text.config import TranslationConfig

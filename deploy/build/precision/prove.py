@@ -37,8 +37,7 @@ from deploy.build.precision.inputs import (
 )
 from deploy.build.precision.quantise import Order
 from deploy.build.precision.request import PrecisionRequest
-from deploy.build.task_loading import loaded
-from deploy.build.tasks import task_of
+from deploy.build.tasks import loaded, task_of
 from deploy.models import ROOT, Model
 from handlers.archive_files import GRAPH, INT8_GRAPH, LABEL, PROOFS
 from handlers.config import parse

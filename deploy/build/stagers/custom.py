@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploy.build.checkpoint_files import CODE
 from deploy.build.hub import checkpoint
-from deploy.build.sources import Source, WeightsUnavailable
+from deploy.build.sources import CODE, Source, WeightsUnavailable
 from deploy.build.tasks import beside, task_of
 from deploy.models import Engine, Model
 from handlers.archive_files import CHECKPOINT

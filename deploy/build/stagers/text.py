@@ -9,8 +9,7 @@ import torch
 
 from deploy.build.hub import checkpoint, pack
 from deploy.build.sources import Source
-from deploy.build.task_loading import task_class
-from deploy.build.tasks import beside, task_of
+from deploy.build.tasks import beside, task_class, task_of
 from deploy.models import Engine, Model
 from handlers.archive_files import GRAPH
 from handlers.config import parse

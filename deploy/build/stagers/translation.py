@@ -15,9 +15,9 @@ import transformers
 from ctranslate2.converters import TransformersConverter
 
 from deploy.build.hub import checkpoint, pack
-from deploy.build.named_files import named_by
 from deploy.build.sources import Source
 from deploy.build.stagers.translation_quality import read_samples, similarity
+from deploy.build.tasks import named_by
 from deploy.models import Engine, Model
 from handlers.archive_files import LABEL
 from handlers.config import parse

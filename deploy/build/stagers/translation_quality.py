@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import sacrebleu
 
-from deploy.build.task_loading import loaded
+from deploy.build.tasks import loaded
 from handlers.archive_files import CHECKPOINT
 from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import micro_batches

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.build.archive import main
+from deploy.build.__main__ import main
 
 
 class ArchiveSh:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.build.archive import Recipe, main
-from deploy.build.arguments import SUFFIXES
+from deploy.build.__main__ import main
+from deploy.build.archive import SUFFIXES, Recipe
 from deploy.models import ROOT, model
 from handlers.archive_files import check
 from tests.deploy.build.conftest import ArchiveSh
@@ -140,7 +140,7 @@ def test_what_is_up_to_date_or_exported_before_is_answered_without_importing_tor
     for line, expected in zip(finished.stdout.splitlines(), words, strict=True):
         assert expected in line
     imported = {line.rpartition("|")[2].strip() for line in finished.stderr.splitlines()}
-    assert "deploy.build.arguments" in imported
+    assert "deploy.build.archive" in imported
     assert not {"torch", "openvino", "onnx", "ts", "colour_names"} & imported
 
 

@@ -12,7 +12,7 @@ import transformers
 
 from deploy.build.hub import checkpoint
 from deploy.build.sources import source
-from deploy.build.task_loading import loaded
+from deploy.build.tasks import loaded
 from deploy.models import Model, model
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextClassificationConfig

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.build.modes import packed, why_classic
-from handlers.batching.policy import with_mode
+from deploy.build.archive import why_classic, with_mode
+from handlers.batching import policy
 from handlers.config import HandlerConfig, parse
 from handlers.errors import InvalidConfig
 from tests.deploy.build.conftest import ArchiveSh
@@ -20,7 +20,7 @@ ADAPTIVE = {"handler": {"scheduling": {"mode": "adaptive"}}}
 def mode_of(config: dict[str, Any]) -> str:
     """The mode that a worker takes of such a model-config.yaml."""
     scheduling = {"scheduling": (config.get("handler") or {}).get("scheduling", {})}
-    return with_mode(parse(HandlerConfig, scheduling), config).scheduling.mode
+    return policy.with_mode(parse(HandlerConfig, scheduling), config).scheduling.mode
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def mode_of(config: dict[str, Any]) -> str:
 def test_config_that_leaves_it_open_is_adaptive_and_keeps_what_it_says(
     config: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    assert packed("m", config) == {**config, **more}
-    assert mode_of(packed("m", config)) == "adaptive"
+    assert with_mode("m", config) == {**config, **more}
+    assert mode_of(with_mode("m", config)) == "adaptive"
     assert why_classic(config) is None
 
 
@@ -64,4 +64,4 @@ def test_build_says_why_an_archive_is_classic_and_refuses_an_adaptive_one_that_c
     write(maxWorkers=4, **ADAPTIVE)
     assert "own: handler: scheduling: mode: adaptive: maxWorkers must be 1" in archive_sh.refused("own")
     with pytest.raises(InvalidConfig, match=r"^m: .*continuousBatching: true is needed"):
-        packed("m", {"continuousBatching": False, **ADAPTIVE})
+        with_mode("m", {"continuousBatching": False, **ADAPTIVE})

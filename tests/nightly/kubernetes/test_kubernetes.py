@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.build.modes import archived
+from deploy.build.archive import archived
 from deploy.container import envoy as node_envoy
 from deploy.container.node import LAST_ANSWER_S
 from deploy.container.settings import NOTICE_S, PORT

@@ -16,8 +16,7 @@ from deploy.build.precision.comparisons import (
     compared_vectors,
 )
 from deploy.build.precision.inputs import Taken, decoded, listed, sample_payloads, some, split, truths
-from deploy.build.task_loading import loaded, task_class
-from deploy.build.tasks import BUILT_IN
+from deploy.build.tasks import BUILT_IN, loaded, task_class
 from deploy.models import model
 from handlers.archive_files import GRAPH
 from handlers.config import parse
