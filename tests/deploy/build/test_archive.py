@@ -154,12 +154,9 @@ def test_archive_sh_prints_one_line_and_exits_1(archive_sh: ArchiveSh, colours: 
     ("arguments", "words"),
     [
         ([], "archive.sh: error: "),
-        (["--all", "resnet-152"], "archive.sh: error: "),
         (["--all", "--weights", "x.pt"], "archive.sh: error: "),
-        (["a", "--engine", "x"], "invalid choice: 'x'"),
         (["mobilenet-v2", "--calibrate", "x"], "--calibrate belongs to --precision int8"),
         (["--all", "--precision", "int8", "--calibrate", "x"], "belong to models of one kind"),
-        (["mobilenet-v2", "--precision", "int4"], "invalid choice: 'int4'"),
         (["mobilenet-v2", "--min-agreement", "nan"], "'nan' is no number from 0 to 1"),
     ],
 )
@@ -174,17 +171,11 @@ def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys:
     ("listed", "words"),
     [
         ("", "colours: not in models.yaml; known are m"),
-        ("colours: {handler: 7, version: '1'}", "models.yaml: colours: handler and version must be text"),
         ("colours: {handler: [a", "models.yaml: while parsing a flow sequence"),
         ("colours: {handler: tokenization, versoin: '1'}", "models.yaml: an entry is no {handler, version, weights}"),
-        ("colours: {handler: tensors, version: '1', weights: [m]}", "colours: weights must be a text, or a mapping of"),
         ("colours: {handler: tensors, version: '1'}", "colours: the list names no weights; give --weights PATH"),
         ("colours: {handler: tensors, version: '1', weights: m.onnx}", "colours: no m.onnx in "),
-        ("colours: {handler: tensors, version: '1', weights: {package: no_such, file: x}}", "no_such is not installed"),
-        (
-            "colours: {handler: image_clasification, version: '1'}",
-            "image_clasification is no task; built in are image_",
-        ),
+        ("colours: {handler: image_clasification, version: '1'}", "image_clasification is no task; built in are"),
         ("colours: {handler: colour_nams.py, version: '1'}", "no file colour_nams.py beside the list; there is none;"),
     ],
 )

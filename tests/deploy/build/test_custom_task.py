@@ -34,22 +34,14 @@ def spoil(colours: Path, change: dict[str, str]) -> None:
     ("change", "words"),
     [
         # Found in its text, which is not run.
-        ({"class ColourNames": "class Other:\n    pass\n\n\nclass ColourNames"}, "2 classes (Other, ColourNames)"),
         ({"class ColourNames": "if True:\n    class Other: pass\nclass ColourNames"}, "2 classes (Other, ColourNames)"),
-        ({"class ColourNames": "def make():\n  class ColourNames"}, "holds no class; a task's file holds exactly one"),
-        ({"\nColour = ": "\nhandle = "}, "`handle` at its top level would be served instead of the class"),
         ({"\nColour = ": "\ndef handle(data, context): ...\n\nColour = "}, "`handle` at its top level would be served"),
         ({"class ColourNames(BatchHandler[HandlerConfig, Colour]):": "class ColourNames:"}, "is no BatchHandler"),
-        ({"def load(": "def load(("}, "colour_names.py, line 26: Function parameters cannot be"),
         ({'("palette.csv",)': 'tuple(["palette.csv"])'}, "staged_files must be written out"),
         ({'("palette.csv",)': '("../models.yaml",)'}, "staged_files: ../models.yaml leaves the folder"),
         # Found as it is imported and its settings are read.
         ({"def collate(": "def colate("}, "colour_names.py: ColourNames lacks collate"),
-        ({'    inputs = frozenset({"colour"})\n': ""}, "colour_names.py: ColourNames lacks inputs"),
-        (
-            {"import csv": "import nobodys_package"},
-            "cannot be imported: ModuleNotFoundError: No module named 'nobodys_",
-        ),
+        ({"import csv": "import nobodys_package"}, "cannot be imported: ModuleNotFoundError: No module named"),
         ({"\nColour = ": '\nimport collections\nP = collections.namedtuple("P", "x")\nColour = '}, "2 classes (Colou"),
         ({"max_items: 32": "max_itmes: 32"}, "handler: max_itmes: Unexpected keyword argument"),
     ],
@@ -66,8 +58,6 @@ def test_task_that_cannot_be_served_is_one_line(
     ("name", "words"),
     [
         ("types.py", "types.py: it is named like a module of the standard library"),
-        ("handlers.py", "handlers.py: it is named like a package of this repository"),
-        ("torch.py", "torch.py: it is named like an installed package"),
         ("colour-names.py", "colour-names.py: colour-names is no name of a Python module"),
     ],
 )
@@ -79,7 +69,7 @@ def test_task_named_like_another_module_is_one_line(
     assert words in archive_sh.refused("colours")
 
 
-@pytest.mark.parametrize("name", ["handlers/base.py", "types.py", "json/x.txt", "build.json"])
+@pytest.mark.parametrize("name", ["handlers/base.py", "types.py", "build.json"])
 def test_file_that_would_hide_the_workers_own_is_not_staged(name: str, archive_sh: ArchiveSh, colours: Path) -> None:
     (colours / name).parent.mkdir(exist_ok=True)
     (colours / name).write_text("")
@@ -93,7 +83,7 @@ TRUSTING = {
 }
 
 
-@pytest.mark.parametrize(("kind", "trusted"), [("hub", True), ("hub", False), ("folder", True), ("folder", None)])
+@pytest.mark.parametrize(("kind", "trusted"), [("hub", True), ("hub", False), ("folder", None)])
 def test_code_of_a_checkpoint_is_packed_only_where_the_settings_trust_it(
     kind: str, trusted: bool | None, archive_sh: ArchiveSh, colours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

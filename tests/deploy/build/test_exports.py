@@ -17,13 +17,12 @@ FILES = {"model.xml": b"<net/>", "deep/model.bin": b"0123456789"}
 class Maker:
     """Makes the files of an entry and counts how often."""
 
-    def __init__(self, files: dict[str, bytes] | None = None) -> None:
-        self.files = files or FILES
+    def __init__(self) -> None:
         self.count = 0
 
     def __call__(self, folder: Path) -> None:
         self.count += 1
-        for name, content in self.files.items():
+        for name, content in FILES.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
 
@@ -46,10 +45,6 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def keys(exports: Exports) -> list[str]:
-    return sorted(path.name for path in exports.folder.iterdir())
-
-
 def test_take_a_second_time_makes_nothing_and_links_the_same_files(exports: Exports, target: Target) -> None:
     maker, folders = Maker(), [target(), target()]
     for folder in folders:
@@ -57,19 +52,15 @@ def test_take_a_second_time_makes_nothing_and_links_the_same_files(exports: Expo
         assert content(folder) == FILES
     assert maker.count == 1
     assert (folders[0] / "deep/model.bin").samefile(folders[1] / "deep/model.bin")
-    other = target()
-    exports.take("other", Maker({"model.pt": b"other"}), other)
-    assert content(other) == {"model.pt": b"other"}
-    assert keys(exports) == ["key", "other"]
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "cut": lambda entry: os.truncate(entry / "files" / "deep" / "model.bin", 4),
-    "flipped": lambda entry: (entry / "files" / "deep" / "model.bin").write_bytes(b"0123456780"),
-    "lost": lambda entry: (entry / "files" / "model.xml").unlink(),
-    "added": lambda entry: (entry / "files" / "more").touch(),
-    "sums": lambda entry: (entry / "sums.json").write_bytes(b"\xff{"),
-}
+def test_entry_that_is_cut_off_is_made_anew(exports: Exports, target: Target) -> None:
+    maker = Maker()
+    exports.take("key", maker, target())
+    os.truncate(exports.folder / "key" / "files" / "deep" / "model.bin", 4)
+    folder = target()
+    exports.take("key", maker, folder)
+    assert (content(folder), maker.count) == (FILES, 2)
 
 
 def test_takes_side_by_side_all_have_whole_files_and_leave_one_entry(exports: Exports, target: Target) -> None:
@@ -83,7 +74,7 @@ def test_takes_side_by_side_all_have_whole_files_and_leave_one_entry(exports: Ex
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda folder: exports.take("key", make, folder), folders))
     assert [content(folder) for folder in folders] == [FILES] * 4
-    assert keys(exports) == ["key"]
+    assert [path.name for path in exports.folder.iterdir()] == ["key"]
     late = Maker()
     exports.take("key", late, target())
     assert late.count == 0

@@ -13,7 +13,6 @@ from tests.deploy.build.conftest import ArchiveSh
 
 WINDOW = {"batchSize": 64, "maxBatchDelay": 1}
 WORKER = {"minWorkers": 1, "maxWorkers": 1}
-CLASSIC = {"handler": {"scheduling": {"mode": "classic"}}}
 ADAPTIVE = {"handler": {"scheduling": {"mode": "adaptive"}}}
 
 
@@ -27,7 +26,6 @@ def mode_of(config: dict[str, Any]) -> str:
     ("config", "more"),
     [
         ({}, {"continuousBatching": True, **WINDOW, **WORKER}),
-        ({"handler": None}, {"continuousBatching": True, **WINDOW, **WORKER}),
         (ADAPTIVE, {"continuousBatching": True, **WINDOW, **WORKER}),
         ({"batchSize": 8, "maxBatchDelay": 50}, {"continuousBatching": True, **WORKER}),
         ({"continuousBatching": True, "maxWorkers": 1}, {**WINDOW, "minWorkers": 1}),

@@ -118,7 +118,7 @@ def test_each_format_serves_what_the_model_computes_on_each_engine_that_runs_it(
             staged(path, settings, "torch")
 
 
-@pytest.mark.parametrize("kind", ["BOOL", "UINT8", "UINT64", "INT16", "INT64", "FLOAT16", "FLOAT", "DOUBLE"])
+@pytest.mark.parametrize("kind", ["BOOL", "UINT8", "INT64", "FLOAT16", "DOUBLE"])
 def test_every_datatype_comes_back_as_it_went_in(kind: str, tmp_path: Path) -> None:
     element = getattr(TensorProto, kind)
     folder = staged(one_node(tmp_path / "m.onnx", "Identity", element))
@@ -153,16 +153,6 @@ def test_program_that_mixes_its_rows_is_refused_for_torch_too(tmp_path: Path) ->
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-class Nested(torch.nn.Module):
-    def forward(self, both: dict[str, torch.Tensor]) -> torch.Tensor:
-        return both["a"] + both["b"]
-
-
-def of_dictionary(path: Path) -> Path:
-    example: Any = {"a": torch.rand(2, 3), "b": torch.rand(2, 3)}
-    return exported(path, Nested(), example)
-
-
 def without_bin(path: Path) -> Path:
     os.truncate(ir(path).with_suffix(".bin"), 0)
     return path
@@ -170,13 +160,11 @@ def without_bin(path: Path) -> Path:
 
 pair = partial(script, module=Pair())
 strings = partial(one_node, operation="Identity", kind=TensorProto.STRING)
-unknown = partial(one_node, operation="StringNormalizer", kind=TensorProto.STRING, shape=["rows"])
 no_rows = partial(one_node, operation="ReduceSum", shape=["rows", 3], out=[], keepdims=0)
 two_rows = partial(one_node, operation="Reshape", shape=[2, 3], out=[2, 3], constants={"sizes": np.array([2, 3])})
 mixed = partial(one_node, operation="Softmax", axis=0)
 eight_rows = partial(scaled_pt2, min=1, max=8)
 WITH_Y = {"inputs": {**SCRIPT_INPUTS, "y": {}}}
-WITH_FEWER = {"inputs": SCRIPT_INPUTS, "outputs": {"a": {}}}
 IN_DOUBLE = {"inputs": {"x": {"datatype": "FP64"}}}
 
 
@@ -185,20 +173,15 @@ IN_DOUBLE = {"inputs": {"x": {"datatype": "FP64"}}}
     [
         ("m.onnx", garbage, None, "m.onnx: OpenVINO cannot read it: GeneralFailure: Model can't be parsed"),
         ("m.xml", without_bin, None, "m.xml: OpenVINO cannot read it: RuntimeError: "),
-        ("m.pt2", garbage, None, "m.pt2: it is no program that torch.export.save wrote: "),
-        ("m.h5", garbage, None, "own: m.h5 is no model of tensors: .onnx, .xml, .pt2, .pt or infer.py is"),
         ("scale.py", garbage, None, "own: scale.py: the function of a model stands in infer.py"),
         ("m.onnx", strings, None, "x: it is of strings, which"),
-        ("m.onnx", unknown, None, "No conversion rule found for operations: StringNormalizer"),
         ("m.pt2", pt2_of_bessel, None, "m.pt2: OpenVINO cannot convert it: OpConversionFailure: No conversion rule"),
-        ("m.pt2", of_dictionary, None, "m.pt2: its arguments must be positional, and each a tensor"),
         ("m.onnx", no_rows, None, "m.onnx: outputs.y: shape [] has no dimension 0 to count rows"),
         ("m.onnx", two_rows, None, "m.onnx: it does not run on one row, x [1, 3]: RuntimeError: [cpu]res"),
         ("m.onnx", mixed, None, "m.onnx: outputs.y: 3 rows together give other values than each alone"),
         ("m.pt2", eight_rows, None, "m.pt2: x was exported for at most 8 rows; max_batch_size is 64"),
         ("m.pt", pair, None, "m.pt: inputs.x: TorchScript says neither datatype nor shape; model-config.yaml must"),
         ("m.pt", pair, WITH_Y, "m.pt: inputs: y: this model has scale, x"),
-        ("m.pt", pair, WITH_FEWER, "m.pt: it does not run on one row: ValueError: "),
         ("m.onnx", scaled_onnx, IN_DOUBLE, "m.onnx: inputs.x: the model has FP32, and not FP64"),
     ],
 )

@@ -66,7 +66,6 @@ def classifier(archive_sh: ArchiveSh, arch: str, state: dict[str, Any], labels: 
     ("arch", "state", "labels", "words"),
     [
         (SMALL, HEAD, None, "flowers: the weights have 3 classes; name them in "),
-        (SMALL, HEAD, ["rose", "tulip"], "flowers: the weights have 3 classes"),
         (SMALL, HEAD, ["rose", "tulip", "rose"], "flowers: two classes have the same name"),
         (SMALL, HEAD, ["a", "b", "c"], f"the weights are not those of {SMALL}: Missing key(s)"),
         ("resnet19", HEAD, ["a", "b", "c"], "flowers: arch: resnet19 is no classifier of torchvision.models"),

@@ -87,12 +87,9 @@ def test_node_starts_is_ready_or_drains_and_lives_all_the_while(node: Node) -> N
         ("DELETE", "/predictions/m", 405),
         # On an adaptive model never answered.
         ("GET", "/models/m?customized=true", 404),
-        ("GET", "/models/m?c%75stomized=true", 404),
         ("GET", "/predictions/../models/m?customized=true", 404),
         ("POST", "/models?url=http://example.org/evil.mar", 405),
-        ("PUT", "/models/m?min_worker=0", 405),
         ("DELETE", "/models/m", 405),
-        ("GET", "/workflows/m", 404),
         ("GET", "/token?type=management", 404),
     ],
 )

@@ -94,7 +94,6 @@ def test_several_for_which_there_is_no_room_are_refused(
 @pytest.mark.parametrize(
     ("cores", "nodes", "expected"),
     [
-        ([0, 1, 2, 3, 4], 2, [(0, 1), (2, 3, 4)]),
         # Only some of the machine's may be used.
         ([2, 5, 7], 3, [(2,), (5,), (7,)]),
         ([0, 1], 3, [(0,), (1,), (0,)]),

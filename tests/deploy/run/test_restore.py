@@ -1,4 +1,4 @@
-"""What a node serves again after it died: TorchServe's snapshots, kept until all of it is back, and the way back."""
+"""What a node serves again after it died: TorchServe's snapshots, kept until all of it is back (see e2e/test_nodes.py)."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy.run.restore import Record, Registration, registrations, restore
+from deploy.run.restore import Record, Registration, registrations
 
 # As TorchServe 0.12.0 writes it (java.util.Properties), shortened by settings that say nothing of models.
 SNAPSHOT = r"""#Saving snapshot
@@ -107,63 +107,3 @@ def test_death_in_the_middle_of_a_restoration_loses_nothing(node: Node) -> None:
     node.record.forget()
     assert not node.record.exists()
     assert node.record.keep() == []
-
-
-class Management:
-    """A TorchServe without a worker: model -> version -> its least and most workers."""
-
-    def __init__(self) -> None:
-        self.served: dict[str, dict[str, tuple[int, int]]] = {}
-        self.default = ""
-        self.asked: list[tuple[str, int, int]] = []
-
-    def models(self) -> list[str]:
-        return [*self.served]
-
-    def versions(self, model: str) -> list[str]:
-        return [*self.served[model]]
-
-    def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
-        least, most = self.served[model][version or self.default]
-        return {"modelVersion": version or self.default, "minWorkers": least, "maxWorkers": most}
-
-    def register(self, archive: str, *, batch_size: int, response_timeout_s: int, **asked: Any) -> None:
-        self.asked.append((archive, batch_size, response_timeout_s))
-        version = archive.removesuffix(".mar").rpartition("-")[2]
-        self.served.setdefault(asked["model_name"], {})[version] = (asked["initial_workers"],) * 2
-        self.default = self.default or version
-
-    def scale(self, model: str, least: int, version: str, *, most: int) -> None:
-        self.served[model][version] = (least, most)
-
-    def set_default(self, model: str, version: str) -> None:
-        self.default = version
-
-
-def test_restored_are_archive_batch_workers_and_default_and_what_is_gone_is_a_line(tmp_path: Path) -> None:
-    """Without workers: that they are waited for is a real server's test."""
-    for version in ("1.0", "2.0"):
-        folder = tmp_path / f"m-{version}.mar" / "MAR-INF"
-        folder.mkdir(parents=True)
-        described = {"modelName": "m", "modelVersion": version, "handler": "h.py"}
-        (folder / "MANIFEST.json").write_text(json.dumps({"model": described}))
-    (tmp_path / "cut.mar").write_bytes(b"no archive")
-    management, settings = Management(), SimpleNamespace(model_store=".")
-    server = SimpleNamespace(management=management, logs=tmp_path, directory=tmp_path, settings=settings)
-    local: Any = SimpleNamespace(name="node-1", server=server)
-    first = replace(MADE, model="m", archive="m-1.0.mar", min_workers=0, max_workers=3)
-    wanted = [
-        first,
-        replace(first, archive="m-2.0.mar", version="2.0", is_default=True, batch_size=9),
-        replace(first, model="other", archive="m-2.0.mar"),
-        replace(first, model="cut", archive="cut.mar"),
-        replace(first, model="gone", archive="gone.mar"),
-    ]
-    lines = [*restore(local, wanted)]
-    assert management.served == {"m": {"1.0": (0, 3), "2.0": (0, 3)}}
-    assert management.default == "2.0"
-    assert management.asked == [("m-1.0.mar", 5, 60), ("m-2.0.mar", 9, 60)]
-    assert lines[0] == "node-1: m 1.0: restored, batch_size 5, max_batch_delay 7 ms, workers 0"
-    assert lines[2] == "node-1: other 1.0 is not restored: m-2.0.mar holds version 2.0 now"
-    assert lines[3].startswith("node-1: cut 1.0 is not restored: ")
-    assert lines[4] == "node-1: gone 1.0 is not restored: gone.mar is gone from the model store"

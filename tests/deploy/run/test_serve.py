@@ -23,7 +23,6 @@ ENTRY = {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1}}
 @pytest.mark.parametrize(
     ("load_models", "entries", "words"),
     [
-        ((), {}, "load_models and models= name no model"),
         (("own=m.mar",), {}, "load_models and models= name no model"),
         (("m.mar", "n.mar"), {"m": ENTRY}, r"n\.mar is missing, which load_models names: ./archive.sh n builds it"),
     ],
@@ -99,9 +98,3 @@ def test_wrong_command_is_one_line_and_exit_1(
     assert main([*arguments, "--folder", str(tmp_path)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(words)
-
-
-@pytest.mark.parametrize("nodes", ["0", "two", "-1"])
-def test_number_of_nodes_that_is_none_exits_2(nodes: str) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["start", "--nodes", nodes])

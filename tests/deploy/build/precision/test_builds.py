@@ -13,7 +13,6 @@ from openvino import opset13 as opset
 
 from deploy.build.precision import prove
 from deploy.build.precision.quantise import Order, samples
-from deploy.build.precision.request import processor
 from deploy.models import MODEL_LIST
 from tests import tiny_models
 from tests.deploy.build.conftest import ArchiveSh
@@ -96,12 +95,8 @@ def test_too_few_inputs_or_none_that_the_model_takes_are_one_line(archive_sh: Ar
     ("name", "given", "words"),
     [
         ("mobilenet-v2", {}, "needs --calibrate FOLDER, of images, at least 10"),
-        ("sentence-embedding", {}, "needs --calibrate FILE, of texts, one a line"),
-        ("question-answering", {}, 'of lines {"question": ..., "context": ...}'),
         ("translation", {}, "translation runs in int8 by itself"),
-        ("mnist", {}, "this is tensors"),
         ("mobilenet-v2", {"engine": "torch", "calibrate": "photographs"}, "leave out --engine torch"),
-        ("mobilenet-v2", {"calibrate": "gone"}, "gone: No such file or directory"),
         ("mobilenet-v2", {"calibrate": "empty"}, "empty: no inputs in it"),
         ("mobilenet-v2", {"calibrate": "texts"}, "images come as a folder of them"),
         ("sentence-embedding", {"calibrate": "texts", "validate": "texts"}, "--validate has the inputs of --calibrate"),
@@ -120,10 +115,3 @@ def test_precision_that_cannot_be_is_refused_before_anything_is_built(
     options = [word for option, value in places.items() for word in (f"--{option}", value)]
     assert words in archive_sh.refused(name, "--models", str(MODEL_LIST), "--precision", "int8", *options)
     assert not archive_sh.store.exists()
-
-
-def test_proofs_hold_for_the_instructions_of_the_processor(tmp_path: Path) -> None:
-    path = tmp_path / "cpuinfo"
-    path.write_text("model name\t: x\nflags\t\t: fpu amx_int8 sse avx512_vnni avx2\nflags\t\t: fpu\n")
-    assert processor(path) == "amx_int8 avx2 avx512_vnni"
-    assert processor(tmp_path / "none") == ""
