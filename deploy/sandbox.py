@@ -1,6 +1,6 @@
 """A TorchServe beside any other: free ports, folders that go when it does. What tests and benchmarks run on.
 
-config.properties -> config_for -> started (a Server, stopped and cleaned up at the end)
+config.properties -> placed -> started (a Server, stopped and cleaned up at the end)
 """
 
 import socket
@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from deploy.models import ROOT
+from deploy.run.machine import placed
 from deploy.run.properties import moved
 from deploy.run.server import Server
 
@@ -41,29 +42,22 @@ class Ports:
         """Find ports that nothing listens on."""
         return cls(*free_ports(len(fields(cls))))
 
+    def settings(self, model_store: Path) -> dict[str, str]:
+        """Return the settings of a config.properties for these ports and a model store."""
+        return {
+            "inference_address": f"http://127.0.0.1:{self.inference}",
+            "management_address": f"http://127.0.0.1:{self.management}",
+            "metrics_address": f"http://127.0.0.1:{self.metrics}",
+            "grpc_inference_port": str(self.grpc_inference),
+            "grpc_management_port": str(self.grpc_management),
+            "initial_worker_port": str(self.worker),
+            "model_store": str(model_store),
+        }
+
 
 def config_for(text: str, ports: Ports, root: Path, model_store: Path) -> str:
-    """Another server's configuration, the same but for its addresses and model store.
-
-    Args:
-        text: a config.properties.
-        ports: of the other server.
-        root: what the relative paths of `text` are relative to; they become absolute.
-        model_store: of the other server.
-
-    Returns:
-        Its config.properties; lines that stay keep their order, those that are replaced follow.
-    """
-    replaced = {
-        "inference_address": f"http://127.0.0.1:{ports.inference}",
-        "management_address": f"http://127.0.0.1:{ports.management}",
-        "metrics_address": f"http://127.0.0.1:{ports.metrics}",
-        "grpc_inference_port": str(ports.grpc_inference),
-        "grpc_management_port": str(ports.grpc_management),
-        "initial_worker_port": str(ports.worker),
-        "model_store": str(model_store),
-    }
-    return moved(text, root, replaced)
+    """Return another server's configuration: the same but for its addresses and model store; see `moved`."""
+    return moved(text, root, ports.settings(model_store))
 
 
 @contextmanager
@@ -81,11 +75,9 @@ def started(
         ServerError: it did not come up.
     """
     with tempfile.TemporaryDirectory(prefix="torchserve-", ignore_cleanup_errors=True) as folder:
-        text = config_for(config.read_text(encoding="utf-8"), Ports.free(), ROOT, model_store)
-        own_config, temporary = Path(folder) / "config.properties", Path(folder) / "tmp"
-        own_config.write_text("\n".join([text, *extra]) + "\n", encoding="utf-8")
-        temporary.mkdir()
-        server = Server(own_config, directory=Path(folder), temporary=temporary)
+        text = "\n".join([config.read_text(encoding="utf-8"), *extra])
+        values = Ports.free().settings(model_store)
+        server = placed("sandbox", Path(folder), text, root=ROOT, values=values).server
         try:
             server.start()
             yield server

@@ -17,20 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits keep the cache from filling a disk.
-
-    Attributes:
-        size_bytes: most bytes of all entries together; the ones unused for longest go first. ResNet-152 for both
-            engines takes 0.48e9, so eight such models fit.
-        abandoned_s: seconds after which a hidden folder is one that a killed build left; the longest export seen
-            took 75 s.
-    """
-
-    size_bytes: int = 4 * 10**9
-    abandoned_s: float = 24 * 3600.0
+# Most bytes of all entries; those unused for longest go first. ResNet-152 for both engines takes 0.48e9.
+SIZE_BYTES = 4 * 10**9
+# Seconds after which a hidden folder is one that a killed build left; the longest export seen took 75 s.
+ABANDONED_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +29,9 @@ class Exports:
 
     Attributes:
         folder: where its entries lie; made when the first one is.
-        limits: what it may take.
     """
 
     folder: Path
-    limits: Limits = Limits()
 
     def take(self, key: str, make: Callable[[Path], None], target: Path) -> None:
         """Put the files of an entry into a folder, made first where there is no sound entry.
@@ -93,13 +81,13 @@ class Exports:
                 if not path.name.startswith("."):
                     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
                     entries.append((changed_s, size, path))
-                elif time.time() - changed_s > self.limits.abandoned_s:
+                elif time.time() - changed_s > ABANDONED_S:
                     shutil.rmtree(path, ignore_errors=True)
             except OSError:
                 continue
         total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries):
-            if total <= self.limits.size_bytes:
+            if total <= SIZE_BYTES:
                 return
             if path != newest:
                 shutil.rmtree(path, ignore_errors=True)

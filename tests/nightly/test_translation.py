@@ -8,7 +8,7 @@ import sacrebleu
 import yaml
 
 from deploy.build.__main__ import main
-from deploy.build.stagers.translation_quality import answers
+from deploy.build.stagers.translation import answers
 from deploy.models import ROOT
 from handlers.text.config import TranslationConfig
 from tests import held_out

@@ -1,4 +1,4 @@
-"""What a node serves again after it died: TorchServe's snapshots, kept until all of it is back (see e2e/test_nodes.py)."""
+"""What a node serves again after it died: TorchServe's snapshots, kept until all is back; see e2e/test_nodes.py."""
 
 import json
 import os
