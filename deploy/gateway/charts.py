@@ -1,6 +1,6 @@
 """What the page at `/` shows of the traffic: rates, latencies, batch sizes, queue, refusals, for five minutes. Bounded.
 
-what counters grew by (statistics) -> a Sample of each model every scrape ─┐
+what counters grew by (metrics) -> a Sample of each model every scrape ────┐
 fleet -> models, versions, workers, metadata ──────────────────────────────┴> summary
 """
 

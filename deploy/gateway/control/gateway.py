@@ -25,7 +25,6 @@ from deploy.gateway.envoy.process import Endpoints, Envoy
 from deploy.gateway.nodes import Nodes
 from deploy.gateway.settings import Canary, Settings
 from deploy.gateway.state import Fleet
-from deploy.gateway.statistics import Statistics
 from deploy.run import node as node_files
 from deploy.run.node import Node
 from handlers.config import SETTINGS
@@ -105,7 +104,7 @@ class Gateway:
         self.settings = settings
         self.fleet = Fleet()
         self.decisions = Decisions(run / "decisions.json")
-        self.statistics = Statistics(run / "statistics.json")
+        self.statistics = metrics.Statistics()
         self.charts = Charts()
         self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         self._envoy = envoy
@@ -130,13 +129,12 @@ class Gateway:
         self._tasks = [asyncio.create_task(each) for each in (self._write(), self._scrape())]
 
     async def close(self) -> None:
-        """Stop, and keep what is to outlive it."""
+        """Stop."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.nodes.close()
         await self.session.close()
-        self.statistics.save()
 
     def configure(self, settings: Settings, nodes: Sequence[Node]) -> None:
         """Go on with other settings and nodes; a node that comes back under its name is not draining."""
@@ -252,7 +250,6 @@ class Gateway:
         while True:
             try:
                 await self.scrape()
-                await asyncio.to_thread(self.statistics.save)
             except Exception:
                 logger.exception("scrape")
             await asyncio.sleep(SCRAPE_S)

@@ -1,16 +1,14 @@
 """What the page shows of the traffic, from counters as Prometheus would read them."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy.gateway.charts import Charts, Point
-from deploy.gateway.metrics import Counter
+from deploy.gateway.metrics import Counter, Statistics
 from deploy.gateway.settings import Canary
 from deploy.gateway.state import Fleet, Model, Replica, Version
-from deploy.gateway.statistics import Statistics
 from deploy.run.node import Node
 
 URL = "http://127.0.0.1:1"
@@ -51,8 +49,8 @@ WHOLE = {
 class Page:
     """What the page is told, by way of the sums."""
 
-    def __init__(self, path: Path) -> None:
-        self.statistics, self.charts = Statistics(path / "statistics.json"), Charts()
+    def __init__(self) -> None:
+        self.statistics, self.charts = Statistics(), Charts()
 
     def see(self, now_s: float, fleet: Fleet, scraped: Mapping[str, Values]) -> None:
         grown = self.statistics.add(scraped, fleet.nodes.keys(), 0)
@@ -61,11 +59,6 @@ class Page:
     def points(self, **words: float) -> list[dict[str, Any]]:
         (model,) = self.charts.summary(ONE, **words)["models"]
         return [dict(zip(Point._fields, row, strict=True)) for row in model["points"]]
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Page:
-    return Page(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +74,8 @@ def page(tmp_path: Path) -> Page:
     ],
     ids=["of another's handler", "adaptive", "nothing"],
 )
-def test_point_is_what_counters_grew_by(page: Page, values: Values, expected: dict[str, float | None]) -> None:
+def test_point_is_what_counters_grew_by(values: Values, expected: dict[str, float | None]) -> None:
+    page = Page()
     page.see(100.0, ONE, {"a": {}})
     page.see(102.0, ONE, {"a": values})
     (point,) = page.points()

@@ -1,13 +1,9 @@
 """Metrics of nodes: read, made into one text, and summed so that they never fall."""
 
-import json
-from pathlib import Path
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.gateway.metrics import Counter, counters, merge
-from deploy.gateway.statistics import Statistics
+from deploy.gateway.metrics import Counter, Statistics, counters, merge
 
 # As TorchServe writes it: a comma after the last label, families in any order.
 TORCHSERVE = """\
@@ -88,8 +84,8 @@ def durations(count: int, **each_ms: float) -> dict[str, dict[str, int]]:
     return {name: {"count": count, "ns": round(ms * 1e6)} for name, ms in each_ms.items()}
 
 
-def test_statistics_of_one_node_are_tritons(tmp_path: Path) -> None:
-    totals = Statistics(tmp_path / "statistics.json")
+def test_statistics_of_one_node_are_tritons() -> None:
+    totals = Statistics()
     totals.add({"n1": counted(10)}, NODES, 1234)
     assert totals.triton("m", "1.0") == {
         "last_inference": 1234,
@@ -123,10 +119,8 @@ def test_statistics_of_one_node_are_tritons(tmp_path: Path) -> None:
         ([{"n1": 10}, {}, {"n1": 12}], 12),
     ],
 )
-def test_sums_over_nodes_that_come_and_go_never_fall(
-    tmp_path: Path, seen: list[dict[str, float]], expected: int
-) -> None:
-    totals, before = Statistics(tmp_path / "statistics.json"), 0
+def test_sums_over_nodes_that_come_and_go_never_fall(seen: list[dict[str, float]], expected: int) -> None:
+    totals, before = Statistics(), 0
     for scraped in seen:
         totals.add({node: counted(value) for node, value in scraped.items()}, NODES, 0)
         assert succeeded(totals) >= before
@@ -134,26 +128,10 @@ def test_sums_over_nodes_that_come_and_go_never_fall(
     assert before == expected
 
 
-def test_sums_outlive_the_process_and_count_what_came_meanwhile(tmp_path: Path) -> None:
-    path = tmp_path / "statistics.json"
-    # A file that cannot be read begins anew.
-    path.write_text('{"sums": [[1]], "last": {}, "last_ms": []}')
-    first = Statistics(path)
-    first.add({"n1": counted(10)}, NODES, 1000)
-    first.save()
-    second = Statistics(path)
-    assert second.triton("m", "1.0") == first.triton("m", "1.0")
-    second.add({"n1": counted(13)}, NODES, 2000)
-    assert (succeeded(second), second.triton("m", "1.0")["last_inference"]) == (13, 2000)
-
-
-def test_node_that_is_gone_is_forgotten_but_for_the_sums(tmp_path: Path) -> None:
-    path = tmp_path / "statistics.json"
-    totals = Statistics(path)
+def test_node_that_is_gone_is_forgotten_but_for_the_sums() -> None:
+    totals = Statistics()
     totals.add({"n1": counted(10)}, NODES, 0)
     totals.add({"n2": counted(1)}, ["n2"], 0)
-    totals.save()
-    assert list(json.loads(path.read_text())["last"]) == ["n2"]
     # Another of its name counts from 0.
     totals.add({"n1": counted(12)}, NODES, 0)
     assert succeeded(totals) == 23
