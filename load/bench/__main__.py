@@ -21,8 +21,8 @@ from typing import NamedTuple
 from rich.console import Console
 
 from deploy.build.archive import ArchiverFailed
-from deploy.gateway.sandbox import NotStarted
 from deploy.run.server import ServerError
+from deploy.sandbox import NotStarted
 from load.bench import archives, gateway, int8, machine, modes, peer_process, resnet, retrieval, tensors, texts, vision
 from load.bench.rounds import Bench, progress
 from load.bench.table import Row, markdown, rendered

@@ -6,7 +6,7 @@ Load generator, Envoy and TorchServe share the cores, so the ratio is lower the 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from deploy.gateway import sandbox
+from deploy import sandbox
 from deploy.sandbox import started
 from load.bench import archives, samples
 from load.bench.archives import CPU_ONLY, WINDOW
@@ -30,7 +30,7 @@ def rows(bench: Bench) -> Iterator[Row]:
         archives.build(bench, name, bench.work)
     with (
         started(bench.work, extra=CPU_ONLY) as server,
-        sandbox.started([sandbox.node_of(server)]) as gateway,
+        sandbox.gateway([sandbox.node_of(server)]) as gateway,
     ):
         pairs = {}
         for name, each in inputs.items():

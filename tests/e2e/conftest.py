@@ -19,12 +19,11 @@ import pytest
 import requests
 import yaml
 
+from deploy import sandbox
 from deploy.build.archive import Recipe
-from deploy.gateway import sandbox
-from deploy.gateway.sandbox import Sandbox
 from deploy.models import Engine, Model, model
 from deploy.run.server import Server
-from deploy.sandbox import started
+from deploy.sandbox import Sandbox, started
 from tests.exports import shared
 from torchserve_client.management import ManagementError
 
@@ -110,7 +109,7 @@ def server(model_store: Path) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def gateway(server: Server) -> Iterator[Sandbox]:
     """Envoy and the control process in front of the session's TorchServe."""
-    with sandbox.started([sandbox.node_of(server)]) as running:
+    with sandbox.gateway([sandbox.node_of(server)]) as running:
         yield running
 
 

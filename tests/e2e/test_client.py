@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import requests
 
-from deploy.gateway.sandbox import Sandbox
 from deploy.models import model
 from deploy.run.server import Server
+from deploy.sandbox import Sandbox
 from tests.photographs import path, photograph
 from torchserve_client import ByCount, ChunkingClient, Client, ItemFailed, Rejected, RetryPolicy
 from torchserve_client.cli import main

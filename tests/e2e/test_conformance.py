@@ -26,9 +26,9 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from deploy.gateway import sandbox
-from deploy.gateway.sandbox import Sandbox
+from deploy import sandbox
 from deploy.run.server import Server
+from deploy.sandbox import Sandbox
 from tests.e2e import echo
 from tests.e2e.conftest import Registrations, send, worker_pid
 from tests.waiting import until
@@ -138,7 +138,7 @@ def models(
 @pytest.fixture(scope="module")
 def edge(server: Server, models: tuple[str, ...]) -> Iterator[Sandbox]:
     """A gateway that lets nobody manage and asks for no key, which knows every model."""
-    with sandbox.started([sandbox.node_of(server)]) as started:
+    with sandbox.gateway([sandbox.node_of(server)]) as started:
         clients = Clients(started.http, started.grpc)
         until(lambda: clients.get("/v2/health/ready") == 200)
         for name in models:
@@ -155,7 +155,7 @@ def lab(edge: Sandbox) -> Clients:
 def managed(server: Server, models: tuple[str, ...]) -> Iterator[Clients]:
     """A gateway that lets through who loads and unloads models: those who have a key."""
     keys = [{"client": "tests", "key": KEY}]
-    with sandbox.started([sandbox.node_of(server)], keys=keys, management=True) as gateway:
+    with sandbox.gateway([sandbox.node_of(server)], keys=keys, management=True) as gateway:
         yield Clients(gateway.http, gateway.grpc, {"Authorization": f"Bearer {KEY}"})
 
 

@@ -9,10 +9,10 @@ import psutil
 import pytest
 import requests
 
-from deploy.gateway import sandbox
-from deploy.gateway.sandbox import Sandbox
+from deploy import sandbox
 from deploy.gateway.supervisor import HANG_S
 from deploy.run.server import Server
+from deploy.sandbox import Sandbox
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import MOBILENET, metrics
 from tests.photographs import photograph
@@ -174,7 +174,7 @@ def test_requests_while_a_version_is_rolled_out_and_a_model_unregistered_are_ans
 def test_gateway_is_started_once_taken_over_by_a_new_supervisor_and_stopped(
     server: Server, session: requests.Session
 ) -> None:
-    with sandbox.started([sandbox.node_of(server)]) as own:
+    with sandbox.gateway([sandbox.node_of(server)]) as own:
         again = own.command("start")
         assert (again.returncode, again.stdout.splitlines()[0][:24]) == (0, "gateway: already running")
         # A supervisor that is killed leaves an Envoy that goes on, and that the next one takes over.

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import requests
 
-from deploy.gateway.sandbox import Sandbox
 from deploy.run.server import Server
+from deploy.sandbox import Sandbox
 from tests.e2e.conftest import url
 from tests.e2e.test_tasks import reranker
 from tests.waiting import until

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from deploy.gateway.sandbox import Sandbox
 from deploy.models import ROOT, model
 from deploy.run.server import Server
+from deploy.sandbox import Sandbox
 from tests.e2e.conftest import send, url, worker_pid
 from torchserve_client import Client, NoConnection, RetryPolicy, ServerFailed
 

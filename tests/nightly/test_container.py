@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from deploy.gateway import sandbox
+from deploy import sandbox
 from deploy.sandbox import free_ports
 from tests.e2e.clients import Clients, assert_all_answered, capacity_per_s, under_load
 from tests.e2e.conftest import MOBILENET
@@ -158,7 +158,7 @@ def site(store: Path) -> Iterator[Site]:
             stack.callback(made.close)
             return made
 
-        edge = sandbox.started([], within=hosts.within, discover={"host": HOST, "port": port})
+        edge = sandbox.gateway([], within=hosts.within, discover={"host": HOST, "port": port})
         made = Site(stack.enter_context(edge), hosts, make)
         for _ in range(2):
             made.start()

@@ -25,11 +25,10 @@ import psutil
 import pytest
 import requests
 
-from deploy.gateway.sandbox import PORTS, Sandbox
 from deploy.models import ROOT
 from deploy.run.machine import Layout, LocalNode, local_nodes
 from deploy.run.nodes import start_node
-from deploy.sandbox import Ports, config_for, free_ports
+from deploy.sandbox import GATEWAY_PORTS, Ports, Sandbox, config_for, free_ports
 from load import expect
 from load.generate import Attack, OpenLoop, Target, run
 from load.inputs import Inputs
@@ -135,7 +134,7 @@ def fleet(model_store: Path) -> Iterator[Fleet]:
             stack.callback(node.server.stop)
             start_node(node)
             node.server.register(MOBILENET, f"{MOBILENET}.mar", **REGISTRATION)
-        ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        ports = dict(zip(GATEWAY_PORTS, free_ports(len(GATEWAY_PORTS)), strict=True))
         document = {
             "nodes": [asdict(node.node()) for node in nodes],
             "ports": ports,

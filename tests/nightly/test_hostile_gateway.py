@@ -19,9 +19,9 @@ import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deploy.gateway.sandbox import Sandbox
 from deploy.gateway.settings import Settings as GatewaySettings
 from deploy.run.server import Server
+from deploy.sandbox import Sandbox
 from handlers.protocol.responses import PROTOBUF
 from tests.deploy.gateway.envoy.harness import Gateway as EnvoyAlone
 from tests.hostile.checks import CANARIES

@@ -18,8 +18,8 @@ import pytest
 import requests
 import yaml
 
+from deploy import sandbox
 from deploy.build.archive import Recipe
-from deploy.gateway import sandbox
 from deploy.models import ROOT, model
 from deploy.run.server import Server
 from deploy.sandbox import started
@@ -112,7 +112,7 @@ def archives(store: Path) -> None:
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     store = tmp_path_factory.mktemp("store")
     archives(store)
-    with started(store) as server, sandbox.started([sandbox.node_of(server)]) as gateway:
+    with started(store) as server, sandbox.gateway([sandbox.node_of(server)]) as gateway:
         for name in MODELS:
             server.register(name, name, batch_size=32, max_batch_delay_ms=1, workers=1)
         target = gateway.metrics.removeprefix("http://").removesuffix("/metrics")

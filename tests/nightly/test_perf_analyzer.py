@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from deploy.gateway import sandbox
-from deploy.gateway.sandbox import Sandbox
+from deploy import sandbox
 from deploy.models import ROOT
 from deploy.run.server import Server
+from deploy.sandbox import Sandbox
 from tests.e2e import echo
 from tests.e2e.conftest import Registrations
 from tests.waiting import until
@@ -50,7 +50,7 @@ def gateway(
     registrations.serve(MODEL, archive(MODEL), parameters)
     entry = echo.entry(tmp_path_factory.mktemp("echo"))
     registrations.serve(echo.NAME, archive(entry, engine="auto"), parameters)
-    with sandbox.started([sandbox.node_of(server)]) as running:
+    with sandbox.gateway([sandbox.node_of(server)]) as running:
         for name in (MODEL, echo.NAME):
             until(lambda name=name: is_served(running, name))  # type: ignore[misc]
         yield running

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from deploy.gateway.sandbox import Sandbox
 from deploy.models import ROOT
+from deploy.sandbox import Sandbox
 from load.bench.peer_process import PYTRITON, build_environment
 from tests.waiting import until
 

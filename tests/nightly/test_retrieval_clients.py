@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from deploy.gateway import sandbox
+from deploy import sandbox
 from deploy.models import ROOT, Model
 from deploy.run.server import Server
 from load.bench.peer_process import build_environment
@@ -51,7 +51,7 @@ def url(
     for name, file in models.items():
         serve(file, name, batch_size=64, max_batch_delay_ms=1)
     aliases = {"intfloat/alias": "sentence-embedding"}
-    with sandbox.started([sandbox.node_of(server)], aliases=aliases) as gateway:
+    with sandbox.gateway([sandbox.node_of(server)], aliases=aliases) as gateway:
         listed = f"{gateway.http}/v1/models"
         until(lambda: len(requests.get(listed, timeout=60).json()["data"]) == len(models) + len(aliases))
         for name in ("sentence-embedding", own.name):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser
 
-from deploy.gateway import sandbox
+from deploy import sandbox
 from handlers.vision.masks import png
 from tests.deploy.gateway.envoy.stand_ins import METADATA, StandIn, described
 from tests.nightly.page.browser import KEY, Visit, chromium, visit
@@ -78,7 +78,7 @@ def behind() -> Iterator[tuple[StandIn, str]]:
         node.metadata[name] = {**METADATA, **said}
     node.metadata["colours"] = None
     keys, canaries = [{"client": "page", "key": KEY}], {"resnet-152": {"version": "2.0", "percent": 5}}
-    with sandbox.started([node.node], keys=keys, canaries=canaries) as gateway:
+    with sandbox.gateway([node.node], keys=keys, canaries=canaries) as gateway:
         yield node, gateway.http
     node.close()
 

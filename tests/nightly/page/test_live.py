@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Browser, expect
 
-from deploy.gateway import sandbox
+from deploy import sandbox
 from deploy.models import ROOT
 from deploy.run.server import Server
 from tests.e2e.conftest import MOBILENET, Registrations
@@ -24,7 +24,7 @@ def test_models_of_a_real_server_are_tried_and_their_traffic_is_drawn(
         file = f"{name}.mar" if name == MOBILENET else archive(name)
         registrations.serve(name, file, {"batch_size": 8, "max_batch_delay_ms": 20, "workers": 1})
     keys = [{"client": "page", "key": KEY}]
-    with sandbox.started([sandbox.node_of(server)], keys=keys) as gateway, visit(browser, gateway.http) as page:
+    with sandbox.gateway([sandbox.node_of(server)], keys=keys) as gateway, visit(browser, gateway.http) as page:
         page.use_key()
         expect(page.page.locator("#fleet")).to_have_text("3 models ready on 1 node")
         page.show(MOBILENET)
