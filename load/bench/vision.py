@@ -30,6 +30,8 @@ from load.generate import ClosedLoop
 
 FP32, AUTO, IN_PROCESS, PIPELINE = "fp32", "auto", "in process", "pipeline"
 SSDLITE = "ssdlite320_mobilenet_v3_large"
+# Images of a micro-batch of the loop: as many as a segmenter's worker takes.
+LOOP_BATCH = 4
 # What object_detector wants: a file with one class.
 STOCK_MODEL = """from torch import nn
 from torchvision.models.detection import ssdlite320_mobilenet_v3_large as ssdlite
@@ -140,9 +142,9 @@ def rows(bench: Bench) -> Iterator[Row]:
             contenders: list[Contender] = [
                 registered(server, f"{case.name}-{each}", each, samples.images(), BATCH) for each in (FP32, AUTO)
             ]
-            contenders.append(Loop(IN_PROCESS, loop, "", BATCH))
+            contenders.append(Loop(IN_PROCESS, loop, batch_size=LOOP_BATCH))
             if case.arch is None:
-                contenders.append(Loop(PIPELINE, stack.enter_context(loop_process("pipeline", path)), "", 1))
+                contenders.append(Loop(PIPELINE, stack.enter_context(loop_process("pipeline", path)), batch_size=1))
             else:
                 contenders.append(registered(server, stock(path), STOCK, samples.images(), BATCH))
             bench.settle(contenders, load)
