@@ -23,11 +23,9 @@ import yaml
 from deploy.build.exports import Exports
 from deploy.build.fingerprint import (
     archive_fingerprint,
-    built_from,
+    build_of,
     export_fingerprint,
     handler_files,
-    label_of,
-    proofs_of,
 )
 from deploy.build.precision import staging
 from deploy.build.precision.request import PrecisionRequest
@@ -109,11 +107,12 @@ class Recipe:
         """
         self.wanted.check(self.entry, self.engine)
         origin = source(self.entry, self.weights)
-        if built_from(self.path) != self._fingerprint(origin):
+        build = build_of(self.path)
+        if build is None or build.fingerprint != self._fingerprint(origin):
             return None
-        label = label_of(self.path)
-        _check_quality(self.entry, label, self.min_chrf)
-        return Archive(self.path, self._version(origin), is_new=False, label=label, proofs=proofs_of(self.path))
+        _check_quality(self.entry, build.label, self.min_chrf)
+        proofs = read_proofs(build.proofs)
+        return Archive(self.path, self._version(origin), is_new=False, label=build.label, proofs=proofs)
 
     def build(self) -> Archive:
         """Make the archive, whatever is there.

@@ -11,19 +11,17 @@ import ast
 import functools
 import hashlib
 import importlib.metadata
-import json
 import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from deploy.build.sources import Source
 from deploy.build.task_file import read
 from deploy.build.tasks import Task, beside
 from deploy.models import ROOT, Engine, Model
+from handlers.archive_files import BUILD, Build
 from handlers.config import parse
-from handlers.proofs import Proof, read_proofs
 
 # Another version of one of these packages makes another archive of the same inputs.
 TOOLS = ("torch", "torchvision", "transformers", "safetensors", "openvino", "ctranslate2", "torch-model-archiver")
@@ -156,33 +154,12 @@ def _digest(files: Mapping[str, Path], *facts: object) -> str:
     return digest.hexdigest()
 
 
-def built_from(path: Path) -> str | None:
-    """Read the fingerprint inside an archive; None where there is no archive of ours."""
-    found = _build(path).get("fingerprint")
-    return found if isinstance(found, str) else None
-
-
-def label_of(path: Path) -> dict[str, str | float]:
-    """Read what an archive's builder said of a model that it converted; nothing where it converted none."""
-    found = _build(path).get("label")
-    return found if isinstance(found, dict) else {}
-
-
-def proofs_of(path: Path) -> dict[str, Proof]:
-    """Read how near an archive's answers are to fp32's, by precision; nothing where nothing was compared."""
+def build_of(path: Path) -> Build | None:
+    """Read build.json inside an archive; None where there is no archive of ours, or its build.json is damaged."""
     try:
-        return read_proofs(_build(path).get("proofs") or {})
-    except ValueError:
-        return {}
-
-
-def _build(path: Path) -> dict[str, Any]:
-    """Read build.json inside an archive; nothing where there is no archive of ours."""
-    try:
-        found = json.loads(packed(path, "build.json"))
+        return Build.from_json(packed(path, BUILD))
     except (LookupError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return None
 
 
 def packed(path: Path, name: str) -> bytes:

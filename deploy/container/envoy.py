@@ -27,6 +27,7 @@ from deploy.run.node import Node
 from deploy.run.node import address as host_and_port
 
 BOOTSTRAP = Path(__file__).with_name("envoy.yaml")
+READY = "ready"
 LISTENER, ROUTES_FILE = "node", "routes.json"
 # What Envoy adds of itself, and a worker would parse.
 ADDED = ["x-forwarded-proto"]
@@ -37,13 +38,11 @@ class View:
     """What a node shows of itself.
 
     Attributes:
-        is_ready: whether all that it is to serve is READY.
-        words: why it is not, or a word that it is.
+        words: READY where all that it is to serve is, else why it is not.
         is_draining: whether it is about to end.
         tokens: that TorchServe wants to see, by the API that takes each; none where it wants none.
     """
 
-    is_ready: bool = False
     words: str = "starting"
     is_draining: bool = False
     tokens: Mapping[str, str] = field(default_factory=dict)
@@ -77,9 +76,9 @@ def routes(view: View) -> Resource:
 
 
 def _routes(view: View) -> Iterator[Resource]:
-    is_ready = view.is_ready and not view.is_draining
     words = "draining" if view.is_draining else view.words
-    yield _answer({"path": "/ready", "headers": [_method("GET")]}, 200 if is_ready else 503, f"{words}\n", "text/plain")
+    status = 200 if words == READY else 503
+    yield _answer({"path": "/ready", "headers": [_method("GET")]}, status, f"{words}\n", "text/plain")
     yield _answer({"path": "/live", "headers": [_method("GET")]}, 200, "live\n", "text/plain")
     yield _to("inference", {"prefix": "/predictions/"}, "GET|POST|PUT", view.tokens.get("inference"))
     # The list of models has pages, and nothing else of a query.

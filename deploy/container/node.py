@@ -12,11 +12,10 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from deploy.container import envoy as node_envoy
-from deploy.container.envoy import LISTENER, ROUTES_FILE, View
+from deploy.container.envoy import LISTENER, READY, ROUTES_FILE, View
 from deploy.container.settings import NodeSettings
 from deploy.gateway.drain import wait_idle
 from deploy.gateway.envoy import admin
@@ -41,23 +40,12 @@ CONCURRENCY = ("--concurrency", "1")
 LOGS = ("model_log.log", "ts_log.log")
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """What is known of the models.
+def health(described: Iterable[Mapping[str, Any]]) -> tuple[str, float]:
+    """Return which models have too few workers, or READY, and the longest responseTimeout in seconds.
 
-    Attributes:
-        is_ready: whether all workers of each are READY.
-        words: which are not.
-        response_timeout_s: the longest that one of them may take for an answer.
+    Args:
+        described: what TorchServe answers of each version.
     """
-
-    is_ready: bool = False
-    words: str = "starting"
-    response_timeout_s: float = 0.0
-
-
-def health(described: Iterable[Mapping[str, Any]]) -> Health:
-    """Judge by the descriptions that TorchServe gives of each version."""
     lacking = []
     response_timeout_s = 0.0
     for each in described:
@@ -66,7 +54,7 @@ def health(described: Iterable[Mapping[str, Any]]) -> Health:
         response_timeout_s = max(response_timeout_s, float(each.get("responseTimeout", 120)))
         if ready < wanted:
             lacking.append(f"{each['modelName']} {each['modelVersion']}: {ready} of {wanted} workers READY")
-    return Health(not lacking, "; ".join(lacking) or "ready", response_timeout_s)
+    return "; ".join(lacking) or READY, response_timeout_s
 
 
 class NodeProcess:
@@ -85,7 +73,7 @@ class NodeProcess:
         self._document = node_envoy.bootstrap(settings, self._local.node())
         self._logs: subprocess.Popen[bytes] | None = None
         self._view: View | None = None
-        self._health = Health()
+        self._words, self._response_timeout_s = View().words, 0.0
         self._heard_s = time.monotonic()
         self._is_up = False
         self._is_told = threading.Event()
@@ -154,14 +142,14 @@ class NodeProcess:
             death = server.died() or "TorchServe has ended"
             server.forget()
             raise ServerError(f"{self._local.title}: {death}")
-        limit_s = SILENT * self._health.response_timeout_s
+        limit_s = SILENT * self._response_timeout_s
         if self._is_up and (silent_s := time.monotonic() - self._heard_s) > limit_s:
             raise ServerError(f"{self._local.title}: TorchServe has answered nothing for {silent_s:.0f} s")
         tokens = tokens_of(server.keys) if server.settings.has_tokens else {}
         if tokens is None:
             # The file of keys is being written anew.
             tokens = (self._view or View()).tokens
-        self._show(View(self._health.is_ready, self._health.words, self._is_told.is_set(), tokens))
+        self._show(View(self._words, self._is_told.is_set(), tokens))
 
     def _keep_envoy(self) -> None:
         self._envoy.keep(self._document, *CONCURRENCY)
@@ -189,7 +177,8 @@ class NodeProcess:
                 # It is not registered any more.
                 if error.status != 404:
                     raise
-        self._health, self._heard_s = health(described), time.monotonic()
+        self._words, self._response_timeout_s = health(described)
+        self._heard_s = time.monotonic()
 
     def _drain(self) -> None:
         print("node: drains", flush=True)
@@ -204,5 +193,5 @@ class NodeProcess:
                 # What is not known is not answered: Envoy is asked again, or the one that takes its place.
                 return 1
 
-        limit_s, notice_s = self._health.response_timeout_s, self._settings.notice_s
+        limit_s, notice_s = self._response_timeout_s, self._settings.notice_s
         wait_idle(in_flight, lambda words: print(f"node: {words}", flush=True), notice_s=notice_s, limit_s=limit_s)

@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from deploy.build.__main__ import main
-from deploy.build.fingerprint import proofs_of
+from deploy.build.fingerprint import build_of
 from deploy.build.precision.comparisons import LEAD
 from deploy.models import ROOT
 from deploy.run.server import Server
 from handlers.archive_files import GRAPH, INT8_GRAPH, proofs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.probabilities import softmax
+from handlers.proofs import read_proofs
 from handlers.vision.config import ImageClassificationConfig
 from handlers.vision.images import decode_image
 from handlers.vision.pixel_classifier import PixelClassifier
@@ -173,7 +174,9 @@ def test_encoder_in_int8_is_proven_by_its_vectors(tmp_path: Path) -> None:
     places = ["--export-path", str(tmp_path / "store"), "--engine", "openvino"]
     # The task's own bar, on texts that are padded to each other's lengths.
     assert main(["sentence-embedding", *places, "--precision", "int8", *inputs]) == 0
-    proof = proofs_of(tmp_path / "store" / "sentence-embedding.mar")["int8"]
+    build = build_of(tmp_path / "store" / "sentence-embedding.mar")
+    assert build is not None
+    proof = read_proofs(build.proofs)["int8"]
     assert (proof.measure, proof.samples) == ("vectors", 100)
     # It is int8, and not what bf16 or fp32 would be.
     assert proof.agreement < 0.9999

@@ -18,7 +18,7 @@ from deploy.sandbox import free_ports
 from tests.deploy.gateway.envoy.stand_ins import StandIn
 from tests.waiting import until
 
-READY = View(is_ready=True, words="ready")
+READY = View(words="ready")
 
 
 @dataclass
@@ -66,7 +66,7 @@ def node(started: Node) -> Node:
 
 
 def test_node_starts_is_ready_or_drains_and_lives_all_the_while(node: Node) -> None:
-    not_yet = replace(READY, is_ready=False, words="m 1.0: 0 of 1 workers READY")
+    not_yet = replace(READY, words="m 1.0: 0 of 1 workers READY")
     for view, status in ((View(), 503), (not_yet, 503), (READY, 200), (replace(READY, is_draining=True), 503)):
         node.show(view)
         assert (node.ask("GET", "/ready").status_code, node.ask("GET", "/live").status_code) == (status, 200)
