@@ -6,15 +6,12 @@ It is as lazy as any Dataset: nothing runs before something is asked of what it 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ray.data import Dataset
-
-# What the value in `column` is: the input itself, or the path of a file that holds it.
-Kind = Literal["value", "path"]
 
 
 def score(
@@ -22,9 +19,7 @@ def score(
     archive: str | Path,
     *,
     column: str,
-    kind: Kind = "value",
     options: Mapping[str, Any] | None = None,
-    columns: Sequence[str] | None = None,
     batch_size: int = 64,
     concurrency: int | tuple[int, int] = 1,
     num_cpus: float = 1,
@@ -38,9 +33,7 @@ def score(
         dataset: rows with an input each.
         archive: NAME.mar, or the folder of one, under a path that every actor's machine has.
         column: where a row's input is: bytes, a text, or an object as the server takes it in JSON.
-        kind: "value" where the column holds the input, "path" where it holds the path of a file.
         options: what the model is told beside every input, as in {"top_k": 3}.
-        columns: which of the dataset's columns the result has too; None for all, but for `column` where it is bytes.
         batch_size: rows that go through a model's hooks together; they form its micro-batches by the archive's limits.
         concurrency: number of actors, each with a model; (least, most) lets Ray choose.
         num_cpus, num_gpus: what Ray reserves for each actor; the model runs on a GPU where it is given one.
@@ -48,30 +41,20 @@ def score(
         ray_remote_args: what else `ray.remote` takes for an actor: memory, resources.
 
     Returns:
-        The rows, with two columns more: `answer`, the JSON that the server would answer, and `error`, {"code", "type",
-        "message"} as the server has it, code 0 where nothing was asked. One of them is null.
-
-    Raises:
-        ValueError: an argument is out of its range.
+        The rows, without `column` where it is bytes, and with two columns more: `answer`, the JSON that the server
+        would answer, and `error`, {"code", "type", "message"} as the server has it, code 0 where nothing was asked. One
+        of them is null.
     """
     from ray.data import ActorPoolStrategy  # noqa: PLC0415
 
     # pyarrow comes with Ray, and this module is imported without either.
     from deploy.scoring.rows import Scorer  # noqa: PLC0415
 
-    if kind not in ("value", "path"):
-        raise ValueError(f"kind is 'value' or 'path', not {kind!r}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}, and at least 1")
-    if threads is None:
-        threads = math.ceil(num_cpus)
     least, most = (concurrency, concurrency) if isinstance(concurrency, int) else concurrency
     arguments = {
-        "is_path": kind == "path",
         "options": dict(options or {}),
-        "columns": None if columns is None else list(columns),
         "batch_size": batch_size,
-        "threads": threads,
+        "threads": math.ceil(num_cpus) if threads is None else threads,
         "is_on_gpu": num_gpus > 0,
     }
     return dataset.map_batches(

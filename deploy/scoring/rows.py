@@ -6,8 +6,7 @@ The handler answers each row by itself, so that a row that fails has an error an
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from deploy.scoring.model import Answer, Model
 
 ANSWER, ERROR = "answer", "error"
 ERROR_TYPE = pa.struct([("code", pa.int64()), ("type", pa.string()), ("message", pa.string())])
-# Files that are read at once: a shared file system answers late, and several questions together.
-READERS = 8
 
 
 class Scorer:
@@ -29,9 +26,7 @@ class Scorer:
         archive: str,
         column: str,
         *,
-        is_path: bool,
         options: Mapping[str, Any],
-        columns: Sequence[str] | None,
         batch_size: int,
         threads: int,
         is_on_gpu: bool,
@@ -40,28 +35,20 @@ class Scorer:
         # Ray shows an actor the devices that are its own, from 0 on.
         self._model = Model(Path(archive), batch_size=batch_size, threads=threads, gpu=0 if is_on_gpu else None)
         self._column = column
-        self._is_path = is_path
         self._options = options
-        self._columns = columns
-        self._readers = ThreadPoolExecutor(READERS) if is_path else None
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Score one batch."""
-        values = table.column(self._column).to_pylist()
-        inputs = list(self._readers.map(_read, values) if self._readers else map(_checked, values))
+        inputs = [_checked(value) for value in table.column(self._column).to_pylist()]
         sent = [each for each in inputs if not isinstance(each, Answer)]
         received = iter(self._model.answers(sent, self._options))
         answers = [each if isinstance(each, Answer) else next(received) for each in inputs]
         good = [None if each.status >= 400 else each.body.decode() for each in answers]
         errors = [_error(each) if each.status >= 400 else None for each in answers]
-        scored = table.select(self._kept(table)).append_column(ANSWER, pa.array(good, pa.string()))
+        kind = table.schema.field(self._column).type
+        kept = table.drop_columns(self._column) if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else table
+        scored = kept.append_column(ANSWER, pa.array(good, pa.string()))
         return scored.append_column(ERROR, pa.array(errors, ERROR_TYPE))
-
-    def _kept(self, table: pa.Table) -> list[str]:
-        if self._columns is not None:
-            return list(self._columns)
-        drops = pa.types.is_binary(kind := table.schema.field(self._column).type) or pa.types.is_large_binary(kind)
-        return [name for name in table.column_names if name != self._column or not drops]
 
 
 def _checked(value: Any) -> Any:
@@ -71,21 +58,7 @@ def _checked(value: Any) -> Any:
         return {name: each for name, each in value.items() if each is not None}
     if isinstance(value, bytes | str):
         return value
-    return _failed(f"an input is bytes, a text or an object, not {type(value).__name__}")
-
-
-def _read(value: Any) -> Any:
-    """Return what a file holds, or the error of a row whose file cannot be read."""
-    if not isinstance(value, str):
-        return _failed(f"a path is a text, not {type(value).__name__}")
-    try:
-        return Path(value).read_bytes()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a path"
-        return _failed(f"cannot be read: {reason}")
-
-
-def _failed(message: str) -> Answer:
+    message = f"an input is bytes, a text or an object, not {type(value).__name__}"
     # The client writes code 0 for an error that no server answered.
     return Answer(400, json.dumps({"code": 0, "type": "InvalidPayload", "message": message}).encode())
 

@@ -124,14 +124,6 @@ def test_photographs_get_the_answers_of_the_server_and_bad_ones_its_errors(
     assert sorted(row["path"] for row in rows) == paths
     for row in rows:
         assert_same(row, expected[row["path"]])
-    # By their paths, one of which leads nowhere.
-    Path(paths[3]).unlink()
-    nowhere = {"code": 0, "type": "InvalidPayload", "message": "cannot be read: No such file or directory"}
-    expected[paths[3]] = nowhere
-    rows = ray.scored(rows=[{"path": path} for path in paths], column="path", kind="path", **arguments)
-    assert sorted(row["path"] for row in rows) == paths
-    for row in rows:
-        assert_same(row, expected[row["path"]])
 
 
 def test_texts_and_objects_get_the_answers_of_the_server_and_rows_that_hold_none_an_error(
@@ -150,8 +142,8 @@ def test_texts_and_objects_get_the_answers_of_the_server_and_rows_that_hold_none
         assert_same(row, each)
     objects: list[dict[str, Any]] = [{"text": texts[0]}, {"text": texts[1], "nonsense": 1}, {"other": "x"}]
     sent = [{"o": each} for each in objects]
-    rows = ray.scored(rows=sent, archive=archive, column="o", columns=[], blocks=1)
-    assert [set(row) for row in rows] == [{"answer", "error"}] * 3
+    rows = ray.scored(rows=sent, archive=archive, column="o", blocks=1)
+    assert [set(row) for row in rows] == [{"o", "answer", "error"}] * 3
     expected = served(server, EMBEDDING, objects)
     assert [each["code"] for each in expected[1:]] == [400, 400]
     for row, each in zip(rows, expected, strict=True):
