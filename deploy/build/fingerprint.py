@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from deploy.build.sources import Source
-from deploy.build.task_file import read
+from deploy.build.task_file import attributes
 from deploy.build.tasks import Task, beside
 from deploy.models import ROOT, Engine, Model
 from handlers.archive_files import BUILD, Build
@@ -114,8 +114,7 @@ def export_fingerprint(model: Model, task: Task, origin: Source, engine: Engine,
         **imported(root, task.builder),
         **{f"model/{name}": path for name, path in beside(model, task).items()},
     }
-    stated = read(task.path).attributes
-    return _digest(files, model.handler, origin.identity, engine, settings, stated)
+    return _digest(files, model.handler, origin.identity, engine, settings, attributes(task.path))
 
 
 # What decodes the inputs of tasks whose precisions are proven: with other code, they are other inputs.

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from deploy.build.task_file import check_name, read
+from deploy.build.task_file import check_name, staged_files
 from deploy.models import ROOT, TENSORS, Model
 from handlers.errors import InvalidConfig
 
@@ -167,13 +167,13 @@ def task_of(model: Model) -> Task:
         )
     try:
         check_name(path)
-        file = read(path)
+        files = staged_files(path)
     except InvalidConfig as error:
         raise InvalidConfig(f"{model.name}: handler: {error}") from None
     return Task(
         path=path,
         builder="deploy.build.stagers.custom",
-        files=file.staged_files,
+        files=files,
         takes_hub_ids=True,
         needs_weights=False,
         mode="classic",

@@ -5,7 +5,6 @@ the weights that the list or --weights names, if any -> checkpoint/
 """
 
 import importlib.util
-import inspect
 import shutil
 import sys
 from pathlib import Path
@@ -72,7 +71,6 @@ def task_class(path: Path) -> type[BatchHandler[Any, Any]]:
     if spec is None or spec.loader is None:
         raise InvalidConfig(f"{path.name}: it cannot be imported")
     module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(path.stem)
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
@@ -80,15 +78,17 @@ def task_class(path: Path) -> type[BatchHandler[Any, Any]]:
         reason = str(error).partition("\n")[0]
         raise InvalidConfig(f"{path.name}: it cannot be imported: {type(error).__name__}: {reason}") from error
     finally:
-        if before is None:
-            del sys.modules[path.stem]
-        else:
-            sys.modules[path.stem] = before
+        del sys.modules[path.stem]
+    if hasattr(module, "handle"):
+        raise InvalidConfig(f"{path.name}: `handle` at its top level would be served instead of the class; rename it")
     # As ts.model_loader counts them: a named tuple is one too.
-    classes = [found for _, found in inspect.getmembers(module, inspect.isclass) if found.__module__ == path.stem]
+    classes = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == path.stem]
     if len(classes) != 1:
-        names = ", ".join(found.__name__ for found in classes) or "none"
-        raise InvalidConfig(f"{path.name}: it defines {len(classes)} classes ({names}); TorchServe takes exactly one")
+        names = f" ({', '.join(each.__name__ for each in classes)})" if classes else ""
+        raise InvalidConfig(
+            f"{path.name}: it holds {len(classes) or 'no'} class{'es' if classes else ''}{names}; a task's file holds "
+            "exactly one, on BatchHandler; others may stand inside that one"
+        )
     (found,) = classes
     if not issubclass(found, BatchHandler):
         raise InvalidConfig(f"{path.name}: {found.__name__} is no BatchHandler")

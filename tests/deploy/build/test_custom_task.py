@@ -33,16 +33,14 @@ def spoil(colours: Path, change: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        # Found in its text, which is not run.
         ({"class ColourNames": "if True:\n    class Other: pass\nclass ColourNames"}, "2 classes (Other, ColourNames)"),
         ({"\nColour = ": "\ndef handle(data, context): ...\n\nColour = "}, "`handle` at its top level would be served"),
         ({"class ColourNames(BatchHandler[HandlerConfig, Colour]):": "class ColourNames:"}, "is no BatchHandler"),
         ({'("palette.csv",)': 'tuple(["palette.csv"])'}, "staged_files must be written out"),
         ({'("palette.csv",)': '("../models.yaml",)'}, "staged_files: ../models.yaml leaves the folder"),
-        # Found as it is imported and its settings are read.
         ({"def collate(": "def colate("}, "colour_names.py: ColourNames lacks collate"),
         ({"import csv": "import nobodys_package"}, "cannot be imported: ModuleNotFoundError: No module named"),
-        ({"\nColour = ": '\nimport collections\nP = collections.namedtuple("P", "x")\nColour = '}, "2 classes (Colou"),
+        ({"\nColour = ": '\nimport collections\nP = collections.namedtuple("P", "x")\nColour = '}, "2 classes (P, Col"),
         ({"max_items: 32": "max_itmes: 32"}, "handler: max_itmes: Unexpected keyword argument"),
     ],
 )
