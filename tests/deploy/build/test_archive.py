@@ -170,7 +170,6 @@ def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys:
 @pytest.mark.parametrize(
     ("listed", "words"),
     [
-        ("", "colours: not in models.yaml; known are m"),
         ("colours: {handler: [a", "models.yaml: while parsing a flow sequence"),
         ("colours: {handler: tokenization, versoin: '1'}", "models.yaml: an entry is no {handler, version, weights}"),
         ("colours: {handler: tensors, version: '1'}", "colours: the list names no weights; give --weights PATH"),

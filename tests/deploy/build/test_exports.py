@@ -45,22 +45,13 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_take_a_second_time_makes_nothing_and_links_the_same_files(exports: Exports, target: Target) -> None:
-    maker, folders = Maker(), [target(), target()]
-    for folder in folders:
+def test_entry_is_made_once_and_anew_where_it_is_cut_off(exports: Exports, target: Target) -> None:
+    maker, folders = Maker(), [target() for _ in range(3)]
+    for folder, count in zip(folders, (1, 1, 2), strict=True):
+        if count == 2:
+            os.truncate(exports.folder / "key" / "files" / "deep" / "model.bin", 4)
         exports.take("key", maker, folder)
-        assert content(folder) == FILES
-    assert maker.count == 1
-    assert (folders[0] / "deep/model.bin").samefile(folders[1] / "deep/model.bin")
-
-
-def test_entry_that_is_cut_off_is_made_anew(exports: Exports, target: Target) -> None:
-    maker = Maker()
-    exports.take("key", maker, target())
-    os.truncate(exports.folder / "key" / "files" / "deep" / "model.bin", 4)
-    folder = target()
-    exports.take("key", maker, folder)
-    assert (content(folder), maker.count) == (FILES, 2)
+        assert (content(folder), maker.count) == (FILES, count)
 
 
 def test_takes_side_by_side_all_have_whole_files_and_leave_one_entry(exports: Exports, target: Target) -> None:

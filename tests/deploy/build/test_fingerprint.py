@@ -94,16 +94,6 @@ def test_an_edit_changes_the_fingerprint_of_what_it_decides(
     assert (after[0] != before[name][0], after[1] != before[name][1]) == is_changed
 
 
-def test_a_file_that_is_moved_changes_the_fingerprints(copy: Path, before: dict[str, Hashes]) -> None:
-    old, new = copy / "weights" / "deep", copy / "weights" / "deeper"
-    old.rename(new)
-    try:
-        after = hashes_of(copy, EMBEDDING)
-    finally:
-        new.rename(old)
-    assert (after[0] != before[EMBEDDING][0], after[1] != before[EMBEDDING][1]) == BOTH
-
-
 def test_a_setting_an_engine_or_a_head_makes_another_export_only_where_the_graph_is_another(
     copy: Path, before: dict[str, Hashes]
 ) -> None:
