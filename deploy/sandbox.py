@@ -19,7 +19,6 @@ import yaml
 from deploy.models import ROOT
 from deploy.run.machine import LocalNode, placed
 from deploy.run.node import Node
-from deploy.run.properties import moved
 from deploy.run.server import Server
 
 GATEWAY_PORTS = ("http", "grpc", "metrics", "control")
@@ -62,11 +61,6 @@ class Ports:
             "initial_worker_port": str(self.worker),
             "model_store": str(model_store),
         }
-
-
-def config_for(text: str, ports: Ports, root: Path, model_store: Path) -> str:
-    """Return another server's configuration: the same but for its addresses and model store; see `moved`."""
-    return moved(text, root, ports.settings(model_store))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from deploy.models import ROOT
 from deploy.run.node import NODES, Node, replace
 from deploy.run.properties import Settings, moved
 from deploy.run.server import Server, ServerError
-from deploy.run.share import WHOLE, Share, cores_here, gpus_here, shares
+from deploy.run.share import WHOLE, Share, gpus_here, shares
 
 FOLDER = NODES.parent
 # Between the ports of two nodes: more than a configuration's own are apart, 8080 to 8082 and 7070 to 7071.
@@ -116,7 +116,8 @@ def local_nodes(layout: Layout, folder: Path = FOLDER, root: Path = ROOT) -> lis
     text = layout.config.read_text(encoding="utf-8")
     settings = Settings.read(layout.config)
     found = []
-    for number, share in enumerate(shares(cores_here(), gpus_here(os.environ), layout.nodes)):
+    cores = sorted(os.sched_getaffinity(0))
+    for number, share in enumerate(shares(cores, gpus_here(os.environ), layout.nodes)):
         values = _addresses(settings, number * PORT_STEP)
         values["model_store"] = str((root / settings.model_store).resolve())
         if share.gpu is not None:

@@ -51,7 +51,7 @@ def shares(cores: Sequence[int], gpus: Sequence[str], nodes: int) -> list[Share]
 @contextmanager
 def on_cores(share: Share) -> Iterator[None]:
     """Have what this thread starts within the block run on the share's cores alone."""
-    if not share.cores or not hasattr(os, "sched_setaffinity"):
+    if not share.cores:
         yield
         return
     before = os.sched_getaffinity(0)
@@ -65,13 +65,6 @@ def on_cores(share: Share) -> Iterator[None]:
 def visible_gpu(share: Share) -> dict[str, str]:
     """Return the variables with which its processes see its GPU and no other."""
     return {} if share.gpu is None else {"CUDA_VISIBLE_DEVICES": share.gpu}
-
-
-def cores_here() -> list[int]:
-    """Return the numbers of the cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def gpus_here(environment: Mapping[str, str]) -> list[str]:

@@ -9,8 +9,8 @@ import pytest
 
 from deploy.models import MODEL_LIST, ROOT, models
 from deploy.run.production import MIB, held_requests, java_memory, too_little_memory
-from deploy.run.properties import Settings, parse
-from deploy.sandbox import Ports, config_for
+from deploy.run.properties import Settings, moved, parse
+from deploy.sandbox import Ports
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig
 
@@ -65,7 +65,7 @@ def test_settings_are_read_as_torchserve_takes_them(tmp_path: Path) -> None:
 def test_config_of_a_server_beside_it_has_other_addresses_and_absolute_paths(tmp_path: Path) -> None:
     ports = Ports.free()
     assert len(set(astuple(ports))) == 6
-    config = config_for(TEXT, ports, Path("/repository"), Path("/elsewhere/store"))
+    config = moved(TEXT, Path("/repository"), ports.settings(Path("/elsewhere/store")))
     (tmp_path / "config.properties").write_text(config)
     settings = Settings.read(tmp_path / "config.properties")
     assert {port for _, port in settings.ports.values()} == set(astuple(ports)[:5])
@@ -73,7 +73,7 @@ def test_config_of_a_server_beside_it_has_other_addresses_and_absolute_paths(tmp
     assert (values["model_store"], values["metrics_config"]) == ("/elsewhere/store", "/repository/deploy/metrics.yaml")
     assert "-Dlog4j2.configurationFile=/repository/deploy/log4j2.xml" in values["vmargs"]
     # What is absolute stays.
-    kept = config_for("metrics_config=/etc/metrics.yaml\n", ports, Path("/repository"), Path("/elsewhere/store"))
+    kept = moved("metrics_config=/etc/metrics.yaml\n", Path("/repository"), {})
     assert "metrics_config=/etc/metrics.yaml\n" in kept
 
 

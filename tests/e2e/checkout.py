@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 
 from deploy.models import ROOT
+from deploy.run.properties import moved
 from deploy.run.server import Server
-from deploy.sandbox import Ports, config_for, free_ports
+from deploy.sandbox import Ports, free_ports
 from tests.exports import shared
 
 # Files that make builds an environment from; older than a borrowed one.
@@ -60,7 +61,7 @@ class Checkout:
         servers, gateway = Ports.free(), dict(zip(GATEWAY, free_ports(len(GATEWAY)), strict=True))
         for name in ("config.properties", "config.production.properties"):
             path = self.folder / name
-            path.write_text(config_for(path.read_text(), servers, self.folder, self.store))
+            path.write_text(moved(path.read_text(), self.folder, servers.settings(self.store)))
         path = self.folder / "deploy" / "gateway.yaml"
         path.write_text(f"{path.read_text()}\nports: {gateway}\n")
         self.ports = {8080: servers.inference, 8081: servers.management, 8082: servers.metrics}

@@ -25,8 +25,9 @@ from deploy.models import ROOT
 from deploy.run.machine import Layout, LocalNode, local_nodes, reachable
 from deploy.run.node import write
 from deploy.run.nodes import start_node, stop_node
+from deploy.run.properties import moved
 from deploy.run.restore import Record
-from deploy.sandbox import Ports, config_for
+from deploy.sandbox import Ports
 from tests.e2e.clients import Clients, assert_all_answered
 from tests.e2e.conftest import MOBILENET, send
 from tests.photographs import photograph
@@ -43,7 +44,7 @@ class Site:
     def __init__(self, folder: Path, store: Path) -> None:
         self.folder = folder / "n"
         self.config = folder / "config.properties"
-        self.config.write_text(config_for((ROOT / "config.properties").read_text(), Ports.free(), ROOT, store))
+        self.config.write_text(moved((ROOT / "config.properties").read_text(), ROOT, Ports.free().settings(store)))
         layout = Layout(self.config, 2)
         self.nodes = local_nodes(layout, self.folder)
         layout.write(self.folder)

@@ -19,8 +19,9 @@ import psutil
 import requests
 
 from deploy.models import ROOT
+from deploy.run.properties import moved
 from deploy.run.server import Server
-from deploy.sandbox import Ports, config_for
+from deploy.sandbox import Ports
 
 HOST = "torchserve-nodes"
 # A start takes ten seconds alone, and some on two cores that others use.
@@ -38,7 +39,7 @@ def config_of(folder: Path, store: Path, models: dict[str, object], replaced: di
         assert old in text
         text = text.replace(old, new)
     path = folder / "config.properties"
-    path.write_text(config_for(text, Ports.free(), ROOT, store), encoding="utf-8")
+    path.write_text(moved(text, ROOT, Ports.free().settings(store)), encoding="utf-8")
     return path
 
 
