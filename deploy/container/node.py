@@ -18,9 +18,8 @@ from deploy.container import envoy as node_envoy
 from deploy.container.envoy import LISTENER, READY, ROUTES_FILE, View
 from deploy.container.settings import NodeSettings
 from deploy.gateway.drain import wait_idle
-from deploy.gateway.envoy import admin
 from deploy.gateway.envoy.files import prepare, put
-from deploy.gateway.envoy.process import Envoy
+from deploy.gateway.envoy.process import Envoy, NoAnswer
 from deploy.gateway.management import tokens_of
 from deploy.run import production
 from deploy.run.nodes import start_node
@@ -189,7 +188,7 @@ class NodeProcess:
             self._look()
             try:
                 return self._envoy.statistic("cluster.inference.upstream_rq_active")
-            except admin.NoAnswer:
+            except NoAnswer:
                 # What is not known is not answered: Envoy is asked again, or the one that takes its place.
                 return 1
 

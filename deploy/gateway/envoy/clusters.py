@@ -11,13 +11,12 @@ What is withdrawn keeps its clusters, which no route names, until no node has it
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import quote
 
 from deploy.gateway.envoy.resources import ENDPOINTS, Resource, address, filled, seconds, watched
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet
-from deploy.run.node import Node
 from deploy.run.node import address as host_and_port
 
 CONTROL = "control"
@@ -29,18 +28,12 @@ FAILURES = 3
 RESETS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What one cluster stands for.
-
-    Attributes:
-        model, version: version None for the nodes' own default.
-        nodes: names of the nodes that have it.
-    """
+class Served(NamedTuple):
+    """What one cluster stands for: a model, a version of it (None: the nodes' own default), and its nodes' names."""
 
     model: str
     version: str | None
-    nodes: tuple[str, ...]
+    nodes: list[str]
 
     @property
     def cluster(self) -> str:
@@ -62,9 +55,9 @@ def served(fleet: Fleet) -> Iterator[Served]:
     """List what the nodes have, each model before its versions; what is withdrawn, too."""
     for model in fleet.registered.values():
         nodes = {name for version in model.versions.values() for name in version.replicas}
-        yield Served(model.name, None, tuple(sorted(nodes & fleet.nodes.keys())))
+        yield Served(model.name, None, sorted(nodes & fleet.nodes.keys()))
         for version in model.versions.values():
-            yield Served(model.name, version.version, tuple(sorted(version.replicas.keys() & fleet.nodes.keys())))
+            yield Served(model.name, version.version, sorted(version.replicas.keys() & fleet.nodes.keys()))
 
 
 def clusters(settings: Settings, fleet: Fleet) -> list[Resource]:
@@ -89,15 +82,21 @@ def endpoints(
     """
     found = []
     for name in each.nodes:
-        node = fleet.nodes[name]
-        host = resolve(host_and_port(node.inference)[0])
-        management = resolve(host_and_port(node.management)[0])
-        if host is not None and management is not None:
-            is_out = name in fleet.draining or (
-                each.version is None and _has_withdrawn_default(fleet, each.model, name)
-            )
-            state = "DRAINING" if is_out else "UNKNOWN"
-            found.append(_endpoint(node, host, management, tokens.get(name, {}), state))
+        node, own = fleet.nodes[name], tokens.get(name, {})
+        (host, port), (managed, management_port) = host_and_port(node.inference), host_and_port(node.management)
+        at, management_at = resolve(host), resolve(managed)
+        if at is None or management_at is None:
+            continue
+        is_out = name in fleet.draining or (each.version is None and _has_withdrawn_default(fleet, each.model, name))
+        checked = {"port_value": management_port, "address": address(management_at, management_port)}
+        secrets = {api: f"Bearer {token}" for api, token in own.items()}
+        found.append(
+            {
+                "endpoint": {"hostname": name, "address": address(at, port), "health_check_config": checked},
+                "health_status": "DRAINING" if is_out else "UNKNOWN",
+                **({"metadata": {"filter_metadata": {TOKENS: secrets}}} if secrets else {}),
+            }
+        )
     return {"@type": ENDPOINTS, "cluster_name": each.cluster, "endpoints": [{"lb_endpoints": found}] if found else []}
 
 
@@ -107,24 +106,6 @@ def _has_withdrawn_default(fleet: Fleet, model: str, node: str) -> bool:
         (model, version.version) in fleet.withdrawn and node in version.replicas and version.replicas[node].is_default
         for version in fleet.registered[model].versions.values()
     )
-
-
-def _endpoint(node: Node, host: str, management: str, tokens: Mapping[str, str], state: str) -> Resource:
-    endpoint: Resource = {
-        "endpoint": {
-            "hostname": node.name,
-            "address": address(host, host_and_port(node.inference)[1]),
-            "health_check_config": {
-                "port_value": host_and_port(node.management)[1],
-                "address": address(management, host_and_port(node.management)[1]),
-            },
-        },
-        "health_status": state,
-    }
-    if tokens:
-        secrets = {api: f"Bearer {token}" for api, token in tokens.items()}
-        endpoint["metadata"] = {"filter_metadata": {TOKENS: secrets}}
-    return endpoint
 
 
 def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:

@@ -44,8 +44,8 @@ def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
             return lookup(host)[0]
         return None
 
-    files = {node.name: node.token_file for node in fleet.nodes.values() if node.token_file is not None}
-    tokens = {name: found for name, path in files.items() if (found := tokens_of(path)) is not None}
+    with_keys = [(node.name, node.token_file) for node in fleet.nodes.values() if node.token_file is not None]
+    tokens = {name: found for name, path in with_keys if (found := tokens_of(path)) is not None}
     parts = list(served(fleet))
     changed = [each.file for each in parts if put(run / each.file, [endpoints(fleet, each, resolve, tokens)])]
     everything: dict[str, list[Resource]] = {
@@ -64,10 +64,10 @@ def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
     return changed
 
 
-def write_bootstrap(document: Resource, run: Path) -> bool:
-    """Write what Envoy starts with; say whether it changed."""
+def write_bootstrap(document: Resource, run: Path) -> None:
+    """Write what Envoy starts with."""
     prepare(run)
-    return _replace(run / BOOTSTRAP, json.dumps(document, indent=1))
+    _replace(run / BOOTSTRAP, json.dumps(document, indent=1))
 
 
 def prepare(run: Path) -> None:

@@ -5,11 +5,10 @@ module fills in what the settings say.
 """
 
 import math
-from typing import Any
 
-from deploy.gateway.envoy.errors import local_reply
+from deploy.gateway.envoy.local_reply import local_reply
 from deploy.gateway.envoy.resources import TYPE, Resource, address, filled, lua, seconds, typed, watched
-from deploy.gateway.envoy.routes import APIS, GRPC, HTTP, INFLATE, KEYS, OPEN_RATE
+from deploy.gateway.envoy.routes import APIS, GRPC, HTTP, INFLATE, KEYS
 from deploy.gateway.settings import Key, Settings, Tls
 from deploy.models import ROOT
 
@@ -22,7 +21,6 @@ BODIES_ON_HEAP = 16
 # A compressed message of gRPC, which is inflated in one go: by how much at most, and which part of the limit of bodies
 # it may have. A body of HTTP: the most that deflate can reach.
 PACKED_RATIO, PACKED_SHARE, INFLATE_RATIO = 100, 16, 1032
-CLIENT = "x-client"
 # Requests a second, and at once, of all clients together for what needs no key: the page's files.
 OPEN_PER_S, OPEN_BURST = 100, 500
 
@@ -49,7 +47,7 @@ def _listener(settings: Settings, name: str, port: int) -> Resource:
         name,
         keys=_keys(settings),
         rates=_rates(settings),
-        open_rate=_open_rate(),
+        open_rate=filled("listener", "open_rate", tokens=_tokens(OPEN_BURST, OPEN_PER_S)),
         body_bytes=limits.body_bytes,
         inflate_ratio=PACKED_RATIO if name == GRPC else INFLATE_RATIO,
         inflate=lua("inflate", name=INFLATE),
@@ -100,50 +98,19 @@ def _quoted(text: str) -> str:
 def _rates(settings: Settings) -> Resource | None:
     """Make the filter that holds each key to its rate; None where none has one."""
     limited = [key for key in settings.keys if key.requests_per_second is not None]
-    if not limited:
-        return None
-    return _limit(
-        "gateway.rates",
-        {"max_tokens": 0xFFFFFFFF, "tokens_per_fill": 0xFFFFFFFF, "fill_interval": "1s"},
-        always_consume_default_token_bucket=False,
-        rate_limits=[{"actions": [{"request_headers": {"header_name": CLIENT, "descriptor_key": "client"}}]}],
-        descriptors=[
-            {"entries": [{"key": "client", "value": key.client}], "token_bucket": bucket(key)} for key in limited
-        ],
-    )
-
-
-def _open_rate() -> Resource:
-    """Make the filter that bounds how often what needs no key is asked for; routes switch it on."""
-    tokens = {"max_tokens": OPEN_BURST, "tokens_per_fill": OPEN_PER_S, "fill_interval": "1s"}
-    return {**_limit(OPEN_RATE, tokens), "disabled": True}
-
-
-def _limit(name: str, tokens: Resource, **config: Any) -> Resource:
-    always = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}, "runtime_key": "gateway.rates"}
-    return typed(
-        name,
-        "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit",
-        stat_prefix=name.removeprefix("gateway."),
-        filter_enabled=always,
-        filter_enforced=always,
-        # One bucket for all connections and threads of a client.
-        local_rate_limit_per_downstream_connection=False,
-        rate_limited_as_resource_exhausted=True,
-        token_bucket=tokens,
-        **config,
-    )
+    buckets = [{"entries": [{"key": "client", "value": key.client}], "token_bucket": bucket(key)} for key in limited]
+    return filled("listener", "rates", descriptors=buckets) if buckets else None
 
 
 def bucket(key: Key) -> Resource:
     """Make a client's bucket of requests: how many at once, and how many come back in which time."""
     rate = key.requests_per_second or 1.0
     tokens = max(1, round(rate))
-    return {
-        "max_tokens": key.burst or max(1, math.ceil(rate)),
-        "tokens_per_fill": tokens,
-        "fill_interval": f"{tokens / rate:.3f}s",
-    }
+    return _tokens(key.burst or max(1, math.ceil(rate)), tokens, tokens / rate)
+
+
+def _tokens(most: int, fill: int, interval_s: float = 1.0) -> Resource:
+    return {"max_tokens": most, "tokens_per_fill": fill, "fill_interval": seconds(interval_s)}
 
 
 # -- certificates: PEM files, named in secret-*.json, read anew as they are renamed over -------------------------------

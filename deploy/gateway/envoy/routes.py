@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import quote
 
-from deploy.gateway.envoy.clusters import CONTROL, cluster
+from deploy.gateway.envoy.clusters import cluster
 from deploy.gateway.envoy.resources import ROUTES, TYPE, Resource, filled, seconds
 from deploy.gateway.settings import Canary, Settings
 from deploy.gateway.state import Fleet, Model, plain
@@ -120,6 +120,7 @@ def _infer(settings: Settings, model: str, version: str | None, match: Resource,
     """Send a request to the nodes of a model; `path` is what its own is rewritten to."""
     action = filled(
         "route",
+        "nodes",
         cluster=cluster(model, version),
         timeout_s=seconds(settings.limits.response_s),
         retries=settings.limits.attempts - 1,
@@ -183,13 +184,7 @@ def _control(
 ) -> Resource:
     route: Resource = {
         "match": match,
-        "route": {
-            "cluster": CONTROL,
-            "timeout": seconds(settings.limits.response_s),
-            # The control process answers to no name but this; it compares the client's with Origin.
-            "host_rewrite_literal": "localhost",
-            "append_x_forwarded_host": True,
-        },
+        "route": filled("route", "control", timeout_s=seconds(settings.limits.response_s)),
         # What comes unpacked is unpacked before it is sent on; of gRPC's own compression its messages tell themselves.
         "request_headers_to_remove": ["authorization", "content-encoding"],
     }

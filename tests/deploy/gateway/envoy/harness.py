@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import requests
 
-from deploy.gateway.envoy import admin, files
+from deploy.gateway.envoy import files
 from deploy.gateway.envoy.listeners import bootstrap
-from deploy.gateway.envoy.process import Endpoint, Envoy
+from deploy.gateway.envoy.process import Endpoint, Envoy, ask
 from deploy.gateway.settings import Ports, Settings
 from deploy.gateway.state import Fleet, Model, Replica, Version
 from deploy.sandbox import free_ports
@@ -78,7 +78,7 @@ class Gateway:
         return '"eds_health_status": "HEALTHY"' in text and "failed_active_health_check" not in text
 
     def clusters(self) -> str:
-        return admin.ask(self.run, "/clusters?format=json")
+        return ask(self.run, "/clusters?format=json")
 
     def in_flight(self) -> int:
         return sum(each.in_flight for nodes in self.envoy.endpoints().values() for each in nodes.values())

@@ -41,12 +41,6 @@ def test_a_key_lets_through_and_only_the_control_process_learns_the_client(stric
     assert strict.received("POST", "/v2/repository/index", headers=KEY)["by"] == "control"
 
 
-@pytest.mark.parametrize("path", ["/", "/page/app.js"])
-def test_open_paths_need_no_key_and_have_no_client(strict: Gateway, path: str) -> None:
-    found = strict.received("GET", path, headers={"X-Client": "alice", "Authorization": "Bearer wrong"})
-    assert not {"authorization", "x-client"} & found["headers"].keys()
-
-
 def test_grpc_needs_a_key_but_for_the_servers_health(strict: Gateway) -> None:
     assert strict.refused("ModelInfer", INFER)[0] == 16
     assert strict.refused("ModelInfer", INFER, authorization="Bearer wrong")[0] == 16

@@ -72,9 +72,8 @@ def test_grpc_messages_beyond_the_limit_are_refused(strict: Gateway) -> None:
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ({f"X-Number-{number}": "1" for number in range(8)}, 200),
+        ({"X-Long": "x" * 2000, **{f"X-Number-{number}": "1" for number in range(8)}}, 200),
         ({f"X-Number-{number}": "1" for number in range(30)}, 431),
-        ({"X-Long": "x" * 2000}, 200),
         ({"X-Long": "x" * 5000}, 431),
         ({"under_score": "1"}, 400),
     ],
@@ -149,11 +148,6 @@ def test_heads_bodies_and_answers_that_do_not_come_end(impatient: Gateway) -> No
         assert answer.startswith(f"HTTP/1.1 {status} ")
         assert f'"type": "{kind}"' in answer
         impatient.logged(details=details)
-
-
-def test_connection_that_sends_nothing_is_closed(impatient: Gateway) -> None:
-    with socket.create_connection(("127.0.0.1", impatient.settings.ports.http), timeout=10) as silent:
-        assert silent.recv(1) == b""
 
 
 def test_connections_beyond_the_limit_are_closed(impatient: Gateway) -> None:

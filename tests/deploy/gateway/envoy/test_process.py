@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from deploy.gateway.envoy import admin, files
+from deploy.gateway.envoy import files
 from deploy.gateway.envoy.listeners import bootstrap
-from deploy.gateway.envoy.process import Envoy, EnvoyError
+from deploy.gateway.envoy.process import Envoy, EnvoyError, NoAnswer
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet
 from tests.deploy.gateway.envoy.harness import Gateway, wait
@@ -56,7 +56,7 @@ def test_process_is_found_again_and_started_anew_where_it_was_killed(tmp_path: P
         assert (other.start(bootstrap(gateway.settings)), other.pid()) == (False, pid)
         os.kill(pid, signal.SIGKILL)
         wait(lambda: gateway.envoy.pid() is None)
-        with pytest.raises(admin.NoAnswer):
+        with pytest.raises(NoAnswer):
             other.prometheus()
         assert gateway.envoy.start(bootstrap(gateway.settings))
         assert gateway.envoy.pid() not in (None, pid)

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from deploy.gateway.envoy import files
-from deploy.gateway.envoy.clusters import clusters, endpoints, served
-from deploy.gateway.envoy.errors import retry_after_s
+from deploy.gateway.envoy.clusters import clusters
 from deploy.gateway.envoy.listeners import bootstrap, bucket, listeners
+from deploy.gateway.envoy.local_reply import retry_after_s
 from deploy.gateway.envoy.process import find
 from deploy.gateway.envoy.routes import routes
-from deploy.gateway.management import tokens_of
 from deploy.gateway.settings import Canary, Key, Limits, Ports, Settings, Tls
 from deploy.gateway.state import Fleet, Model, Version
 from deploy.run.node import Node
@@ -28,17 +27,6 @@ VERSIONS = {version: Version(version, dict.fromkeys(on, REPLICA)) for version, o
 MODELS = {"m-1_x.y": Model("m-1_x.y", VERSIONS, "1.0")}
 NODES = {"a": node("a", token_file="none"), "b": node("b", "[::1]")}  # noqa: S106
 FLEET = Fleet(nodes=NODES, registered=MODELS, canaries={"m-1_x.y": Canary("2.0", 33.3, ("X-A", "b"))})
-
-
-def test_each_model_and_each_version_has_a_cluster_of_its_own_nodes() -> None:
-    assert [(each.cluster, each.nodes, each.file) for each in served(FLEET)] == [
-        ("m-1_x.y", ("a", "b"), "endpoints/m-1_x.y.json"),
-        ("m-1_x.y/1.0", ("a", "b"), "endpoints/m-1_x.y%2F1.0.json"),
-        ("m-1_x.y/2.0", ("b",), "endpoints/m-1_x.y%2F2.0.json"),
-    ]
-    # A node whose name is not known to the resolver is left out.
-    (found,) = endpoints(FLEET, next(iter(served(FLEET))), {"::1": "::1"}.get, {})["endpoints"][0]["lb_endpoints"]
-    assert found["endpoint"]["address"]["socket_address"] == {"address": "::1", "port_value": 8080}
 
 
 @pytest.mark.parametrize(
@@ -65,14 +53,6 @@ def test_node_that_is_cut_off_is_left_in_the_time_that_was_set(unresponsive_s: f
     assert probed_s <= max(2, unresponsive_s)
     (option,) = made["upstream_bind_config"]["socket_options"]
     assert option["int_value"] == unresponsive_s * 1000
-
-
-def test_tokens_of_a_file_that_is_missing_or_half_written_are_none_until_it_is_whole(tmp_path: Path) -> None:
-    whole, half = tmp_path / "whole.json", tmp_path / "half.json"
-    whole.write_text('{"inference": {"key": "i"}, "management": {"key": "m"}}')
-    half.write_text('{"inference": {"key": "i"}')
-    assert tokens_of(whole) == {"inference": "i", "management": "m"}
-    assert [tokens_of(path) for path in (half, tmp_path / "none.json")] == [None, None]
 
 
 KEYS = [Key(client=f"c{n}", key=f"{n:020}", requests_per_second=10.0**n) for n in range(-6, 7)]

@@ -73,11 +73,8 @@ def test_model_is_found_at_every_place_around_the_ends_of_pieces(aliased: Gatewa
     [
         ("", 400, "MissingModel"),
         ("{", 400, "MissingModel"),
-        ("x", 400, "MissingModel"),
         ('["model", "m"]', 400, "MissingModel"),
-        ('{"input": "x"}', 400, "MissingModel"),
         ('{"model": 7}', 400, "MissingModel"),
-        ('{"model": null}', 400, "MissingModel"),
         ('{"input": {"model": "m"}}', 400, "MissingModel"),
         ('{"model": ""}', 404, "model_not_found"),
         ('{"model": "other"}', 404, "model_not_found"),
@@ -111,13 +108,6 @@ def test_keys_canaries_replay_and_errors_of_servers_hold(aliased: Gateway, stric
     aliased.serve(canaries={"m": Canary("2.0", 100.0)})
     wait(lambda: aliased.received("POST", "/rerank", data=body)["path"] == "/predictions/m/2.0")
     aliased.serve()
-
-
-def test_questions_about_models_arrive_with_a_slash_that_is_escaped_or_not(aliased: Gateway) -> None:
-    for path in ("/v1/models", "/v1/models/BAAI/bge-m3", "/v1/models/BAAI%2Fbge-m3"):
-        found = aliased.received("GET", path)
-        assert (found["by"], found["path"]) == ("control", path.replace("%2F", "/"))
-    assert error(aliased.ask("POST", "/v1/models"))[0] == 404
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------

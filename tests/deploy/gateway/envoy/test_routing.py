@@ -131,11 +131,6 @@ def test_compressed_bodies_that_are_cut_off_are_refused(gateway: Gateway) -> Non
         assert (answer.status_code, answer.json()["type"]) == (400, "BadRequest")
 
 
-def test_chunked_bodies_arrive_with_their_length(gateway: Gateway) -> None:
-    found = gateway.received("POST", "/predictions/m", data=iter([b"a" * 1000, b"b" * 1000]))
-    assert (found["bytes"], found["headers"]["content-length"]) == (2000, "2000")
-
-
 # -- gRPC ---------------------------------------------------------------------------------------------------------
 
 
@@ -184,9 +179,3 @@ def test_grpc_calls_that_cannot_be_are_refused_with_a_reason(
 ) -> None:
     code, details = gateway.refused(method, message)
     assert (code, text in details) == (status, True), details
-
-
-def test_grpc_several_messages_are_refused(gateway: Gateway) -> None:
-    with pytest.raises(grpc.RpcError, match="one message") as raised:
-        gateway.channel.stream_unary(INFER)(iter([b"\x0a\x01m", b"\x0a\x01m"]), timeout=TIMEOUT_S)
-    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -76,14 +76,3 @@ def test_client_that_leaves_is_seen_by_the_node(gateway: Gateway, node: StandIn)
     assert node.left.wait(TIMEOUT_S)
     wait(lambda: gateway.in_flight() == 0)
     assert "failed_outlier_check" not in gateway.clusters()
-
-
-def test_node_that_drains_keeps_a_stream_that_has_begun_until_its_end(gateway: Gateway, node: StandIn) -> None:
-    _, pieces = opened(gateway, node)
-    gateway.serve(draining=frozenset(each.name for each in gateway.nodes))
-    wait(lambda: gateway.status("/predictions/m") == 503)
-    assert gateway.in_flight() == 1
-    node.chunks.put(b"data: 2\n\n")
-    assert next(pieces) == b"data: 2\n\n"
-    node.chunks.put(b"")
-    assert list(pieces) == []

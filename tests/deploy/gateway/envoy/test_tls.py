@@ -69,7 +69,7 @@ def by_grpc(gateway: Gateway, certificates: Certificates, client: str | None = N
         return answer
 
 
-def test_tls_of_1_2_and_newer_is_spoken_and_nothing_else(secure: Gateway, certificates: Certificates) -> None:
+def test_tls_is_spoken_and_nothing_else(secure: Gateway, certificates: Certificates) -> None:
     for protocol in ("h2", "http/1.1"):
         with (
             socket.create_connection(("127.0.0.1", secure.settings.ports.http), timeout=30) as raw,
@@ -79,16 +79,6 @@ def test_tls_of_1_2_and_newer_is_spoken_and_nothing_else(secure: Gateway, certif
     assert by_grpc(secure, certificates) == b"\x08\x01"
     with pytest.raises(requests.ConnectionError):
         secure.ask("GET", LIVE)
-    old = context(certificates)
-    old.maximum_version = ssl.TLSVersion.TLSv1_2
-    assert status(secure, old) == 200
-    old.set_ciphers("ALL:@SECLEVEL=0")
-    with pytest.warns(DeprecationWarning):
-        old.minimum_version = ssl.TLSVersion.TLSv1_1
-    with pytest.warns(DeprecationWarning):
-        old.maximum_version = ssl.TLSVersion.TLSv1_1
-    with pytest.raises((ssl.SSLError, OSError)):
-        status(secure, old)
 
 
 def test_client_without_a_certificate_that_is_asked_for_gets_nothing(

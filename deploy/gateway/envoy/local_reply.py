@@ -1,4 +1,4 @@
-"""Envoy's own answers (errors.yaml), in the form that their clients expect.
+"""Envoy's own answers (local_reply.yaml), in the form that their clients expect.
 
 /predictions   {"code": 404, "type": "NotFound", "message": "..."}
 /v2            {"error": "..."}
@@ -19,19 +19,17 @@ from handlers.protocol.retrieval import error_document
 
 
 def local_reply(settings: Settings, *, is_grpc: bool) -> Resource:
-    """Make Envoy's local_reply_config."""
+    """Make Envoy's local_reply_config: the first mapper that matches makes the answer."""
+    answers = filled("local_reply")
+    made = _grpc_mappers if is_grpc else _http_mappers
     limits = asdict(settings.limits)
-    answers = {
-        status: {name: _formatted(value, limits) for name, value in answer.items()}
-        for status, answer in filled("errors").items()
-    }
     mappers: list[Resource] = []
     for key in settings.keys:
         if (seconds := retry_after_s(key)) > 1:
             own = {**answers[429], "headers": {"Retry-After": str(seconds)}}
-            mappers += _mappers(429, own, [_header("x-client", "exact", key.client)], is_grpc=is_grpc)
+            mappers += made([_status(429), _header("x-client", "exact", key.client)], 429, own, limits)
     for status, answer in answers.items():
-        mappers += _mappers(status, answer, [], is_grpc=is_grpc)
+        mappers += made([_status(status)], status, answer, limits)
     return {"mappers": mappers}
 
 
@@ -40,23 +38,33 @@ def retry_after_s(key: Key) -> int:
     return math.ceil(1 / key.requests_per_second) if key.requests_per_second else 1
 
 
-def _mappers(status: int, answer: Mapping[str, Any], asked: list[Resource], *, is_grpc: bool) -> Iterator[Resource]:
-    message, headers = answer["message"], answer.get("headers", {})
-    of_status = {"default_value": status, "runtime_key": "gateway.status"}
-    filters = [{"status_code_filter": {"comparison": {"op": "EQ", "value": of_status}}}, *asked]
-    if is_grpc:
-        yield _mapper(filters, message, "text/plain", {**headers, "grpc-status": str(answer["grpc"])})
-        return
+def _grpc_mappers(
+    filters: list[Resource], _: int, answer: Mapping[str, Any], limits: Mapping[str, Any]
+) -> Iterator[Resource]:
+    headers = {**answer.get("headers", {}), "grpc-status": str(answer["grpc"])}
+    yield _mapper(filters, answer["message"].format(**limits), "text/plain", headers)
+
+
+def _http_mappers(
+    filters: list[Resource], status: int, answer: Mapping[str, Any], limits: Mapping[str, Any]
+) -> Iterator[Resource]:
     is_api, is_v2 = (
         {"or_filter": {"filters": [_header(name, how, value) for name in (":path", "x-envoy-original-path")]}}
         for how, value in (("safe_regex", {"regex": API_PATHS}), ("prefix", "/v2"))
     )
-    plain = {"code": status, "type": answer["type"], "message": message}
     api = {**answer, "param": None, **answer.get("api", {})}
+    of_api = [([*filters, is_api], api)]
     if "no_model" in answer:
-        yield _api_mapper([*filters, is_api, _names_no_model()], status, {**api, **answer["no_model"]})
-    yield _api_mapper([*filters, is_api], status, api)
+        # The Lua filter found no model in the body.
+        matcher = {"filter": API_MODEL, "path": [{"key": "model"}], "value": {"string_match": {"exact": ""}}}
+        is_nameless = {"metadata_filter": {"matcher": matcher, "match_if_key_not_found": False}}
+        of_api.insert(0, ([*filters, is_api, is_nameless], {**api, **answer["no_model"]}))
+    for matched, each in of_api:
+        document = error_document(status, each["type"], each["message"].format(**limits), each["param"])
+        yield _mapper(matched, json.dumps(document), "application/json", each.get("headers", {}))
+    message, headers = answer["message"].format(**limits), answer.get("headers", {})
     yield _mapper([*filters, is_v2], json.dumps({"error": message}), "application/json", headers)
+    plain = {"code": status, "type": answer["type"], "message": message}
     yield _mapper(filters, json.dumps(plain), "application/json", headers)
 
 
@@ -75,24 +83,10 @@ def _mapper(filters: list[Resource], body: str, content_type: str, headers: Mapp
     }
 
 
+def _status(status: int) -> Resource:
+    value = {"default_value": status, "runtime_key": "gateway.status"}
+    return {"status_code_filter": {"comparison": {"op": "EQ", "value": value}}}
+
+
 def _header(name: str, how: str, value: Any) -> Resource:
     return {"header_filter": {"header": {"name": name, "string_match": {how: value}}}}
-
-
-def _api_mapper(filters: list[Resource], status: int, answer: Mapping[str, Any]) -> Resource:
-    document = error_document(status, answer["type"], answer["message"], answer["param"])
-    return _mapper(filters, json.dumps(document), "application/json", answer.get("headers", {}))
-
-
-def _names_no_model() -> Resource:
-    """Match what the Lua filter found no model in."""
-    value = {"string_match": {"exact": ""}}
-    matcher = {"filter": API_MODEL, "path": [{"key": "model"}], "value": value}
-    return {"metadata_filter": {"matcher": matcher, "match_if_key_not_found": False}}
-
-
-def _formatted(value: Any, limits: Mapping[str, Any]) -> Any:
-    """Put limits in the places of their names, wherever in an answer they stand."""
-    if isinstance(value, dict):
-        return {name: _formatted(each, limits) for name, each in value.items()}
-    return value.format(**limits) if isinstance(value, str) else value
