@@ -6,7 +6,7 @@ fleet -> models, versions, workers, metadata ───────────�
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from deploy.gateway import metrics
@@ -73,6 +73,7 @@ class Charts:
     def __init__(self) -> None:
         """Show nothing yet."""
         self._samples: dict[str, deque[Sample]] = {}
+        self._points: dict[str, deque[list[float | None]]] = {}
         self._now_s = 0.0
 
     def add(self, now_s: float, models: Iterable[str], grown: Mapping[Counter, float] | None) -> None:
@@ -84,6 +85,7 @@ class Charts:
             grown: what the counters grew by since the scrape before; None where counting only begins.
         """
         self._samples = {name: self._samples.get(name, deque(maxlen=POINTS)) for name in models}
+        self._points = {name: self._points.get(name, deque(maxlen=POINTS)) for name in self._samples}
         sums: dict[str, dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
         for counter, value in (grown or {}).items():
             sums[counter.model][counter.name, counter.end] += value
@@ -92,8 +94,10 @@ class Charts:
         if grown is not None and now_s > self._now_s:
             for name, samples in self._samples.items():
                 samples.append(Sample(now_s, now_s - self._now_s, sums[name]))
+                self._points[name].append([None if each is None else round(each, 3) for each in _point(samples)])
                 while samples[0].time_s < now_s - HISTORY_S:
                     samples.popleft()
+                    self._points[name].popleft()
         self._now_s = now_s
 
     def summary(self, fleet: Fleet, since_s: float = -math.inf) -> dict[str, Any]:
@@ -113,22 +117,18 @@ class Charts:
 
         `points` are rows of `columns`, oldest first; their meaning and units are those of `Point`. `time_s` is the last
         scrape's. `batch_sizes` counts the micro-batches of five minutes by the most items of their bucket, null for the
-        last, open one. `metadata` is the handler's own, as in `deploy.gateway.state.Version`.
-
-        Args:
-            fleet: what is served now.
-            since_s: leave out the points up to this time, which the client has.
+        last, open one. `metadata` is the handler's own, as in `deploy.gateway.state.Version`. Points up to `since_s`
+        are left out.
         """
         return {
             "time_s": self._now_s,
             "history_s": HISTORY_S,
             "nodes": [{"name": name, "is_draining": name in fleet.draining} for name in sorted(fleet.nodes)],
             "columns": Point._fields,
-            "models": [self._model(fleet, fleet.models[name], since_s) for name in sorted(fleet.models)],
+            "models": [self._model(fleet, model, since_s) for _, model in sorted(fleet.models.items())],
         }
 
     def _model(self, fleet: Fleet, model: Model, since_s: float) -> dict[str, Any]:
-        samples = self._samples.get(model.name, ())
         canary = fleet.canaries.get(model.name)
         return {
             "name": model.name,
@@ -147,12 +147,8 @@ class Charts:
                 }
                 for _, version in sorted(model.versions.items())
             ],
-            "points": [
-                [None if value is None else round(value, 3) for value in _point(sample, samples)]
-                for sample in samples
-                if sample.time_s > since_s
-            ],
-            "batch_sizes": _batch_sizes(_sum(samples)),
+            "points": [point for point in self._points.get(model.name, ()) if (point[0] or 0.0) > since_s],
+            "batch_sizes": _batch_sizes(_sum(self._samples.get(model.name, ()))),
         }
 
 
@@ -164,8 +160,10 @@ def _sum(samples: Iterable[Sample]) -> dict[tuple[str, str], float]:
     return sums
 
 
-def _point(sample: Sample, samples: Iterable[Sample]) -> Point:
-    window = _sum(each for each in samples if sample.time_s - WINDOW_S < each.time_s <= sample.time_s)
+def _point(samples: Sequence[Sample]) -> Point:
+    """Return the point of the last sample."""
+    sample = samples[-1]
+    window = _sum(each for each in samples if each.time_s > sample.time_s - WINDOW_S)
 
     def per_s(name: str, end: str = "") -> float:
         return sample.grown.get((name, end), 0.0) / sample.seconds

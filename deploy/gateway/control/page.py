@@ -38,7 +38,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
-
 FILES = {path.name: path for path in PAGE.iterdir() if path.suffix in TYPES}
 
 routes = web.RouteTableDef()

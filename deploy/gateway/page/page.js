@@ -1,6 +1,6 @@
 // The page: asks /summary every two seconds, lists the models, and shows the one that the address names.
 //
-//   /summary -> store: models, five minutes of points -> list, state, charts, facts   (drawn anew)
+//   /summary -> models, five minutes of points -> list, state, charts, facts   (drawn anew)
 //   #/MODEL  -> a view of the model: try, calls                                       (kept, with what was typed)
 import * as api from "./api.js";
 import { lineChart, short, sizeChart } from "./charts.js";
@@ -12,40 +12,17 @@ import { panel } from "./try.js";
 const POLL_MS = 2000;
 const find = (name) => document.getElementById(name);
 
-const store = { summary: null, points: new Map(), views: new Map(), shown: null, timer: null };
+const store = { summary: null, views: new Map(), shown: null, timer: null };
 
 // -- what the server says ---------------------------------------------------------------------------------------------
-
-/** Put new points behind those that are here; a clock that ran backwards is that of a new process. */
-function merge(summary) {
-  const time = summary.columns.indexOf("time_s");
-  const isNew = !store.summary || summary.time_s < store.summary.time_s;
-  const points = new Map();
-  for (const model of summary.models) {
-    const known = isNew ? [] : (store.points.get(model.name) ?? []);
-    const last = known.length ? known.at(-1)[time] : -Infinity;
-    const all = [...known, ...model.points.filter((row) => row[time] > last)];
-    points.set(model.name, all.filter((row) => row[time] > summary.time_s - summary.history_s));
-  }
-  Object.assign(store, { summary, points });
-}
 
 async function poll() {
   clearTimeout(store.timer);
   let wait = POLL_MS;
   try {
-    const since = store.summary ? `?since=${store.summary.time_s}` : "";
-    const response = await api.request(`/summary${since}`);
-    const summary = await response.json();
-    if (store.summary && summary.time_s < store.summary.time_s) {
-      // Of a new process: everything, not only what is later than the old one's clock.
-      store.summary = null;
-      wait = 0;
-    } else {
-      merge(summary);
-      trouble(null);
-      draw();
-    }
+    store.summary = await (await api.request("/summary")).json();
+    trouble(null);
+    draw();
   } catch (error) {
     wait = Math.max(POLL_MS, Number(error.retryAfter) * 1000 || 0);
     if (error.status === 401) wait = null;
@@ -96,7 +73,7 @@ function drawList(current) {
     const { state, words } = stateOf(model.versions);
     link.querySelector(".dot").dataset.state = state;
     link.querySelector(".unseen").textContent = words;
-    const last = store.points.get(model.name)?.at(-1);
+    const last = model.points.at(-1);
     link.querySelector(".rate").textContent = last && last[rate] > 0 ? `${short(last[rate])}/s` : "";
     if (model.name === current) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -239,7 +216,7 @@ class View {
       this.drawn = drawn;
       this.versions.replaceChildren(versionTable(model, nodes));
     }
-    const rows = store.points.get(model.name) ?? [];
+    const rows = model.points;
     const { columns, time_s: nowS, history_s: historyS } = store.summary;
     for (const name of ["requests", "latency", "wait", "refused"]) this.charts[name].update({ rows, columns, nowS, historyS });
     const batch = columns.indexOf("batch_items");
@@ -275,7 +252,7 @@ function draw() {
   const current = chosen();
   drawList(current);
   const model = models.find((one) => one.name === current);
-  for (const name of [...store.views.keys()]) if (!store.points.has(name)) store.views.delete(name);
+  for (const name of [...store.views.keys()]) if (!models.some((one) => one.name === name)) store.views.delete(name);
   const view = store.views.get(current) ?? new View(model);
   store.views.set(current, view);
   view.update(model);
