@@ -7,7 +7,6 @@ its nodes, or the addresses of its name, or nodes.json ────> nodes
 import ipaddress
 import logging
 import socket
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,11 +51,10 @@ class Configuration:
             lookup: from a name to its addresses; a test brings its own.
         """
         self._config, self._nodes, self._lookup = config, nodes, lookup
-        self._marks: tuple[object, ...] = ()
+        self._files: list[bytes | None] = []
         self._settings: Settings | None = None
         self._current = tuple(known)
         self._problem = ""
-        self._reading = threading.Lock()
 
     def read(self) -> tuple[Settings, tuple[Node, ...]]:
         """Read both; where nodes have a name this takes as long as a name server.
@@ -65,64 +63,60 @@ class Configuration:
             InvalidConfig: one of them is not as it should be.
             OSError: gateway.yaml cannot be read.
         """
-        with self._reading:
-            self._marks = self._look()
-            settings = gateway_settings.read(self._config)
-            if self._settings is not None and settings.ports != self._settings.ports:
-                logger.warning("%s: ports change when the gateway is started anew", self._config.name)
-                settings = replace(settings, ports=self._settings.ports)
-            if settings.discover is not None:
-                nodes = self._resolved(settings.discover)
-            else:
-                try:
-                    nodes = settings.nodes or tuple(node_files.read(self._nodes))
-                except NoNodes as error:
-                    raise InvalidConfig(str(error)) from None
-                self._problem = ""
-            self._settings, self._current = settings, nodes
-            return settings, nodes
+        self._files = [_bytes(self._config), _bytes(self._nodes)]
+        settings = gateway_settings.read(self._config)
+        if self._settings is not None and settings.ports != self._settings.ports:
+            logger.warning("%s: ports change when the gateway is started anew", self._config.name)
+            settings = replace(settings, ports=self._settings.ports)
+        problem = ""
+        if settings.discover is not None:
+            nodes, problem = self._resolved(settings.discover)
+        else:
+            try:
+                nodes = settings.nodes or tuple(node_files.read(self._nodes))
+            except NoNodes as error:
+                raise InvalidConfig(str(error)) from None
+        self._log(problem)
+        self._settings, self._current = settings, nodes
+        return settings, nodes
 
     def changed(self) -> tuple[Settings, tuple[Node, ...]] | None:
-        """Read both where a file has changed and is as it should be; None where all stays, which the log explains."""
+        """Read both where a file or a name's addresses have changed; None where all stays, which the log explains."""
         before = self._settings, self._current
         is_named = self._settings is not None and self._settings.discover is not None
-        if self._look() == self._marks and not is_named:
+        if not is_named and self._files == [_bytes(self._config), _bytes(self._nodes)]:
             return None
         try:
             after = self.read()
         except (InvalidConfig, OSError) as error:
-            if str(error) != self._problem:
-                logger.error("%s; what was read before stays", error)
-            self._problem = str(error)
+            self._log(f"{error}; what was read before stays")
             return None
         if after == before:
             return None
         logger.info("read anew; nodes: %s", ", ".join(node.name for node in after[1]))
         return after
 
-    def _resolved(self, discover: Discover) -> tuple[Node, ...]:
-        """Return the nodes of a name; those known last where it does not resolve."""
+    def _resolved(self, discover: Discover) -> tuple[tuple[Node, ...], str]:
+        """Return the nodes of a name; where it does not resolve, those known last and the reason."""
         try:
             addresses = sorted(set(self._lookup(discover.host)))
-            problem = ""
         except OSError as error:
-            addresses, problem = [], f"{discover.host} does not resolve: {error.strerror or type(error).__name__}"
+            reason = error.strerror or type(error).__name__
+            return self._current, f"{discover.host} does not resolve: {reason}; the nodes that were known stay"
+        return tuple(node_at(address, discover.port) for address in addresses) or self._current, ""
+
+    def _log(self, problem: str) -> None:
+        """Log a problem once, however often it is found."""
         if problem and problem != self._problem:
-            logger.warning("%s; the nodes that were known stay", problem)
+            logger.error("%s", problem)
         self._problem = problem
-        return tuple(node_at(address, discover.port) for address in addresses) or self._current
-
-    def _look(self) -> tuple[object, ...]:
-        return tuple(map(_mark, (self._config, self._nodes)))
 
 
-def _mark(path: Path) -> tuple[int, int, int] | None:
-    """Return what tells one state of a file from another: when it was written, its size, its inode."""
+def _bytes(path: Path) -> bytes | None:
     try:
-        found = path.stat()
+        return path.read_bytes()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def node_at(address: str, port: int) -> Node:

@@ -16,11 +16,8 @@ from deploy.gateway.settings import Settings, reached, read
 from deploy.run.machine import LocalNode
 from deploy.run.server import ServerError
 from torchserve_client.errors import ManagementError, Unreachable
-from torchserve_client.gateway import Gateway
+from torchserve_client.gateway import MOMENT_S, Gateway
 
-# Seconds after the call of the gateway: Envoy reads its files anew within ms, and a request that was routed just before
-# is in flight by then.
-MOMENT_S = 1.0
 LOOK_S = 0.1
 # Seconds in which the gateway and Envoy find what a node that is back serves: a few looks each, on a slow machine.
 ROUTED_S = 60.0
@@ -30,20 +27,11 @@ MARK = "drained"
 
 def control(settings: Settings) -> Gateway:
     """Return a client of this machine's gateway."""
-    ports = settings.ports
-    host = reached(ports.control_address)
-    return Gateway(f"http://{f'[{host}]' if ':' in host else host}:{ports.control}")
+    host = reached(settings.ports.control_address)
+    return Gateway(f"http://{f'[{host}]' if ':' in host else host}:{settings.ports.control}")
 
 
-def wait_idle(
-    in_flight: Callable[[], int],
-    say: Callable[[str], None],
-    *,
-    notice_s: float,
-    limit_s: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> int:
+def wait_idle(in_flight: Callable[[], int], say: Callable[[str], None], *, notice_s: float, limit_s: float) -> int:
     """Wait until a node has no request in flight.
 
     Args:
@@ -51,29 +39,23 @@ def wait_idle(
         say: called with what is waited for.
         notice_s: seconds in which requests may still be routed to it.
         limit_s: most seconds to wait after that: the longest that an answer may take.
-        clock, sleep: a test brings its own.
 
     Returns:
         How many have no answer: 0, or those that were given up.
     """
-    sleep(notice_s)
-    deadline, is_said = clock() + limit_s, False
-    while (count := in_flight()) > 0 and clock() <= deadline:
-        if not is_said:
-            say(f"{count} requests are in flight; at most {limit_s:g} s")
-            is_said = True
-        sleep(LOOK_S)
+    time.sleep(notice_s)
+    deadline = time.monotonic() + limit_s
+    if count := in_flight():
+        say(f"{count} requests are in flight; at most {limit_s:g} s")
+    while count and time.monotonic() <= deadline:
+        time.sleep(LOOK_S)
+        count = in_flight()
     say(f"{count} requests have no answer after {limit_s:g} s" if count else "the last answer is out")
     return count
 
 
 def take_out(gateway: Gateway, name: str, limit_s: float) -> bool:
-    """Send a node nothing new, and wait for what it has in flight.
-
-    Args:
-        gateway: in front of it.
-        name: the node's, as the gateway has it.
-        limit_s: most seconds to wait.
+    """Send a node nothing new, and wait at most `limit_s` for what it has in flight.
 
     Returns:
         Whether its last answer is out.
@@ -92,10 +74,9 @@ def take_out(gateway: Gateway, name: str, limit_s: float) -> bool:
                 last = count
         return last
 
-    def say(words: str) -> None:
-        print(f"{name}: {words}", flush=True)
-
-    return not wait_idle(in_flight, say, notice_s=MOMENT_S, limit_s=limit_s)
+    return not wait_idle(
+        in_flight, lambda words: print(f"{name}: {words}", flush=True), notice_s=MOMENT_S, limit_s=limit_s
+    )
 
 
 def name_of(gateway: Gateway, local: LocalNode) -> str:
@@ -125,11 +106,7 @@ def wait_routed(gateway: Gateway, name: str) -> None:
 
 
 def leave(local: LocalNode, config: Path) -> None:
-    """Take a node of this machine out before it is stopped, where a gateway stands in front of it.
-
-    Args:
-        local: the node.
-        config: the gateway's gateway.yaml.
+    """Take a node of this machine out before it is stopped, where a gateway (gateway.yaml: `config`) is in front of it.
 
     Raises:
         InvalidConfig, OSError: `config` cannot be read.

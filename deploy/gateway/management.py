@@ -29,8 +29,8 @@ ANSWER_S = 15.0
 METADATA_S = 60.0
 # Bytes of the longest answer that is read: a thousand workers, or a model of thousands of labels, say less.
 ANSWER_BYTES = 8 << 20
-# Models of one page of the list, the most that TorchServe returns; and pages, so that reading the list ends.
-PAGE, PAGES = 1000, 100
+# Models of one list, the most that TorchServe returns.
+MODELS = 1000
 # What a node that is about to end says of itself, in `type` (deploy.container).
 DRAINING = "Draining"
 # Questions that a node is asked at once.
@@ -122,28 +122,15 @@ async def registered(session: aiohttp.ClientSession, node: Node) -> Models:
         async with questions:
             return await _versions(session, node, name)
 
-    names = await _names(session, node)
+    listed = await _described(session, node, f"/models?limit={MODELS}")
+    try:
+        names = [str(each["modelName"]) for each in listed["models"]]
+    except (LookupError, TypeError):
+        raise NodeFailed("GET /models: no list of models") from None
     models: dict[tuple[str, str], Replica] = {}
-    for found in await asyncio.gather(*map(describe, names), return_exceptions=True):
-        if isinstance(found, BaseException):
-            raise found
+    for found in await asyncio.gather(*map(describe, names)):
         models |= found
     return models
-
-
-async def _names(session: aiohttp.ClientSession, node: Node) -> list[str]:
-    names: dict[str, None] = {}
-    following = ""
-    for _ in range(PAGES):
-        page = await _described(session, node, f"/models?limit={PAGE}{following}")
-        try:
-            names.update((str(each["modelName"]), None) for each in page["models"])
-            if not page.get("nextPageToken"):
-                break
-            following = f"&next_page_token={quote(str(page['nextPageToken']), safe='')}"
-        except (LookupError, TypeError, AttributeError):
-            raise NodeFailed("GET /models: no list of models") from None
-    return list(names)
 
 
 async def _versions(session: aiohttp.ClientSession, node: Node, name: str) -> dict[tuple[str, str], Replica]:

@@ -38,7 +38,7 @@ REFUSED_S, FAILED_S, OUTPUTS_S = 60.0, 5.0, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A node, and what was registered there: the model's name, the version, and the rest."""
+    """A node, and what was registered there: model, version, replica."""
 
     node: Node
     models: list[tuple[str, str, Replica]]
@@ -161,13 +161,7 @@ class Nodes:
     """The nodes, each watched by a task of its own."""
 
     def __init__(self, session: aiohttp.ClientSession, changed: Callable[[], None], path: Path) -> None:
-        """Watch no node yet; in a running loop.
-
-        Args:
-            session: over which nodes are asked.
-            changed: called after whatever may have changed what `models` answers.
-            path: the file that `save` writes.
-        """
+        """Watch no node yet; in a running loop. `changed` is called after each look; `save` writes `path`."""
         self._session, self._changed, self._path = session, changed, path
         self._known = read_known(path)
         self.watches: dict[str, Watch] = {}

@@ -137,6 +137,14 @@ class Settings:
         return self
 
 
+def problems(error: ValidationError, whole: str) -> str:
+    """Name every problem of a document, and where it is (`whole`: not in one field); no value, which may be a key."""
+    return "; ".join(
+        f"{'.'.join(map(str, problem['loc'])) or whole}: {problem['msg'].removeprefix('Value error, ')}"
+        for problem in error.errors(include_input=False, include_url=False)
+    )
+
+
 def reached(address: str) -> str:
     """Return the address at which this machine reaches what listens on an address."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104
@@ -160,11 +168,7 @@ def read(path: Path = CONFIG) -> Settings:
         # As JSON, in which a list may be a tuple and an object a dataclass, and nothing else is what it is not.
         settings = TypeAdapter(Settings).validate_json(json.dumps(document or {}, default=str))
     except ValidationError as error:
-        problems = (
-            f"{'.'.join(map(str, problem['loc'])) or 'it'}: {problem['msg'].removeprefix('Value error, ')}"
-            for problem in error.errors(include_input=False, include_url=False)
-        )
-        raise InvalidConfig(f"{path.name}: {'; '.join(problems)}") from None
+        raise InvalidConfig(f"{path.name}: {problems(error, 'it')}") from None
     if settings.keys and path.stat().st_mode & stat.S_IRWXO:
         raise InvalidConfig(f"{path.name}: its keys may be read by others: chmod 600 {path}")
     return settings

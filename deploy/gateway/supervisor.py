@@ -49,15 +49,10 @@ class GatewayFailed(Exception):
 class Control:
     """The control process."""
 
-    def __init__(self, words: Sequence[str], run: Path) -> None:
-        """Describe it; starts nothing.
-
-        Args:
-            words: its arguments.
-            run: the folder of its log.
-        """
+    def __init__(self, config: Path, nodes: Path, run: Path) -> None:
+        """Describe it; starts nothing."""
         self.has_answered = False
-        self._words = ["deploy.gateway.control", *words]
+        self._words = ["deploy.gateway.control", "--config", str(config), "--nodes", str(nodes), "--run", str(run)]
         self._log, self._alive = run / "control.log", run / ALIVE
         self._process: subprocess.Popen[bytes] | None = None
         # When it last showed life, and when another may be started, on the monotonic clock.
@@ -115,7 +110,7 @@ def supervise(settings: Settings, config: Path, nodes: Path, run: Path, is_endin
     Raises:
         GatewayFailed: one of them did not come up, or Envoy keeps dying.
     """
-    control, envoy = Control(["--config", str(config), "--nodes", str(nodes), "--run", str(run)], run), Envoy(run)
+    control, envoy = Control(config, nodes, run), Envoy(run)
     threading.Thread(target=_keep_nodes, args=(nodes.parent, is_ending), name="nodes", daemon=True).start()
     try:
         while not is_ending.is_set():
@@ -124,7 +119,7 @@ def supervise(settings: Settings, config: Path, nodes: Path, run: Path, is_endin
                 envoy.keep(bootstrap(settings))
             is_ending.wait(LOOK_S)
     except EnvoyError as error:
-        raise GatewayFailed(" / ".join(str(error).splitlines())) from None
+        raise GatewayFailed(str(error)) from None
     finally:
         limit_s = settings.limits.response_s
         if not envoy.stop(limit_s):
@@ -149,10 +144,8 @@ def _keep_nodes(folder: Path, is_ending: threading.Event) -> None:
 
 
 def started(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start `python -m WORDS` in the background; the last process' log is kept, since it may say why that one died."""
-    if log.exists():
-        log.replace(log.with_suffix(".last.log"))
-    with log.open("wb") as output:
+    """Start `python -m WORDS` in the background."""
+    with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", *words],
             cwd=ROOT,

@@ -75,8 +75,7 @@ class Decisions:
             try:
                 self.now = DECIDED.validate_json(path.read_bytes())
             except (OSError, ValidationError) as error:
-                words = "no node drains, no canary is tried, nothing is withdrawn"
-                logger.warning("%s: %s (%s)", path.name, words, type(error).__name__)
+                logger.warning("%s: no decision is known (%s)", path.name, type(error).__name__)
 
     def decide(self, **parts: Any) -> None:
         """Replace parts of what was decided: kept first, so that nothing holds that a restart would lose.
@@ -129,7 +128,7 @@ class Gateway:
         self._tasks = [asyncio.create_task(each) for each in (self._write(), self._scrape())]
 
     async def close(self) -> None:
-        """Stop."""
+        """Stop all tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

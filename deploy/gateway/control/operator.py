@@ -19,9 +19,12 @@ from deploy.gateway.control.errors import RequestError
 from deploy.gateway.control.gateway import GATEWAY, Gateway
 from deploy.gateway.envoy.clusters import cluster
 from deploy.gateway.envoy.process import Endpoints
-from deploy.gateway.settings import Canary
+from deploy.gateway.settings import Canary, problems
 from deploy.gateway.state import Fleet, Model
 from handlers.config import SETTINGS
+
+# Seconds that a look at the nodes may take whose answer only has to be fresh.
+LOOK_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -38,9 +41,6 @@ class WithdrawalRequest:
     withdrawn: bool
     version: str | None = None
 
-
-# Seconds that a look at the nodes may take whose answer only has to be fresh.
-LOOK_S = 3.0
 
 routes = web.RouteTableDef()
 
@@ -171,10 +171,9 @@ def find(fleet: Fleet, name: str, asked: str | None) -> tuple[Model, str | None]
     Raises:
         RequestError: no node has it.
     """
-    everything = replace(fleet, withdrawn=frozenset())
-    if asked is None and name in everything.models:
-        return everything.models[name], None
-    model, version = description.find(everything, name, asked or "")
+    if asked is None and name in fleet.registered:
+        return fleet.registered[name], None
+    model, version = description.find(replace(fleet, withdrawn=frozenset()), name, asked or "")
     return model, version.version
 
 
@@ -192,14 +191,7 @@ def check_default(fleet: Fleet, model: Model, version: str) -> None:
 
 
 def withdrawal(fleet: Fleet, model: Model, version: str | None, endpoints: Endpoints | None) -> dict[str, Any]:
-    """Describe a model, or a version of it, as JSON has it.
-
-    Args:
-        fleet: what is served, and what is not.
-        model: a model on the nodes.
-        version: one of its versions; None for all together.
-        endpoints: of Envoy; None where it does not answer.
-    """
+    """Describe a version of a model, or for None all of them; `endpoints` are None where Envoy does not answer."""
     asked = [version] if version is not None else list(model.versions)
     return {
         "model": model.name,
@@ -224,8 +216,4 @@ async def _read(request: web.Request, kind: type[Any]) -> Any:
     try:
         return TypeAdapter(kind).validate_json(await request.read() or b"{}")
     except ValidationError as error:
-        problems = (
-            f"{'.'.join(map(str, problem['loc'])) or 'the body'}: {problem['msg']}"
-            for problem in error.errors(include_input=False, include_url=False)
-        )
-        raise RequestError(400, "; ".join(problems)) from None
+        raise RequestError(400, problems(error, "the body")) from None

@@ -1,15 +1,13 @@
 """Loads and unloads a model on all nodes, through their management APIs.
 
-    load M   -> each node: POST /models?url=M.mar, or workers for one that has none -> its workers READY
-    unload M -> each node: DELETE /models/M/V, the default version last
-
-Every node is tried; what any of them did not do is said of it by name.
+load M   -> each node: POST /models?url=M.mar, or workers for one that has none -> its workers READY
+unload M -> each node: DELETE /models/M/V, the default version last
 """
 
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from deploy.gateway.control.errors import UNIMPLEMENTED, RequestError
 from deploy.gateway.control.gateway import Gateway
@@ -25,16 +23,22 @@ CALL_S, READY_S, LOOK_S = 30.0, 100.0, 0.25
 WORDS = 200
 
 
-class Absent(Exception):
-    """The node has no such model, or no such archive."""
+class NoArchive(NodeFailed):
+    """The node has no such archive."""
+
+
+def check(gateway: Gateway) -> None:
+    """Raise RequestError unless management is let through."""
+    if not gateway.settings.management:
+        words = "the repository is not let through; the gateway's setting is management: true"
+        raise RequestError(400, words, UNIMPLEMENTED)
 
 
 async def load(gateway: Gateway, name: str, parameters: object = None) -> None:
     """Register NAME.mar with one worker on each node that has no such model, and wait until it is READY.
 
     Raises:
-        RequestError: management is not let through, the name or the parameters are not taken, no node has such an
-            archive, or some nodes did not load it.
+        RequestError: the name or parameters are not accepted, no node has the archive, or some did not load it.
     """
     check(gateway)
     if not NAME.fullmatch(name):
@@ -42,58 +46,37 @@ async def load(gateway: Gateway, name: str, parameters: object = None) -> None:
     if parameters:
         words = "parameters of loading are not supported: an archive has its own settings"
         raise RequestError(400, words, UNIMPLEMENTED)
-    if failed := await _on_all(gateway, name, _load):
-        raise _nodes_failed(gateway, failed)
+    await _on_all(gateway, name, _load)
 
 
 async def unload(gateway: Gateway, name: str) -> None:
     """Remove every version of a model from all nodes.
 
     Raises:
-        RequestError: management is not let through, no node has it, or some nodes did not remove it.
+        RequestError: no node has it, or some did not remove it.
     """
     check(gateway)
-    if not NAME.fullmatch(name):
-        raise RequestError(404, f"Request for unknown model: '{name[:WORDS]}' is not found")
-    failed = await _on_all(gateway, name, _unload)
-    # A node that does not have it has nothing to remove.
-    if failed := {node: problem for node, problem in failed.items() if not isinstance(problem, Absent)}:
-        raise _nodes_failed(gateway, failed)
+    await gateway.nodes.look()
+    if name not in gateway.fleet.registered:
+        raise RequestError(404, f"Request for unknown model: '{name}' is not found")
+    await _on_all(gateway, name, _unload)
 
 
-def check(gateway: Gateway) -> None:
-    """Check that management is let through.
-
-    Raises:
-        RequestError: it is not.
-    """
-    if not gateway.settings.management:
-        words = "the repository is not let through; the gateway's setting is management: true"
-        raise RequestError(400, words, UNIMPLEMENTED)
-
-
-async def _on_all(
-    gateway: Gateway, name: str, call: Callable[[Gateway, Node, str], Awaitable[None]]
-) -> dict[str, Exception]:
-    """Call every node; return why, for each node that failed. Envoy knows of what was done."""
+async def _on_all(gateway: Gateway, name: str, call: Callable[[Gateway, Node, str], Awaitable[None]]) -> None:
+    """Call every node, and configure Envoy by what was done; the error names the nodes that failed."""
     nodes = list(gateway.fleet.nodes.values())
     done = await asyncio.gather(*(call(gateway, node, name) for node in nodes), return_exceptions=True)
     await gateway.nodes.look()
     await gateway.write()
-    failed: dict[str, Exception] = {}
-    for node, problem in zip(nodes, done, strict=True):
-        if isinstance(problem, NodeFailed | Absent):
-            failed[node.name] = problem
-        elif problem is not None:
+    failed = {node.name: problem for node, problem in zip(nodes, done, strict=True) if problem is not None}
+    for problem in failed.values():
+        if not isinstance(problem, NodeFailed):
             raise problem
-    if failed and len(failed) == len(nodes) and all(isinstance(problem, Absent) for problem in failed.values()):
-        raise RequestError(404, str(failed[nodes[0].name]))
-    return failed
-
-
-def _nodes_failed(gateway: Gateway, failed: dict[str, Exception]) -> RequestError:
-    problems = "; ".join(f"{node}: {problem}" for node, problem in failed.items())
-    return RequestError(502, f"{len(failed)} of {len(gateway.fleet.nodes)} nodes did not do it: {problems}")
+    if nodes and all(isinstance(problem, NoArchive) for problem in done):
+        raise RequestError(404, str(done[0]))
+    if failed:
+        problems = "; ".join(f"{node}: {problem}" for node, problem in failed.items())
+        raise RequestError(502, f"{len(failed)} of {len(nodes)} nodes did not do it: {problems}")
 
 
 async def _load(gateway: Gateway, node: Node, name: str) -> None:
@@ -101,7 +84,7 @@ async def _load(gateway: Gateway, node: Node, name: str) -> None:
     if not replicas:
         query = urlencode({"url": f"{name}.mar", "initial_workers": 1, "synchronous": "false"})
         if await _call(gateway, node, "POST", f"/models?{query}", 200, 202, 404, 409) == 404:
-            raise Absent(f"no archive {name}.mar")
+            raise NoArchive(f"no archive {name}.mar")
     elif all(replica.workers < 1 for replica in replicas.values() if replica.is_default):
         await _call(gateway, node, "PUT", f"/models/{name}?min_worker=1&max_worker=1", 200, 202)
     deadline = asyncio.get_running_loop().time() + READY_S
@@ -113,11 +96,10 @@ async def _load(gateway: Gateway, node: Node, name: str) -> None:
 
 async def _unload(gateway: Gateway, node: Node, name: str) -> None:
     replicas = await _replicas(gateway, node, name)
-    if not replicas:
-        raise Absent(f"Request for unknown model: '{name}' is not found")
     # TorchServe removes the default version only where it is the last.
     for version in sorted(replicas, key=lambda version: replicas[version].is_default):
-        await _call(gateway, node, "DELETE", f"/models/{name}/{version}", 200, 202, 404)
+        path = f"/models/{quote(name, safe='')}/{quote(version, safe='')}"
+        await _call(gateway, node, "DELETE", path, 200, 202, 404)
 
 
 async def _replicas(gateway: Gateway, node: Node, name: str) -> dict[str, Replica]:

@@ -126,12 +126,3 @@ def test_sums_over_nodes_that_come_and_go_never_fall(seen: list[dict[str, float]
         assert succeeded(totals) >= before
         before = succeeded(totals)
     assert before == expected
-
-
-def test_node_that_is_gone_is_forgotten_but_for_the_sums() -> None:
-    totals = Statistics()
-    totals.add({"n1": counted(10)}, NODES, 0)
-    totals.add({"n2": counted(1)}, ["n2"], 0)
-    # Another of its name counts from 0.
-    totals.add({"n1": counted(12)}, NODES, 0)
-    assert succeeded(totals) == 23

@@ -47,14 +47,6 @@ def test_models_of_all_nodes_are_one_fleet(scene: Scene) -> None:
     assert (scene.gateway.fleet.models, list(scene.gateway.fleet.nodes)) == ({}, ["node-2"])
 
 
-def test_dead_node_keeps_what_it_served_with_nothing_ready(scene: Scene) -> None:
-    assert ready(scene) == {"node-1": 1, "node-2": 1}
-    scene.first.close()
-    assert (ready(scene), scene.gateway.nodes.is_up("node-1")) == ({"node-1": 0, "node-2": 1}, False)
-    scene.first.start()
-    assert (ready(scene), scene.gateway.nodes.is_up("node-1")) == ({"node-1": 1, "node-2": 1}, True)
-
-
 def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_again(scene: Scene) -> None:
     scene.first.broken = lambda: web.json_response({"code": 503, "type": "Draining", "message": "."}, status=503)
     # It answers what it has, and what still comes; and makes nothing unready.

@@ -1,12 +1,10 @@
 """What whoever runs the servers decides on the control port: draining, canaries, withdrawals; and the metrics port."""
 
-import os
 from pathlib import Path
 
 import requests
 
 from deploy.gateway.settings import Canary
-from tests.deploy.gateway.envoy.harness import wait
 from tests.deploy.gateway.envoy.stand_ins import described, run
 from tests.deploy.gateway.scene import Scene
 
@@ -34,19 +32,6 @@ def test_draining_configures_envoy_and_outlives_a_restart(scene: Scene) -> None:
     assert scene.fleet.draining == set()
     scene.envoy.is_running = False
     assert [node["in_flight"] for node in scene.ask("GET", "/control/nodes")[1]] == [None, None]
-
-
-def test_node_that_leaves_the_settings_is_not_draining_when_it_comes_back(scene: Scene) -> None:
-    both = [scene.first.node, scene.second.node]
-
-    async def configure(count: int) -> None:
-        scene.gateway.configure(scene.settings, both[-count:])
-
-    scene.ask("PUT", "/control/nodes/node-1", {"draining": True})
-    for count in (1, 2):
-        run(configure(count))
-        wait(lambda count=count: len(scene.fleet.nodes) == count)  # type: ignore[misc]
-    assert scene.fleet.draining == set()
 
 
 # -- canaries -----------------------------------------------------------------------------------------------------
@@ -176,15 +161,6 @@ def test_decision_that_cannot_be_is_refused(scene: Scene) -> None:
     ):
         found, document = scene.ask("PUT", path, data=body)
         assert (found, words in document["error"]) == (status, True), (path, body, document)
-
-
-def test_decision_that_cannot_be_kept_does_not_hold(scene: Scene) -> None:
-    blocked = scene.folder / f"decisions.{os.getpid()}"
-    blocked.mkdir()
-    assert scene.ask("PUT", "/control/nodes/node-1", {"draining": True})[0] == 500
-    assert scene.gateway.fleet.draining == set()
-    blocked.rmdir()
-    assert scene.ask("PUT", "/control/nodes/node-1", {"draining": True})[0] == 200
 
 
 def test_page_of_another_site_decides_nothing(scene: Scene) -> None:

@@ -104,14 +104,6 @@ def test_readiness_is_that_of_all_workers(scene: Scene) -> None:
     assert ready() == (False, 503)
 
 
-def test_dead_node_makes_the_server_unready_and_its_models_not(scene: Scene) -> None:
-    scene.first.close()
-    scene.look()
-    assert (scene.gateway.fleet.is_ready, scene.status("/v2/models/classifier/ready")) == (False, 200)
-    scene.ask("PUT", "/control/nodes/node-1", {"draining": True})
-    assert scene.gateway.fleet.is_ready
-
-
 def test_statistics_are_summed_over_nodes(scene: Scene) -> None:
     def count(path: str) -> int:
         (found,) = scene.ask("GET", path)[1]["model_stats"]
