@@ -23,7 +23,6 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
         ("node", "POST", "/predictions/m/2", "/predictions/m/2.0"),
         ("node", "POST", "/v2/models/m/infer", "/predictions/m"),
         ("node", "POST", "/v2/models/m/versions/1/infer", "/predictions/m/1.0"),
-        # Made plain first.
         ("node", "POST", "//predictions//%6d", "/predictions/m"),
         ("control", "GET", "/", None),
         ("control", "GET", "/page/app.js", None),
@@ -47,10 +46,7 @@ def test_inference_arrives_at_a_node_and_questions_at_the_control_process(
         ("GET", "/models/m?customized=true"),
         ("POST", "/predictions/unknown"),
         ("POST", "/predictions/m/3"),
-        ("POST", "/predictions/m/1.0/more"),
         ("DELETE", "/predictions/m"),
-        ("POST", "/"),
-        ("GET", "/pages"),
         ("POST", INFER),
         # Management, which is not let through.
         ("POST", "/v2/repository/index"),
@@ -115,9 +111,8 @@ def raw_deflate(body: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("deflate", raw_deflate)]
 )
-@pytest.mark.parametrize("size", [1, 100_000])
-def test_compressed_bodies_arrive_inflated(gateway: Gateway, encoding: str, pack: Pack, size: int) -> None:
-    body = random.Random(1).randbytes(size)
+def test_compressed_bodies_arrive_inflated(gateway: Gateway, encoding: str, pack: Pack) -> None:
+    body = random.Random(1).randbytes(size := 100_000)
     found = gateway.received("POST", "/predictions/m", data=pack(body), headers={"Content-Encoding": encoding})
     assert (found["bytes"], found["sha256"]) == (size, hashlib.sha256(body).hexdigest())
     assert found["headers"].get("content-length") == str(size)
@@ -165,10 +160,8 @@ def test_grpc_compressed_messages_arrive_inflated(gateway: Gateway, compression:
 @pytest.mark.parametrize(
     ("method", "message", "status", "text"),
     [
-        ("ModelInfer", b"", 3, "model_name is empty"),
         ("ModelInfer", b"\x12\x011", 3, "model_name is empty"),
         ("ModelInfer", b"\x0a\xff", 3, "no ModelInferRequest"),
-        ("ModelInfer", b"\x0b", 3, "no ModelInferRequest"),
         ("ModelStreamInfer", b"", 12, "ModelStreamInfer is not supported"),
         ("/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions", b"", 12, "only inference."),
         ("/predictions/m", b"", 12, "only inference."),
