@@ -65,14 +65,13 @@ class Tally:
     failed: int = 0
 
 
-def predict(options: argparse.Namespace, management: Management, client: Client, servers: int) -> int:
+def predict(options: argparse.Namespace, management: Management, client: Client) -> int:
     """Ask for every file of a folder, or every line of a file, that has no answer yet; return the exit code.
 
     Args:
         options: those of the command; `out` is the file itself.
         management: says how much a server takes at a time.
         client: sends the requests.
-        servers: number of servers that it asks.
     """
     started_s = time.monotonic()
     asked = dict(options.option)
@@ -84,7 +83,7 @@ def predict(options: argparse.Namespace, management: Management, client: Client,
         # A shard of few inputs may have none of them, and is done.
         if not count and next(iter(everything), None) is None:
             raise InvalidPayload(f"{shown(options.path)}: nothing in it to predict")
-        in_flight = options.in_flight or servers * _in_flight(management, options.model, options.path)
+        in_flight = options.in_flight or _in_flight(management, options.model, options.path)
         with _progress() as progress, FuturesClient(client, in_flight, max_queue_items=READY) as futures:
             bar = progress.add_task(options.model, total=count - answers.earlier, failed="")
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from urllib3 import disable_warnings
 from urllib3.exceptions import InsecureRequestWarning
@@ -18,6 +19,7 @@ from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, TLSFailed, Unreachable
 from torchserve_client.gateway import DEFAULT_URL as DEFAULT_GATEWAY
 from torchserve_client.inputs import Shard, shown
+from torchserve_client.management import Management
 from torchserve_client.nodes import Nodes, read_keys
 from torchserve_client.retry import RetryPolicy
 from torchserve_client.version import VERSION
@@ -75,15 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _asking(options: argparse.Namespace, nodes: Nodes, token: str | None, trust: dict[str, Any]) -> int:
     """Run a command that asks the inference API, too."""
-    servers = _servers(options)
+    server = options.server or os.environ.get(URL, DEFAULT_URL)
     if options.command == "describe":
         # A person waits: what is not there now is left out.
-        with Client(servers, token=token, retry=RetryPolicy(attempts=1), **trust) as client:
+        with Client(server, token=token, retry=RetryPolicy(attempts=1), **trust) as client:
             return commands.describe(options, nodes, client)
-    with Client(servers, token=token, timeout_s=options.timeout, **trust) as client:
+    with Client(server, token=token, timeout_s=options.timeout, **trust) as client:
         if options.command in commands.OF_A_CLIENT:
             return commands.OF_A_CLIENT[options.command](options, client)
-        return bulk.predict(options, next(iter(nodes.by_name.values())), client, len(servers))
+        return bulk.predict(options, next(iter(nodes.by_name.values())), client)
 
 
 def _failed(words: str, code: int) -> int:
@@ -105,32 +107,27 @@ def _nodes(options: argparse.Namespace, keys: dict[str, str], trust: dict[str, A
     """Return the servers of the command line, or else those of the environment."""
     if file := options.nodes or (not options.management and os.environ.get(NODES)):
         return Nodes.read(Path(file), **trust)
-    urls = options.management or _listed(os.environ.get(MANAGEMENT_URL, DEFAULT_MANAGEMENT_URL))
-    # The inference APIs are theirs if both come from one place: the command line, the environment, or the defaults.
-    places = [(bool(options.server), URL), (bool(options.management), MANAGEMENT_URL)]
-    are_theirs = len({(is_option, not is_option and name in os.environ) for is_option, name in places}) == 1
-    servers = _servers(options)
-    named = servers if are_theirs and len(servers) == len(urls) else []
-    return Nodes.at(urls, named, keys.get("inference"), token=keys.get("management"), **trust)
-
-
-def _servers(options: argparse.Namespace) -> list[str]:
-    """Return the inference APIs of the command line, or else those of the environment."""
-    return list(dict.fromkeys(options.server or _listed(os.environ.get(URL, DEFAULT_URL))))
-
-
-def _listed(urls: str) -> list[str]:
-    return [url.strip().rstrip("/") for url in urls.split(",")]
+    url = options.management or os.environ.get(MANAGEMENT_URL, DEFAULT_MANAGEMENT_URL)
+    name = urlsplit(url).netloc or url
+    inference = {}
+    # Both addresses are of one server if they come from one place: the command line, the environment, or the defaults.
+    if bool(options.server) == bool(options.management) and (
+        options.server or len({URL, MANAGEMENT_URL} & {*os.environ}) != 1
+    ):
+        inference[name] = Client(
+            options.server or os.environ.get(URL, DEFAULT_URL), token=keys.get("inference"), **trust
+        )
+    return Nodes({name: Management(url, token=keys.get("management"), **trust)}, inference=inference)
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the parser of every command with its arguments."""
     root = argparse.ArgumentParser(prog="torchserve-client", description="Operate and use a TorchServe.")
     root.add_argument("--version", action="version", version=f"torchserve-client {VERSION}")
-    words = f"inference API; again for each of several gateways or servers; default: ${URL} or {DEFAULT_URL}"
-    root.add_argument("--server", action="append", metavar="URL", help=words)
-    words = f"management API; again for each of several nodes; default: ${MANAGEMENT_URL} or {DEFAULT_MANAGEMENT_URL}"
-    root.add_argument("--management", action="append", metavar="URL", help=words)
+    words = f"inference API of a server or gateway; default: ${URL} or {DEFAULT_URL}"
+    root.add_argument("--server", metavar="URL", help=words)
+    words = f"management API; default: ${MANAGEMENT_URL} or {DEFAULT_MANAGEMENT_URL}"
+    root.add_argument("--management", metavar="URL", help=words)
     words = f"the nodes.json of make serve: all of its nodes, each with its key; default: ${NODES}"
     root.add_argument("--nodes", type=Path, metavar="FILE", help=words)
     words = "TorchServe's key_file.json, where the server asks for tokens"

@@ -3,9 +3,8 @@
     payload + options -> payloads.body -> tries within one deadline -> answer, or one error of client.errors
     model             -> GET from the gateway or the model          -> Metadata
 
-Several servers that serve the same models are asked in turn, and a try that one of them does not answer goes to
-another. Each try carries `X-Timeout-Ms`, what is left of the deadline, so that a server does not work for a caller who
-has gone. Threads may share a client.
+Each try carries `X-Timeout-Ms`, what is left of the deadline, so that a server does not work for a caller who has gone.
+Threads may share a client. Several servers that serve the same models have a gateway in front of them.
 """
 
 import random
@@ -18,16 +17,15 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 from urllib.parse import quote
 
-from torchserve_client import payloads, tls
-from torchserve_client.errors import ClientError, Closed, DeadlineExceeded, NoConnection, raise_failed
+from torchserve_client import payloads
+from torchserve_client.errors import Closed, DeadlineExceeded, raise_failed
 from torchserve_client.management import Management
 from torchserve_client.metadata import HEADER, IN_FLIGHT, Get, Metadata, asked
 from torchserve_client.payloads import Body
 from torchserve_client.replies import answered, error_of, is_list, parsed
 from torchserve_client.retry import RetryPolicy, retried
-from torchserve_client.servers import Servers
 from torchserve_client.streams import MEDIA_TYPE, Stream
-from torchserve_client.transport import Incoming, Opened, Outgoing, PooledTransport, Transport, authorization
+from torchserve_client.transport import Cert, Incoming, Opened, Outgoing, Transport, Verify, authorization
 
 TIMEOUT_HEADER = "X-Timeout-Ms"
 
@@ -43,18 +41,18 @@ class Ranked:
 
 
 class Client:
-    """Asks a server for predictions, or several that serve the same."""
+    """Asks one server, or the gateway in front of several, for predictions."""
 
     def __init__(
         self,
-        url: str | Sequence[str] = "http://127.0.0.1:8080",
+        url: str = "http://127.0.0.1:8080",
         management_url: str | None = None,
         token: str | None = None,
         timeout_s: float = 60.0,
         *,
         management_token: str | None = None,
-        verify: tls.Verify = True,
-        cert: tls.Cert | None = None,
+        verify: Verify = True,
+        cert: Cert | None = None,
         retry: RetryPolicy | None = None,
         transport: Transport | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -64,21 +62,24 @@ class Client:
         """Address a server; nothing is sent yet.
 
         Args:
-            url: address of the inference API; or those of several servers or gateways that serve the same models, which
-                are asked in turn. One that is gone, or has no such model, is left out for a while, and its requests are
-                sent to another.
+            url: address of the inference API.
             management_url: address of the management API, which ChunkingClient asks for a model's batch_size.
             token, management_token: keys of each API, where token authorization is on.
             timeout_s: deadline of a call in seconds, from its first try to the last byte of its answer.
-            verify, cert: the certificates that are trusted and the client's own, as in `PooledTransport`.
+            verify, cert: the certificates that are trusted and the client's own, as in `Transport`.
             retry: what is tried again; None means the default policy.
             transport, clock, sleep, dice: replacements for tests that use no sockets and no time.
+
+        Raises:
+            ValueError: several addresses were given.
         """
-        self._servers = Servers([url] if isinstance(url, str) else url, clock)
+        if not isinstance(url, str):
+            raise ValueError("a client has one address: put the gateway in front of several servers (docs/gateway.md)")
+        self._url = url.rstrip("/")
         self._headers = authorization(token)
         self._timeout_s = timeout_s
         self._policy = retry or RetryPolicy()
-        self._transport = transport or PooledTransport(verify=verify, cert=cert, hosts=len(self._servers.urls))
+        self._transport = transport or Transport(verify=verify, cert=cert)
         self._closed = threading.Event()
         self._clock, self._sleep, self._dice = clock, sleep or self._wait, dice
         self._management: Management | None = None
@@ -193,7 +194,7 @@ class Client:
             ServerFailed: the model does not say.
             ClientError: the same as of `predict`.
         """
-        return self._run(lambda url, left_s: asked(self._get(url, left_s), model, version), timeout_s)
+        return self._run(lambda left_s: asked(self._get(left_s), model, version), timeout_s)
 
     def in_flight(self, model: str, version: str, *, timeout_s: float | None = None) -> int | None:
         """Ask the worker of a version how many other requests it has, by a request that goes through its queue.
@@ -247,44 +248,18 @@ class Client:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _run(self, ask: Callable[[str, float], T], timeout_s: float | None) -> T:
+    def _run(self, attempt: Callable[[float], T], timeout_s: float | None) -> T:
         """Make tries within one deadline.
 
         Args:
-            ask: asks one server; takes its address, and the seconds that are left.
+            attempt: asks the server once; takes the seconds that are left.
             timeout_s: deadline of all tries; None means the client's.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        attempt = partial(self._try, ask)
         return retried(attempt, timeout_s, self._policy, clock=self._clock, sleep=self._sleep, dice=self._dice)
 
-    def _try(self, ask: Callable[[str, float], T], left_s: float) -> T:
-        """Ask one server; where it is gone or lacks the model, another one at once, until each was asked."""
-        ends_s = self._clock() + left_s
-        tried: list[str] = []
-        while True:
-            url = self._servers.next_url(tried)
-            tried.append(url)
-            try:
-                answer = ask(url, left_s)
-            except ClientError as error:
-                if not _is_of_server(error):
-                    raise
-                self._servers.failed(url)
-                is_last = len(tried) >= len(self._servers.urls)
-                left_s = ends_s - self._clock()
-                if is_last or left_s <= 0 or not self._may_ask_another(error):
-                    raise
-            else:
-                self._servers.succeeded(url)
-                return answer
-
-    def _may_ask_another(self, error: ClientError) -> bool:
-        """Return whether to ask another server at once; after 503 or 429 there is a pause before the next try."""
-        return error.status == 404 or (isinstance(error, NoConnection) and self._policy.allows(error))
-
-    def _open(self, call: Outgoing, url: str, left_s: float) -> Opened:
-        opened = self._transport.open(self._addressed(call, url, left_s), left_s)
+    def _open(self, call: Outgoing, left_s: float) -> Opened:
+        opened = self._transport.open(self._addressed(call, left_s), left_s)
         if not 200 <= opened.status < 300:
             try:
                 raise error_of(Incoming(opened.status, b"".join(opened.chunks), opened.headers, opened.reason))
@@ -292,25 +267,25 @@ class Client:
                 opened.close()
         return opened
 
-    def _send(self, call: Outgoing, body: Body | None, url: str, left_s: float) -> Incoming:
-        incoming = self._transport.send(self._addressed(call, url, left_s), left_s)
+    def _send(self, call: Outgoing, body: Body | None, left_s: float) -> Incoming:
+        incoming = self._transport.send(self._addressed(call, left_s), left_s)
         if not 200 <= incoming.status < 300 and not (body and is_list(incoming, body)):
             raise error_of(incoming)
         return incoming
 
-    def _addressed(self, call: Outgoing, url: str, left_s: float) -> Outgoing:
+    def _addressed(self, call: Outgoing, left_s: float) -> Outgoing:
         """Complete a call whose url is a path."""
         headers = {**self._headers, **call.headers, TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
-        return replace(call, url=url + call.url, headers=headers)
+        return replace(call, url=self._url + call.url, headers=headers)
 
-    def _get(self, url: str, left_s: float) -> Get:
-        """Make what gets the JSON of one server's paths, all of them within so many seconds."""
+    def _get(self, left_s: float) -> Get:
+        """Return a function that gets the JSON of paths, all of them within so many seconds."""
         ends_s = self._clock() + left_s
 
         def get(path: str, headers: Mapping[str, str] | None = None) -> Any:
             if (rest_s := ends_s - self._clock()) <= 0:
-                raise DeadlineExceeded(f"{url}: no answer within {left_s:.3g} s")
-            return parsed(self._send(Outgoing("GET", path, headers=headers or {}), None, url, rest_s).body)
+                raise DeadlineExceeded(f"{self._url}: no answer within {left_s:.3g} s")
+            return parsed(self._send(Outgoing("GET", path, headers=headers or {}), None, rest_s).body)
 
         return get
 
@@ -321,8 +296,3 @@ class Client:
 
 def _path(model: str, version: str | None) -> str:
     return "/predictions/" + "/".join(quote(part, safe="") for part in (model, version) if part is not None)
-
-
-def _is_of_server(error: ClientError) -> bool:
-    """Return whether an error says something about the server, and not about what it was asked."""
-    return isinstance(error, NoConnection | DeadlineExceeded) or error.status in (404, 429, 503)

@@ -113,8 +113,8 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
     """
     is_one = len(nodes.by_name) == 1
 
-    def one(name: str) -> list[dict[str, Any]]:
-        models = _described(options, nodes.by_name[name])
+    def one(name: str, management: Management) -> list[dict[str, Any]]:
+        models = _described(options, management)
         if not options.json:
             # At once: another node may fail.
             if not is_one:
@@ -217,11 +217,11 @@ def on_each(run: Callable[[argparse.Namespace, Management], int], options: argpa
         NodesFailed: some of several failed; the others have done it.
     """
 
-    def one(name: str) -> int:
+    def one(name: str, management: Management) -> int:
         if len(nodes.by_name) > 1:
             out.print(f"{name}:")
         logs = nodes.logs.get(name, getattr(options, "logs", None))
-        return run(argparse.Namespace(**{**vars(options), "logs": logs}), nodes.by_name[name])
+        return run(argparse.Namespace(**{**vars(options), "logs": logs}), management)
 
     return max(nodes.each_named(one).values())
 

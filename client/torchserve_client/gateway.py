@@ -3,25 +3,18 @@
 It listens on loopback of the gateway's machine, for operators. Its errors are those of `Management`.
 """
 
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from torchserve_client.errors import ClientError, ManagementError
-from torchserve_client.management import POLL_S, Api
+from torchserve_client.management import Api
 
 # Where it listens unless gateway.yaml says otherwise.
 DEFAULT_URL = "http://127.0.0.1:8003"
 # Seconds for an answer of a gateway that was not named: another program may listen there.
 PROBE_S = 2.0
-# Seconds until nothing new arrives after a decision: Envoy reads its files anew within milliseconds.
-MOMENT_S = 1.0
-# Seconds in which the gateway sees what has changed on the nodes; it looks every two.
-SEEN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,82 +125,6 @@ class Gateway(Api):
         """
         self._call("PUT", _model(model), {"version": version, "withdrawn": False})
 
-    @contextmanager
-    def withdrawn(
-        self,
-        model: str,
-        versions: Sequence[str | None] = (None,),
-        *,
-        timeout_s: float,
-        say: Callable[[str], None],
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> Iterator[None]:
-        """Keep a model off the routes, with nothing in flight, while the block unregisters it; or put it back.
-
-        TorchServe leaves requests of a batch that is being filled unanswered when their model is unregistered.
-
-        Args:
-            model: the model's name.
-            versions: versions of it; None means all that are registered.
-            timeout_s: most seconds to wait for what is in flight: the model's responseTimeout.
-            say: called with one line for each step.
-            sleep: waits for a number of seconds.
-
-        Raises:
-            ManagementError: the gateway refuses, or does not answer; all is as it was.
-        """
-        taken: list[str | None] = []
-        try:
-            for version in versions:
-                # It may have been withdrawn even if the answer is lost.
-                taken.append(version)
-                try:
-                    # 400: the gateway has not seen yet that another version is the default.
-                    once_seen(partial(self.withdraw, model, version), 400, sleep)
-                except ManagementError as error:
-                    if error.status != 404:
-                        raise
-                    taken.remove(version)
-            if taken:
-                say(f"{_named(model, taken)}: the gateway sends no new requests")
-                sleep(MOMENT_S)
-                deadline_s = time.monotonic() + timeout_s
-                while (count := self._all_in_flight(model, taken)) != 0 and time.monotonic() <= deadline_s:
-                    sleep(POLL_S)
-                if count != 0:
-                    number = "an unknown number of" if count is None else count
-                    say(f"{_named(model, taken)}: {number} requests still in flight after {timeout_s:g} s")
-            yield
-        except BaseException:
-            for version in taken:
-                self._put_back(model, version, say)
-            raise
-        # The gateway forgets what is gone when it next looks; now a model that is registered anew is served at once.
-        with suppress(ManagementError):
-            for version in taken:
-                self.restore(model, version)
-
-    def _all_in_flight(self, model: str, versions: Sequence[str | None]) -> int | None:
-        """Count the requests in flight; None where the gateway does not know the number."""
-        counts: list[int | None] = []
-        for version in versions:
-            try:
-                counts.append(self.in_flight(model, version))
-            except ManagementError as error:
-                if error.status != 404:
-                    raise
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
-
-    def _put_back(self, model: str, version: str | None, say: Callable[[str], None]) -> None:
-        try:
-            self.restore(model, version)
-        except ManagementError as error:
-            if error.status != 404:
-                say(f"{_named(model, [version])}: could not be put back on the gateway's routes: {error.message}")
-        else:
-            say(f"{_named(model, [version])}: the gateway sends requests again")
-
 
 def in_front_of(urls: Collection[str], named: str | None) -> Gateway | None:
     """Return the gateway in front of nodes.
@@ -237,31 +154,6 @@ def in_front_of(urls: Collection[str], named: str | None) -> Gateway | None:
     # A gateway that finds its nodes by a name may know them under other addresses.
     is_theirs = not (theirs & ours and theirs - ours) if named else bool(theirs) and theirs <= ours
     return Gateway(gateway.url) if is_theirs else None
-
-
-def once_seen(call: Callable[[], Any], not_seen: int, sleep: Callable[[float], None]) -> None:
-    """Repeat a call while the gateway refuses it since it has not seen a change on the nodes yet.
-
-    Args:
-        call: the call.
-        not_seen: the status of such a refusal.
-        sleep: waits for a number of seconds.
-    """
-    deadline_s = time.monotonic() + SEEN_S
-    while True:
-        try:
-            call()
-        except ManagementError as error:
-            if error.status != not_seen or time.monotonic() > deadline_s:
-                raise
-        else:
-            return
-        sleep(POLL_S)
-
-
-def _named(model: str, versions: Sequence[str | None]) -> str:
-    named = [version for version in versions if version is not None]
-    return f"{model}: version {', '.join(named)}" if named else model
 
 
 def _place(url: str) -> tuple[str, int | None]:

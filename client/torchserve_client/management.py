@@ -10,10 +10,9 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from torchserve_client import tls
 from torchserve_client.errors import ClientError, DeadlineExceeded, ManagementError, NoConnection, NotReady, Unreachable
 from torchserve_client.replies import parsed, reason
-from torchserve_client.transport import Outgoing, PooledTransport, Transport, authorization
+from torchserve_client.transport import Cert, Outgoing, Transport, Verify, authorization
 
 __all__ = ["Api", "Management", "ManagementError", "NotReady", "Unreachable"]
 
@@ -32,8 +31,8 @@ class Api:
         *,
         token: str | None = None,
         timeout_s: float = 30.0,
-        verify: tls.Verify = True,
-        cert: tls.Cert | None = None,
+        verify: Verify = True,
+        cert: Cert | None = None,
         transport: Transport | None = None,
     ) -> None:
         """Address a server.
@@ -47,7 +46,7 @@ class Api:
         """
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
-        self._transport = transport or PooledTransport(connections=4, verify=verify, cert=cert)
+        self._transport = transport or Transport(connections=4, verify=verify, cert=cert)
         self._headers = authorization(token)
 
     def close(self) -> None:

@@ -1,14 +1,13 @@
 """Several TorchServes that serve the same models: one call to each, and an error that names those that failed.
 
-nodes.json, or addresses -> Nodes -> each(call) -> results by node, or NodesFailed
+nodes.json -> Nodes -> each(call) -> results by node, or NodesFailed
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, NodesFailed
@@ -30,26 +29,6 @@ class Nodes:
     by_name: Mapping[str, Management]
     logs: Mapping[str, Path] = field(default_factory=dict)
     inference: Mapping[str, Client] = field(default_factory=dict)
-
-    @classmethod
-    def at(
-        cls, urls: Sequence[str], inference: Sequence[str] = (), inference_token: str | None = None, **options: Any
-    ) -> "Nodes":
-        """Address servers, each named for its host and port.
-
-        Args:
-            urls: addresses of their management APIs.
-            inference: addresses of their inference APIs, in the same order; none where they are not known.
-            inference_token: key of the inference APIs, where token authorization is on.
-            options: those of `Management`, the same for all; verify and cert count for the inference APIs too.
-        """
-        names = [urlsplit(url).netloc or url for url in urls]
-        trust = {name: value for name, value in options.items() if name in ("verify", "cert")}
-        clients = [Client(url, token=inference_token, **trust) for url in inference]
-        return cls(
-            {name: Management(url, **options) for name, url in zip(names, urls, strict=True)},
-            inference=dict(zip(names, clients, strict=True)) if clients else {},
-        )
 
     @classmethod
     def read(cls, path: Path, **options: Any) -> "Nodes":
@@ -91,15 +70,15 @@ class Nodes:
         Raises:
             NodesFailed: some failed; the others have done it. Of a single node its own error is raised.
         """
-        return self.each_named(lambda name: call(self.by_name[name]))
+        return self.each_named(lambda _, management: call(management))
 
-    def each_named(self, call: Callable[[str], Result]) -> dict[str, Result]:
+    def each_named(self, call: Callable[[str, Management], Result]) -> dict[str, Result]:
         """Do as `each`, with the name of the node for the call."""
         results: dict[str, Result] = {}
         errors: dict[str, ClientError] = {}
-        for name in self.by_name:
+        for name, management in self.by_name.items():
             try:
-                results[name] = call(name)
+                results[name] = call(name, management)
             except ClientError as error:
                 if len(self.by_name) == 1:
                     raise

@@ -17,8 +17,8 @@ version's queue is empty, then until its worker has answered everything.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,13 +26,17 @@ from typing import Any, NamedTuple
 
 from torchserve_client import archives
 from torchserve_client.errors import ClientError, LoadFailed, ManagementError, NotReady, RolloutFailed
-from torchserve_client.gateway import MOMENT_S, Gateway, once_seen
+from torchserve_client.gateway import Gateway
 from torchserve_client.management import POLL_S, Management
 from torchserve_client.nodes import Nodes
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
-# Seconds for a version's queue to empty: five times TorchServe's default of responseTimeout, 120 s.
+# Seconds for what a version has to be answered: five times TorchServe's default of responseTimeout, 120 s.
 DRAIN_S = 600.0
+# Seconds until nothing new arrives after a decision: Envoy reads its files anew within milliseconds.
+MOMENT_S = 1.0
+# Seconds in which the gateway sees what has changed on the nodes; it looks every two.
+SEEN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ class Rollout:
             raise RolloutFailed(f"{model} has no canary: say what is to be tried, --batch-size, --url, ...")
         new = self._register(model, wanted, self.nodes.each(lambda management: management.describe(model)))
         try:
-            once_seen(partial(gateway.set_canary, model, new.version, percent, header), 404, self.sleep)
+            self._once_seen(partial(gateway.set_canary, model, new.version, percent, header), 404)
         except BaseException:
             self._take_back(model, new, list(self.nodes.by_name))
             raise
@@ -173,15 +177,14 @@ class Rollout:
             NodesFailed: some nodes failed; the others have done it.
         """
 
-        def unregister(name: str) -> None:
-            management = self.nodes.by_name[name]
+        def unregister(name: str, management: Management) -> None:
             default = management.describe(model)["modelVersion"]
             # TorchServe wants the default to go last.
             for version in sorted(management.versions(model), key=lambda version: version == default):
                 management.unregister(model, version)
             self._say(name, f"{model}: unregistered")
 
-        with self._withdrawn(model, [None]):
+        with self._withdrawn(model, None):
             self.nodes.each_named(unregister)
 
     # -- the new version --------------------------------------------------------------------------------------------
@@ -254,17 +257,17 @@ class Rollout:
         """
         served: set[Path] = set()
 
-        def retire(name: str) -> None:
-            management, version = self.nodes.by_name[name], versions.get(name)
-            if version is not None and version in management.versions(model):
+        def retire(version: str, name: str, management: Management) -> None:
+            if versions.get(name) == version and version in management.versions(model):
                 old = management.describe(model, version)
                 self._drain(name, model, old)
                 management.unregister(model, version)
                 self._say(name, f"{model}: version {version} is unregistered")
                 served.add(self.model_store / str(old["modelUrl"]))
 
-        with self._withdrawn(model, sorted(set(versions.values()))):
-            self.nodes.each_named(retire)
+        for version in sorted(set(versions.values())):
+            with self._withdrawn(model, version):
+                self.nodes.each_named(partial(retire, version))
         for archive in served:
             # No node needs a copy that an earlier rollout made; workers have unpacked theirs elsewhere.
             if "@" in archive.name:
@@ -285,10 +288,10 @@ class Rollout:
         timeout_s = float(old["responseTimeout"])
         if len(now["workers"]) == 1 and self._answered(name, management, model, now, timeout_s):
             self._say(name, f"{model}: version {version} has answered everything")
-            return
-        # TorchServe answers or replaces a worker within this time.
-        self._say(name, f"{model}: version {version} has an empty queue; its last batches have {timeout_s:g} s")
-        self.sleep(timeout_s)
+        else:
+            # TorchServe answers or replaces a worker within this time.
+            self._say(name, f"{model}: version {version} has an empty queue; its last batches have {timeout_s:g} s")
+            self.sleep(timeout_s)
 
     def _answered(
         self, name: str, management: Management, model: str, old: Mapping[str, Any], timeout_s: float
@@ -300,8 +303,7 @@ class Rollout:
         """
         version = str(old["modelVersion"])
         try:
-            is_continuous = archives.describe(self.model_store / str(old["modelUrl"])).is_continuous
-            if not is_continuous:
+            if not archives.describe(self.model_store / str(old["modelUrl"])).is_continuous:
                 return management.pass_through_worker(model, version, timeout_s)
             if (inference := self.nodes.inference.get(name)) is None:
                 return False
@@ -319,21 +321,63 @@ class Rollout:
 
     # -- the gateway ------------------------------------------------------------------------------------------------
 
-    def _withdrawn(self, model: str, versions: Sequence[str | None]) -> AbstractContextManager[None]:
-        """Keep versions off the gateway's routes, where there is one, while the block unregisters them."""
-        if self.gateway is None:
-            return nullcontext()
-        timeout_s = self._response_timeout_s(model)
-        return self.gateway.withdrawn(model, versions, timeout_s=timeout_s, say=self.say, sleep=self.sleep)
+    @contextmanager
+    def _withdrawn(self, model: str, version: str | None) -> Iterator[None]:
+        """Keep a version off the gateway's routes, with nothing in flight, while the block unregisters it.
 
-    def _response_timeout_s(self, model: str) -> float:
-        """Return the longest responseTimeout of the model's versions, in seconds; 0 where no node answers."""
-        longest_s = 0.0
-        for management in self.nodes.by_name.values():
-            with suppress(ClientError):
-                for version in management.versions(model):
-                    longest_s = max(longest_s, float(management.describe(model, version)["responseTimeout"]))
-        return longest_s
+        TorchServe leaves requests of a batch that is being filled unanswered when their model is unregistered. Where
+        the block fails, the version is put back. Without a gateway nothing is done. None means all versions.
+        """
+        if (gateway := self.gateway) is None:
+            yield
+            return
+        named = model if version is None else f"{model}: version {version}"
+        is_served = True
+        try:
+            try:
+                # 400: the gateway has not seen yet that another version is the default.
+                self._once_seen(partial(gateway.withdraw, model, version), 400)
+                self.say(f"{named}: the gateway sends no new requests")
+                self._wait_answered(gateway, model, version, named)
+            except ManagementError as error:
+                if error.status != 404:
+                    raise
+                is_served = False
+            yield
+        except BaseException:
+            # It may have been withdrawn even if the answer was lost.
+            if is_served:
+                try:
+                    gateway.restore(model, version)
+                    self.say(f"{named}: the gateway sends requests again")
+                except ManagementError as error:
+                    self.say(f"{named}: could not be put back on the gateway's routes: {error.message}")
+            raise
+        # The gateway forgets what is gone when it next looks; now a model that is registered anew is served at once.
+        with suppress(ManagementError):
+            gateway.restore(model, version)
+
+    def _wait_answered(self, gateway: Gateway, model: str, version: str | None, named: str) -> None:
+        """Wait until the gateway has nothing in flight for a version; it may not know the number for a while."""
+        self.sleep(MOMENT_S)
+        deadline_s = time.monotonic() + DRAIN_S
+        while (count := gateway.in_flight(model, version)) != 0:
+            if time.monotonic() > deadline_s:
+                number = "an unknown number of" if count is None else count
+                self.say(f"{named}: {number} requests still in flight after {DRAIN_S:g} s")
+                return
+            self.sleep(POLL_S)
+
+    def _once_seen(self, call: Callable[[], None], not_seen: int) -> None:
+        """Repeat a call while the gateway answers `not_seen`: it has not seen a change on the nodes yet."""
+        deadline_s = time.monotonic() + SEEN_S
+        while True:
+            try:
+                return call()
+            except ManagementError as error:
+                if error.status != not_seen or time.monotonic() > deadline_s:
+                    raise
+            self.sleep(POLL_S)
 
     def _canary(self, model: str) -> str:
         if (canary := self._edge().canary(model)) is None:

@@ -9,24 +9,35 @@ handshake, the upload or the answer. `close` does the same to all requests in fl
 """
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import certifi
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager, Timeout
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
+from urllib3.util.ssl_ import create_urllib3_context
 
-from torchserve_client import tls
 from torchserve_client.errors import Closed, DeadlineExceeded, InvalidPayload, NoConnection, TLSFailed
 
 # Seconds for each address of a host to accept a connection: TCP sends its first packet again after one and three.
 CONNECT_S = 5.0
+# Environment variables that name the certificates to trust where `verify` does not: those of requests and of curl.
+BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+
+Name = str | os.PathLike[str]
+# Whether certificates are checked, or the file or folder of those that are trusted.
+Verify = bool | Name
+# One file with certificate and key, or one of each.
+Cert = Name | tuple[Name, Name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +77,29 @@ class Opened:
     reason: str = ""
 
 
-class Transport(Protocol):
-    """Sends requests, from several threads at once."""
+class Transport:
+    """Sends requests, from several threads at once; it uses no proxy and no .netrc of the environment."""
+
+    def __init__(self, connections: int = 64, *, verify: Verify = True, cert: Cert | None = None) -> None:
+        """Open no connection yet.
+
+        Args:
+            connections: connections to a server that are kept; more threads open others for one request.
+            verify: whether the certificate of an https server is checked, or the file or folder of the CA bundle to
+                check it against. True uses the bundle that REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names, or certifi's.
+            cert: the client's certificate: a file with certificate and key, or (certificate, key).
+        """
+        self._pools = PoolManager(maxsize=connections)
+        self._pools.pool_classes_by_scheme = {
+            "http": _Pool,
+            # A context takes 20 ms: it is made when a server first needs it.
+            "https": partial(_tls_pool, verify, cert),  # type: ignore[dict-item]
+        }
+        self._exchanges: set[_Exchange] = set()
+        self._is_closed = False
 
     def send(self, request: Outgoing, timeout_s: float) -> Incoming:
-        """Send a request once and wait for its answer.
+        """Send a request once and wait for its answer; resolving a host's name is bounded by the system alone.
 
         Args:
             request: the request.
@@ -82,41 +111,6 @@ class Transport(Protocol):
             DeadlineExceeded: the answer was not complete within `timeout_s`.
             Closed: `close` was called.
         """
-
-    def open(self, request: Outgoing, timeout_s: float) -> Opened:
-        """Send a request once and wait for the head of its answer; arguments and errors are those of `send`."""
-
-    def close(self) -> None:
-        """End all requests in flight, and send no more."""
-
-
-class PooledTransport:
-    """The transport of `Client`, `Management` and `Gateway`; it uses no proxy and no .netrc of the environment."""
-
-    def __init__(
-        self, connections: int = 64, *, verify: tls.Verify = True, cert: tls.Cert | None = None, hosts: int = 1
-    ) -> None:
-        """Open no connection yet.
-
-        Args:
-            connections: connections to a server that are kept; more threads open others for one request.
-            verify: whether the certificate of an https server is checked, or the file or folder of the CA bundle to
-                check it against. True uses the bundle that REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names, or certifi's.
-            cert: the client's certificate: a file with certificate and key, or (certificate, key).
-            hosts: number of servers to which connections are kept.
-        """
-        # A server may have two names.
-        self._pools = PoolManager(num_pools=2 * hosts, maxsize=connections)
-        self._pools.pool_classes_by_scheme = {
-            "http": _Pool,
-            # A context takes 20 ms: it is made when a server first needs it.
-            "https": partial(_tls_pool, verify, cert),  # type: ignore[dict-item]
-        }
-        self._exchanges: set[_Exchange] = set()
-        self._is_closed = False
-
-    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
-        """See `Transport.send`; resolving a host's name is bounded by the system alone."""
         opened = self.open(request, timeout_s)
         try:
             return Incoming(opened.status, b"".join(opened.chunks), opened.headers, opened.reason)
@@ -124,7 +118,7 @@ class PooledTransport:
             opened.close()
 
     def open(self, request: Outgoing, timeout_s: float) -> Opened:
-        """See `Transport.open`."""
+        """Send a request once and wait for the head of its answer; arguments and errors are those of `send`."""
         exchange = _Exchange(timeout_s)
         self._exchanges.add(exchange)
 
@@ -186,11 +180,11 @@ class PooledTransport:
             for cause in causes:
                 # A server that goes away ends TLS in these two ways; trying again may help then.
                 if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-                    raise TLSFailed(f"{origin}: TLS: {tls.reason(cause)}") from error
+                    raise TLSFailed(f"{origin}: TLS: {_tls_reason(cause)}") from error
             raise NoConnection(f"{origin}: the connection was lost before the answer came", was_sent=True) from error
 
     def close(self) -> None:
-        """See `Transport.close`."""
+        """End all requests in flight, and send no more."""
         self._is_closed = True
         for exchange in list(self._exchanges):
             exchange.cut()
@@ -274,8 +268,40 @@ class _TLSPool(HTTPSConnectionPool):
     ConnectionCls = _TLSConnection
 
 
-def _tls_pool(verify: tls.Verify, cert: tls.Cert | None, *where: Any, **options: Any) -> _TLSPool:
-    return _TLSPool(*where, **options, ssl_context=tls.context(verify, cert))
+def _tls_pool(verify: Verify, cert: Cert | None, *where: Any, **options: Any) -> _TLSPool:
+    return _TLSPool(*where, **options, ssl_context=_tls_context(verify, cert))
+
+
+def _tls_context(verify: Verify, cert: Cert | None) -> ssl.SSLContext:
+    """Make a TLS context; raise TLSFailed for a file that cannot be used."""
+    made = create_urllib3_context()
+    if verify is False:
+        made.check_hostname = False
+        made.verify_mode = ssl.CERT_NONE
+    else:
+        named = next(filter(None, map(os.environ.get, BUNDLES)), None) or certifi.where()
+        bundle = Path(named if isinstance(verify, bool) else verify)
+        try:
+            made.load_verify_locations(*([None, bundle] if bundle.is_dir() else [bundle]))
+        except OSError as error:
+            raise TLSFailed(f"verify: {bundle}: {_tls_reason(error)}") from error
+    if cert is not None:
+        certificate, key = cert if isinstance(cert, tuple) else (cert, cert)
+        try:
+            # Without a password OpenSSL would ask for one on the terminal.
+            made.load_cert_chain(certificate, key, password="")
+        except OSError as error:
+            raise TLSFailed(f"cert: {certificate}, {key}: {_tls_reason(error)}") from error
+    return made
+
+
+def _tls_reason(error: OSError) -> str:
+    """Return the words of an error of the system or of OpenSSL, without its place in a source file."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "no certificate in it").lower().replace("_", " ")
+    return error.strerror or str(error)
 
 
 def authorization(token: str | None) -> dict[str, str]:

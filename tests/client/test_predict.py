@@ -114,20 +114,6 @@ def test_shards_ask_for_everything_once_and_each_goes_on_by_itself(server: Serve
     assert sorted(asked) == ["changed", "new"]
 
 
-def test_predict_goes_round_several_servers_and_does_without_one_that_is_gone(server: Server, tmp_path: Path) -> None:
-    path, other = tmp_path / "lines.txt", Server()
-    path.write_text("".join(f"{number}\n" for number in range(40)))
-    with serving(other) as other.url:
-        command = ["predict", "m", str(path), "--chunk", "1", "--out"]
-        both = ["--server", server.url, "--server", other.url, "--management", server.url]
-        assert main([*both, *command, str(tmp_path / "both.jsonl")]) == 0
-        assert len(server.asked) == len(other.asked) == 20
-    server.asked.clear()
-    assert main([*both, *command, str(tmp_path / "one.jsonl")]) == 0
-    assert len(server.asked) == 40
-    assert answers(tmp_path / "both.jsonl") == answers(tmp_path / "one.jsonl")
-
-
 def test_run_that_is_interrupted_or_killed_goes_on_from_its_last_answer(server: Server, tmp_path: Path) -> None:
     path, out = tmp_path / "lines.txt", tmp_path / "out.jsonl"
     # Seconds of work, so that a run ends in its middle.

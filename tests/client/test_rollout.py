@@ -74,6 +74,8 @@ class FakeGateway(Fake):
         # What it was told of the model, with the versions of each node at that moment.
         self.servers: list[FakeServer] = []
         self.withdrawals: list[tuple[str | None, bool, list[list[str]]]] = []
+        # Requests in flight at each look; None while Envoy does not answer.
+        self.in_flight: list[int | None] = [None, 3, 0]
 
     def send(self, request: Outgoing, timeout_s: float) -> Incoming:
         if "/control/models/" in request.url:
@@ -96,7 +98,9 @@ class FakeGateway(Fake):
             asked = json.loads(request.body)
             version, is_withdrawn = asked["version"], asked["withdrawn"]
             self.withdrawals.append((version, is_withdrawn, [list(server.versions) for server in self.servers]))
-        return ok({"model": MODEL, "version": version, "is_withdrawn": is_withdrawn, "in_flight": 0})
+            return ok({})
+        assert all(version is None or version in server.versions for server in self.servers)
+        return ok({"in_flight": self.in_flight.pop(0) if len(self.in_flight) > 1 else self.in_flight[0]})
 
 
 class Worker(Fake):
@@ -178,6 +182,7 @@ def test_rollout_behind_a_gateway_withdraws_the_old_version_when_no_node_has_it_
     gateway.servers = servers
     rollouts(store, *servers, gateway=gateway).run(MODEL, Wanted(batch_size=4))
     assert gateway.withdrawals == [("1.0", True, [["1.0", "1.0-r2"]] * 2), ("1.0", False, [["1.0-r2"]] * 2)]
+    assert gateway.in_flight == [0]
     for server in servers:
         assert server.calls.index("PUT /models/m/1.0-r2/set-default") < server.calls.index("DELETE /models/m/1.0")
 
@@ -187,6 +192,14 @@ def test_old_version_that_cannot_be_unregistered_is_put_back(store: Path) -> Non
     with pytest.raises(NodesFailed, match="node-1: no room; done: node-2"):
         rollouts(store, *servers, gateway=gateway).run(MODEL, Wanted(batch_size=4))
     assert [each[:2] for each in gateway.withdrawals] == [("1.0", True), ("1.0", False)]
+
+
+def test_model_is_unregistered_when_the_gateway_has_nothing_in_flight_and_forgotten_then(store: Path) -> None:
+    servers, gateway = [FakeServer(), FakeServer()], FakeGateway()
+    gateway.servers = servers
+    rollouts(store, *servers, gateway=gateway).unregister(MODEL)
+    assert gateway.withdrawals == [(None, True, [["1.0"]] * 2), (None, False, [[]] * 2)]
+    assert gateway.in_flight == [0]
 
 
 def tried(store: Path) -> tuple[list[FakeServer], FakeGateway, Callable[[], Rollout]]:

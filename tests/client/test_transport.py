@@ -8,11 +8,11 @@ import pytest
 from tests.client.conftest import Listen
 from tests.client.listener import answering, silent
 from torchserve_client import Client, Closed, NoConnection
-from torchserve_client.transport import Outgoing, PooledTransport
+from torchserve_client.transport import Outgoing, Transport
 
 
 def send(url: str, timeout_s: float = 5) -> bytes:
-    transport = PooledTransport()
+    transport = Transport()
     try:
         return transport.send(Outgoing("POST", f"{url}/predictions/m", b"x"), timeout_s).body
     finally:
