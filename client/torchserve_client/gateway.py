@@ -15,6 +15,8 @@ from torchserve_client.management import Api
 DEFAULT_URL = "http://127.0.0.1:8003"
 # Seconds for an answer of a gateway that was not named: another program may listen there.
 PROBE_S = 2.0
+# Seconds until nothing new arrives after a decision: Envoy reads its files anew within milliseconds.
+MOMENT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,15 +26,13 @@ from typing import Any, NamedTuple
 
 from torchserve_client import archives
 from torchserve_client.errors import ClientError, LoadFailed, ManagementError, NotReady, RolloutFailed
-from torchserve_client.gateway import Gateway
+from torchserve_client.gateway import MOMENT_S, Gateway
 from torchserve_client.management import POLL_S, Management
 from torchserve_client.nodes import Nodes
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 # Seconds for what a version has to be answered: five times TorchServe's default of responseTimeout, 120 s.
 DRAIN_S = 600.0
-# Seconds until nothing new arrives after a decision: Envoy reads its files anew within milliseconds.
-MOMENT_S = 1.0
 # Seconds in which the gateway sees what has changed on the nodes; it looks every two.
 SEEN_S = 20.0
 
