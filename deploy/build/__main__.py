@@ -104,7 +104,10 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
         f"no more than {MOST} are taken"
     )
     group.add_argument("--calibrate", type=Path, metavar="FOLDER|FILE", help=words)
-    words = "what precisions are held against fp32 with; default: a quarter of --calibrate, or the examples' samples"
+    words = (
+        "what precisions are held against fp32 with, maybe in a folder for each class; default: a quarter of "
+        "--calibrate, or the examples' samples"
+    )
     group.add_argument("--validate", type=Path, metavar="FOLDER|FILE", help=words)
     words = (
         "agreement that int8 must have, or nothing is built; default: 0.99 of labels or accuracy, 0.98 of the others"

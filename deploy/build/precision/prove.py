@@ -20,7 +20,7 @@ import openvino
 from numpy.typing import NDArray
 
 from deploy.build.precision.answers import ask, exact_settings, is_comparable, proof
-from deploy.build.precision.comparisons import FEWEST_CLEAR
+from deploy.build.precision.comparisons import FEWEST_SAMPLES
 from deploy.build.precision.inputs import (
     FEWEST,
     IMAGES,
@@ -230,13 +230,14 @@ def _check(model: Model, made: Proof, bf16: Proof | None, *, is_trained: bool, i
     Raises:
         InvalidConfig: it is not; the figures are in it.
     """
-    is_enough = made.measure not in ("top-1", "labels") or made.samples >= FEWEST_CLEAR or not is_default
-    if made.holds and is_enough:
+    fewest = FEWEST_SAMPLES.get(made.measure, 0) if is_default else 0
+    if made.holds and made.samples >= fewest:
         return
     if made.holds:
+        labels = "" if made.measure == "accuracy" else ", or labels of them,"
         raise InvalidConfig(
-            f"{model.name}: int8: {made}: at least {FEWEST_CLEAR} samples that are no near ties are needed: give more "
-            "inputs, or labels of them, or --min-agreement, which takes as many as there are"
+            f"{model.name}: int8: {made}: at least {fewest} samples are needed: give more inputs{labels} or "
+            "--min-agreement, which takes as many as there are"
         )
     why = "" if is_trained else "; the weights are random: --min-agreement 0 builds it all the same"
     most = "" if bf16 is None or bf16.holds else f"; bf16, too, has {bf16.agreement:.4f} on these inputs"

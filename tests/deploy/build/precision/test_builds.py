@@ -81,6 +81,25 @@ def test_int8_is_proven_and_found_again_and_below_the_bar_refused_with_the_old_a
 
 
 @pytest.mark.usefixtures("quantiser")
+def test_labels_prove_int8_by_accuracy_and_by_default_with_a_hundred_of_them(
+    archive_sh: ArchiveSh, tmp_path: Path
+) -> None:
+    checkpoint = tiny_models.checkpoint(tmp_path / "tiny", "bert", "text_classification")
+    arguments = [
+        str(checkpoint) if word == "" else word for word in wanted(archive_sh, "", handler="text_classification")
+    ]
+    labelled = tmp_path / "labelled.txt"
+    labelled.write_text("\n".join(json.dumps({"text": text, "label": 0}) for text in TEXTS))
+    refusal = archive_sh.refused(*arguments, "--validate", str(labelled))
+    assert "tiny: int8: accuracy " in refusal
+    archive_sh(*arguments, "--validate", str(labelled), "--min-agreement", "0")
+    proof = json.loads((archive_sh.store / "tiny" / "build.json").read_text())["proofs"]["int8"]
+    assert (proof["measure"], proof["samples"], "in fp32" in proof["detail"]) == ("accuracy", len(TEXTS), True)
+    labelled.write_text('{"text": "one", "label": 0}\n{"text": "two"}\n')
+    assert "1 of 2 inputs to validate with have no class" in archive_sh.refused(*arguments, "--validate", str(labelled))
+
+
+@pytest.mark.usefixtures("quantiser")
 def test_too_few_inputs_or_none_that_the_model_takes_are_one_line(archive_sh: ArchiveSh, checkpoint: str) -> None:
     words = "tiny: --calibrate: 9 inputs; at least 10 are needed"
     assert archive_sh.refused(*wanted(archive_sh, checkpoint, 9)) == words
