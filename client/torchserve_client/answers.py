@@ -2,19 +2,17 @@
 
     answers.jsonl: {"input": NAME, "key": KEY, "answer": ...} or {"input": NAME, "key": KEY, "error": {...}}
 
-    open -> locked, every line checked -> match -> names corrected -> has, write
+    open -> locked, every line checked -> match -> has, write
 
-`match` compares the file with the inputs by their keys. Errors, and a last line that a kill cut off, are removed, so
-that they are asked for again; an answer whose input has another name by now gets that name; one whose name belongs to
-another input by now is set aside in answers.jsonl.old; all others stay.
+An answer is that of an input of the same name and key. `match` removes errors, and a last line that a kill cut off, so
+that they are asked for again; an answer whose input has another content, model or options by now is set aside in
+answers.jsonl.old; all others stay.
 """
 
 import os
-import re
 import shutil
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
@@ -28,9 +26,6 @@ from torchserve_client.inputs import Input, Keys, shown
 START = b'{"input":'
 # Suffix of the file for answers that are set aside.
 ASIDE = ".old"
-# A text -> the numbers of its lines; nearly always there is one, which takes no list.
-_Lines = dict[str, int | list[int]]
-_NAME = re.compile(rb'\{"input":"(?:[^"\\]|\\.)*"')
 
 
 class Answers:
@@ -51,14 +46,11 @@ class Answers:
         self.earlier = 0
         self._file = file
         self._write_lock = threading.Lock()
-        # Whether the file may stay as it is; of each of its lines whether it has an answer, and the key.
+        # Whether the file may stay as it is; for each of its lines, whether it has an answer.
         self._is_clean = True
         self._has_answer = bytearray()
-        self._keys: list[str] = []
-        self._by_name: _Lines = {}
-        self._by_key: _Lines = {}
-        # Key -> number of answers that no input has taken yet.
-        self._left: Counter[str] = Counter()
+        # An input's name -> the number of the line with its answer, and the key.
+        self._by_name: dict[str, tuple[int, str]] = {}
         self._scan()
 
     @classmethod
@@ -81,7 +73,7 @@ class Answers:
             raise
 
     def match(self, inputs: Iterable[Input], keys: Keys) -> int:
-        """Compare the answers with the inputs as they are now, and correct the names in the file.
+        """Compare the answers with the inputs as they are now.
 
         Args:
             inputs: the inputs; their content is read only where there are answers to compare.
@@ -95,45 +87,22 @@ class Answers:
             OSError: the file cannot be written.
         """
         count = 0
-        renamed: dict[int, str] = {}
-        claimed, taken = bytearray(len(self._keys)), bytearray(len(self._keys))
+        aside: set[int] = set()
         for each in inputs:
             count += 1
-            own = _lines(self._by_name, each.name)
-            for number in own:
-                claimed[number] = True
-            key = _key(each, keys) if self._by_key else ""
-            if key and (answer := self._take(key, own, taken)) is not None:
-                taken[answer] = True
-                if answer not in own:
-                    renamed[answer] = each.name
-                self._left[key] += 1
-        self.earlier = sum(taken)
-        aside = {number for number in range(len(taken)) if claimed[number] and not taken[number]}
-        if renamed or aside or not self._is_clean:
-            self._rewrite(renamed, aside)
-        # A run may be long, and needs neither.
-        self._by_name, self._by_key = {}, {}
+            number, key = self._by_name.get(each.name, (-1, ""))
+            if number >= 0 and _key(each, keys) == key:
+                self.earlier += 1
+            elif number >= 0:
+                aside.add(number)
+                del self._by_name[each.name]
+        if aside or not self._is_clean:
+            self._rewrite(aside)
         return count
 
-    def _take(self, key: str, own: list[int], taken: bytearray) -> int | None:
-        """Return a line with an answer of this key that is not taken, of the input's own lines if there is one."""
-        for number in own:
-            if self._keys[number] == key and not taken[number]:
-                return number
-        others = _lines(self._by_key, key)
-        while others:
-            if not taken[others[-1]]:
-                return others[-1]
-            others.pop()
-        return None
-
-    def has(self, key: str) -> bool:
-        """Return whether there is an answer to an input of this key; each answer is that of one input."""
-        if not self._left.get(key):
-            return False
-        self._left[key] -= 1
-        return True
+    def has(self, name: str, key: str) -> bool:
+        """Return whether there is an answer to the input of this name and key."""
+        return name in self._by_name and self._by_name[name][1] == key
 
     def write(self, names: Sequence[str], keys: Sequence[str], outcomes: Sequence[Any]) -> None:
         """Write the outcomes of one request.
@@ -172,20 +141,13 @@ class Answers:
                 raise InvalidPayload(f"{shown(self.path)}: line {number + 1} is no answer of ours; name another file")
             # A kill may have cut the last line off.
             name, key, has_answer = record or ("", "", False)
-            self._keys.append(key)
             self._has_answer.append(has_answer)
             if has_answer:
-                _add(self._by_name, name, number)
-                _add(self._by_key, key, number)
+                self._by_name[name] = number, key
             self._is_clean = self._is_clean and has_answer and is_whole
 
-    def _rewrite(self, renamed: dict[int, str], aside: set[int]) -> None:
-        """Write the file anew, under another name, which takes its place at once.
-
-        Args:
-            renamed: number of a line -> the name that its input has now.
-            aside: numbers of the lines that go to the other file.
-        """
+    def _rewrite(self, aside: set[int]) -> None:
+        """Write the file anew, without errors and what is set aside, and put it in its place in one rename."""
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             if aside:
@@ -197,7 +159,7 @@ class Answers:
                 shutil.copymode(self.path, partial)
                 for number, line in self._numbered():
                     if self._has_answer[number] and number not in aside:
-                        new.write(_named(line, renamed[number]) if number in renamed else line)
+                        new.write(line)
                 new.flush()
                 partial.replace(self.path)
             except BaseException:
@@ -211,19 +173,6 @@ class Answers:
     def _numbered(self) -> Iterator[tuple[int, bytes]]:
         self._file.seek(0)
         return ((number, line.rstrip(b"\n") + b"\n") for number, line in enumerate(self._file))
-
-
-def _add(index: _Lines, text: str, number: int) -> None:
-    known = index.setdefault(text, number)
-    if isinstance(known, list):
-        known.append(number)
-    elif known != number:
-        index[text] = [known, number]
-
-
-def _lines(index: _Lines, text: str) -> list[int]:
-    known = index.get(text, [])
-    return known if isinstance(known, list) else [known]
 
 
 def _key(each: Input, keys: Keys) -> str:
@@ -247,11 +196,6 @@ def _record(line: bytes) -> tuple[str, str, bool] | None:
     # Files of version 0.1 have no keys.
     key = record.get("key")
     return record["input"], key if isinstance(key, str) else "", "answer" in record
-
-
-def _named(line: bytes, name: str) -> bytes:
-    """Put another name into a line; its answer stays as it is, byte by byte."""
-    return _NAME.sub(lambda _: START + orjson.dumps(name), line, count=1)
 
 
 def _locked(path: Path) -> IO[bytes]:

@@ -118,7 +118,7 @@ def requests(inputs: Iterable[Input], keys: Keys, answers: Answers, lines: int) 
             yield Request((each.name,), ("",), Path(each.value))
             continue
         key = keys.of(content)
-        if answers.has(key):
+        if answers.has(each.name, key):
             continue
         if isinstance(each.value, Path):
             media = media_type(each.value)

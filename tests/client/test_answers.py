@@ -25,15 +25,6 @@ def inputs(**named: str) -> list[Input]:
     return [Input(name, content) for name, content in named.items()]
 
 
-def unanswered(path: Path, *listed: Input) -> list[str]:
-    """Hold a file against inputs; give the names of those that are to be asked."""
-    with Answers.open(path) as answers:
-        assert answers.match(listed, KEYS) == len(listed)
-        asked = [each.name for each in listed if not answers.has(KEYS.of(each.content()))]
-        assert answers.earlier == len(listed) - len(asked)
-    return asked
-
-
 WHOLE = line("c", "z", "[1,2]").rstrip("\n")
 
 
@@ -43,10 +34,24 @@ def test_line_that_a_kill_cut_off_is_asked_for_again(tmp_path: Path, cut: int) -
     path.write_text(line("a", "x") + '{"input":"b","key":"k","error":{"code":503}}\n' + WHOLE[:cut])
     with Answers.open(path) as answers:
         assert answers.match(inputs(a="x", b="y", c="z"), KEYS) == 3
-        assert [answers.has(key(content)) for content in "xyz"] == [True, False, False]
+        assert [answers.has(name, key(content)) for name, content in zip("abc", "xyz", strict=True)] == [
+            True,
+            False,
+            False,
+        ]
         answers.write(["b"], [key("y")], [2])
     assert path.read_text() == line("a", "x") + line("b", "y", "2")
     assert [each.name for each in tmp_path.iterdir()] == ["answers.jsonl"]
+
+
+def test_answer_to_another_content_is_set_aside_and_answers_to_absent_inputs_stay(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text(line("a", "x") + line("b", "old") + line("gone", "z"))
+    with Answers.open(path) as answers:
+        assert answers.match(inputs(a="x", b="y"), KEYS) == 2
+        assert (answers.earlier, answers.has("a", key("x")), answers.has("b", key("y"))) == (1, True, False)
+    assert path.read_text() == line("a", "x") + line("gone", "z")
+    assert (tmp_path / "answers.jsonl.old").read_text() == line("b", "old")
 
 
 def test_file_has_one_writer_at_a_time_even_after_it_was_written_anew(tmp_path: Path) -> None:
