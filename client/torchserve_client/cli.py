@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nodes = _nodes(options, keys, trust)
         if options.command in commands.ON_ALL:
             return commands.ON_ALL[options.command](options, nodes)
-        if options.command not in ("describe", "predict"):
+        if options.command not in ("describe", "predict", *commands.OF_A_CLIENT):
             return commands.on_each(getattr(commands, options.command.replace("-", "_")), options, nodes)
         return _asking(options, nodes, keys.get("inference"), trust)
     except (Unreachable, NoConnection, TLSFailed, InvalidPayload) as error:
@@ -83,6 +83,8 @@ def _asking(options: argparse.Namespace, nodes: Nodes, token: str | None, trust:
         with Client(server, token=token, retry=RetryPolicy(attempts=1), **trust) as client:
             return commands.describe(options, nodes, client)
     with Client(server, token=token, timeout_s=options.timeout, **trust) as client:
+        if options.command in commands.OF_A_CLIENT:
+            return commands.OF_A_CLIENT[options.command](options, client)
         return bulk.predict(options, next(iter(nodes.by_name.values())), client)
 
 
@@ -138,6 +140,11 @@ def parser() -> argparse.ArgumentParser:
     _batch_parameters(register, kept="the archive's own")
     register.add_argument("--wait", action="store_true", help="wait until its workers are ready; say why one failed")
 
+    scale = _command(added, "scale", "change the number of workers")
+    scale.add_argument("workers", type=_count, metavar="WORKERS")
+    scale.add_argument("--wait", action="store_true", help="wait until they are ready")
+    scale.add_argument("--timeout", type=_seconds, default=WAIT_S, metavar="S", help="default: %(default)g")
+
     words = "Show a model, or all. Of one, the inference API is asked for its inputs, outputs and max_batch_size, too."
     describe = added.add_parser("describe", help="show a model, or all of them", description=words)
     describe.add_argument("model", metavar="MODEL", nargs="?")
@@ -155,6 +162,12 @@ def parser() -> argparse.ArgumentParser:
     rollout.add_argument("--model-store", type=Path, default=Path("model_store"), metavar="FOLDER", help="%(default)s")
     _canary_parameters(rollout)
 
+    _asking_commands(added)
+    return root
+
+
+def _asking_commands(added: Any) -> None:
+    """Add the commands that ask the inference API alone."""
     predict = _command(added, "predict", "every file of a folder or line of a file; run it again to go on")
     words = "a folder of files, each sent as it is, .npy and .npz too; or a file of lines"
     predict.add_argument("path", type=Path, metavar="PATH", help=words)
@@ -166,10 +179,31 @@ def parser() -> argparse.ArgumentParser:
         "--chunk", type=_positive, default=LINES, metavar="N", help="lines a request; default: %(default)d"
     )
     predict.add_argument("--in-flight", type=_positive, metavar="N", help="requests at once; default: by batch_size")
-    predict.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="top_k=3")
+    _request_options(predict)
+
+    stream = _command(added, "stream", "one text, answered in pieces as the model generates them")
+    stream.add_argument("text", metavar="TEXT", nargs="?", help="default: standard input")
+    _request_options(stream)
+
+    embed = _command(added, "embed", "the vectors of texts, one a line")
+    embed.add_argument("text", metavar="TEXT", nargs="*", help="default: the lines of standard input")
+    _request_options(embed)
+
+    rerank = _command(added, "rerank", "documents by how well they answer a query, best first")
+    rerank.add_argument("query", metavar="QUERY")
+    rerank.add_argument("document", metavar="DOCUMENT", nargs="*", help="default: the lines of standard input")
+    rerank.add_argument("--top-n", type=_positive, metavar="N", help="how many; default: all")
+    _timeout_option(rerank)
+
+
+def _request_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="top_k=3")
+    _timeout_option(command)
+
+
+def _timeout_option(command: argparse.ArgumentParser) -> None:
     words = "of a request with its retries; %(default)g"
-    predict.add_argument("--timeout", type=_seconds, default=PREDICT_S, metavar="S", help=words)
-    return root
+    command.add_argument("--timeout", type=_seconds, default=PREDICT_S, metavar="S", help=words)
 
 
 def _canary_parameters(command: argparse.ArgumentParser) -> None:
@@ -211,10 +245,16 @@ def _batch_parameters(command: argparse.ArgumentParser, kept: str) -> None:
     )
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
     return int(text)
+
+
+def _positive(text: str) -> int:
+    if (number := _count(text)) < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
 
 
 def _seconds(text: str) -> float:

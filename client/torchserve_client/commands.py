@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -25,6 +26,37 @@ METADATA_S = 2.0
 
 out = Console(highlight=False, markup=False, soft_wrap=True)
 aside = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+
+def stream(options: argparse.Namespace, client: Client) -> int:
+    """Print the pieces of one answer as they come."""
+    text = sys.stdin.read().strip() if options.text is None else options.text
+    with client.stream(options.model, text, **dict(options.option)) as pieces:
+        try:
+            for piece in pieces:
+                out.print(piece, end="")
+        finally:
+            out.print()
+    return 0
+
+
+def embed(options: argparse.Namespace, client: Client) -> int:
+    """Print a vector for each text, one a line, as JSON."""
+    for vector in client.embed(options.model, options.text or _lines(), **dict(options.option)):
+        out.print(json.dumps(vector))
+    return 0
+
+
+def rerank(options: argparse.Namespace, client: Client) -> int:
+    """Print documents with their scores, best first."""
+    documents = options.document or _lines()
+    for ranked in client.rerank(options.model, options.query, documents, top_n=options.top_n):
+        out.print(f"{ranked.score:.4f}  {documents[ranked.index]}")
+    return 0
+
+
+def _lines() -> list[str]:
+    return [line for line in sys.stdin.read().splitlines() if line.strip()]
 
 
 def register(options: argparse.Namespace, management: Management) -> int:
@@ -52,6 +84,15 @@ def register(options: argparse.Namespace, management: Management) -> int:
             management.unregister(model, version)
             raise
         out.print(f"{model}: ready")
+    return 0
+
+
+def scale(options: argparse.Namespace, management: Management) -> int:
+    """Change the number of workers."""
+    management.scale(options.model, options.workers)
+    out.print(f"{options.model}: {_workers(options.workers)} wanted")
+    if options.wait:
+        return wait_ready(options, management)
     return 0
 
 
@@ -159,6 +200,12 @@ def unregister(options: argparse.Namespace, nodes: Nodes) -> int:
     return 0
 
 
+# Commands that ask the inference API alone.
+OF_A_CLIENT: dict[str, Callable[[argparse.Namespace, Client], int]] = {
+    "stream": stream,
+    "embed": embed,
+    "rerank": rerank,
+}
 # Commands that take all nodes together: what they do on one depends on the others, or on the gateway.
 ON_ALL: dict[str, Callable[[argparse.Namespace, Nodes], int]] = {"rollout": rollout, "unregister": unregister}
 

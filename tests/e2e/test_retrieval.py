@@ -1,6 +1,7 @@
 """Embeddings and reranking as clients of OpenAI, Cohere and Jina send them, to the gateway and to TorchServe itself."""
 
 import base64
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +16,7 @@ from tests.e2e.conftest import url
 from tests.e2e.test_tasks import reranker
 from tests.waiting import until
 from torchserve_client import Client
+from torchserve_client.cli import main
 
 EMBEDDING, RERANKING = "sentence-embedding", "reranking"
 TEXTS = ("The last ferry leaves at seven in the evening.", "Plum cake is sold on Sundays.")
@@ -78,10 +80,16 @@ def test_documents_are_ranked(post: Callable[..., requests.Response], server: Se
     assert {each["document"]["text"] for each in answer.json()["results"]} == {TEXTS[best]}
 
 
-def test_client_embeds_and_reranks(post: Callable[..., requests.Response], server: Server) -> None:
+def test_client_and_command_embed_and_rerank(
+    post: Callable[..., requests.Response], server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
     expected = [each["embedding"] for each in post("/v1/embeddings", model=EMBEDDING, input=[*TEXTS]).json()["data"]]
     address = url(server, "").removesuffix("/predictions/")
     with Client(address) as client:
         np.testing.assert_allclose(client.embed(EMBEDDING, TEXTS), expected, atol=2e-2)
         best, other = client.rerank(RERANKING, QUERY, TEXTS)
     assert best.score >= other.score
+    assert main(["--server", address, "embed", EMBEDDING, *TEXTS]) == 0
+    np.testing.assert_allclose([json.loads(line) for line in capsys.readouterr().out.splitlines()], expected, atol=2e-2)
+    assert main(["--server", address, "rerank", RERANKING, QUERY, *TEXTS, "--top-n", "1"]) == 0
+    assert capsys.readouterr().out.endswith(f"  {TEXTS[best.index]}\n")
