@@ -27,7 +27,14 @@ def tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
 
 
 def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) -> None:
-    proof = {"measure": "cosine", "agreement": 0.998, "largest_change": 0.01, "samples": 20, "least": 0.99}
+    proof = {
+        "measure": "vectors",
+        "agreement": 0.998,
+        "largest_change": 0.01,
+        "samples": 20,
+        "least": 0.98,
+        "detail": "",
+    }
     (tmp_path / BUILD).write_text(Build("f1", "weights", False, {}, proofs={"int8": proof}).to_json())
     handler = started(DoublingHandler(), tmp_path, {"max_instances": 10})
     handler.module.batches.clear()
