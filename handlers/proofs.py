@@ -22,7 +22,7 @@ class Proof:
 
     Attributes:
         measure: what is compared.
-        agreement: share of the samples, 0..1, with the same answer; of AVERAGES see deploy.build.precision.answers.
+        agreement: share of the samples, 0..1, with the same answer; of AVERAGES see deploy.build.precision.comparisons.
         largest_change: the most that a probability moved, 0..1; of vectors 1 - the least cosine; of maps the largest
             share of an image's pixels that changed; None where the task gives neither.
         samples: how many answers were compared; of top-1 and labels those where fp32's first label leads clearly.

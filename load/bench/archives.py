@@ -102,18 +102,21 @@ def variant(built: Path, name: str, mode: str | None = None, **settings: str) ->
     return name
 
 
-def stock(built: Path) -> str:
-    """Build TorchServe's image_classifier by its documentation, beside a folder and on its weights; return its file."""
+def stock(built: Path, handler: str, source: str) -> str:
+    """Build an archive of TorchServe's own handler by its documentation, beside a folder and on its weights.
+
+    `source` is the file that the handler wants, with one class. Returns the archive's file.
+    """
     temporary = built.parent / ".stock"
     temporary.mkdir()
-    (temporary / "model.py").write_text(CLASSIFIERS[built.name], encoding="utf-8")
+    (temporary / "model.py").write_text(source, encoding="utf-8")
     arguments = {
         "--model-name": STOCK,
         "--version": "1.0",
         "--model-file": str(temporary / "model.py"),
         "--serialized-file": str(built / "model.pt"),
         "--extra-files": str(built / "index_to_name.json"),
-        "--handler": "image_classifier",
+        "--handler": handler,
         "--archive-format": "zip-store",
         "--export-path": str(built.parent),
     }

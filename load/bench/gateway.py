@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from deploy import sandbox
-from deploy.sandbox import started
 from load.bench import archives, samples
 from load.bench.archives import CPU_ONLY, WINDOW
 from load.bench.contender import registered
@@ -29,7 +28,7 @@ def rows(bench: Bench) -> Iterator[Row]:
     for name in inputs:
         archives.build(bench, name, bench.work)
     with (
-        started(bench.work, extra=CPU_ONLY) as server,
+        sandbox.started(bench.work, extra=CPU_ONLY) as server,
         sandbox.gateway([sandbox.node_of(server)]) as gateway,
     ):
         pairs = {}

@@ -17,7 +17,7 @@ def rows(bench: Bench) -> Iterator[Row]:
     """Measure batches that 16 clients fill, and one client."""
     built = archives.build(bench, bench.classifier, bench.work)
     kinds = {
-        STOCK: (archives.stock(built), BATCH),
+        STOCK: (archives.stock(built, "image_classifier", archives.CLASSIFIERS[built.name]), BATCH),
         CLASSIC: (archives.variant(built, CLASSIC, CLASSIC), BATCH),
         ADAPTIVE: (archives.variant(built, ADAPTIVE, ADAPTIVE), WINDOW),
     }

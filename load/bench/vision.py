@@ -18,7 +18,7 @@ import torchvision
 import transformers
 import yaml
 
-from deploy.build.archive import Recipe, run_archiver
+from deploy.build.archive import Recipe
 from deploy.models import Model
 from deploy.sandbox import started
 from load.bench import archives, samples
@@ -113,24 +113,6 @@ def built(case: Case, work: Path) -> Path:
     return path
 
 
-def stock(folder: Path) -> str:
-    """Build TorchServe's object_detector on an archive's weights, beside it."""
-    model = folder.parent / "models" / "detector.py"
-    model.write_text(STOCK_MODEL, encoding="utf-8")
-    arguments = {
-        "--model-name": STOCK,
-        "--version": "1.0",
-        "--model-file": str(model),
-        "--serialized-file": str(folder / "model.pt"),
-        "--extra-files": str(folder / "index_to_name.json"),
-        "--handler": "object_detector",
-        "--archive-format": "zip-store",
-        "--export-path": str(folder.parent),
-    }
-    run_archiver(STOCK, arguments, model.parent)
-    return f"{STOCK}.mar"
-
-
 def rows(bench: Bench) -> Iterator[Row]:
     """Measure 16 clients."""
     load = ClosedLoop(BATCH)
@@ -146,7 +128,8 @@ def rows(bench: Bench) -> Iterator[Row]:
             if case.arch is None:
                 contenders.append(Loop(PIPELINE, stack.enter_context(loop_process("pipeline", path)), batch_size=1))
             else:
-                contenders.append(registered(server, stock(path), STOCK, samples.images(), BATCH))
+                stock = archives.stock(path, "object_detector", STOCK_MODEL)
+                contenders.append(registered(server, stock, STOCK, samples.images(), BATCH))
             bench.settle(contenders, load)
             results = bench.measure([Comparison(load, contenders)])
         theirs = contenders[-1].name

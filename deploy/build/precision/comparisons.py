@@ -69,8 +69,7 @@ def compared_rows(exact: Sequence[Array], others: Sequence[Array]) -> Comparison
     top = np.sort(ours, axis=1)
     is_clear = top[:, -1] - (top[:, -2] if ours.shape[1] > 1 else 0.0) >= LEAD
     is_same = np.isfinite(theirs).all(axis=1) & (best == theirs.argmax(axis=1))
-    # What is no number has changed as much as a probability can.
-    changes = np.where(np.isfinite(theirs), np.abs(ours - theirs), 1.0)
+    changes = _changes(ours, theirs)
     return _clear(is_same, is_clear, float(changes.max()), float(changes[np.arange(len(best)), best].mean()))
 
 
@@ -84,10 +83,14 @@ def compared_accuracy(exact: Sequence[Array], others: Sequence[Array], truths: S
     """Compare probabilities, (1, classes) of each item, by their accuracy over that in fp32."""
     ours, theirs = np.concatenate(exact), np.concatenate(others)
     right = [float((np.isfinite(rows).all(axis=1) & (rows.argmax(axis=1) == truths)).mean()) for rows in (ours, theirs)]
-    changes = np.where(np.isfinite(theirs), np.abs(ours - theirs), 1.0)
     agreement = min(1.0, right[1] / right[0]) if right[0] else 0.0
     detail = f"accuracy {right[1]:.4f}, in fp32 {right[0]:.4f}"
-    return Comparison(agreement, float(changes.max()), len(ours), detail)
+    return Comparison(agreement, float(_changes(ours, theirs).max()), len(ours), detail)
+
+
+def _changes(ours: Array, theirs: Array) -> Array:
+    """Return how far each probability moved; what is no number has moved as far as a probability can."""
+    return np.where(np.isfinite(theirs), np.abs(ours - theirs), 1.0)
 
 
 def compared_spans(exact: Sequence[Span], others: Sequence[Span]) -> Comparison:

@@ -98,23 +98,24 @@ def payload(each: Input, fields: Set[str], *, is_text: bool) -> Payload:
         InvalidInput: it is no UTF-8, or no JSON object.
         OSError: the file cannot be read.
     """
+    content = each.content()
     if not is_text:
-        return Payload(each.content())
-    document = _document(each)
+        return Payload(content)
+    document = _document(content)
     if document is not None and fields & document.keys():
         return Payload({name: document[name] for name in document if name in fields})
     if len(fields) > 1:
         raise InvalidInput(f"not a JSON object of {' and '.join(sorted(fields))}")
     try:
-        return Payload(each.content().decode())
+        return Payload(content.decode())
     except ValueError:
         raise InvalidInput("not UTF-8") from None
 
 
-def _document(each: Input) -> dict[str, Any] | None:
-    """Read an input that is a JSON object; None where it is something else."""
+def _document(content: bytes) -> dict[str, Any] | None:
+    """Parse a JSON object; None of something else."""
     try:
-        document = json.loads(each.content())
+        document = json.loads(content)
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
@@ -158,7 +159,7 @@ def _label(each: Input) -> Any:
     if isinstance(each.value, Path):
         folder, slash, _ = each.name.partition("/")
         return folder if slash else None
-    return (_document(each) or {}).get("label")
+    return (_document(each.content()) or {}).get("label")
 
 
 def truths(taken: Sequence[Taken], names: Sequence[str]) -> list[int] | None:

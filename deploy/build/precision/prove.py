@@ -87,13 +87,12 @@ def make(model: Model, request: PrecisionRequest, folder: Path, out: Path, *, is
     # With the engine in fp32, which `prove` puts others in the place of.
     engine = task.engine
     arrays = _calibrating(task, calibration) if calibration else []
-    exact = ask(task, [each.item for each in validation], engine, EXACT_S)
-    validation = validation[: len(exact)]
-    right = _truths(model, validation, task)
+    items = [each.item for each in validation]
+    exact = ask(task, items, engine, EXACT_S)
+    items, right = items[: len(exact)], _truths(model, validation[: len(exact)], task)
 
     def prove(other: Engine) -> Proof:
-        answers = ask(task, [each.item for each in validation], other)
-        return proof(model.handler, exact, answers, request.least, right)
+        return proof(model.handler, exact, ask(task, items, other), request.least, right)
 
     proofs: dict[str, Proof] = {}
     if is_trained and "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
