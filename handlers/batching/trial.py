@@ -18,13 +18,14 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from importlib.metadata import version
 from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
 from handlers.engines import Arrangement, Divisible, Engine, Precise, available_threads
@@ -33,12 +34,13 @@ from handlers.warm_up import decoded, run
 
 logger = logging.getLogger(__name__)
 
-# Seconds after the first candidate in which others may begin; the first warms the engine up in any case.
+# Seconds after the first measurement in which others may begin: for precisions, and again for streams.
 TRIAL_S = 2.0
 # A full micro-batch has as many items as run in this time: long enough to see what each item takes.
 FULL_S = 0.1
-# A size runs so often, and the quickest run counts.
-RUNS = 3
+# Candidates take turns so often, and the quickest run of each size counts: what else the machine does meanwhile slows
+# all of them alike.
+ROUNDS = 5
 # Share by which a product must be less than the likeliest's: a shared machine's times change by some percent.
 LEAST_GAIN = 0.05
 # Linux describes processors there.
@@ -127,59 +129,64 @@ class Trial:
         sample = self._task.sample()
         has_choice = len(self._precisions) * len(self._counts) > 1
         if sample is None or not (self._known or has_choice or self._is_adaptive):
-            return Choice(self._arranged(next(self._candidates())), Measured([], []))
+            return Choice(self._arranged(Candidate(self._precisions[0], self._counts[0])), Measured([], []))
         (item,) = decoded(self._task, [sample])
         if self._known:
             arrangement, when = self._arranged(self._best()), " as an earlier start measured it"
-            for engine in (arrangement.whole, *arrangement.streams):
-                run(on_engine(self._task, engine), [item])
+            self._run_once(arrangement, item)
         else:
             arrangement, when = self._try_all(item), ""
         if has_choice:
             self._log(when)
         return Choice(arrangement, self._known[self._best()])
 
-    def _candidates(self) -> Iterator[Candidate]:
-        """Yield every precision on the whole engine, then the best one in streams."""
-        for precision in self._precisions:
-            yield Candidate(precision, self._counts[0])
-        best = self._best().precision
-        for count in self._counts[1:]:
-            yield Candidate(best, count)
-
     def _try_all(self, item: Any) -> Arrangement:
-        """Measure the candidates as far as time allows; return the arrangement of the best."""
+        """Measure every precision on the whole engine, then the best one in streams; return the best arrangement."""
         arrangements: dict[Candidate, Arrangement] = {}
-        untried: list[str] = []
-        ends_s = inf
-        for candidate in self._candidates():
-            if time.perf_counter() > ends_s:
-                untried.append(str(candidate))
-                continue
-            arrangements[candidate] = self._arranged(candidate)
-            self._known[candidate] = self._measured(candidate, arrangements[candidate], item)
-            ends_s = min(ends_s, time.perf_counter() + TRIAL_S)
+        untried = self._measure([Candidate(each, self._counts[0]) for each in self._precisions], arrangements, item)
+        if len(self._counts) > 1:
+            precision = self._best().precision
+            untried += self._measure([Candidate(precision, each) for each in self._counts], arrangements, item)
         if untried:
             # One of them may be the best, on a machine that was busy with something else: the next start tries again.
-            logger.warning("There was no time to try %s", ", ".join(untried))
+            logger.warning("There was no time to try %s", ", ".join(map(str, untried)))
         elif self._path:
             _write(self._path, self._known)
         return arrangements[self._best()]
 
+    def _measure(
+        self, candidates: Sequence[Candidate], arrangements: dict[Candidate, Arrangement], item: Any
+    ) -> list[Candidate]:
+        """Measure candidates in turn, ROUNDS times as far as time allows; return those that were not measured."""
+        ends_s = inf
+        for candidate in [*candidates] * ROUNDS:
+            if time.perf_counter() > ends_s:
+                break
+            if candidate not in arrangements:
+                arrangements[candidate] = self._arranged(candidate)
+                self._run_once(arrangements[candidate], item)
+            measured = self._measured(candidate, arrangements[candidate], item)
+            before = self._known.get(candidate, measured)
+            self._known[candidate] = Measured(*map(_quickest, before, measured))
+            ends_s = min(ends_s, time.perf_counter() + TRIAL_S)
+        return [each for each in candidates if each not in self._known]
+
     def _measured(self, candidate: Candidate, arrangement: Arrangement, item: Any) -> Measured:
-        """Run an item and a full micro-batch on the whole engine, and on all streams side by side."""
+        """Time an item and a full micro-batch on the whole engine, and on all streams side by side."""
         task = on_engine(self._task, arrangement.whole)
         same = self._known.get(Candidate(candidate.precision, 1))
-        if same is not None and not getattr(task.engine, "deals_out", True):
+        if same is not None and candidate.streams > 1 and not getattr(task.engine, "deals_out", True):
             whole = same.whole
         else:
-            run(task, [item])
             whole = measure([task], item, self._full)
         if not (arrangement.streams and self._is_adaptive):
             return Measured(whole, [])
-        streams = [on_engine(self._task, stream) for stream in arrangement.streams]
-        _side_by_side(streams, [item])
-        return Measured(whole, measure(streams, item, self._full))
+        return Measured(whole, measure([on_engine(self._task, each) for each in arrangement.streams], item, self._full))
+
+    def _run_once(self, arrangement: Arrangement, item: Any) -> None:
+        """Run an item on each engine that is to serve."""
+        for engine in (arrangement.whole, *arrangement.streams):
+            run(on_engine(self._task, engine), [item])
 
     def _full(self, item_s: float) -> int:
         """Return how many items a full micro-batch has: the first candidate's time of an item decides for all."""
@@ -222,28 +229,28 @@ def measure(tasks: Sequence[Task], item: Any, full: Callable[[float], int]) -> S
         item: decoded and prepared.
         full: returns how many items a full one has, where an item takes so many seconds.
     """
-    tokens, item_s = tasks[0].cost(item).length, _quickest(tasks, [item])
+    tokens, item_s = tasks[0].cost(item).length, _seconds(tasks, [item])
     size = full(item_s)
-    return [(tokens, item_s), *([(size * tokens, _quickest(tasks, [item] * size))] if size > 1 else [])]
+    return [(tokens, item_s), *([(size * tokens, _seconds(tasks, [item] * size))] if size > 1 else [])]
 
 
-def _quickest(tasks: Sequence[Task], items: Sequence[Any]) -> float:
-    """Run the same micro-batch on each of these at once, a few times, and return the fewest seconds."""
-    seconds: list[float] = []
-    for _ in range(RUNS):
+def _seconds(tasks: Sequence[Task], items: Sequence[Any]) -> float:
+    """Run the same micro-batch on each of these at once, and return what it took on average: none waits for another."""
+
+    def seconds(task: Task) -> float:
         started_s = time.perf_counter()
-        _side_by_side(tasks, items)
-        seconds.append(time.perf_counter() - started_s)
-    return min(seconds)
+        run(task, items)
+        return time.perf_counter() - started_s
 
-
-def _side_by_side(tasks: Sequence[Task], items: Sequence[Any]) -> None:
-    """Run the same micro-batch on each of these at once."""
     if len(tasks) == 1:
-        run(tasks[0], items)
-        return
+        return seconds(tasks[0])
     with ThreadPoolExecutor(len(tasks), "trial") as pool:
-        list(pool.map(lambda task: run(task, items), tasks))
+        return fmean(pool.map(seconds, tasks))
+
+
+def _quickest(before: Seeds, now: Seeds) -> Seeds:
+    """Return the fewer seconds of each size."""
+    return [min(pair) for pair in zip(before, now, strict=True)]
 
 
 # -- remembering -------------------------------------------------------------------------------------------------------
