@@ -1,12 +1,17 @@
-"""What the gateway costs: through it, and straight to TorchServe.
+"""What the gateway costs: through it, through an Envoy that has the router alone, and straight to TorchServe.
 
 Load generator, Envoy and TorchServe share the cores, so the ratio is lower the less a request costs the model.
 """
 
+import json
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from deploy import sandbox
+from deploy.gateway.envoy import process
+from deploy.gateway.envoy.resources import address, typed
 from load.bench import archives, samples
 from load.bench.archives import CPU_ONLY, WINDOW
 from load.bench.contender import registered
@@ -15,7 +20,7 @@ from load.bench.table import Row
 from load.generate import ClosedLoop
 
 LANGUAGE_ID = "language-id"
-STRAIGHT, THROUGH = "straight to TorchServe", "through the gateway"
+STRAIGHT, ROUTER, THROUGH = "straight to TorchServe", "an Envoy with the router alone", "through the gateway"
 # Words of a text: a sentence, since the shorter it is, the more of a request is the gateway's cost.
 WORDS = 16
 TEXT_CLIENTS, IMAGE_CLIENTS = 64, 48
@@ -30,16 +35,43 @@ def rows(bench: Bench) -> Iterator[Row]:
     with (
         sandbox.started(bench.work, extra=CPU_ONLY) as server,
         sandbox.gateway([sandbox.node_of(server)]) as gateway,
+        router(int(server.settings.inference_url.rpartition(":")[2])) as bare,
     ):
-        pairs = {}
+        contenders = {}
         for name, each in inputs.items():
             straight = registered(server, name, STRAIGHT, each, WINDOW)
-            url = straight.url.replace(server.settings.inference_url, gateway.http)
-            pairs[name] = [straight, replace(straight, name=THROUGH, url=url)]
-            bench.settle(pairs[name], ClosedLoop(TEXT_CLIENTS))
+            ways = ((ROUTER, bare), (THROUGH, gateway.http))
+            others = [(way, straight.url.replace(server.settings.inference_url, url)) for way, url in ways]
+            contenders[name] = [straight, *(replace(straight, name=way, url=url) for way, url in others)]
+            bench.settle(contenders[name], ClosedLoop(TEXT_CLIENTS))
         some = [(LANGUAGE_ID, TEXT_CLIENTS), (bench.classifier, IMAGE_CLIENTS), (LANGUAGE_ID, 1)]
-        comparisons = [Comparison(ClosedLoop(n), pairs[name], f"{name}, {ClosedLoop(n)}") for name, n in some]
+        comparisons = [Comparison(ClosedLoop(n), contenders[name], f"{name}, {ClosedLoop(n)}") for name, n in some]
         results = bench.measure(comparisons)
-    for comparison in comparisons[:2]:
-        yield results.row(f"{comparison}, /s", comparison, THROUGH, STRAIGHT)
-    yield results.row(f"{comparisons[2]}, p50 in ms", comparisons[2], THROUGH, STRAIGHT, "p50_ms")
+    for against in (STRAIGHT, ROUTER):
+        for comparison in comparisons[:2]:
+            yield results.row(f"{comparison}, /s", comparison, THROUGH, against)
+        yield results.row(f"{comparisons[2]}, p50 in ms", comparisons[2], THROUGH, against, "p50_ms")
+
+
+@contextmanager
+def router(upstream: int) -> Iterator[str]:
+    """Run an Envoy that passes everything on to a port of this machine; its address."""
+    (port,) = sandbox.free_ports(1)
+    to_server = {"match": {"prefix": "/"}, "route": {"cluster": "server", "timeout": "0s"}}
+    manager = typed(
+        "envoy.filters.network.http_connection_manager",
+        "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        stat_prefix="bare",
+        http_filters=[typed("router", "envoy.extensions.filters.http.router.v3.Router")],
+        route_config={"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [to_server]}]},
+    )
+    host = {"endpoint": {"address": address("127.0.0.1", upstream)}}
+    endpoints = {"cluster_name": "server", "endpoints": [{"lb_endpoints": [host]}]}
+    listener = {"address": address("127.0.0.1", port), "filter_chains": [{"filters": [manager]}]}
+    document = {"listeners": [listener], "clusters": [{"name": "server", "load_assignment": endpoints}]}
+    words = ["--config-yaml", json.dumps({"static_resources": document}), "--disable-hot-restart", "--log-level", "off"]
+    with subprocess.Popen([process.find(), *words]) as envoy:
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            envoy.terminate()
