@@ -176,32 +176,6 @@ def execution_event(size: int) -> Event:
 Happened = tuple[Event, Sequence[float]]
 
 
-class _Observed:
-    """What one histogram has counted since it was drained."""
-
-    __slots__ = ("counts", "is_changed", "is_declared", "total")
-
-    def __init__(self, buckets: int) -> None:
-        self.counts = [0] * buckets
-        self.total = 0.0
-        self.is_changed = True
-        # The first drain declares every series at zero: quantiles are wrong while lower buckets are missing. Later
-        # drains leave out empty buckets.
-        self.is_declared = False
-
-    def observe(self, values: "np.typing.NDArray[np.float64]", bounds: Sequence[float]) -> None:
-        buckets = np.searchsorted(bounds, values)
-        added = np.bincount(buckets, minlength=len(self.counts)).tolist()
-        self.counts = [count + more for count, more in zip(self.counts, added, strict=True)]
-        self.total += float(values.sum())
-        self.is_changed = True
-
-    def clear(self) -> None:
-        self.counts = [0] * len(self.counts)
-        self.total = 0.0
-        self.is_changed, self.is_declared = False, True
-
-
 class Recorder:
     """Adds up what happens until it is drained. Any thread may call it.
 
@@ -212,8 +186,11 @@ class Recorder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._happened: deque[Iterable[Happened]] = deque()
-        self._sums: dict[Series, float] = defaultdict(int)
-        self._observed = {histogram: _Observed(len(histogram.bounds) + 1) for histogram in HISTOGRAMS}
+        self._sums: dict[Series, float] = defaultdict(int, {(each.sum, ()): 0 for each in HISTOGRAMS})
+        # Of each histogram, the observations in each bucket.
+        self._counts = {histogram: [0] * (len(histogram.bounds) + 1) for histogram in HISTOGRAMS}
+        # The first drain declares every histogram at zero: quantiles are wrong while lower buckets are missing.
+        self._is_declared = False
         # A deque's append is atomic, so this needs no lock; the lock guards the sums.
         self.record: Callable[[Iterable[Happened]], None] = self._happened.append
 
@@ -225,28 +202,29 @@ class Recorder:
     def observe(self, histogram: Histogram, value: float) -> None:
         """Count one observation."""
         with self._lock:
-            observed = self._observed[histogram]
-            observed.counts[bisect_left(histogram.bounds, value)] += 1
-            observed.total += value
-            observed.is_changed = True
+            self._counts[histogram][bisect_left(histogram.bounds, value)] += 1
+            self._sums[histogram.sum, ()] += value
 
     def drain(self) -> list[Sample]:
         """Return the increments since the last call and forget them; none when nothing happened."""
         with self._lock:
             self._add_up()
-            samples = [Sample(counter, labels, value) for (counter, labels), value in self._sums.items() if value]
+            samples = [
+                Sample(counter, labels, value)
+                for (counter, labels), value in self._sums.items()
+                if value or not self._is_declared
+            ]
             self._sums.clear()
-            for histogram, observed in self._observed.items():
-                if not observed.is_changed:
+            for histogram, counts in self._counts.items():
+                if self._is_declared and not any(counts):
                     continue
-                counts = observed.counts
                 bounds = (*(f"{bound:g}" for bound in histogram.bounds), "+Inf")
                 for bound, cumulative in zip(bounds, accumulate(counts), strict=True):
-                    if cumulative or not observed.is_declared:
+                    if cumulative or not self._is_declared:
                         samples.append(Sample(histogram.bucket, (bound,), cumulative))
-                samples.append(Sample(histogram.sum, (), observed.total))
                 samples.append(Sample(histogram.count, (), sum(counts)))
-                observed.clear()
+                self._counts[histogram] = [0] * len(counts)
+            self._is_declared = True
         return samples
 
     def _add_up(self) -> None:
@@ -259,11 +237,15 @@ class Recorder:
             for series in event.counts:
                 self._sums[series] += len(of_event)
             for column, meanings in zip(np.array(of_event, np.float64).T, event.values, strict=True):
+                total = float(column.sum())
                 for meaning in meanings:
                     if isinstance(meaning, Histogram):
-                        self._observed[meaning].observe(column, meaning.bounds)
+                        counts, buckets = self._counts[meaning], np.searchsorted(meaning.bounds, column)
+                        added = np.bincount(buckets, minlength=len(counts)).tolist()
+                        self._counts[meaning] = [count + more for count, more in zip(counts, added, strict=True)]
+                        self._sums[meaning.sum, ()] += total
                     else:
-                        self._sums[meaning] += float(column.sum())
+                        self._sums[meaning] += total
 
 
 class Reporter:
