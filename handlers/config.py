@@ -34,6 +34,8 @@ Side = Annotated[int, Field(ge=1, le=4096)]
 # A YAML list is a list; only its length and values are checked.
 Labels = Annotated[tuple[str, ...], Strict(False)]
 Channels = Annotated[tuple[float, float, float], Strict(False)]
+_Positive = Annotated[float, Field(gt=0)]
+Deviations = Annotated[tuple[_Positive, _Positive, _Positive], Strict(False)]
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from handlers.config import SETTINGS, Channels, Count, HandlerConfig, Share, Side
+from handlers.config import SETTINGS, Channels, Count, Deviations, HandlerConfig, Share, Side
 
 # Statistics of the ImageNet training set, per channel, as torchvision's ImageClassification has them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -62,14 +62,8 @@ class ImageClassificationConfig(ImageConfig):
 
     arch: str
     mean: Channels = IMAGENET_MEAN
-    std: Channels = IMAGENET_STD
+    std: Deviations = IMAGENET_STD
     top_k: Count = 5
-
-    @model_validator(mode="after")
-    def _check_statistics(self) -> "ImageClassificationConfig":
-        if min(self.std) <= 0:
-            raise ValueError("every value of std must be more than 0")
-        return self
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -134,17 +128,11 @@ class ImageSegmentationConfig(PixelsConfig):
     arch: str | None = None
     resize_size: Side = 520
     mean: Channels = IMAGENET_MEAN
-    std: Channels = IMAGENET_STD
+    std: Deviations = IMAGENET_STD
     max_seen_pixels: Count = 2_000_000
     max_map_pixels: Count = 16_000_000
     masks: Masks = "map"
     answer: Literal["segments", "torchserve"] = "segments"
-
-    @model_validator(mode="after")
-    def _check_statistics(self) -> "ImageSegmentationConfig":
-        if min(self.std) <= 0:
-            raise ValueError("every value of std must be more than 0")
-        return self
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

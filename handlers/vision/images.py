@@ -13,7 +13,6 @@ import io
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,64 +54,6 @@ TURNS = {
 }
 # The orientations that change width and height.
 SIDEWAYS = frozenset((5, 6, 7, 8))
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """One decoded item of a classifier.
-
-    Attributes:
-        pixels: (S, S, 3) uint8, RGB.
-        top_k: how many labels its client wants.
-    """
-
-    pixels: NDArray[np.uint8]
-    top_k: int
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One decoded item of a task whose items may be images.
-
-    Attributes:
-        pixels: (H, W, 3) uint8, RGB: what the model sees.
-        options: what its client wants.
-    """
-
-    pixels: NDArray[np.uint8]
-    options: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """One decoded item of a detector.
-
-    Attributes:
-        pixels: (H, W, 3) uint8, RGB: the image, stretched to what the model sees.
-        size: its own width and height.
-        threshold: the least score of a box.
-        top_k: the most boxes; None for all.
-    """
-
-    pixels: NDArray[np.uint8]
-    size: tuple[int, int]
-    threshold: float
-    top_k: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """One decoded item of a segmenter.
-
-    Attributes:
-        pixels: (H, W, 3) uint8, RGB: the image, as the model sees it.
-        size: its own width and height.
-        masks: how its answer draws the segments.
-    """
-
-    pixels: NDArray[np.uint8]
-    size: tuple[int, int]
-    masks: str
 
 
 def decode_image(value: Any, config: ImageConfig, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""A detector of transformers behind pixels as they were decoded, as it is exported for OpenVINO and as PyTorch runs it.
+"""A detector of transformers behind pixels as they were decoded.
 
 checkpoint -> load_detector -> PixelDetector: (B, H, W, 3) uint8 -> (B, Q, labels) logits, (B, Q, 4) boxes
 
@@ -6,13 +6,12 @@ Detectors of the RT-DETR family alone: they stretch every image to one size, tak
 that nothing depends on the other images of a batch. Only what runs PyTorch calls `load_detector`.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from handlers.errors import InvalidConfig
+from handlers.vision.pixel_network import load_checkpoint, read_processor
 
 FAMILY = ("rt_detr", "rt_detr_v2", "d_fine")
 # What stretches to a size with a bilinear filter and makes 0..1 of 0..255, as the family's own configurations have it.
@@ -25,15 +24,7 @@ def canvas(checkpoint: Path) -> tuple[int, int]:
     Raises:
         InvalidConfig: its preprocessor_config.json is missing, or does anything else with images.
     """
-    path = checkpoint / "preprocessor_config.json"
-    if not path.is_file():
-        raise InvalidConfig(f"{path.name}: missing; it says what size the model's images have")
-    said = json.loads(path.read_text(encoding="utf-8"))
-    size = said.get("size")
-    wrong = [name for name, value in PROCESSOR.items() if said.get(name, value) != value]
-    if wrong or not isinstance(size, dict) or not {"height", "width"} <= size.keys():
-        raise InvalidConfig(f"{path.name}: {', '.join(wrong) or 'size'}: only images stretched to one size are served")
-    return int(size["width"]), int(size["height"])
+    return read_processor(checkpoint, PROCESSOR)[1]
 
 
 class PixelDetector(torch.nn.Module):
@@ -63,15 +54,6 @@ def load_detector(checkpoint: Path) -> PixelDetector:
     """Load a checkpoint, in fp32.
 
     Raises:
-        InvalidConfig: it is no detector, or one of another family.
+        InvalidConfig: it is of another family.
     """
-    # Seconds, which a worker on OpenVINO does not need.
-    import transformers  # noqa: PLC0415
-
-    config = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=True)
-    if config.model_type not in FAMILY:
-        raise InvalidConfig(f"{config.model_type} is no detector that is served: {', '.join(FAMILY)}")
-    loaded = transformers.AutoModelForObjectDetection.from_pretrained(
-        checkpoint, local_files_only=True, use_safetensors=True, dtype=torch.float32
-    )
-    return PixelDetector(loaded.eval()).eval()
+    return PixelDetector(load_checkpoint(checkpoint, "AutoModelForObjectDetection", FAMILY)).eval()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from handlers.errors import InvalidConfig
+from handlers.vision.pixel_network import PixelNetwork, load_state, read_state
 
 
 class Rules(NamedTuple):
@@ -41,23 +41,18 @@ RULES = {
 WEIGHTS, MOST_GROWTH = (10.0, 10.0, 5.0, 5.0), math.log(1000 / 16)
 
 
-class PixelSsd(torch.nn.Module):
-    """A detector that takes pixels as they were decoded, up to where boxes are chosen."""
+class PixelSsd(PixelNetwork):
+    """A detector behind pixels, up to where boxes are chosen."""
 
     anchors: torch.Tensor
     scales: torch.Tensor
-    mean: torch.Tensor
-    std: torch.Tensor
 
     def __init__(self, detector: Any, side: int) -> None:
         """Wrap an SSD of torchvision, whose anchors depend on nothing but the size of the images."""
-        super().__init__()
+        super().__init__(detector.transform.image_mean, detector.transform.image_std)
         from torchvision.models.detection.image_list import ImageList  # noqa: PLC0415
 
         self.backbone, self.head = detector.backbone, detector.head
-        # Values in 0..255 are normalised without dividing them first. Always fp32: bf16 has 8 bits of mantissa.
-        for name, values in (("mean", detector.transform.image_mean), ("std", detector.transform.image_std)):
-            self.register_buffer(name, torch.tensor(values, dtype=torch.float32).mul(255).view(1, 3, 1, 1))
         blank = torch.zeros(1, 3, side, side)
         with torch.inference_mode():
             features = list(self.backbone(blank).values())
@@ -77,8 +72,7 @@ class PixelSsd(torch.nn.Module):
             Logits (B, A, classes), of which the first is of no class; and boxes (B, A, 4): left, top, right and bottom,
             as shares of the image.
         """
-        values = (pixels.permute(0, 3, 1, 2).float() - self.mean) / self.std
-        found = self.head(list(self.backbone(values.to(next(self.parameters()).dtype)).values()))
+        found = self.head(list(self.backbone(self.normalised(pixels)).values()))
         moves = found["bbox_regression"].float() / self.scales
         centres = self.anchors[:, :2] + moves[..., :2] * self.anchors[:, 2:]
         halves = self.anchors[:, 2:] * moves[..., 2:].clamp(max=MOST_GROWTH).exp() / 2
@@ -98,19 +92,12 @@ def load_ssd(state: Mapping[str, Any], arch: str) -> tuple[PixelSsd, int]:
     heads = [value for name, value in state.items() if name.startswith("head.classification_head.module_list.0.")]
     classes = len(heads[-1]) // empty.anchor_generator.num_anchors_per_location()[0] if heads else 1
     network = torchvision.models.get_model(arch, weights=None, weights_backbone=None, num_classes=classes)
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        raise InvalidConfig(f"the weights are not those of {arch}: {str(error).splitlines()[1].strip()}") from error
-    return PixelSsd(network.eval(), RULES[arch].side).eval(), classes
+    return PixelSsd(load_state(network, state, arch), RULES[arch].side).eval(), classes
 
 
 def read_ssd(weights: Path, arch: str) -> PixelSsd:
     """Load a network from an archive's file; InvalidConfig where that is missing, or another network's."""
-    if not weights.is_file():
-        raise InvalidConfig(f"engine: torch needs {weights.name}, which this archive lacks")
-    network, _ = load_ssd(torch.load(weights, map_location="cpu", weights_only=True), arch)
-    return network
+    return load_ssd(read_state(weights), arch)[0]
 
 
 def suppressed(

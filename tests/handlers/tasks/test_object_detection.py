@@ -16,10 +16,8 @@ from torchvision.transforms.functional import to_tensor
 from deploy.build.sources import source
 from deploy.build.stagers.detection import stage
 from deploy.models import Model, model
-from handlers.errors import InvalidConfig
 from handlers.tasks.object_detection import CORNERS, ObjectDetectionHandler
 from handlers.vision.images import stretched
-from handlers.vision.pixel_detector import canvas
 from handlers.vision.pixel_ssd import RULES
 from tests import exports, tiny_detector
 from tests.handlers.serving import serve, started
@@ -172,13 +170,3 @@ def test_answers_may_have_the_form_of_torchserves_own_handler(archive: Path, ora
     for found, wanted in zip(answer.body, oracle["chelsea"], strict=True):
         assert found.keys() == {wanted["label"], "score"}
         assert found[wanted["label"]] == pytest.approx([*wanted["box"].values()], abs=1)
-
-
-@pytest.mark.parametrize("change", [{"do_pad": True}, {"size": {"shortest_edge": 800}}, {"do_normalize": True}])
-def test_checkpoint_that_does_anything_else_with_images_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    said = {"size": {"height": 64, "width": 96}, **change}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 64, "width": 96}}))
-    assert canvas(tmp_path) == (96, 64)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
-    with pytest.raises(InvalidConfig, match="only images stretched to one size"):
-        canvas(tmp_path)

@@ -1,0 +1,79 @@
+"""Serve what the tasks on images share.
+
+payload -> decode: the pixels that the model sees -> collate -> a network behind pixels
+"""
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from handlers.archive_files import GRAPH
+from handlers.base import BatchHandler
+from handlers.engines import Arrays, Engine
+from handlers.engines.openvino import OpenVinoEngine
+from handlers.protocol.metadata import TensorMetadata
+from handlers.vision.config import PixelsConfig
+
+Config = TypeVar("Config", bound=PixelsConfig)
+
+# The tensor of an image: the bytes of a file. Pixels are one of item_dimensions.
+IMAGE_TENSORS: Mapping[str, TensorMetadata] = {"b64": TensorMetadata("image", shape=(-1, 1))}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One decoded image.
+
+    Attributes:
+        pixels: (H, W, 3) uint8, RGB: what the model sees.
+        options: those of its client.
+        size: the image's own width and height.
+    """
+
+    pixels: NDArray[np.uint8]
+    options: Any
+    size: tuple[int, int] = (0, 0)
+
+
+class ImageHandler(BatchHandler[Config, Seen], Generic[Config]):
+    """Serves what the archive holds:
+
+    index_to_name.json   class index -> label
+    model.xml, .bin      a network behind pixels as an OpenVINO graph
+    model.pt             of torchvision: state dict, for torch
+    """
+
+    inputs = frozenset({"b64"})
+    item_dimensions = 3
+    input_tensors = IMAGE_TENSORS
+    media_types = ("image/*",)
+
+    def load(self) -> Engine:
+        """See `BatchHandler.load`."""
+        names = json.loads((self.model_dir / "index_to_name.json").read_text(encoding="utf-8"))
+        self.labels = [names[str(index)] for index in range(len(names))]
+        self.read_geometry()
+        config = self.config
+        if not self.uses_torch:
+            return OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)
+        from handlers.engines.torch import TorchEngine  # noqa: PLC0415
+
+        network, outputs = self.network()
+        return TorchEngine(network.to(self.device), self.device, ["pixels"], outputs, config.threads)
+
+    def read_geometry(self) -> None:
+        """Find what the model sees of an image, before the engine is loaded."""
+
+    @abstractmethod
+    def network(self) -> tuple[torch.nn.Module, Sequence[str]]:
+        """Load the network for torch, in the configured precision, and name its outputs."""
+
+    def collate(self, items: Sequence[Seen]) -> Arrays:
+        """Stack the items: `pixels`, (B, H, W, 3) uint8."""
+        return {"pixels": np.stack([item.pixels for item in items])}

@@ -1,0 +1,94 @@
+"""What networks behind pixels share, as they are exported for OpenVINO and as PyTorch runs them.
+
+checkpoint, state dict -> read_processor, load_checkpoint, load_state -> a network behind a PixelNetwork
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from handlers.errors import InvalidConfig
+
+
+class PixelNetwork(torch.nn.Module):
+    """Takes pixels as they were decoded: a quarter of the bytes of normalised floats."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Normalise by statistics per channel, of values in 0..1."""
+        super().__init__()
+        # Values in 0..255 are normalised without dividing them first. Always fp32: bf16 has 8 bits of mantissa.
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).mul(255).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).mul(255).view(1, 3, 1, 1))
+
+    def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Turn pixels, (B, H, W, 3) uint8, RGB, into (B, 3, H, W) in the precision of the network's weights."""
+        # The permuted view of interleaved pixels is what PyTorch calls channels_last.
+        values = (pixels.permute(0, 3, 1, 2).float() - self.mean) / self.std
+        return values.to(next(self.parameters()).dtype)
+
+
+def read_processor(
+    checkpoint: Path, expected: Mapping[str, Any], statistics: Sequence[str] = ()
+) -> tuple[Mapping[str, Any], tuple[int, int]]:
+    """Read what a checkpoint's images are turned into, and the width and height that they are stretched to.
+
+    Args:
+        checkpoint: has preprocessor_config.json.
+        expected: the only values that are served, by name.
+        statistics: names of values for three channels.
+
+    Raises:
+        InvalidConfig: the file is missing, or does anything else with images.
+    """
+    path = checkpoint / "preprocessor_config.json"
+    if not path.is_file():
+        raise InvalidConfig(f"{path.name}: missing; it says what size the model's images have")
+    processor = json.loads(path.read_text(encoding="utf-8"))
+    size = processor.get("size")
+    wrong = [name for name, value in expected.items() if processor.get(name, value) != value]
+    wrong += [name for name in statistics if len(processor.get(name) or ()) != 3]
+    if wrong or not isinstance(size, dict) or not {"height", "width"} <= size.keys():
+        raise InvalidConfig(f"{path.name}: {', '.join(wrong) or 'size'}: only images stretched to one size are served")
+    return processor, (int(size["width"]), int(size["height"]))
+
+
+def load_checkpoint(checkpoint: Path, auto_class: str, families: Sequence[str]) -> Any:
+    """Load a model of transformers in fp32, by the name of its class.
+
+    Raises:
+        InvalidConfig: it is of a family that is not served.
+    """
+    # Seconds, which a worker on OpenVINO does not need.
+    import transformers  # noqa: PLC0415
+
+    config = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+    if config.model_type not in families:
+        raise InvalidConfig(f"{config.model_type} is none of the families that are served: {', '.join(families)}")
+    return (
+        getattr(transformers, auto_class)
+        .from_pretrained(checkpoint, local_files_only=True, use_safetensors=True, dtype=torch.float32)
+        .eval()
+    )
+
+
+def read_state(weights: Path) -> Mapping[str, Any]:
+    """Read an archive's state dict; InvalidConfig where that is missing."""
+    if not weights.is_file():
+        raise InvalidConfig(f"engine: torch needs {weights.name}, which this archive lacks")
+    state: Mapping[str, Any] = torch.load(weights, map_location="cpu", weights_only=True, mmap=True)
+    return state
+
+
+def load_state(network: torch.nn.Module, state: Mapping[str, Any], arch: str) -> torch.nn.Module:
+    """Give a network its weights; InvalidConfig where they are another one's."""
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        raise InvalidConfig(f"the weights are not those of {arch}: {str(error).splitlines()[1].strip()}") from error
+    return network.eval()
