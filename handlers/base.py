@@ -1,32 +1,25 @@
-"""BatchHandler: the hooks of a task, and its lifecycle in TorchServe's worker.
+"""BatchHandler: the lifecycle of a task in TorchServe's worker. handlers.pipeline.task has its hooks.
 
 initialize: settings, files, engine, warm-up
 handle: rows -> handlers.pipeline.flow, in classic mode; the connection -> handlers.batching, in adaptive mode
 """
 
-import abc
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, cast
 
 from handlers import archive_files
 from handlers.batching import worker as adaptive
 from handlers.batching.policy import with_mode
 from handlers.batching.trial import Trial
-from handlers.config import HandlerConfig, NoOptions, parse
+from handlers.config import parse
 from handlers.description import described, precision_of
-from handlers.engines import Arrays, Engine, Listener, Outputs, available_threads
-from handlers.errors import LOAD_FAILED, InvalidConfig, ItemError
+from handlers.engines import available_threads
+from handlers.errors import LOAD_FAILED, InvalidConfig
 from handlers.pipeline.flow import Pipeline
-from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead
-from handlers.pipeline.slots import Pieces
-from handlers.protocol import requests, retrieval, streaming
-from handlers.protocol.fields import Fields
-from handlers.protocol.metadata import Metadata, TensorMetadata
-from handlers.protocol.output_tensors import Documents, Model, OutputTensors
-from handlers.protocol.requests import Items, Payload, Request
+from handlers.pipeline.task import Config, Hooks, Item
 from handlers.torchserve import BaseHandler, device, reporter
 from handlers.warm_up import prepare
 
@@ -36,11 +29,8 @@ logger = logging.getLogger(__name__)
 # run that begins by then may take as long again before TorchServe ends the worker; generate() is ended earlier.
 RESPONSE_TIMEOUT_S, BATCH_SHARE, RUN_SHARE = 120, 0.5, 0.4
 
-Config = TypeVar("Config", bound=HandlerConfig)
-Item = TypeVar("Item")
 
-
-class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore[misc]
+class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
     """The base class of tasks. A task is one class on it, alone in its file; this one doubles numbers:
 
         from handlers.base import BatchHandler
@@ -79,104 +69,6 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
     `checkpoint_dir`, and staged files lie in `model_dir`.
     """
 
-    config_class: ClassVar[type[HandlerConfig]]  # its settings
-    options_class: ClassVar[Any] = NoOptions  # the options of one item
-    inputs: frozenset[str]  # the JSON fields that hold its input; other fields are options
-    item_dimensions: ClassVar[int] = 0  # of one item that comes as a tensor of numbers
-    # The tensor of an input, by the input's name, where it is not BYTES [B], or FP32 of so many dimensions.
-    input_tensors: Mapping[str, TensorMetadata] = {}
-    output_tensors: OutputTensors = Documents()  # how results become tensors of the Open Inference Protocol
-    batch_dims: Mapping[str, int] = {}  # of an output tensor, by name: the dimension of rows, where it is not the first
-    media_types: tuple[str, ...] = ()  # of bodies other than JSON, for the metadata
-    decodes_in_threads: ClassVar[bool] = True  # whether decoding one item takes longer than handing it to a thread
-    is_streamable: ClassVar[bool] = False  # whether answers can be sent in pieces; then `stream` is an option
-    api: ClassVar[retrieval.Api | None] = None  # the API that its results are answers of
-    staged_files: ClassVar[tuple[str, ...]] = ()  # names or patterns of files beside the model's configuration
-    overhead: Overhead = OVERHEAD  # what one more micro-batch costs
-
-    config: Config
-    engine: Engine
-    model_dir: Path
-    longest_run_s: float  # the most seconds of one run of the engine, where it can be ended
-    fingerprint: str | None  # hash of everything that the archive was made from, where it is known
-    metadata: Metadata
-
-    # -- the hooks of a task, in the order of their calls ------------------------------------------------------------
-
-    @abc.abstractmethod
-    def load(self) -> Engine:
-        """Load what `model_dir` and `checkpoint_dir` hold and `config` asks for.
-
-        Raises:
-            InvalidConfig: the archive cannot be served; its owner reads the message.
-        """
-
-    @abc.abstractmethod
-    def sample(self) -> Payload | None:
-        """Return what a client might send, for warm-up; None where that is not known."""
-
-    def samples(self) -> Iterable[Payload]:
-        """Return payloads of each size that the engine has to prepare itself for, for warm-up in adaptive mode."""
-        sample = self.sample()
-        return () if sample is None else (sample,)
-
-    def items(self, fields: Fields, model: Model) -> Items:  # noqa: ARG002
-        """Return what makes items of the contents of a request, once; `fields` does it by `inputs`."""
-        return fields
-
-    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
-        """Take one row apart, which is a request; few tasks override it."""
-        names_api = retrieval.HEADER.lower() in map(str.lower, headers)
-        request = retrieval.unpack(row, headers, self._retrieval) if names_api else None
-        request = request or requests.unpack(row, headers, self._shape)
-        is_adaptive = self.config.scheduling.mode == "adaptive"
-        return streaming.asked(request, headers, is_adaptive=is_adaptive) if self.is_streamable else request
-
-    @abc.abstractmethod
-    def decode(self, payload: Payload) -> Item:
-        """Check and decode one item. Several threads may call it.
-
-        Raises:
-            InvalidInput: this item cannot be served.
-        """
-
-    def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
-        """Do what is cheaper for several items at once: tokenisation. Return one outcome for each."""
-        return items
-
-    def cost(self, item: Item) -> Cost:  # noqa: ARG002
-        """Return what the item asks of a micro-batch: its length, and the group that it may share one with."""
-        return Cost()
-
-    @abc.abstractmethod
-    def collate(self, items: Sequence[Item]) -> Arrays:
-        """Stack the items of one micro-batch: arrays of shape (B, ...), named as the model's inputs."""
-
-    def forward(self, inputs: Arrays, items: Sequence[Item]) -> Outputs:  # noqa: ARG002
-        """Run the model once, again for each half of a micro-batch that failed: arrays of shape (B, ...)."""
-        return self.engine.run(inputs)
-
-    def pieces(self, item: Item) -> Pieces | None:  # noqa: ARG002
-        """Return what makes text, and in the end the result, of the tokens of one item, in adaptive mode.
-
-        None where the engine reports no tokens of this item while it runs; items that share a micro-batch agree in it.
-        """
-        return None
-
-    def forward_progressively(self, inputs: Arrays, items: Sequence[Item], progress: Listener) -> Outputs:
-        """Run the model once, as `forward`, and pass on what the engine generates meanwhile."""
-        raise NotImplementedError
-
-    @abc.abstractmethod
-    def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[Any]:
-        """Take the outputs of a micro-batch apart: one result for each item, in order, that JSON can hold."""
-
-    def tokens(self, item: Item) -> int:  # noqa: ARG002
-        """Count the tokens of an item, for answers that say how many a request had."""
-        return 0
-
-    # -- lifecycle ---------------------------------------------------------------------------------------------------
-
     def initialize(self, context: Any) -> None:
         """Load the model and run it at the sizes that matter, so that no request pays for a first time.
 
@@ -199,9 +91,7 @@ class BatchHandler(BaseHandler, abc.ABC, Generic[Config, Item]):  # type: ignore
             self.engine = self.load()
             trial = Trial(self, window)
             self.engine = trial.engine
-            self._shape, self.metadata = described(self, name, version)
-            limits = self.config.max_instances, self.config.max_body_bytes
-            self._retrieval = retrieval.Served(self.api, name, *limits, self.inputs)
+            self.shape, self.metadata = described(self, name, version)
             if self.config.scheduling.mode == "adaptive":
                 adaptive.claim_worker(name, version)
                 self.worker = adaptive.AdaptiveWorker(

@@ -8,18 +8,19 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from inspect import cleandoc
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
-from handlers import archive_files, pipeline
+from handlers import archive_files
 from handlers.engines import Engine
 from handlers.errors import InvalidConfig
+from handlers.pipeline.task import Task
 from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata
-from handlers.protocol.output_tensors import ERROR, Model, OutputTensors, Renamed
-from handlers.protocol.requests import Items, Shape
+from handlers.protocol.output_tensors import ERROR, Model
+from handlers.protocol.requests import Shape
 from handlers.protocol.responses import encode
 from handlers.warm_up import decoded
 
@@ -30,21 +31,6 @@ TORCH_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n     +.*)*)", re.MULTILINE)
 # The words of an option's JSON Schema that metadata has.
 SCHEMA_WORDS = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
-
-
-class Task(pipeline.Task, Protocol):
-    """A loaded task; see handlers.base.BatchHandler."""
-
-    device: Any
-    options_class: Any
-    inputs: Any
-    item_dimensions: Any
-    input_tensors: Any
-    output_tensors: OutputTensors
-    batch_dims: Any
-    media_types: Any
-
-    def items(self, fields: Fields, model: Model) -> Items: ...
 
 
 def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metadata]:
@@ -60,7 +46,7 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
     config = task.config
     inputs = _inputs(task)
     given = _names_given("outputs", task.output_tensors.names, config.tensors.outputs, (ERROR,))
-    outputs = Renamed(task.output_tensors, given) if config.tensors.outputs else task.output_tensors
+    outputs = task.output_tensors.renamed(given) if config.tensors.outputs else task.output_tensors
     own = Fields(
         task.inputs,
         config.max_instances,
@@ -69,7 +55,8 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
         tensors={tensor.name: key for key, tensor in inputs.items()},
     )
     model = Model(name, version, outputs, {given[name]: dimension for name, dimension in task.batch_dims.items()})
-    shape = Shape(task.items(own, model), config.max_body_bytes, model)
+    items = task.items(own, model)
+    shape = Shape(items, config.max_body_bytes, model, task.inputs, config.max_instances, task.api)
     payload = task.sample()
     item = None if payload is None else next(iter(decoded(task, [payload])), None)
     metadata = Metadata(

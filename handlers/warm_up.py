@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from handlers.errors import ItemError
-from handlers.pipeline import Task
+from handlers.pipeline.task import Task
 from handlers.protocol.requests import Payload
 
 # Seconds that `prepare` has for its largest micro-batch.

@@ -51,9 +51,9 @@ from handlers.metrics import (
     execution_event,
     item_event,
 )
-from handlers.pipeline import Task
 from handlers.pipeline.micro_batches import micro_batches
 from handlers.pipeline.slots import FinishedMicroBatch, Generated, Slot, attempt, excess, server_timing
+from handlers.pipeline.task import Task
 from handlers.protocol import retrieval
 from handlers.protocol.headers import GRPC_HEADERS
 from handlers.protocol.metadata import METADATA_HEADER

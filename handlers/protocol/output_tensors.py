@@ -1,16 +1,15 @@
 """Turn results of a task into output tensors, one row for each item. Pure.
 
-    embeddings                       -> Vectors   -> FP32 (B, D)
-    ranked labels, answers           -> Ranked    -> one tensor (B, k) for each of their fields; shorter lists padded
-    records with the same fields     -> Columns   -> one tensor (B,) for each of their fields
-    token ids, masks                 -> Padded    -> INT64 (B, T) each, as wide as the longest
-    anything else                    -> Documents -> BYTES (B,), each item's JSON
+    embeddings                       -> vectors   -> FP32 (B, D)
+    ranked labels, answers           -> ranked    -> one tensor (B, k) for each of their fields; shorter lists padded
+    records with the same fields     -> columns   -> one tensor (B,) for each of their fields
+    token ids, masks                 -> padded    -> INT64 (B, T) each, as wide as the longest
+    anything else                    -> documents -> BYTES (B,), each item's JSON
 
-A task says which in one line, and an archive's owner may choose other names (Renamed). Model puts the rows of good
+A task says which in one line, and an archive's owner may choose other names (renamed). Model puts the rows of good
 items in their places among failed ones.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,166 +32,94 @@ Record = Mapping[str, Any]
 _NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "u": 0, "b": False, "O": "", "V": to_bfloat16(np.array(np.nan))}
 
 
-class OutputTensors(ABC):
-    """The way in which a task's results become tensors."""
+@dataclass(frozen=True, slots=True)
+class OutputTensors:
+    """The way in which a task's results become tensors.
 
-    @property
-    @abstractmethod
-    def metadata(self) -> Sequence[TensorMetadata]:
-        """The tensors, in the order of an answer; -1 is a size that is the request's."""
+    Attributes:
+        metadata: the tensors, in the order of an answer; -1 is a size that is the request's.
+        arrays: makes the tensors, by name, of B results, at least one, without errors: each is (B, ...), FP32, INT64,
+            BF16 (`handlers.protocol.tensors`) or objects. It raises ValueError where a result holds a number that is
+            not finite.
+    """
+
+    metadata: Sequence[TensorMetadata]
+    arrays: Callable[[Sequence[Any]], Arrays]
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the tensors, in the order of an answer."""
         return tuple(tensor.name for tensor in self.metadata)
 
-    @abstractmethod
-    def arrays(self, results: Sequence[Any]) -> Arrays:
-        """Return the tensors, by name; each is (B, ...), FP32, INT64, BF16 (`handlers.protocol.tensors`) or objects.
-
-        Args:
-            results: B of the task's results, at least one, without errors.
-
-        Raises:
-            ValueError: a result holds a number that is not finite.
-        """
+    def renamed(self, given: Mapping[str, str]) -> "OutputTensors":
+        """Return the same tensors under other names, by their own."""
+        return OutputTensors(
+            [replace(tensor, name=given[tensor.name]) for tensor in self.metadata],
+            lambda results: {given[name]: array for name, array in self.arrays(results).items()},
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Renamed(OutputTensors):
-    """Other tensors under the names that an archive's owner chose.
-
-    Attributes:
-        outputs: the task's.
-        given: name of each tensor by the task's name of it.
-    """
-
-    outputs: OutputTensors
-    given: Mapping[str, str]
-
-    @property
-    def metadata(self) -> Sequence[TensorMetadata]:
-        """See `OutputTensors`."""
-        return [replace(tensor, name=self.given[tensor.name]) for tensor in self.outputs.metadata]
-
-    def arrays(self, results: Sequence[Any]) -> Arrays:
-        """See `OutputTensors`."""
-        return {self.given[name]: array for name, array in self.outputs.arrays(results).items()}
+def documents() -> OutputTensors:
+    """Write each item's result as JSON: BYTES (B,)."""
+    return OutputTensors(
+        [TensorMetadata("result")], lambda results: {"result": np.array([encode(each) for each in results], object)}
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Documents(OutputTensors):
-    """Writes each item's result as JSON: BYTES (B,)."""
-
-    name: str = "result"
-
-    @property
-    def metadata(self) -> Sequence[TensorMetadata]:
-        """See `OutputTensors`."""
-        return [TensorMetadata(self.name)]
-
-    def arrays(self, results: Sequence[Any]) -> Arrays:
-        """See `OutputTensors`."""
-        return {self.name: np.array([encode(result) for result in results], object)}
+def vectors(name: str, size: int = -1) -> OutputTensors:
+    """Stack results that are vectors: FP32 (B, D); `size` is D, where it is known."""
+    return OutputTensors(
+        [TensorMetadata(name, "FP32", (-1, size))],
+        lambda results: {name: _finite(np.stack(results).astype(np.float32, copy=False))},
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Vectors(OutputTensors):
-    """Stacks results that are vectors: FP32 (B, D).
+def columns(dtypes: Mapping[str, Any]) -> OutputTensors:
+    """Take some fields of each result, (B,) each, by their dtypes; where a result lacks one stands "", NaN or -1."""
+    nothing = {name: _NOTHING[np.dtype(dtype).kind] for name, dtype in dtypes.items()}
 
-    Attributes:
-        name: the tensor's.
-        size: D, which metadata names; -1 where it is not known.
-    """
-
-    name: str
-    size: int = -1
-
-    @property
-    def metadata(self) -> Sequence[TensorMetadata]:
-        """See `OutputTensors`."""
-        return [TensorMetadata(self.name, "FP32", (-1, self.size))]
-
-    def arrays(self, results: Sequence[NDArray[np.float32]]) -> Arrays:
-        """See `OutputTensors`."""
-        return {self.name: _finite(np.stack(results).astype(np.float32, copy=False))}
-
-
-@dataclass(frozen=True, slots=True)
-class Columns(OutputTensors):
-    """Takes some fields of each result, (B,) each; where a result lacks one stands "", NaN or -1.
-
-    Attributes:
-        dtypes: the dtype of each field, by name.
-    """
-
-    dtypes: Mapping[str, Any]
-
-    @property
-    def metadata(self) -> Sequence[TensorMetadata]:
-        """See `OutputTensors`."""
-        return [TensorMetadata(name, datatype_of(np.empty(0, dtype))) for name, dtype in self.dtypes.items()]
-
-    def arrays(self, results: Sequence[Any]) -> Arrays:
-        """See `OutputTensors`."""
-        kinds = {name: np.dtype(dtype).kind for name, dtype in self.dtypes.items()}
+    def arrays(results: Sequence[Record]) -> Arrays:
         return {
-            name: np.array([result.get(name, _NOTHING[kinds[name]]) for result in results], dtype)
-            for name, dtype in self.dtypes.items()
+            name: np.array([result.get(name, nothing[name]) for result in results], dtype)
+            for name, dtype in dtypes.items()
         }
 
-
-def _as_they_are(result: Sequence[Record]) -> Sequence[Record]:
-    return result
+    return OutputTensors([TensorMetadata(name, _datatype(dtype)) for name, dtype in dtypes.items()], arrays)
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked(OutputTensors):
-    """Makes a tensor (B, k) of each field of results that are records, best first, as wide as the longest result.
+def ranked(
+    dtypes: Mapping[str, Any], records: Callable[[Any], Sequence[Record]] = lambda result: result
+) -> OutputTensors:
+    """Make a tensor (B, k) of each field of results that are records, best first, as wide as the longest result.
 
-    Attributes:
+    Args:
         dtypes: the dtype of each field, by name; "", NaN or -1 stands where a result has fewer records.
         records: finds the records of one result.
     """
 
-    dtypes: Mapping[str, Any]
-    records: Callable[[Any], Sequence[Record]] = _as_they_are
-
-    @property
-    def metadata(self) -> Sequence[TensorMetadata]:
-        """See `OutputTensors`."""
-        return [TensorMetadata(name, datatype_of(np.empty(0, dtype)), (-1, -1)) for name, dtype in self.dtypes.items()]
-
-    def arrays(self, results: Sequence[Any]) -> Arrays:
-        """See `OutputTensors`."""
-        rows = [self.records(result) for result in results]
+    def arrays(results: Sequence[Any]) -> Arrays:
+        rows = [records(result) for result in results]
         return {
             name: _padded(
-                [_finite(np.array([record[name] for record in records], dtype)) for records in rows],
+                [_finite(np.array([record[name] for record in row], dtype)) for row in rows],
                 _NOTHING[np.dtype(dtype).kind],
             )
-            for name, dtype in self.dtypes.items()
+            for name, dtype in dtypes.items()
         }
 
+    return OutputTensors([TensorMetadata(name, _datatype(dtype), (-1, -1)) for name, dtype in dtypes.items()], arrays)
 
-@dataclass(frozen=True, slots=True)
-class Padded(OutputTensors):
-    """Stacks results that are records of whole numbers, one for each position: INT64 (B, T), right-padded.
 
-    Attributes:
-        fills: the number to pad with, by field.
-    """
+def padded(fills: Mapping[str, int]) -> OutputTensors:
+    """Stack results that are records of whole numbers, one for each position: INT64 (B, T), right-padded by `fills`."""
+    return OutputTensors(
+        [TensorMetadata(name, "INT64", (-1, -1)) for name in fills],
+        lambda results: {name: _padded([result[name] for result in results], fill) for name, fill in fills.items()},
+    )
 
-    fills: Mapping[str, int]
 
-    @property
-    def metadata(self) -> Sequence[TensorMetadata]:
-        """See `OutputTensors`."""
-        return [TensorMetadata(name, "INT64", (-1, -1)) for name in self.fills]
-
-    def arrays(self, results: Sequence[Mapping[str, NDArray[np.int64]]]) -> Arrays:
-        """See `OutputTensors`."""
-        return {name: _padded([result[name] for result in results], fill) for name, fill in self.fills.items()}
+def _datatype(dtype: Any) -> str:
+    return datatype_of(np.empty(0, dtype))
 
 
 def _padded(rows: Sequence[NDArray[Any]], fill: Any) -> NDArray[Any]:
@@ -218,7 +145,7 @@ class Model:
 
     name: str = ""
     version: str | None = None
-    outputs: OutputTensors = field(default_factory=Documents)
+    outputs: OutputTensors = field(default_factory=documents)
     batch_dims: Mapping[str, int] = field(default_factory=dict)
 
     def arrays(self, results: Sequence[Any]) -> dict[str, NDArray[Any]]:

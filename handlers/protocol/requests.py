@@ -137,11 +137,17 @@ class Shape:
         items: makes items of what a request holds.
         max_body_bytes: the most bytes of one body, of all fields together where it is a form.
         model: what answers in the Open Inference Protocol say of the model.
+        inputs: the names of its inputs.
+        max_instances: the most items of one request.
+        api: the API of handlers.protocol.retrieval that it serves; None for neither.
     """
 
     items: Items
     max_body_bytes: int
     model: Model = field(default_factory=Model)
+    inputs: frozenset[str] = frozenset()
+    max_instances: int = 1
+    api: str | None = None
 
 
 def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> Request:

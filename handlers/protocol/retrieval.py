@@ -23,7 +23,7 @@ import numpy as np
 from handlers.errors import EmptyInput, InvalidInput, ItemError, TooManyInstances, UnknownOption, UnknownShape
 from handlers.protocol.bodies import body_of, check_count, parse_json
 from handlers.protocol.headers import header
-from handlers.protocol.requests import Payload, Request
+from handlers.protocol.requests import Payload, Request, Shape
 from handlers.protocol.responses import Reply, encode_padded
 
 Api = Literal["embeddings", "rerank"]
@@ -164,26 +164,7 @@ def _usage(tokens: int) -> Mapping[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What a model serves of these APIs.
-
-    Attributes:
-        api: the one that its task has; None where it has neither.
-        model: its name.
-        max_items: the most texts or documents of a request.
-        max_body_bytes: the most bytes of a body.
-        inputs: the fields of its task's items.
-    """
-
-    api: Api | None
-    model: str
-    max_items: int
-    max_body_bytes: int
-    inputs: frozenset[str] = frozenset({"text"})
-
-
-def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], served: Served) -> Request | None:
+def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> Request | None:
     """Take one row apart whose client asks for one of the APIs; see `requests.unpack`.
 
     Returns:
@@ -196,20 +177,20 @@ def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], served: Served) -
         reader = _READERS.get(asked)
         if reader is None:
             raise UnknownOption(f"{HEADER}: must be one of {', '.join(_READERS)}.")
-        if asked != served.api:
-            raise UnknownShape(f"model: {served.model} does not serve {asked}.")
-        _, body, _ = body_of(row, headers, served.max_body_bytes)
+        if asked != shape.api:
+            raise UnknownShape(f"model: {shape.model.name} does not serve {asked}.")
+        _, body, _ = body_of(row, headers, shape.max_body_bytes)
         document = parse_json(body) if isinstance(body, bytes | bytearray | str) else body
         if not isinstance(document, dict):
             raise UnknownShape("The body must be a JSON object.")
         sent = {name: value for name, value in document.items() if value is not None and name not in IGNORED}
         check_count(sent)
-        return reader(sent, served)
+        return reader(sent, shape)
     except InvalidInput as error:
-        return Request((ItemError.of(error),), Answer(served.model, is_list=False))
+        return Request((ItemError.of(error),), Answer(shape.model.name, is_list=False))
 
 
-def _embeddings(sent: dict[str, Any], served: Served) -> Request:
+def _embeddings(sent: dict[str, Any], shape: Shape) -> Request:
     given = _required(sent, "input")
     encoding = sent.pop("encoding_format", sent.pop("embedding_type", "float"))
     if encoding not in ("float", "base64"):
@@ -221,23 +202,23 @@ def _embeddings(sent: dict[str, Any], served: Served) -> Request:
     # A list of numbers is one text, as its tokens.
     is_list = isinstance(given, list) and not (given and isinstance(given[0], int))
     texts = given if is_list else [given]
-    _check_number("input", texts, served.max_items)
+    _check_number("input", texts, shape.max_instances)
     # A model that takes images alone needs no word for them.
-    modality = sent.pop("modality", "text" if "text" in served.inputs else "image")
-    if not isinstance(modality, str) or INPUTS.get(modality) not in served.inputs:
-        raise UnknownOption(f"modality: must be {' or '.join(_modalities(served))}.")
-    payloads = tuple(_text_or_image(each, modality, sent, served) for each in texts)
-    return Request(payloads, Embeddings(served.model, is_list, is_base64=encoding == "base64"))
+    modality = sent.pop("modality", "text" if "text" in shape.inputs else "image")
+    if not isinstance(modality, str) or INPUTS.get(modality) not in shape.inputs:
+        raise UnknownOption(f"modality: must be {' or '.join(_modalities(shape))}.")
+    payloads = tuple(_text_or_image(each, modality, sent, shape) for each in texts)
+    return Request(payloads, Embeddings(shape.model.name, is_list, is_base64=encoding == "base64"))
 
 
-def _modalities(served: Served) -> list[str]:
-    return [name for name, field in INPUTS.items() if field in served.inputs]
+def _modalities(shape: Shape) -> list[str]:
+    return [name for name, field in INPUTS.items() if field in shape.inputs]
 
 
-def _text_or_image(given: Any, modality: str, options: Mapping[str, Any], served: Served) -> Payload | ItemError:
+def _text_or_image(given: Any, modality: str, options: Mapping[str, Any], shape: Shape) -> Payload | ItemError:
     """Make an item of a text, an image, or an object of either under its name."""
     try:
-        known = _modalities(served)
+        known = _modalities(shape)
         if isinstance(given, dict):
             if len(given) != 1 or not given.keys() <= set(known):
                 shapes = " or ".join(f'{{"{name}": ...}}' for name in known)
@@ -260,11 +241,11 @@ def _base64(given: Any) -> str:
     return data
 
 
-def _rerank(sent: dict[str, Any], served: Served) -> Request:
+def _rerank(sent: dict[str, Any], shape: Shape) -> Request:
     query, given = _required(sent, "query"), _required(sent, "documents")
     if not isinstance(given, list):
         raise UnknownShape("documents: must be a list of texts.")
-    _check_number("documents", given, served.max_items)
+    _check_number("documents", given, shape.max_instances)
     top_n = sent.pop("top_n", None)
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise UnknownOption("top_n: must be a whole number above 0.")
@@ -275,10 +256,10 @@ def _rerank(sent: dict[str, Any], served: Served) -> Request:
         raise UnknownOption('rank_fields: a document is ranked by its "text" alone.')
     documents: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in given]
     payloads = tuple(Payload({"query": query, "document": document}, sent) for document in documents)
-    return Request(payloads, Ranking(served.model, top_n=top_n, documents=documents if is_repeated else None))
+    return Request(payloads, Ranking(shape.model.name, top_n=top_n, documents=documents if is_repeated else None))
 
 
-_READERS: Mapping[str, Callable[[dict[str, Any], Served], Request]] = {"embeddings": _embeddings, "rerank": _rerank}
+_READERS: Mapping[str, Callable[[dict[str, Any], Shape], Request]] = {"embeddings": _embeddings, "rerank": _rerank}
 
 
 def _required(sent: dict[str, Any], name: str) -> Any:

@@ -15,13 +15,12 @@ from handlers.errors import InvalidInput, ItemError, UnknownShape, WorkTooLarge
 from handlers.image_text.config import ImageTextEmbeddingConfig, ImageTextEmbeddingOptions
 from handlers.image_text.towers import TEXT_GRAPH, TWO_TOWERS, UNMASKED, Preprocessing, configuration, load_towers
 from handlers.pipeline.micro_batches import Cost
-from handlers.protocol.metadata import TensorMetadata
-from handlers.protocol.output_tensors import Vectors
+from handlers.protocol.output_tensors import vectors
 from handlers.protocol.requests import Payload
 from handlers.text.handler import TextHandler
-from handlers.text.sentence_files import matryoshka
-from handlers.text.vectors import Dimensions
-from handlers.vision.images import Seen, grey_jpeg, opened
+from handlers.text.sentence_files import Dimensions
+from handlers.vision.handler import IMAGE_TENSORS, Seen
+from handlers.vision.images import grey_jpeg, opened
 
 
 class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
@@ -37,7 +36,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
     options_class = ImageTextEmbeddingOptions
     inputs = frozenset({"b64", "text"})
     item_dimensions = 3
-    input_tensors: Mapping[str, TensorMetadata] = {"b64": TensorMetadata("image", shape=(-1, 1))}
+    input_tensors = IMAGE_TENSORS
     media_types: tuple[str, ...] = ("image/*", "text/plain")
     decodes_in_threads = True
     api = "embeddings"
@@ -50,8 +49,8 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         width, height = self.preprocessing.size
         self.patches = (width // vision.patch_size) * (height // vision.patch_size)
         size = getattr(model, "projection_dim", vision.hidden_size)
-        sizes = matryoshka(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
-        self.dimensions, self.output_tensors = Dimensions(size, sizes), Vectors("embedding", size)
+        self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
+        self.output_tensors = vectors("embedding", size)
         if model.model_type in TWO_TOWERS:
             self._load_tokenizer(model)
         else:

@@ -18,7 +18,7 @@ from handlers.errors import (
     UnknownShape,
 )
 from handlers.pipeline.micro_batches import Cost
-from handlers.protocol.output_tensors import Ranked, Record
+from handlers.protocol.output_tensors import Record, ranked
 from handlers.protocol.requests import Payload
 from handlers.text.answer_spans import (
     MOST_CHARACTERS,
@@ -51,7 +51,7 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
     media_types = ()
     head = Head("AutoModelForQuestionAnswering", ("start_logits", "end_logits"))
     options_class = QuestionAnsweringOptions
-    output_tensors = Ranked({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _one_or_many)
+    output_tensors = ranked({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _one_or_many)
     needs_places = True
 
     def load(self) -> Engine:

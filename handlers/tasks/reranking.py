@@ -8,7 +8,7 @@ import torch
 
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidConfig, UnknownOption, UnknownShape
-from handlers.protocol.output_tensors import Columns
+from handlers.protocol.output_tensors import columns
 from handlers.protocol.requests import Payload
 from handlers.text.config import RerankingConfig, RerankingOptions
 from handlers.text.encoders import Head
@@ -27,7 +27,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
     media_types = ()
     head = Head("AutoModelForSequenceClassification", ("logits",))
     options_class = RerankingOptions
-    output_tensors = Columns({"score": np.float32})
+    output_tensors = columns({"score": np.float32})
     api = "rerank"
 
     def load(self) -> Engine:

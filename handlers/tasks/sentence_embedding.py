@@ -6,14 +6,13 @@ from typing import Any
 
 from handlers.engines import Engine, Outputs
 from handlers.errors import ItemError, UnknownShape
-from handlers.protocol.output_tensors import Vectors
+from handlers.protocol.output_tensors import vectors
 from handlers.protocol.requests import Payload
 from handlers.text.config import SentenceEmbeddingConfig, SentenceEmbeddingOptions
 from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text, tokenised
-from handlers.text.sentence_files import Prompts, Vocabulary, matryoshka, refused, token_ids
-from handlers.text.vectors import Dimensions
+from handlers.text.sentence_files import Dimensions, Prompts, Vocabulary, refused, token_ids
 
 Sentence = Text[SentenceEmbeddingOptions]
 
@@ -24,7 +23,7 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
     config_class = SentenceEmbeddingConfig
     head = Head("AutoModel", ("embeddings",), is_pooled=True)
     options_class = SentenceEmbeddingOptions
-    output_tensors = Vectors("embedding")
+    output_tensors = vectors("embedding")
     api = "embeddings"
 
     def load(self) -> Engine:
@@ -32,8 +31,8 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         engine = super().load()
         size: int = self.model_config.hidden_size
         self.prompts = Prompts.read(self.checkpoint_dir)
-        sizes = matryoshka(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
-        self.dimensions, self.output_tensors = Dimensions(size, sizes), Vectors("embedding", size)
+        self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
+        self.output_tensors = vectors("embedding", size)
         self.vocabulary = None if self.config.token_ids in (None, "own") else Vocabulary(self.model_dir)
         return engine
 

@@ -19,7 +19,7 @@ from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.fields import Fields
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Payload
-from handlers.tensor_models.answers import RowOutputs, described
+from handlers.tensor_models.answers import described, row_outputs
 from handlers.tensor_models.checks import checked_outputs, shown_outputs
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.files import NPY, NPZ
@@ -56,13 +56,15 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         self._accepted: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
         self.inputs = frozenset(self.signature.inputs)
         self.input_tensors = {name: described(tensor) for name, tensor in self.signature.inputs.items()}
-        self.output_tensors = self.outputs = RowOutputs(self.signature.outputs)
         self.batch_dims = {name: tensor.batch_dim for name, tensor in (self.signature.outputs or {}).items()}
         self._samples = sample_rows(self.signature, self.config)
-        if self._samples and self.signature.outputs is None:
+        # None where only each run tells which outputs a function has.
+        self.outputs = self.signature.outputs
+        if self._samples and self.outputs is None:
             # For inputs of declared datatypes, a function always returns the same outputs.
             rows = [self.rows.row(self._samples[0])]
-            self.outputs.signature = shown_outputs(checked_outputs(engine.run(self.collate(rows)), None, len(rows), {}))
+            self.outputs = shown_outputs(checked_outputs(engine.run(self.collate(rows)), None, len(rows), {}))
+        self.output_tensors = row_outputs(self.outputs)
         self.engine = engine
         if self.config.scheduling.mode == "classic" or not self.config.scheduling.warm_up_s:
             # The first is always run; an adaptive worker runs the others while it is idle.
@@ -124,16 +126,15 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
 
     def forward(self, inputs: Arrays, items: Sequence[Row]) -> Outputs:
         """Run the model, and check its outputs against its signature."""
-        signature = self.outputs.signature
-        outputs = checked_outputs(self.engine.run(inputs), signature, len(items), self.config.tensors.outputs)
-        if signature is None and not self.metadata.outputs:
+        outputs = checked_outputs(self.engine.run(inputs), self.outputs, len(items), self.config.tensors.outputs)
+        if self.outputs is None and not self.metadata.outputs:
             # Only names: datatypes and sizes may be those of the first request.
             self.metadata = replace(self.metadata, outputs=[described(Tensor(name)) for name in outputs])
         return outputs
 
     def split(self, outputs: Outputs, items: Sequence[Row]) -> Sequence[Any]:
         """Return the outputs of each row, by the model's names, with the batch dimension."""
-        return self.rows.parted(outputs, items, self.outputs.signature)
+        return self.rows.parted(outputs, items, self.outputs)
 
 
 def load_model(

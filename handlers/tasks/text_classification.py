@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from handlers.engines import Engine, Outputs
 from handlers.probabilities import sigmoid, softmax
-from handlers.protocol.output_tensors import LABELS, Ranked
+from handlers.protocol.output_tensors import LABELS, ranked
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextClassificationConfig, TextClassificationOptions
 from handlers.text.encoders import Head
@@ -23,7 +23,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
     config_class = TextClassificationConfig
     head = Head("AutoModelForSequenceClassification", ("logits",))
     options_class = TextClassificationOptions
-    output_tensors = Ranked(LABELS)
+    output_tensors = ranked(LABELS)
 
     def load(self) -> Engine:
         """See `BatchHandler.load`."""

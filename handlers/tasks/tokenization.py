@@ -15,7 +15,7 @@ from handlers.engines import Arrays, Outputs
 from handlers.engines.function import FunctionEngine
 from handlers.errors import ItemError, UnknownOption
 from handlers.pipeline.micro_batches import Cost
-from handlers.protocol.output_tensors import Padded
+from handlers.protocol.output_tensors import padded
 from handlers.protocol.requests import Payload
 from handlers.text.config import TokenizationConfig, TokenizationOptions
 from handlers.text.encoders import source_limit
@@ -47,7 +47,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Source]):
         self.tokenizer_lock = threading.Lock()
         self.max_length = source_limit(self.checkpoint_dir, config.max_length)
         self.pad_id = self.tokenizer.pad_token_id or 0
-        self.output_tensors = Padded({"input_ids": self.pad_id, "attention_mask": 0})
+        self.output_tensors = padded({"input_ids": self.pad_id, "attention_mask": 0})
         return FunctionEngine(_as_they_are, ["input_ids", "attention_mask"])
 
     def sample(self) -> Payload:

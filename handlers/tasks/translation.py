@@ -18,7 +18,7 @@ from handlers.engines.seq2seq import Generator, load_model, load_tokenizer, read
 from handlers.engines.torch import torch_precision
 from handlers.errors import InvalidConfig, ItemError, UnknownOption
 from handlers.pipeline.micro_batches import Cost, Overhead
-from handlers.protocol.output_tensors import Columns, OutputTensors
+from handlers.protocol.output_tensors import OutputTensors, columns
 from handlers.protocol.requests import Payload, Request
 from handlers.text.config import TranslationConfig, TranslationOptions
 from handlers.text.detection import AUTO, Detector, Source, SourceText, load_detector
@@ -47,7 +47,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
     options_class = TranslationOptions
     inputs = frozenset({"text"})
     media_types = ("text/plain",)
-    output_tensors: OutputTensors = Columns({"translation_text": object})
+    output_tensors: OutputTensors = columns({"translation_text": object})
     # Checking a text takes microseconds; tokenising is one call for each source language.
     decodes_in_threads = False
     is_streamable = True
@@ -106,7 +106,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         sources = self.languages.sources
         if not sources:
             raise InvalidConfig("detector: this model's source language is fixed; leave the setting out")
-        self.output_tensors = Columns({"translation_text": object, "src_lang": object, "src_lang_score": np.float32})
+        self.output_tensors = columns({"translation_text": object, "src_lang": object, "src_lang_score": np.float32})
         fallback = None if self.config.src_lang == AUTO else self.config.src_lang
         return Detector(load_detector(self.model_dir), sources, fallback)
 

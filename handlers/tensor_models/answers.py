@@ -24,44 +24,32 @@ from handlers.tensor_models.files import NPY, NPZ, to_npy, to_npz
 from handlers.tensor_models.signature import ANY, Tensor
 
 
-class RowOutputs(OutputTensors):
-    """How rows become tensors, one row each; there are no names while the outputs are not known.
+def row_outputs(signature: Mapping[str, Tensor] | None) -> OutputTensors:
+    """Return how rows become tensors: joined along the batch dimension; there are no names while `signature` is None.
 
-    Those of a function may be known only once it has run: `signature` is set then, or stays None where they depend on
-    its inputs.
+    Its `arrays` raises WrongOutput where rows differ in size or outputs.
     """
 
-    def __init__(self, signature: Mapping[str, Tensor] | None) -> None:
-        self.signature = signature
-
-    @property
-    def metadata(self) -> Sequence[TensorMetadata]:
-        """See `OutputTensors`."""
-        return [described(tensor) for tensor in (self.signature or {}).values()]
-
-    def arrays(self, results: Sequence[Mapping[str, NDArray[Any]]]) -> Arrays:
-        """See `OutputTensors`; the rows of all results, joined along the batch dimension.
-
-        Raises:
-            WrongOutput: rows differ in size or outputs.
-        """
+    def arrays(results: Sequence[Mapping[str, NDArray[Any]]]) -> Arrays:
         first, *others = results
         if not others:
             return first
         if any(result.keys() != first.keys() for result in others):
             raise WrongOutput("The rows have not all the same outputs, and cannot stand in one answer.")
-        return {name: self._joined(name, [result[name] for result in results]) for name in first}
+        return {name: _joined(name, [result[name] for result in results], signature) for name in first}
 
-    def _joined(self, name: str, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        if any(row.dtype != rows[0].dtype for row in rows):
-            raise WrongOutput(f"{name}: the rows are of different datatypes, which one tensor cannot hold.")
-        at = self.signature[name].batch_dim if self.signature else 0
-        try:
-            return np.concatenate(rows, axis=at)
-        except ValueError:
-            raise WrongOutput(
-                f"{name}: the rows are of different sizes, which one tensor cannot hold; ask for them as instances."
-            ) from None
+    return OutputTensors([described(tensor) for tensor in (signature or {}).values()], arrays)
+
+
+def _joined(name: str, rows: Sequence[NDArray[Any]], signature: Mapping[str, Tensor] | None) -> NDArray[Any]:
+    if any(row.dtype != rows[0].dtype for row in rows):
+        raise WrongOutput(f"{name}: the rows are of different datatypes, which one tensor cannot hold.")
+    try:
+        return np.concatenate(rows, axis=signature[name].batch_dim if signature else 0)
+    except ValueError:
+        raise WrongOutput(
+            f"{name}: the rows are of different sizes, which one tensor cannot hold; ask for them as instances."
+        ) from None
 
 
 def described(tensor: Tensor) -> TensorMetadata:

@@ -1,18 +1,20 @@
 """What the files of embedding models and cross-encoders say beyond config.json, as sentence-transformers writes them.
 
 config_sentence_transformers.json -> Prompts; activation, of a cross-encoder's scores
-config.json                       -> matryoshka, the sizes that a vector may be cut to; activation
+config.json                       -> Dimensions, the sizes that a vector may be cut to; activation
 cl100k_base.tiktoken              -> Vocabulary, which makes texts of token ids
 """
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from handlers.errors import InvalidConfig, InvalidInput, UnknownOption, UnknownShape, shown
 
@@ -64,18 +66,56 @@ class Prompts:
         return next((self.texts[each] for each in names if each in self.texts), "")
 
 
-def matryoshka(folder: Path, size: int, *, is_any: bool) -> Sequence[int]:
-    """Find the sizes that the vectors of a model may be cut to.
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """The option `dimensions`: the first numbers of a vector, of a model that was trained for that (Matryoshka).
 
-    Args:
-        folder: the model's; its config.json may have `matryoshka_dimensions`, or `is_matryoshka: true` for any.
+    Attributes:
         size: of a whole vector.
-        is_any: whether its owner allows any.
+        sizes: what it may be cut to.
     """
-    config = _json(folder / "config.json")
-    if is_any or config.get("is_matryoshka") is True:
-        return range(1, size + 1)
-    return [each for each in config.get("matryoshka_dimensions") or () if isinstance(each, int)]
+
+    size: int
+    sizes: Sequence[int] = ()
+
+    @classmethod
+    def read(cls, folder: Path, size: int, *, is_any: bool) -> "Dimensions":
+        """Read what the vectors of a model may be cut to.
+
+        Args:
+            folder: the model's; its config.json may have `matryoshka_dimensions`, or `is_matryoshka: true` for any.
+            size: of a whole vector.
+            is_any: whether its owner allows any.
+        """
+        config = _json(folder / "config.json")
+        if is_any or config.get("is_matryoshka") is True:
+            return cls(size, range(1, size + 1))
+        return cls(size, [each for each in config.get("matryoshka_dimensions") or () if isinstance(each, int)])
+
+    def check(self, wanted: int | None) -> None:
+        """Check what a client wants; None for whole vectors.
+
+        Raises:
+            UnknownOption: the model's vectors are not cut to that.
+        """
+        if wanted is None or wanted == self.size or (wanted < self.size and wanted in self.sizes):
+            return
+        if wanted > self.size:
+            raise UnknownOption(f"dimensions: {wanted}; this model's vectors have {self.size}.")
+        if not self.sizes:
+            raise UnknownOption(
+                f"dimensions: only {self.size}; neither this model nor its archive (is_matryoshka) allows others."
+            )
+        raise UnknownOption(f"dimensions: must be one of {', '.join(map(str, self.sizes))}.")
+
+    def cut(self, vectors: NDArray[np.float32], wanted: Iterable[int | None]) -> list[NDArray[np.float32]]:
+        """Cut each row of `vectors`, (B, D), to what its client wants, and scale it to unit length."""
+        rows = zip(vectors, wanted, strict=True)
+        return [row if size in (None, self.size) else _unit(row[:size]) for row, size in rows]
+
+
+def _unit(part: NDArray[np.float32]) -> NDArray[np.float32]:
+    return (part / max(float(np.linalg.norm(part)), 1e-12)).astype(np.float32)
 
 
 def activation(folder: Path) -> torch.nn.Module:

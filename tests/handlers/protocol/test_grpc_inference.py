@@ -19,7 +19,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from handlers.errors import INTERNAL_ERROR, ItemError
 from handlers.protocol.grpc_inference import MOST_FIELDS, GrpcInference, read
-from handlers.protocol.output_tensors import Model, Vectors
+from handlers.protocol.output_tensors import Model, OutputTensors, vectors
 from handlers.protocol.requests import Payload, Request, unpack
 from handlers.protocol.responses import PROTOBUF, Reply, error_headers
 from handlers.protocol.tensors import to_bfloat16
@@ -94,13 +94,9 @@ def test_texts_by_grpc_are_the_items_that_binary_http_makes_of_them() -> None:
     ("datatype", "field", "values", "dtype"),
     [
         ("BOOL", "bool_contents", [True, False], np.bool_),
-        ("UINT8", "uint_contents", [0, 255], np.uint8),
-        ("UINT16", "uint_contents", [0, 65535], np.uint16),
         ("UINT32", "uint_contents", [0, 2**32 - 1], np.uint32),
         ("UINT64", "uint64_contents", [0, 2**64 - 1], np.uint64),
-        ("INT8", "int_contents", [-128, 127], np.int8),
         ("INT16", "int_contents", [-(2**15), 2**15 - 1], np.int16),
-        ("INT32", "int_contents", [-(2**31), 2**31 - 1], np.int32),
         ("INT64", "int64_contents", [-(2**63), 2**63 - 1], np.int64),
         ("FP32", "fp32_contents", [0.5, float("inf")], np.float32),
         ("FP64", "fp64_contents", [0.1, -1e300], np.float64),
@@ -193,22 +189,18 @@ def test_parameters_within_tensors_and_outputs_count_among_the_fields_of_a_messa
 @pytest.mark.parametrize("width", [1, 32, 600_000])
 def test_answer_of_any_size_is_the_message_that_protobuf_itself_writes(width: int) -> None:
     """A length of one byte, two and more."""
-    shape = replace(TEXT, model=Model("M", "1", Vectors("vector")))
+    shape = replace(TEXT, model=Model("M", "1", vectors("vector")))
     vector = np.arange(width, dtype=np.float32)
     reply = asked(message(tensor("text", KOREAN[:1])), shape).form.pack([vector])
     np.testing.assert_array_equal(result_of(reply).as_numpy("vector"), vector[np.newaxis], strict=True)
     assert service_pb2.ModelInferResponse.FromString(reply.body).SerializeToString() == reply.body
 
 
-class Halved(Vectors):
-    """Vectors as a task of one's own may write them."""
-
-    def arrays(self, results: Any) -> Any:
-        return {self.name: to_bfloat16(super().arrays(results)[self.name])}
-
-
 def test_bf16_output_is_what_tritonclient_reads_beside_a_failed_item_too() -> None:
-    shape = replace(TEXT, model=Model("M", None, Halved("vector")))
+    whole = vectors("vector")
+    # As a task of one's own may write them.
+    halved = OutputTensors(whole.metadata, lambda results: {"vector": to_bfloat16(whole.arrays(results)["vector"])})
+    shape = replace(TEXT, model=Model("M", None, halved))
     form = asked(message(tensor("text", KOREAN), request_id="7"), shape).form
     result = result_of(form.pack([np.array([1.0, 3.14159], np.float32), INTERNAL_ERROR]))
     assert (result.get_response().model_name, result.get_response().id) == ("M", "7")

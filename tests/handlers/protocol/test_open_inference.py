@@ -13,12 +13,11 @@ from handlers.protocol.fields import Fields
 from handlers.protocol.open_inference import Inference
 from handlers.protocol.output_tensors import (
     LABELS,
-    Documents,
     Model,
     OutputTensors,
-    Ranked,
-    Renamed,
-    Vectors,
+    documents,
+    ranked,
+    vectors,
 )
 from handlers.protocol.requests import Payload, Request, Shape, unpack
 from handlers.protocol.responses import Reply
@@ -26,7 +25,7 @@ from handlers.protocol.responses import Reply
 TEXT = Shape(
     Fields(frozenset({"text"}), max_instances=3, options=frozenset({"top_k", "tgt_lang", "threshold"})),
     max_body_bytes=1000,
-    model=Model("classifier", "1.0", Ranked(LABELS)),
+    model=Model("classifier", "1.0", ranked(LABELS)),
 )
 IMAGE = Shape(Fields(frozenset({"b64"}), 3, frozenset({"top_k"}), item_dimensions=3), 1000)
 
@@ -167,7 +166,7 @@ def test_wanted_outputs_come_in_their_order_each_as_it_was_asked_for() -> None:
     }
 
 
-EMBEDDING = replace(TEXT, model=Model("embedding", "1", Renamed(Vectors("embedding"), {"embedding": "output__0"})))
+EMBEDDING = replace(TEXT, model=Model("embedding", "1", vectors("embedding").renamed({"embedding": "output__0"})))
 
 
 @pytest.mark.parametrize("name", ["output__0", "embedding", "출력"])
@@ -188,7 +187,7 @@ BROKEN = ItemError(422, "CorruptInput", "Broken.")
 
 @pytest.mark.parametrize("is_binary", [True, False])
 def test_item_that_failed_has_an_empty_row_and_its_error(is_binary: bool) -> None:
-    model = Model("model", "2.0", Ranked({"answer": object, "score": np.float32, "start": np.int64}))
+    model = Model("model", "2.0", ranked({"answer": object, "score": np.float32, "start": np.int64}))
     one, other = ({"answer": answer, "score": 0.5, "start": 3} for answer in ("가", "b"))
     reply = Inference(model, "seven", is_binary=is_binary).pack([[one], BROKEN, [one, other]])
     result = read(reply)
@@ -211,9 +210,9 @@ def test_item_that_failed_has_an_empty_row_and_its_error(is_binary: bool) -> Non
 @pytest.mark.parametrize(
     ("outputs", "result"),
     [
-        (Vectors("embedding"), np.array([np.nan], np.float32)),
-        (Ranked(LABELS), [{"label": "a", "score": float("inf")}]),
-        (Documents(), float("nan")),
+        (vectors("embedding"), np.array([np.nan], np.float32)),
+        (ranked(LABELS), [{"label": "a", "score": float("inf")}]),
+        (documents(), float("nan")),
     ],
 )
 def test_result_that_is_no_number_is_an_error(outputs: OutputTensors, result: Any) -> None:
