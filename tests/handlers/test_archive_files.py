@@ -146,14 +146,3 @@ def test_damaged_build_json_is_refused_by_its_name(damage: Callable[[str], str],
     path.write_text(damage(path.read_text()))
     with pytest.raises(InvalidConfig, match=r"changed: build\.json;"):
         check(folder)
-
-
-def test_weights_of_an_archive_without_a_graph_are_hashed_on_a_cpu_too(tmp_path: Path) -> None:
-    weights = tmp_path / "checkpoint" / "model.safetensors"
-    weights.parent.mkdir()
-    weights.write_bytes(b"0123456789")
-    build = Build("f1", "no weights", False, sums({"checkpoint/model.safetensors": weights}))
-    (tmp_path / "build.json").write_text(build.to_json())
-    weights.write_bytes(b"9876543210")
-    with pytest.raises(InvalidConfig, match=r"changed: checkpoint/model\.safetensors"):
-        check(tmp_path, is_torch_unread=True)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import transformers
 
-from handlers.errors import InvalidConfig
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.tasks.text_classification import TextClassificationHandler
 from handlers.tasks.token_classification import TokenClassificationHandler
@@ -191,19 +190,3 @@ def test_places_are_characters_of_the_text_as_it_was_sent(tiny_archive: Archives
     for entity in words:
         letters = unicodedata.normalize("NFD", text[entity["start"] : entity["end"]]).lower()
         assert letters.replace("\u0301", "") == entity["word"].removeprefix("##")
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "words"),
-    [
-        ("mean", {"padding": "some"}, "padding"),
-        ("mean", {"max_length": LIMIT + 1}, "max_length: 193 is more than the model's own 192"),
-        ("softmax", {"function_to_apply": "relu"}, "function_to_apply"),
-        ("words", {"aggregation": "some"}, "aggregation"),
-    ],
-)
-def test_initialize_wrong_settings_are_refused(
-    tiny_archive: Archives, name: str, settings: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(InvalidConfig, match=words):
-        start(tiny_archive, name, **settings)

@@ -182,23 +182,16 @@ CUT = "data:image/jpeg;base64," + base64.b64encode(photograph("rocket")[:9000]).
 HUGE = "data:image/png;base64," + base64.b64encode(huge()).decode()
 BAD: list[tuple[dict[str, Any], int, str, str]] = [
     ({"input": [{"text": "x"}, {"image": CUT}]}, 422, "input", "input[1]: The JPEG data is truncated"),
-    ({"input": [{"image": CUT}]}, 422, "input", "input[0]: The JPEG data is truncated"),
     ({"input": ["x", {"image": HUGE}]}, 413, "input", "input[1]: The image has 1100000 pixels"),
     ({"input": ["x", {"image": "QUJD"}]}, 415, "input", "input[1]: Not an image"),
-    ({"input": ["x", {"image": ""}]}, 400, "input", "input[1]: The image is empty"),
-    ({"input": ["x", {"image": "no base64!"}]}, 422, "input", "input[1]: "),
     ({"input": ["x", {"image": 7}]}, 400, "input", "input[1]: must be a data URI"),
     ({"input": ["x", {"image": "https://example.org/cat.jpg"}]}, 400, "input", "input[1]: a URL"),
     ({"input": [" file:///etc/passwd"], "modality": "image"}, 400, "input", "input[0]: a URL"),
-    ({"input": {"image": "data:text/plain,cat"}}, 400, "input", "input: a URL"),
     ({"input": ["x", {"video": "AAAA"}]}, 400, "input", 'a string or {"text": ...} or {"image": ...}'),
     ({"input": ["x", {"image": "AAAA", "text": "x"}]}, 400, "input", "input[1]: must be a string or"),
     ({"input": ["x"], "modality": "audio"}, 400, "modality", "modality: must be text or image"),
-    ({"input": ["x"], "modality": ["image"]}, 400, "modality", "modality: must be"),
     ({"input": [{"image": uri("coffee")}], "dimensions": 5}, 400, "dimensions", "dimensions: only 16"),
     ({"input": ["x"], "normalized": False}, 400, "normalized", "normalized"),
-    ({"input": ["x"], "top_k": 3}, 400, "top_k", "top_k"),
-    ({"input": ["x", [1, 2]]}, 400, "input", "input[1]: must be a string"),
 ]  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from handlers.errors import InvalidConfig
 from handlers.tasks.question_answering import QuestionAnsweringHandler
 from tests.handlers.serving import serve, started
 from tests.handlers.tasks.answers_oracle import STRIDE, WINDOW, Oracle, assert_best
@@ -105,12 +104,6 @@ def test_questions_in_any_company_get_their_own_answers_and_errors(
             assert re.search(words, answers[place].body["message"])
         assert "qz" not in json.dumps([answers[place].body for place in range(len(PAIRS) + len(BAD))])
     assert "qz" not in caplog.text
-
-
-@pytest.mark.parametrize("settings", [{"doc_stride": WINDOW}, {"max_length": LIMIT + 1}, {"max_windows": 0}])
-def test_initialize_wrong_settings_are_refused(bert: Path, settings: dict[str, Any]) -> None:
-    with pytest.raises(InvalidConfig, match=next(iter(settings))):
-        answerer(bert, **settings)
 
 
 @pytest.mark.parametrize(

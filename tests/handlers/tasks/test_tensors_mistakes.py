@@ -59,13 +59,11 @@ NESTED = "FP32 [2] is expected, nested as its shape is."
 # What one input of a row of JSON is instead, and what its client hears.
 IN_ROWS: list[tuple[str, Any, str]] = [
     ("x", [1.0], "x: FP32 [-1, 2] is expected; FP32 [1, 1] was sent."),
-    ("x", ["1", "2"], f"x: {NESTED}"),
     ("x", [[1], [2, 3]], f"x: {NESTED}"),
     ("x", [1, True], f"x: {NESTED}"),
     ("ids", 128, "ids: there is a number that INT8 has not."),
     ("mask", [True], "mask: it must have [3] positions a row, as seq has."),
     ("z", [1], "z: the model has no such input; it has x, ids, text, seq, mask."),
-    ("x" * 60, [1], "a name of 60 characters: the model has no such input"),
 ]
 
 
@@ -91,7 +89,6 @@ def test_column_with_a_wrong_row_is_refused_whole(handler: TensorsHandler) -> No
 # As arrays of two rows; None where there is none.
 IN_ARRAYS: list[tuple[str, Any, str]] = [
     ("x", np.ones((2, 2)), "x: FP32 [-1, 2] is expected; FP64 [2, 2] was sent."),
-    ("x", np.ones((2, 3), F32), "x: FP32 [-1, 2] is expected; FP32 [2, 3] was sent."),
     ("x", np.ones((3, 2), F32), "All inputs must have the same number of rows; x has 3, ids has 2"),
     ("mask", np.ones((2, 4), bool), "mask: it must have [3] positions a row, as seq has."),
     ("z", np.ones(2), "z: the model has no such input; it has x, ids, text, seq, mask."),
@@ -117,7 +114,6 @@ JSON = {"body": {"content-type": "application/json"}}
 WHOLE: list[tuple[str, Body, dict[str, Any], int, str, str]] = [
     ("no rows", inference({n: a[:0] for n, a in ARRAYS.items()})[0], {}, 400, "", "The tensors have no rows."),
     ("bare row", instances([1, 2]), {}, 400, "", '{"x": ..., "ids": ..., "text": ..., "seq": ...}'),
-    ("empty row", instances({}), {}, 400, "", "JSON must be"),
     ("five rows", instances(*[ROW] * 5), {}, 400, "BatchTooLarge", "5 rows; batch-size must be <= 4 for 'model'."),
     ("option", as_json({"instances": [ROW], "top_k": 1}), {}, 400, "", "top_k: Unexpected"),
     ("deep", {"body": b'{"x":' + b"[" * 900 + b"]" * 900 + b"}"}, {}, 400, "TensorMismatch", "x: FP32 [2] is expected"),

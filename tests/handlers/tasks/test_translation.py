@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import Overhead
 from handlers.protocol.requests import Payload
 from handlers.tasks.translation import TranslationHandler
 from tests import tiny_seq2seq
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.spelling import events
-from tests.handlers.serving import context, serve, started
+from tests.handlers.serving import serve, started
 from tests.handlers.tasks.translating import (
     ORIGINAL,
     SETTINGS,
@@ -204,19 +203,6 @@ def test_translation_of_many_texts_is_held_to_what_they_may_generate(start: Star
     )
     assert (few.status, many.status) == (200, 413)
     assert {prediction["error"]["type"] for prediction in many.body["predictions"]} == {"WorkTooLarge"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"engine": "openvino"}, "engine: Input should be 'auto' or 'torch'"),
-        ({"tgt_lang": "fr"}, "tgt_lang: fr is not a language of this model; known are none"),
-        ({"max_new_tokens": 513}, "max_new_tokens 513 is more than max_new_tokens_limit 512"),
-    ],
-)
-def test_initialize_wrong_config_is_refused(marian: TranslationHandler, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidConfig, match=message):
-        TranslationHandler().initialize(context(marian.model_dir, settings))
 
 
 @pytest.mark.parametrize(("family", "engine"), [("marian", "torch"), ("m2m100", "auto")])
