@@ -37,5 +37,5 @@ def load_classifier(
     """Build `config.arch` on its device, in `config.precision`, from a state dict of the classifier alone."""
     empty = torchvision.models.get_model(config.arch, weights=None, num_classes=classes)
     classifier = load_state(empty, read_state(weights), config.arch)
-    classifier.to(dtype_for(device, config.precision), memory_format=torch.channels_last)  # type: ignore[call-overload]
+    classifier.to(dtype_for(device, config.precision), memory_format=torch.channels_last)
     return PixelClassifier(classifier, config.mean, config.std).to(device)

@@ -85,7 +85,7 @@ def read_state(weights: Path) -> Mapping[str, Any]:
     return state
 
 
-def load_state(network: torch.nn.Module, state: Mapping[str, Any], arch: str) -> torch.nn.Module:
+def load_state(network: Any, state: Mapping[str, Any], arch: str) -> Any:
     """Give a network its weights; InvalidConfig where they are another one's."""
     try:
         network.load_state_dict(state)

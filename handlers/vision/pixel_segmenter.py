@@ -52,7 +52,8 @@ class Geometry:
         if config.arch is not None:
             return cls(None, config.resize_size, config.max_seen_pixels, config.mean, config.std)
         processor, size = read_processor(checkpoint, PROCESSOR, ("image_mean", "image_std"))
-        mean, std = tuple(processor["image_mean"]), tuple(processor["image_std"])
+        mean: Any = tuple(processor["image_mean"])
+        std: Any = tuple(processor["image_std"])
         return cls(size, min(size), size[0] * size[1], mean, std)
 
     def seen(self, width: int, height: int) -> tuple[int, int]:
