@@ -8,15 +8,7 @@ from typing import Any
 import numpy as np
 
 from handlers.engines import Arrays, Engine, Outputs
-from handlers.errors import (
-    EmptyInput,
-    InvalidConfig,
-    InvalidInput,
-    ItemError,
-    ResponseTooLarge,
-    TextTooLong,
-    UnknownShape,
-)
+from handlers.errors import InvalidConfig, InvalidInput, ItemError, ResponseTooLarge, TextTooLong, UnknownShape
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import Record, ranked
 from handlers.protocol.requests import Payload
@@ -28,7 +20,6 @@ from handlers.text.answer_spans import (
     WINDOW_TOKENS,
     Passage,
     characters,
-    context_tokens,
     cut,
     likeliest_spans,
 )
@@ -98,25 +89,15 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
 
     def _cut(self, item: Passage, encoding: Any) -> Passage | ItemError:
         try:
-            context = context_tokens(encoding)
-            self._check(encoding, context)
-            windows = cut(encoding, context, self.max_length, self.doc_stride)
-            limit = self.config.max_windows
-            if len(windows) > limit and not self.config.truncation:
-                raise TextTooLong(f"context: {len(context)} tokens, {len(windows)} windows; max_windows is {limit}.")
+            windows = cut(encoding, self.max_length, self.doc_stride)
         except InvalidInput as error:
             return ItemError.of(error)
+        limit = self.config.max_windows
+        if len(windows) > limit and not self.config.truncation:
+            tokens = windows[-1].offset + windows[-1].tokens
+            message = f"context: {tokens} tokens, {len(windows)} windows; max_windows is {limit}."
+            return ItemError.of(TextTooLong(message))
         return replace(item, encoding=encoding, windows=windows[:limit])
-
-    def _check(self, encoding: Any, context: range) -> None:
-        """Check that there is a context, and room for it beside the question."""
-        if not context:
-            raise EmptyInput("context: nothing that the tokenizer knows.")
-        others = len(encoding.ids) - len(context)
-        if len(encoding.ids) > self.max_length and others + self.doc_stride >= self.max_length:
-            question = encoding.sequence_ids.count(0)
-            limit = self.max_length - self.doc_stride - 1 - (others - question)
-            raise TextTooLong(f"question: {question} tokens; {limit} leave room for windows of so long a context.")
 
     def cost(self, item: Passage) -> Cost:
         """See `BatchHandler.cost`; the item's length is the padded tokens of all its windows."""

@@ -79,6 +79,8 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         self.detector = None if config.detector is None else self._load_detector()
         self.max_length = source_limit(self.checkpoint_dir, config.max_length)
         self.lengths = AnswerLengths.read(generation, positions, config.max_new_tokens_limit)
+        # None where it follows from a text's length.
+        self.usual_limit = config.max_new_tokens and min(config.max_new_tokens, self.lengths.limit)
         return engine
 
     def _generator(self) -> Generator:
@@ -170,8 +172,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
             min_score=None,
             split=None,
             tgt_lang=sent.tgt_lang or (None if self.languages.prefix_of(text)[0] else self.config.tgt_lang),
-            # Where neither says, it follows from the text's length.
-            max_new_tokens=sent.max_new_tokens or self._usual_limit,
+            max_new_tokens=sent.max_new_tokens or self.usual_limit,
             num_beams=beams,
             # Without beams these two have no effect.
             length_penalty=None if is_greedy else sent.length_penalty,
@@ -186,12 +187,6 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
                 raise UnknownOption(f"{name}: {getattr(options, name)}; at most {limit}.")
         self.languages.check(options.src_lang, options.tgt_lang, text)
         return options
-
-    @property
-    def _usual_limit(self) -> int | None:
-        """The configuration's, at most the model's; None where it follows from a text's length."""
-        wanted = self.config.max_new_tokens
-        return None if wanted is None else min(wanted, self.lengths.limit)
 
     def prepare(self, items: Sequence[SourceText]) -> Sequence[SourceText | ItemError]:
         """Tokenise in one call for each source language; a text that is too long is refused, or cut if so set."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.errors import EmptyInput, TextTooLong
 from handlers.probabilities import softmax
 from handlers.text.config import QuestionAnsweringOptions
 from handlers.text.inputs import Text
@@ -64,25 +65,29 @@ class Span:
     last: int
 
 
-def context_tokens(encoding: Any) -> range:
-    """Return the indices of the context's tokens in an encoding of question and context."""
-    indices = [index for index, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
-    return range(indices[0], indices[-1] + 1) if indices else range(0)
-
-
-def cut(encoding: Any, context: range, max_length: int, stride: int) -> list[Window]:
+def cut(encoding: Any, max_length: int, stride: int) -> list[Window]:
     """Cut a context into windows, in its order, as few as reach its end.
 
     Args:
         encoding: the tokenizer's, of question and context.
-        context: what `context_tokens` found, not empty.
-        max_length: the most tokens of a window; where one window is not enough, it must leave room for more than
-            `stride` tokens of the context.
+        max_length: the most tokens of a window.
         stride: how many tokens of the context neighbouring windows share.
+
+    Raises:
+        EmptyInput: the context has no tokens.
+        TextTooLong: one window is not enough, and the question leaves no room for more than `stride` tokens in it.
     """
     ids, type_ids = encoding.ids, encoding.type_ids
+    indices = [index for index, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
+    if not indices:
+        raise EmptyInput("context: nothing that the tokenizer knows.")
+    context = range(indices[0], indices[-1] + 1)
     room = max_length - (len(ids) - len(context))
     fits = len(context) <= room
+    if not fits and room <= stride:
+        question = encoding.sequence_ids.count(0)
+        limit = room - stride - 1 + question
+        raise TextTooLong(f"question: {question} tokens; {limit} leave room for windows of so long a context.")
     windows = []
     for start in [context.start] if fits else range(context.start, context.stop - stride, room - stride):
         stop = min(start + room, context.stop)
