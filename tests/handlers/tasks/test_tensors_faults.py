@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from handlers.tensor_models.signature import Said, Tensor
 from tests.handlers.tensor_models.models import (
     ACCEPT_NPY,
     ACCEPT_NPZ,
@@ -22,7 +20,6 @@ from tests.handlers.tensor_models.models import (
     instances,
     npy,
     plainly,
-    scripted,
     unzipped,
 )
 
@@ -79,21 +76,6 @@ def test_failed_rows_have_their_place_in_every_form(tmp_path: Path) -> None:
         assert errors[::2] == ["", ""]
         assert "FP64 came back" in errors[1]
     assert (in_npy.status, in_npy.body["type"]) == (500, "WrongOutput")
-
-
-class Odd(torch.nn.Module):
-    """What is no tensor."""
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
-        return x, 3
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_program_that_gives_what_is_no_tensor_says_so(tmp_path: Path) -> None:
-    answer = ask(scripted(tmp_path, Odd(), Said((Tensor("x", None),))), instances(1.0))
-    error = answer.body["predictions"][0]["error"]
-    assert (answer.status, error["type"]) == (500, "WrongOutput")
-    assert error["message"] == "output_1: a int came back; an array is needed."
 
 
 def test_numbers_that_json_has_not_are_null_in_it_and_themselves_elsewhere(tmp_path: Path) -> None:
