@@ -2,9 +2,8 @@
 
     Dataset -> blocks -> Scorer, an actor each -> Model: the archive's own handler -> Dataset with `answer` and `error`
 
-`model` loads an archive in the process that it is called in, and needs no Ray; `rows` makes requests of a Dataset's
-rows; `dataset` is what a program calls. None of them imports `handlers`: a process has the package that its archive
-brings, as a worker has.
+`model` loads an archive in the process that it is called in, and needs no Ray; `dataset` is what a program calls.
+Neither imports `handlers`: a process has the package that its archive brings, as a worker has.
 """
 
 from deploy.scoring.dataset import score

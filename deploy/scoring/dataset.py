@@ -1,16 +1,22 @@
 """`score`: a Ray Dataset in, the same rows with an answer or an error each out.
 
-    Dataset -> map_batches, an actor pool of deploy.scoring.rows.Scorer -> Dataset
+    Dataset -> map_batches, an actor pool -> Scorer: inputs, or the error of a row that holds none -> Model.answers
+            -> Dataset with columns `answer` and `error`
 
-It is as lazy as any Dataset: nothing runs before something is asked of what it returns.
+It is as lazy as any Dataset: nothing runs before something is asked of what it returns. Ray and pyarrow, which comes
+with it, are imported where they are used: a server's environment has neither.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deploy.scoring.model import Answer, Model
+
 if TYPE_CHECKING:
+    import pyarrow as pa
     from ray.data import Dataset
 
 
@@ -47,20 +53,17 @@ def score(
     """
     from ray.data import ActorPoolStrategy  # noqa: PLC0415
 
-    # pyarrow comes with Ray, and this module is imported without either.
-    from deploy.scoring.rows import Scorer  # noqa: PLC0415
-
     least, most = (concurrency, concurrency) if isinstance(concurrency, int) else concurrency
-    arguments = {
-        "options": dict(options or {}),
+    model = {
         "batch_size": batch_size,
         "threads": math.ceil(num_cpus) if threads is None else threads,
-        "is_on_gpu": num_gpus > 0,
+        # Ray shows an actor the devices that are its own, from 0 on.
+        "gpu": 0 if num_gpus > 0 else None,
     }
     return dataset.map_batches(
         Scorer,
-        fn_constructor_args=(str(archive), column),
-        fn_constructor_kwargs=arguments,
+        fn_constructor_args=(str(archive), column, dict(options or {})),
+        fn_constructor_kwargs=model,
         batch_size=batch_size,
         # Rows of bytes and objects go in as Arrow has them, and the answers stand beside them without a copy.
         batch_format="pyarrow",
@@ -70,3 +73,45 @@ def score(
         udf_modifying_row_count=False,
         **ray_remote_args,
     )
+
+
+class Scorer:
+    """What an actor runs: one model, and a batch of rows at a time."""
+
+    def __init__(self, archive: str, column: str, options: Mapping[str, Any], **model: Any) -> None:
+        """Load the archive; `model` are arguments of `Model`."""
+        self._model = Model(Path(archive), **model)
+        self._column, self._options = column, options
+
+    def __call__(self, table: "pa.Table") -> "pa.Table":
+        """Score one batch."""
+        import pyarrow as pa  # noqa: PLC0415
+
+        inputs = [_checked(value) for value in table.column(self._column).to_pylist()]
+        sent = [each for each in inputs if not isinstance(each, Answer)]
+        received = iter(self._model.answers(sent, self._options))
+        answers = [each if isinstance(each, Answer) else next(received) for each in inputs]
+        good = [None if each.status >= 400 else each.body.decode() for each in answers]
+        errors = [_error(each) if each.status >= 400 else None for each in answers]
+        kind = table.schema.field(self._column).type
+        kept = table.drop_columns(self._column) if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else table
+        error = pa.struct([("code", pa.int64()), ("type", pa.string()), ("message", pa.string())])
+        scored = kept.append_column("answer", pa.array(good, pa.string()))
+        return scored.append_column("error", pa.array(errors, error))
+
+
+def _checked(value: Any) -> Any:
+    """Return an input, or the error of a row that holds none."""
+    if isinstance(value, Mapping):
+        # Arrow gives every row all fields, and null to those that a row has not.
+        return {name: each for name, each in value.items() if each is not None}
+    if isinstance(value, bytes | str):
+        return value
+    message = f"an input is bytes, a text or an object, not {type(value).__name__}"
+    # The client writes code 0 for an error that no server answered.
+    return Answer(400, json.dumps({"code": 0, "type": "InvalidPayload", "message": message}).encode())
+
+
+def _error(answer: Answer) -> dict[str, Any]:
+    error = json.loads(answer.body)
+    return {"code": error["code"], "type": error["type"], "message": error["message"]}
