@@ -7,13 +7,13 @@ Files count with their content and their place, so that moving one is a change t
 is read from their imports; none is imported, since torch takes seconds.
 """
 
-import ast
 import functools
 import hashlib
 import importlib.metadata
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 from deploy.build.sources import Source
@@ -32,7 +32,8 @@ def handler_files(root: Path = ROOT) -> dict[str, Path]:
     return _named(root, [*(root / "handlers").rglob("*.py")])
 
 
-def imported(root: Path, *modules: str) -> dict[str, Path]:
+@functools.cache
+def imported(root: Path, *modules: str) -> Mapping[str, Path]:
     """Find the files of deploy/ and handlers/ that modules consist of, with everything that they import from there.
 
     Args:
@@ -42,39 +43,11 @@ def imported(root: Path, *modules: str) -> dict[str, Path]:
     Returns:
         The files by their paths from the root.
     """
-    files: set[Path] = set()
-    waiting = {path for name in modules if (path := _module(root, name))}
-    while waiting:
-        path = waiting.pop()
-        files.add(path)
-        waiting |= {other for name in _imports(path.read_bytes()) if (other := _module(root, name))} - files
-    return _named(root, [*files])
-
-
-@functools.cache
-def _imports(source: bytes) -> frozenset[str]:
-    """Names of what a module imports, by its text: each archive asks for the same ones several times."""
-    return frozenset(_imported_names(source))
-
-
-def _imported_names(source: bytes) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _module(root: Path, name: str) -> Path | None:
-    """The file of a module, or of the one that the last part of the name is taken from; None outside our packages."""
-    parts = name.split(".")
-    if parts[0] not in ("deploy", "handlers"):
-        return None
-    for place in (root.joinpath(*parts), root.joinpath(*parts[:-1])):
-        for path in (place.with_suffix(".py"), place / "__init__.py"):
-            if path.is_file():
-                return path
-    return None
+    finder = ModuleFinder([str(root)])
+    for name in modules:
+        finder.import_hook(name)
+    files = [vars(module)["__file__"] for module in finder.modules.values()]
+    return _named(root, [Path(file) for file in files if file])
 
 
 def _named(root: Path, paths: list[Path]) -> dict[str, Path]:
