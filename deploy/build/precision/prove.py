@@ -35,7 +35,6 @@ from deploy.build.precision.inputs import (
     split,
     truths,
 )
-from deploy.build.precision.quantise import Order
 from deploy.build.precision.request import PrecisionRequest
 from deploy.build.tasks import loaded, task_of
 from deploy.models import ROOT, Model
@@ -105,8 +104,7 @@ def make(model: Model, request: PrecisionRequest, folder: Path, out: Path, *, is
                 f"{number:05d}/{name}": array for number, each in enumerate(arrays) for name, array in each.items()
             }
             np.savez(inputs, **numbered)  # type: ignore[arg-type]
-            is_transformer = model.handler not in IMAGES
-            quantise(interpreter(), Order(str(folder / GRAPH), str(inputs), str(out / INT8_GRAPH), is_transformer))
+            quantise(folder / GRAPH, inputs, out / INT8_GRAPH, "cnn" if model.handler in IMAGES else "transformer")
         # What stays in floating point is bf16 where the processor has it, as in a worker.
         proofs["int8"] = prove(OpenVinoEngine(out / INT8_GRAPH, precision="int8", threads=config.threads))
         _say(
@@ -189,37 +187,31 @@ def interpreter() -> Path:
     return EXTRA / "bin" / "python"
 
 
-def quantise(python: Path, order: Order) -> None:
-    """Run the program of quantise.py.
-
-    Args:
-        python: that has NNCF.
-        order: what it is to make.
+def quantise(graph: Path, inputs: Path, out: Path, kind: str) -> None:
+    """Run the program of quantise.py, whose arguments these are.
 
     Raises:
-        InvalidConfig: it failed, or took too long.
+        InvalidConfig: there is no NNCF, or it failed, or took too long.
     """
-    with tempfile.TemporaryDirectory() as work:
-        path, log = Path(work) / "order.json", Path(work) / "log"
-        path.write_text(order.to_json(), encoding="utf-8")
-        command = [str(python), "-W", "ignore", "-m", "deploy.build.precision.quantise", str(path)]
-        with log.open("w") as written:
-            try:
-                finished = subprocess.run(
-                    command,
-                    cwd=ROOT,
-                    env={**os.environ, "PYTHONPATH": str(ROOT)},
-                    stdout=written,
-                    stderr=written,
-                    timeout=QUANTISE_S,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                raise InvalidConfig(
-                    f"--precision int8: NNCF was not done after {QUANTISE_S:.0f} s; give fewer or smaller inputs"
-                ) from None
+    words = [str(interpreter()), "-W", "ignore", "-m", "deploy.build.precision.quantise"]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        try:
+            finished = subprocess.run(
+                [*words, str(graph), str(inputs), str(out), kind],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=log,
+                stderr=log,
+                timeout=QUANTISE_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise InvalidConfig(
+                f"--precision int8: NNCF was not done after {QUANTISE_S:.0f} s; give fewer or smaller inputs"
+            ) from None
         if finished.returncode != 0:
-            reason = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            log.seek(0)
+            reason = log.read().strip().rpartition("\n")[2]
             raise InvalidConfig(f"--precision int8: NNCF failed: {reason or finished.returncode}")
 
 

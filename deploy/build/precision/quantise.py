@@ -2,42 +2,19 @@
 
     model.xml, inputs.npz -> nncf.quantize -> model-int8.xml
 
-    .extras/int8/bin/python -m deploy.build.precision.quantise ORDER.json
+    .extras/int8/bin/python -m deploy.build.precision.quantise GRAPH.xml INPUTS.npz OUT.xml cnn|transformer
 
-NNCF brings more than a server needs, so it runs in an environment of its own. An order is JSON; see `Order`. Standard
-library, numpy, openvino and nncf only.
+NNCF brings more than a server needs, so it runs in an environment of its own. Standard library, numpy, openvino and
+nncf only.
 """
 
-import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What is to be made of what.
-
-    Attributes:
-        graph: the .xml of a graph in fp32, its .bin beside it.
-        inputs: an .npz of the model's inputs, "NUMBER/NAME" each: what NNCF sees of the activations.
-        out: where the .xml is written, with its .bin.
-        is_transformer: whether the model's attention is to be treated as NNCF knows to.
-    """
-
-    graph: str
-    inputs: str
-    out: str
-    is_transformer: bool
-
-    def to_json(self) -> str:
-        """Write it as the program reads it."""
-        return json.dumps(asdict(self))
 
 
 def samples(path: Path) -> Iterator[dict[str, Any]]:
@@ -49,36 +26,44 @@ def samples(path: Path) -> Iterator[dict[str, Any]]:
             yield {key.partition("/")[2]: arrays[key] for key in names}
 
 
-def main(order: Order) -> None:
-    """Quantise."""
+def main(graph: str, inputs: str, out: str, kind: str) -> None:
+    """Quantise.
+
+    Args:
+        graph: the .xml of a graph in fp32, its .bin beside it.
+        inputs: an .npz of the model's inputs, "NUMBER/NAME" each: what NNCF sees of the activations.
+        out: where the .xml is written, with its .bin.
+        kind: `transformer` where the model's attention is to be treated as NNCF knows to, else `cnn`.
+    """
     # Here and not above: it takes seconds, and only this program has it.
     import nncf  # noqa: PLC0415
     from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters  # noqa: PLC0415
     from nncf.quantization.range_estimator import RangeEstimatorParametersSet  # noqa: PLC0415
 
-    calibration = [*samples(Path(order.inputs))]
+    is_transformer = kind == "transformer"
+    calibration = [*samples(Path(inputs))]
     # The widest range seen, where NNCF's default takes the mean of each input's, and biases corrected layer by layer.
     # Of 397 crops that calibration has not seen and that are no near ties, MobileNetV2 keeps 1.0000 so; 0.9899 with
     # NNCF's fast correction, 0.9924 with mean ranges, 0.9874 with both; smooth quantisation changes nothing.
     widest = AdvancedQuantizationParameters(activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX)
-    advanced = None if order.is_transformer else widest
+    advanced = None if is_transformer else widest
     quantised = nncf.quantize(
-        openvino.Core().read_model(order.graph),
+        openvino.Core().read_model(graph),
         nncf.Dataset(calibration),
         # Weights symmetric, activations by their own range: ReLU's lose nothing by it, all others gain.
         preset=nncf.QuantizationPreset.MIXED,
         target_device=nncf.TargetDevice.CPU,
         subset_size=len(calibration),
-        model_type=nncf.ModelType.TRANSFORMER if order.is_transformer else None,
+        model_type=nncf.ModelType.TRANSFORMER if is_transformer else None,
         # Layer by layer, MiniLM's mean cosine fell from 0.94 to 0.73.
-        fast_bias_correction=order.is_transformer,
+        fast_bias_correction=is_transformer,
         # With int8 queries and keys, bf16 and AMX, OpenVINO 2026.4 answers padded texts wrongly: MiniLM's mean cosine
         # was 0.942 (unpadded, or without AMX, 0.995).
         ignored_scope=nncf.IgnoredScope(types=["ScaledDotProductAttention"], validate=False),
         advanced_parameters=advanced,
     )
-    openvino.save_model(quantised, order.out, compress_to_fp16=False)
+    openvino.save_model(quantised, out, compress_to_fp16=False)
 
 
 if __name__ == "__main__":
-    main(Order(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+    main(*sys.argv[1:])

@@ -12,7 +12,7 @@ import pytest
 from openvino import opset13 as opset
 
 from deploy.build.precision import prove
-from deploy.build.precision.quantise import Order, samples
+from deploy.build.precision.quantise import samples
 from deploy.models import MODEL_LIST
 from tests import tiny_models
 from tests.deploy.build.conftest import ArchiveSh
@@ -20,21 +20,20 @@ from tests.deploy.build.conftest import ArchiveSh
 TEXTS = [f"The ferry was late on day {number}, and {number * 7} people waited in the rain." for number in range(24)]
 
 
-def coarse(_python: Path, order: Order) -> None:
+def coarse(source: Path, inputs: Path, out: Path, _kind: str) -> None:
     """Round what each product of matrices is given to 64 values."""
-    graph = openvino.Core().read_model(order.graph)
-    assert len([*samples(Path(order.inputs))]) >= 10
+    graph = openvino.Core().read_model(source)
+    assert len([*samples(inputs)]) >= 10
     for operation in graph.get_ordered_ops():
         if operation.get_type_name() == "MatMul":
             bounds = [opset.constant(bound, dtype="float32") for bound in (-4, 4, -4, 4)]
             rounding = opset.fake_quantize(operation.input_value(0), *bounds, 64)
             operation.input(0).replace_source_output(rounding.output(0))
-    openvino.save_model(graph, order.out, compress_to_fp16=False)
+    openvino.save_model(graph, out, compress_to_fp16=False)
 
 
 @pytest.fixture
 def quantiser(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "interpreter", lambda: Path("unused"))
     monkeypatch.setattr(prove, "quantise", coarse)
 
 
