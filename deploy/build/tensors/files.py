@@ -5,7 +5,7 @@ mnist.onnx -> companions -> mnist.onnx.data, model.xml -> model.bin
 """
 
 import mmap
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,18 +16,9 @@ INFER = "infer.py"
 SUFFIXES = (".onnx", ".xml", ".pt2", ".pt")
 KINDS = f"{', '.join(SUFFIXES)} or {INFER}"
 
-# Where tensors with external data stand in an ONNX file: message -> number of a field -> the message in it.
-# https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
-_MESSAGES = {
-    "model": {7: "graph"},
-    "graph": {1: "node", 5: "tensor"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
-    "tensor": {13: "entry"},
-}
-# Types of a protobuf field as they are written, and how many bytes those of a fixed size have.
-_VARINT, _DELIMITED = 0, 2
-_FIXED = {1: 8, 5: 4}
+# An entry of a tensor's `external_data` in an ONNX file, a field of protobuf below 128 bytes: tag and length, the
+# key `location`, the length of its value. https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
+EXTERNAL = re.compile(rb"j[\x0d-\x7f]\n\x08location\x12([\x01-\x73])(?!\n)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,50 +81,9 @@ def companions(path: Path) -> list[Path]:
 
 
 def _external_data(path: Path) -> set[str]:
-    """Read which files beside an ONNX file hold its tensors' data; of what is no such file, none."""
-    with path.open("rb") as file:
-        try:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return set(_locations(data, 0, len(data), "model"))
-        except (ValueError, IndexError):
-            # It is empty, or broken; whoever converts it says so.
-            return set()
-
-
-def _locations(data: mmap.mmap, start: int, end: int, message: str) -> Iterator[str]:
-    for number, first, last in _fields(data, start, end):
-        inner = _MESSAGES[message].get(number)
-        if inner == "entry":
-            key, value = (bytes(data[a:b]).decode() for _, a, b in _fields(data, first, last))
-            if key == "location":
-                yield value
-        elif inner is not None:
-            yield from _locations(data, first, last, inner)
-
-
-def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Walk over a message: the number of each field that has a length, and where its content lies."""
-    while start < end:
-        tag, start = _varint(data, start)
-        kind = tag & 7
-        if kind == _VARINT:
-            _, start = _varint(data, start)
-        elif kind == _DELIMITED:
-            length, start = _varint(data, start)
-            yield tag >> 3, start, min(start + length, end)
-            start += length
-        elif kind in _FIXED:
-            start += _FIXED[kind]
-        else:
-            raise ValueError(kind)
-
-
-def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:  # the last byte of a number has no upper bit
-            return value, at
+    """Read which files beside an ONNX file hold its tensors' data, without reading the tensors."""
+    if not path.stat().st_size:
+        return set()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        found = [(match.end(), match.end() + match[1][0]) for match in EXTERNAL.finditer(data)]
+        return {data[start:end].decode(errors="replace") for start, end in found}
