@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,33 +34,17 @@ def free_ports(number: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Every port of one TorchServe, on 127.0.0.1."""
-
-    inference: int
-    management: int
-    metrics: int
-    grpc_inference: int
-    grpc_management: int
-    worker: int
-
-    @classmethod
-    def free(cls) -> "Ports":
-        """Find ports that nothing listens on."""
-        return cls(*free_ports(len(fields(cls))))
-
-    def settings(self, model_store: Path) -> dict[str, str]:
-        """Return the settings of a config.properties for these ports and a model store."""
-        return {
-            "inference_address": f"http://127.0.0.1:{self.inference}",
-            "management_address": f"http://127.0.0.1:{self.management}",
-            "metrics_address": f"http://127.0.0.1:{self.metrics}",
-            "grpc_inference_port": str(self.grpc_inference),
-            "grpc_management_port": str(self.grpc_management),
-            "initial_worker_port": str(self.worker),
-            "model_store": str(model_store),
-        }
+def own_settings(model_store: Path) -> dict[str, str]:
+    """Return the settings of a config.properties for free ports of 127.0.0.1, and a model store."""
+    *http, grpc_inference, grpc_management, worker = free_ports(6)
+    addresses = zip(("inference_address", "management_address", "metrics_address"), http, strict=True)
+    return {
+        **{name: f"http://127.0.0.1:{port}" for name, port in addresses},
+        "grpc_inference_port": str(grpc_inference),
+        "grpc_management_port": str(grpc_management),
+        "initial_worker_port": str(worker),
+        "model_store": str(model_store),
+    }
 
 
 @contextmanager
@@ -79,8 +63,7 @@ def started(
     """
     with tempfile.TemporaryDirectory(prefix="torchserve-", ignore_cleanup_errors=True) as folder:
         text = "\n".join([config.read_text(encoding="utf-8"), *extra])
-        values = Ports.free().settings(model_store)
-        server = placed("sandbox", Path(folder), text, root=ROOT, values=values).server
+        server = placed("sandbox", Path(folder), text, root=ROOT, values=own_settings(model_store)).server
         try:
             server.start()
             yield server

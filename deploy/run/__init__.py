@@ -1,6 +1,6 @@
 """Runs TorchServe on this machine: one server, or several that share it.
 
-    config.properties -> Layout -> LocalNode: a Server with its folder, ports and share   (machine, server, share)
+    config.properties -> Layout -> LocalNode: a Server with its folder, ports and share   (machine, server)
     LocalNode -> start_node -> restore -> stop_node                                         (nodes, restore)
     `make serve`: development or production                                                 (serve)
 

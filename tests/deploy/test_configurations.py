@@ -1,7 +1,7 @@
 """config.properties: read as Java does, moved to other ports, safe as committed, and with memory for what may queue."""
 
 import re
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 from deploy.models import MODEL_LIST, ROOT, models
 from deploy.run.production import MIB, held_requests, java_memory, too_little_memory
 from deploy.run.properties import Settings, moved, parse
-from deploy.sandbox import Ports
+from deploy.sandbox import own_settings
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig
 
@@ -63,12 +63,13 @@ def test_settings_are_read_as_torchserve_takes_them(tmp_path: Path) -> None:
 
 
 def test_config_of_a_server_beside_it_has_other_addresses_and_absolute_paths(tmp_path: Path) -> None:
-    ports = Ports.free()
-    assert len(set(astuple(ports))) == 6
-    config = moved(TEXT, Path("/repository"), ports.settings(Path("/elsewhere/store")))
+    own = own_settings(Path("/elsewhere/store"))
+    config = moved(TEXT, Path("/repository"), own)
     (tmp_path / "config.properties").write_text(config)
     settings = Settings.read(tmp_path / "config.properties")
-    assert {port for _, port in settings.ports.values()} == set(astuple(ports)[:5])
+    assert [str(port) for _, port in settings.ports.values()] == [
+        own[name].rpartition(":")[2] for name in settings.ports
+    ]
     values = parse(config)
     assert (values["model_store"], values["metrics_config"]) == ("/elsewhere/store", "/repository/deploy/metrics.yaml")
     assert "-Dlog4j2.configurationFile=/repository/deploy/log4j2.xml" in values["vmargs"]

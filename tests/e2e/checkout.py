@@ -17,7 +17,7 @@ import psutil
 from deploy.models import ROOT
 from deploy.run.properties import moved
 from deploy.run.server import Server
-from deploy.sandbox import Ports, free_ports
+from deploy.sandbox import free_ports, own_settings
 from tests.exports import shared
 
 # Files that make builds an environment from; older than a borrowed one.
@@ -58,13 +58,14 @@ class Checkout:
             (self.folder / ".venv").symlink_to(ROOT / ".venv")
             for name in MADE_OF:
                 os.utime(self.folder / name, (0, 0))
-        servers, gateway = Ports.free(), dict(zip(GATEWAY, free_ports(len(GATEWAY)), strict=True))
+        servers, gateway = own_settings(self.store), dict(zip(GATEWAY, free_ports(len(GATEWAY)), strict=True))
         for name in ("config.properties", "config.production.properties"):
             path = self.folder / name
-            path.write_text(moved(path.read_text(), self.folder, servers.settings(self.store)))
+            path.write_text(moved(path.read_text(), self.folder, servers))
         path = self.folder / "deploy" / "gateway.yaml"
         path.write_text(f"{path.read_text()}\nports: {gateway}\n")
-        self.ports = {8080: servers.inference, 8081: servers.management, 8082: servers.metrics}
+        apis = {8080: "inference", 8081: "management", 8082: "metrics"}
+        self.ports = {port: int(servers[f"{api}_address"].rpartition(":")[2]) for port, api in apis.items()}
         self.ports |= {port: gateway[name] for name, port in GATEWAY.items()}
 
     @property

@@ -27,7 +27,7 @@ from deploy.run.node import write
 from deploy.run.nodes import start_node, stop_node
 from deploy.run.properties import moved
 from deploy.run.restore import Record
-from deploy.sandbox import Ports
+from deploy.sandbox import GATEWAY_PORTS, free_ports, own_settings
 from tests.e2e.clients import Clients, assert_all_answered
 from tests.e2e.conftest import MOBILENET, send
 from tests.photographs import photograph
@@ -44,18 +44,17 @@ class Site:
     def __init__(self, folder: Path, store: Path) -> None:
         self.folder = folder / "n"
         self.config = folder / "config.properties"
-        self.config.write_text(moved((ROOT / "config.properties").read_text(), ROOT, Ports.free().settings(store)))
+        self.config.write_text(moved((ROOT / "config.properties").read_text(), ROOT, own_settings(store)))
         layout = Layout(self.config, 2)
         self.nodes = local_nodes(layout, self.folder)
         layout.write(self.folder)
         write(reachable(self.nodes), self.folder / "nodes.json")
-        free = Ports.free()
         self.edge = folder / "gateway.yaml"
-        ports = {"http": free.inference, "grpc": free.management, "metrics": free.metrics, "control": free.worker}
+        ports = dict(zip(GATEWAY_PORTS, free_ports(len(GATEWAY_PORTS)), strict=True))
         self.edge.write_text(yaml.safe_dump({"ports": ports}))
         self.run = folder / "run"
-        self.url = f"http://127.0.0.1:{free.inference}/predictions/{MOBILENET}"
-        self.control = f"http://127.0.0.1:{free.worker}"
+        self.url = f"http://127.0.0.1:{ports['http']}/predictions/{MOBILENET}"
+        self.control = f"http://127.0.0.1:{ports['control']}"
 
     def python(self, module: str, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

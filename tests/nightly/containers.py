@@ -21,7 +21,7 @@ import requests
 from deploy.models import ROOT
 from deploy.run.properties import moved
 from deploy.run.server import Server
-from deploy.sandbox import Ports
+from deploy.sandbox import own_settings
 
 HOST = "torchserve-nodes"
 # A start takes ten seconds alone, and some on two cores that others use.
@@ -39,7 +39,7 @@ def config_of(folder: Path, store: Path, models: dict[str, object], replaced: di
         assert old in text
         text = text.replace(old, new)
     path = folder / "config.properties"
-    path.write_text(moved(text, ROOT, Ports.free().settings(store)), encoding="utf-8")
+    path.write_text(moved(text, ROOT, own_settings(store)), encoding="utf-8")
     return path
 
 

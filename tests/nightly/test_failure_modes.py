@@ -29,7 +29,7 @@ from deploy.models import ROOT
 from deploy.run.machine import Layout, LocalNode, local_nodes
 from deploy.run.nodes import start_node
 from deploy.run.properties import moved
-from deploy.sandbox import GATEWAY_PORTS, Ports, Sandbox, free_ports
+from deploy.sandbox import GATEWAY_PORTS, Sandbox, free_ports, own_settings
 from load import expect
 from load.generate import Attack, OpenLoop, Target, run
 from load.inputs import Inputs
@@ -127,7 +127,7 @@ def fleet(model_store: Path) -> Iterator[Fleet]:
         for before, after in QUEUE.items():
             assert before in text
             text = text.replace(before, after)
-        config.write_text(moved(text, ROOT, Ports.free().settings(store)), encoding="utf-8")
+        config.write_text(moved(text, ROOT, own_settings(store)), encoding="utf-8")
         layout = Layout(config, 2)
         layout.write(folder / "nodes")
         nodes = local_nodes(layout, folder / "nodes")

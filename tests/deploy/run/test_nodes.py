@@ -1,8 +1,5 @@
 """The nodes of one machine: their folders, ports and shares of it, and the units that start them."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from configparser import ConfigParser
 from pathlib import Path
@@ -13,11 +10,10 @@ from deploy.gateway import __main__ as gateway
 from deploy.gateway.settings import Settings as GatewaySettings
 from deploy.models import ROOT
 from deploy.run import __main__ as run
-from deploy.run.machine import Layout, everything, local_nodes, reachable
+from deploy.run.machine import Layout, everything, gpus_here, local_nodes, reachable, shares
 from deploy.run.node import Node, read, write
 from deploy.run.properties import Settings, parse
-from deploy.run.server import STOP_TIMEOUT_S, ServerError
-from deploy.run.share import Share, gpus_here, on_cores, shares, visible_gpu
+from deploy.run.server import STOP_TIMEOUT_S, ServerError, Share
 
 UNITS = ROOT / "deploy" / "run" / "systemd"
 
@@ -108,19 +104,8 @@ def test_cores_are_split_evenly_and_shared_only_where_there_are_too_few(
 
 def test_each_node_has_a_gpu_of_its_own_while_there_are_some() -> None:
     assert [share.gpu for share in shares(range(8), ["0", "3"], 3)] == ["0", "3", "0"]
-    assert visible_gpu(Share((0,), "3")) == {"CUDA_VISIBLE_DEVICES": "3"}
     for visible, gpus in (("1,3", ["1", "3"]), ("", []), ("-1", [])):
         assert gpus_here({"CUDA_VISIBLE_DEVICES": visible}) == gpus
-
-
-def test_what_is_started_on_a_share_sees_its_cores_and_the_starter_keeps_its_own() -> None:
-    before = os.sched_getaffinity(0)
-    first = min(before)
-    with on_cores(Share((first,))):
-        words = [sys.executable, "-S", "-c", "import os; print(os.sched_getaffinity(0))"]
-        printed = subprocess.check_output(words, text=True)
-    assert printed.strip() == str({first})
-    assert os.sched_getaffinity(0) == before
 
 
 # -- systemd -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from deploy.run.__main__ import main
 from deploy.run.production import NotAsConfigured, calls, check_archives
 from deploy.run.properties import Settings, moved
 from deploy.run.server import JAVA_CLASS, Server, ServerError
-from deploy.sandbox import Ports
+from deploy.sandbox import own_settings
 
 ENTRY = {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1}}
 
@@ -39,7 +39,7 @@ def test_production_without_a_model_or_an_archive_does_not_start(
 def server(tmp_path: Path) -> Server:
     config = tmp_path / "config.properties"
     text = (ROOT / "config.production.properties").read_text()
-    config.write_text(moved(text, ROOT, Ports.free().settings(tmp_path)))
+    config.write_text(moved(text, ROOT, own_settings(tmp_path)))
     return Server(config, directory=tmp_path, temporary=tmp_path)
 
 
