@@ -16,6 +16,6 @@ Without the control process Envoy serves on as it was configured last.
     what an inference passes in Lua     envoy/lua/
     an answer about models              control/protocol.py (routes), control/description.py (documents)
     an answer to operators              control/operator.py
-    a metric, Triton's statistics       metrics.py
-    a chart of the page                 charts.py, page/
+    a metric of the gateway             metrics.py
+    Triton's statistics, a chart        traffic.py, control/page.py, page/
 """

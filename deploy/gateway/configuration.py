@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploy.gateway import settings as gateway_settings
-from deploy.gateway.settings import Discover, Settings
+from deploy.gateway.settings import Settings
 from deploy.run import node as node_files
 from deploy.run.node import Node, NoNodes
 from handlers.errors import InvalidConfig
@@ -51,7 +51,6 @@ class Configuration:
             lookup: from a name to its addresses; a test brings its own.
         """
         self._config, self._nodes, self._lookup = config, nodes, lookup
-        self._files: list[bytes | None] = []
         self._settings: Settings | None = None
         self._current = tuple(known)
         self._problem = ""
@@ -63,29 +62,29 @@ class Configuration:
             InvalidConfig: one of them is not as it should be.
             OSError: gateway.yaml cannot be read.
         """
-        self._files = [_bytes(self._config), _bytes(self._nodes)]
-        settings = gateway_settings.read(self._config)
+        settings, nodes, problems = gateway_settings.read(self._config), self._current, []
         if self._settings is not None and settings.ports != self._settings.ports:
-            logger.warning("%s: ports change when the gateway is started anew", self._config.name)
+            problems.append(f"{self._config.name}: ports change when the gateway is started anew")
             settings = replace(settings, ports=self._settings.ports)
-        problem = ""
-        if settings.discover is not None:
-            nodes, problem = self._resolved(settings.discover)
-        else:
+        if settings.discover is None:
             try:
                 nodes = settings.nodes or tuple(node_files.read(self._nodes))
             except NoNodes as error:
                 raise InvalidConfig(str(error)) from None
-        self._log(problem)
+        else:
+            host, port = settings.discover.host, settings.discover.port
+            try:
+                nodes = tuple(node_at(address, port) for address in sorted(set(self._lookup(host)))) or nodes
+            except OSError as error:
+                reason = error.strerror or type(error).__name__
+                problems.append(f"{host} does not resolve: {reason}; the nodes that were known stay")
+        self._log("; ".join(problems))
         self._settings, self._current = settings, nodes
         return settings, nodes
 
     def changed(self) -> tuple[Settings, tuple[Node, ...]] | None:
-        """Read both where a file or a name's addresses have changed; None where all stays, which the log explains."""
+        """Read both; None where all stays, or where they cannot be read, which is logged."""
         before = self._settings, self._current
-        is_named = self._settings is not None and self._settings.discover is not None
-        if not is_named and self._files == [_bytes(self._config), _bytes(self._nodes)]:
-            return None
         try:
             after = self.read()
         except (InvalidConfig, OSError) as error:
@@ -96,27 +95,11 @@ class Configuration:
         logger.info("read anew; nodes: %s", ", ".join(node.name for node in after[1]))
         return after
 
-    def _resolved(self, discover: Discover) -> tuple[tuple[Node, ...], str]:
-        """Return the nodes of a name; where it does not resolve, those known last and the reason."""
-        try:
-            addresses = sorted(set(self._lookup(discover.host)))
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            return self._current, f"{discover.host} does not resolve: {reason}; the nodes that were known stay"
-        return tuple(node_at(address, discover.port) for address in addresses) or self._current, ""
-
     def _log(self, problem: str) -> None:
         """Log a problem once, however often it is found."""
         if problem and problem != self._problem:
             logger.error("%s", problem)
         self._problem = problem
-
-
-def _bytes(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
 
 
 def node_at(address: str, port: int) -> Node:

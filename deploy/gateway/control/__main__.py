@@ -17,6 +17,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from deploy.gateway import metrics
 from deploy.gateway.configuration import Configuration
 from deploy.gateway.control import operator, page, protocol
 from deploy.gateway.control.errors import answer_errors, refuse_foreign
@@ -46,12 +47,14 @@ def control_app(gateway: Gateway) -> web.Application:
 def metrics_app(gateway: Gateway) -> web.Application:
     """Make what listens on the metrics port."""
 
-    async def metrics(request: web.Request) -> web.Response:
-        text = await (gateway.metrics() if request.path == "/metrics" else gateway.own_metrics())
+    async def of_gateway(request: web.Request) -> web.Response:
+        text = await gateway.envoy_metrics() + metrics.own(gateway.fleet, gateway.traffic.texts)
+        if request.path == "/metrics":
+            text = metrics.merge(gateway.traffic.texts, text)
         return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
     app = web.Application(middlewares=[answer_errors])
-    app.add_routes([web.get("/metrics", metrics), web.get("/metrics/gateway", metrics)])
+    app.add_routes([web.get("/metrics", of_gateway), web.get("/metrics/gateway", of_gateway)])
     return app
 
 

@@ -1,6 +1,6 @@
 """What the protocol says of models, as plain documents; pure.
 
-Fleet, model, version -> metadata, configuration, index
+Fleet, model, version -> metadata, configuration, statistics, index
 """
 
 import json
@@ -9,6 +9,7 @@ from typing import Any
 
 from deploy.gateway.control.errors import RequestError
 from deploy.gateway.state import Fleet, Model, Version, plain
+from deploy.gateway.traffic import Traffic
 from torchserve_client.version import VERSION
 
 NAME = "torchserve-batching"
@@ -134,10 +135,19 @@ def index(fleet: Fleet, *, is_ready_only: bool) -> Iterator[dict[str, str]]:
                 yield {"name": model.name, "version": version.version, "state": state, "reason": reason}
 
 
-def numbered(model: Model, version: str) -> str:
-    """A version as Triton's tools can read it in statistics: "1" of "1.0", where that finds it again."""
-    number = plain(version)
-    return number if number.isdecimal() and model.find(number) == version else version
+def statistics(fleet: Fleet, traffic: Traffic, name: str = "", asked: str = "") -> Iterator[dict[str, Any]]:
+    """Triton's statistics of a model's versions, or of every model where no name is given.
+
+    Raises:
+        RequestError: there is no such version.
+    """
+    models = [find(fleet, name, asked)[0]] if name else fleet.models.values()
+    for model in models:
+        for version in [model.find(asked)] if asked else model.versions:
+            # Triton's tools read numbers: "1" of "1.0", where that finds it again.
+            number = plain(version)
+            numbered = number if number.isdecimal() and model.find(number) == version else version
+            yield {"name": model.name, "version": numbered, **traffic.triton(model.name, version)}
 
 
 def not_ready(model: Model, version: Version) -> RequestError:

@@ -63,8 +63,8 @@ async def drain(request: web.Request) -> web.Response:
         known = ", ".join(gateway.fleet.nodes) or "none"
         raise RequestError(404, f"no node {name[:100]}; known are {known}")
     asked: DrainingRequest = await _read(request, DrainingRequest)
-    draining = gateway.decisions.now.draining
-    gateway.decisions.decide(draining=draining | {name} if asked.draining else draining - {name})
+    draining = gateway.decided.draining
+    gateway.decide(draining=draining | {name} if asked.draining else draining - {name})
     await gateway.write()
     return web.json_response(_node(gateway, name, await gateway.endpoints()))
 
@@ -74,7 +74,7 @@ def _node(gateway: Gateway, name: str, endpoints: Endpoints | None) -> dict[str,
     return {
         "name": name,
         "management": gateway.fleet.nodes[name].management,
-        "state": "up" if gateway.nodes.is_up(name) else "down",
+        "state": "up" if gateway.watches[name].is_up else "down",
         "is_draining": name in gateway.fleet.draining,
         "is_routed": bool(found) and all(each.is_healthy for each in found),
         "in_flight": None if endpoints is None else sum(each.in_flight for each in found),
@@ -109,7 +109,7 @@ async def try_canary(request: web.Request) -> web.Response:
     if version.version == model.default:
         raise RequestError(400, f"version {version.version} of {name} is its default version: nothing to try")
     chosen = replace(asked, version=version.version)
-    gateway.decisions.decide(canaries={**gateway.decisions.now.canaries, name: chosen})
+    gateway.decide(canaries={**gateway.decided.canaries, name: chosen})
     await gateway.write()
     return web.json_response(asdict(chosen))
 
@@ -118,8 +118,8 @@ async def try_canary(request: web.Request) -> web.Response:
 async def end_canary(request: web.Request) -> web.Response:
     """Send it nothing but its share of gateway.yaml; it is no error where there was none."""
     gateway, name = request.app[GATEWAY], request.match_info["model"]
-    others = {model: canary for model, canary in gateway.decisions.now.canaries.items() if model != name}
-    gateway.decisions.decide(canaries=others)
+    others = {model: canary for model, canary in gateway.decided.canaries.items() if model != name}
+    gateway.decide(canaries=others)
     await gateway.write()
     return web.Response(status=204)
 
@@ -150,17 +150,17 @@ async def withdraw(request: web.Request) -> web.Response:
     gateway, name = request.app[GATEWAY], request.match_info["model"]
     asked: WithdrawalRequest = await _read(request, WithdrawalRequest)
     # Which version is the default, and whether it is there at all, may have changed just now.
-    await gateway.nodes.look(LOOK_S)
-    withdrawn = gateway.decisions.now.withdrawn
+    await gateway.look(LOOK_S)
+    withdrawn = gateway.decided.withdrawn
     if not asked.withdrawn:
         # What no node has any more may come back.
         withdrawn -= {each for each in withdrawn if each[0] == name and asked.version in (None, each[1])}
-        gateway.decisions.decide(withdrawn=withdrawn)
+        gateway.decide(withdrawn=withdrawn)
     found, version = find(gateway.fleet, name, asked.version)
     if asked.withdrawn and version is not None:
         check_default(gateway.fleet, found, version)
     versions = {(name, each) for each in found.versions if version in (None, each)}
-    gateway.decisions.decide(withdrawn=withdrawn | versions if asked.withdrawn else withdrawn - versions)
+    gateway.decide(withdrawn=withdrawn | versions if asked.withdrawn else withdrawn - versions)
     await gateway.write()
     return web.json_response(withdrawal(gateway.fleet, found, version, await gateway.endpoints()))
 

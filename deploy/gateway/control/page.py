@@ -1,16 +1,20 @@
 """The page at `/`: its files, and what it shows.
 
 GET /, /page/NAME  -> files of deploy/gateway/page; a browser asks again with their ETag
-GET /summary       -> Charts.summary, as it is now; ?since=TIME leaves out older points
+GET /summary       -> everything that the page shows, as it is now; ?since=TIME leaves out older points
 """
 
+import math
 from pathlib import Path
+from typing import Any
 
 import orjson
 from aiohttp import web
 
 from deploy.gateway.control.errors import RequestError
 from deploy.gateway.control.gateway import GATEWAY
+from deploy.gateway.state import Fleet, Model
+from deploy.gateway.traffic import COLUMNS, HISTORY_S, Traffic
 
 PAGE = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -37,7 +41,8 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-
+# What the page shows of a replica.
+SHOWN = ("workers", "ready_workers", "batch_size", "max_batch_delay_ms", "is_default")
 FILES = {path.name: path for path in PAGE.iterdir() if path.suffix in TYPES}
 
 routes = web.RouteTableDef()
@@ -62,9 +67,65 @@ async def summary(request: web.Request) -> web.StreamResponse:
         since_s = float(request.query.get("since", "-inf"))
     except ValueError:
         raise RequestError(400, "since must be a number of seconds") from None
-    document = orjson.dumps(gateway.charts.summary(gateway.fleet, since_s))
+    body = orjson.dumps(document(gateway.fleet, gateway.traffic, since_s))
     response = web.Response(
-        body=document, content_type="application/json", headers={**HEADERS, "Cache-Control": "no-store"}
+        body=body, content_type="application/json", headers={**HEADERS, "Cache-Control": "no-store"}
     )
     response.enable_compression()
     return response
+
+
+def document(fleet: Fleet, traffic: Traffic, since_s: float = -math.inf) -> dict[str, Any]:
+    """Return everything that the page shows.
+
+        {"time_s": 4711.0, "history_s": 300,
+         "nodes": [{"name": "node-0", "is_draining": false}],
+         "columns": ["time_s", "requests_per_s", ...],
+         "models": [{
+           "name": "resnet-152", "is_ready": true, "default": "1.0",
+           "canary": {"version": "2.0", "percent": 5.0} or null,
+           "versions": [{"version": "1.0", "is_ready": true, "metadata": {...} or null,
+                         "replicas": [{"node": "node-0", "workers": 1, "ready_workers": 1, "batch_size": 8,
+                                       "max_batch_delay_ms": 20, "is_default": true}]}],
+           "points": [[4709.0, 12.5, ...], ...],
+           "batch_sizes": [[1, 20], [8, 3], [null, 1]]}]}
+
+    `points` after `since_s` are rows of `columns` (deploy.gateway.traffic), and `time_s` is the last scrape's.
+    `metadata` is the handler's own, as in `deploy.gateway.state.Version`.
+    """
+    return {
+        "time_s": traffic.time_s,
+        "history_s": HISTORY_S,
+        "nodes": [{"name": name, "is_draining": name in fleet.draining} for name in sorted(fleet.nodes)],
+        "columns": COLUMNS,
+        "models": [
+            {
+                **_model(fleet, model),
+                "points": traffic.points(name, since_s),
+                "batch_sizes": traffic.batch_sizes(name),
+            }
+            for name, model in sorted(fleet.models.items())
+        ],
+    }
+
+
+def _model(fleet: Fleet, model: Model) -> dict[str, Any]:
+    canary = fleet.canaries.get(model.name)
+    return {
+        "name": model.name,
+        "is_ready": all(version.is_ready for version in model.versions.values()),
+        "default": model.default,
+        "canary": {"version": canary.version, "percent": canary.percent} if canary else None,
+        "versions": [
+            {
+                "version": number,
+                "is_ready": version.is_ready,
+                "metadata": version.metadata,
+                "replicas": [
+                    {"node": node, **{name: getattr(each, name) for name in SHOWN}}
+                    for node, each in sorted(version.replicas.items())
+                ],
+            }
+            for number, version in sorted(model.versions.items())
+        ],
+    }

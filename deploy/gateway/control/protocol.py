@@ -30,6 +30,8 @@ from handlers.protocol.retrieval import error_document
 MODEL, VERSION = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
 # Of Triton's extensions those that are refused by name.
 UNSUPPORTED = "/v2/{extension:trace|logging|systemsharedmemory|cudasharedmemory}"
+# Seconds that a scrape may be old from which statistics are answered: handlers report once a second.
+FRESH_S = 0.5
 
 routes = web.RouteTableDef()
 
@@ -51,18 +53,14 @@ async def statistics(request: web.Request) -> web.Response:
     return web.json_response(await _statistics(request.app[GATEWAY], *_asked(request)))
 
 
+@routes.get(f"{VERSION}/{{question:config}}")
+@routes.get(f"{MODEL}/{{question:config}}")
 @routes.get(VERSION)
 @routes.get(MODEL)
-async def metadata(request: web.Request) -> web.Response:
-    """Answer the inputs and outputs of a model."""
-    return web.json_response(description.metadata(request.app[GATEWAY].fleet, *_asked(request)))
-
-
-@routes.get(f"{VERSION}/config")
-@routes.get(f"{MODEL}/config")
-async def config(request: web.Request) -> web.Response:
-    """Answer Triton's configuration of a model."""
-    return web.json_response(description.configuration(request.app[GATEWAY].fleet, *_asked(request)))
+async def describe(request: web.Request) -> web.Response:
+    """Answer the inputs and outputs of a model, or Triton's configuration of it."""
+    make = description.configuration if "question" in request.match_info else description.metadata
+    return web.json_response(make(request.app[GATEWAY].fleet, *_asked(request)))
 
 
 @routes.get(f"{VERSION}/ready")
@@ -194,7 +192,8 @@ async def grpc(request: web.Request) -> web.Response:
 
 
 async def _statistics(gateway: Gateway, model: str, version: str) -> dict[str, Any]:
-    return {"model_stats": await gateway.triton(model, version)}
+    await gateway.scrape(FRESH_S)
+    return {"model_stats": list(description.statistics(gateway.fleet, gateway.traffic, model, version))}
 
 
 def _index(gateway: Gateway, is_ready_only: bool) -> list[dict[str, str]]:

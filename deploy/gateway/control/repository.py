@@ -56,7 +56,7 @@ async def unload(gateway: Gateway, name: str) -> None:
         RequestError: no node has it, or some did not remove it.
     """
     check(gateway)
-    await gateway.nodes.look()
+    await gateway.look()
     if name not in gateway.fleet.registered:
         raise RequestError(404, f"Request for unknown model: '{name}' is not found")
     await _on_all(gateway, name, _unload)
@@ -66,7 +66,7 @@ async def _on_all(gateway: Gateway, name: str, call: Callable[[Gateway, Node, st
     """Call every node, and configure Envoy by what was done; the error names the nodes that failed."""
     nodes = list(gateway.fleet.nodes.values())
     done = await asyncio.gather(*(call(gateway, node, name) for node in nodes), return_exceptions=True)
-    await gateway.nodes.look()
+    await gateway.look()
     await gateway.write()
     failed = {node.name: problem for node, problem in zip(nodes, done, strict=True) if problem is not None}
     for problem in failed.values():
@@ -104,7 +104,7 @@ async def _unload(gateway: Gateway, node: Node, name: str) -> None:
 
 async def _replicas(gateway: Gateway, node: Node, name: str) -> dict[str, Replica]:
     """Look at a node, and return each version of a model that it has."""
-    watch = gateway.nodes.watches[node.name]
+    watch = gateway.watches[node.name]
     await watch.look()
     if not watch.is_up:
         raise NodeFailed(watch.problem)

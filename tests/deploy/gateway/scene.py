@@ -104,7 +104,7 @@ class Scene:
 
     def look(self) -> None:
         """Poll the nodes now."""
-        run(self.gateway.nodes.look())
+        run(self.gateway.look())
 
     def register(self, *versions: dict[str, Any], on_both: bool = True) -> None:
         """Describe other versions of `classifier` from now on, on both nodes or on the first alone."""

@@ -57,19 +57,19 @@ def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_agai
     # It has drained and ended: a node that drained is not one that failed.
     scene.first.close()
     scene.look()
-    assert not scene.gateway.nodes.is_up("node-1")
+    assert not scene.gateway.watches["node-1"].is_up
     assert scene.gateway.fleet.draining == {"node-1"}
     scene.first.broken = None
     scene.first.start()
     scene.look()
-    assert scene.gateway.nodes.is_up("node-1")
+    assert scene.gateway.watches["node-1"].is_up
     assert not scene.gateway.fleet.draining
 
 
 def test_slow_node_delays_no_other(scene: Scene) -> None:
     scene.first.delay_s = 3600
     scene.second.models["other"] = [described("other")]
-    run(scene.gateway.nodes.look(0.5))
+    run(scene.gateway.look(0.5))
     assert list(scene.gateway.fleet.models) == ["classifier", "other"]
 
 
@@ -93,10 +93,10 @@ def test_keys_of_a_node_are_read_anew_for_each_look(scene: Scene, tmp_path: Path
     keys.write_text("{")
     watch(scene, [replace(scene.first.node, token_file=str(keys))])
     scene.look()
-    assert not scene.gateway.nodes.is_up("node-1")
+    assert not scene.gateway.watches["node-1"].is_up
     keys.write_text(json.dumps({"management": {"key": "m"}, "inference": {"key": "i"}}))
     scene.look()
-    assert scene.gateway.nodes.is_up("node-1")
+    assert scene.gateway.watches["node-1"].is_up
     assert scene.first.checks[-1]["authorization"] == "Bearer m"
 
 
@@ -114,7 +114,7 @@ def test_process_that_starts_anew_keeps_routes_until_it_has_seen_the_model_gone(
     replicas = gateway.fleet.models["classifier"].versions["1.0"].replicas
     assert {node: each.ready_workers for node, each in replicas.items()} == {"node-1": 0, "node-2": 0}
     scene.first.broken, scene.first.models = None, {}
-    run(gateway.nodes.look())
+    run(gateway.look())
     assert list(gateway.fleet.models["classifier"].versions["1.0"].replicas) == ["node-2"]
     run(gateway.close())
     scene.second.start()
