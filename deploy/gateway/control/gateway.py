@@ -18,6 +18,7 @@ from aiohttp import web
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from deploy.gateway.envoy import files
 from deploy.gateway.envoy.process import Endpoints, Envoy
 from deploy.gateway.nodes import Watch, models, read_kept, read_known, write_known
 from deploy.gateway.settings import Canary, Settings
@@ -179,7 +180,7 @@ class Gateway:
         self.update()
         async with self._writing:
             self._changed.clear()
-            await asyncio.to_thread(self._envoy.write, self.settings, self.fleet)
+            await asyncio.to_thread(files.write, self.settings, self.fleet, self._run)
             write_known(self._run / KNOWN, self.watches.values())
 
     async def scrape(self, age_s: float = 0.0) -> None:

@@ -21,7 +21,7 @@ from deploy.gateway.management import tokens_of
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet
 
-BOOTSTRAP, ENDPOINTS = "bootstrap.json", "endpoints"
+ENDPOINTS = "endpoints"
 
 
 def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
@@ -64,12 +64,6 @@ def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
     return changed
 
 
-def write_bootstrap(document: Resource, run: Path) -> None:
-    """Write what Envoy starts with."""
-    prepare(run)
-    _replace(run / BOOTSTRAP, json.dumps(document, indent=1))
-
-
 def prepare(run: Path) -> None:
     """Make the folder, for its owner alone."""
     for folder in (run, run / ENDPOINTS):
@@ -83,12 +77,8 @@ def put(path: Path, resources: list[Resource]) -> bool:
     Raises:
         OSError: the folder cannot be written.
     """
-    text = json.dumps(resources, sort_keys=True, separators=(",", ":"))
-    version = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return _replace(path, json.dumps({"version_info": version, "resources": resources}, indent=1))
-
-
-def _replace(path: Path, text: str) -> bool:
+    version = hashlib.sha256(json.dumps(resources, sort_keys=True).encode()).hexdigest()[:16]
+    text = json.dumps({"version_info": version, "resources": resources}, indent=1)
     with contextlib.suppress(FileNotFoundError):
         if path.read_text(encoding="utf-8") == text:
             return False

@@ -8,7 +8,7 @@ import math
 
 from deploy.gateway.envoy.local_reply import local_reply
 from deploy.gateway.envoy.resources import TYPE, Resource, address, filled, lua, seconds, typed, watched
-from deploy.gateway.envoy.routes import APIS, GRPC, HTTP, INFLATE, KEYS
+from deploy.gateway.envoy.routes import APIS, GRPC, HTTP
 from deploy.gateway.settings import Key, Settings, Tls
 from deploy.models import ROOT
 
@@ -50,7 +50,7 @@ def _listener(settings: Settings, name: str, port: int) -> Resource:
         open_rate=filled("listener", "open_rate", tokens=_tokens(OPEN_BURST, OPEN_PER_S)),
         body_bytes=limits.body_bytes,
         inflate_ratio=PACKED_RATIO if name == GRPC else INFLATE_RATIO,
-        inflate=lua("inflate", name=INFLATE),
+        inflate=lua("inflate", name="gateway.inflate"),
         http_request=lua("http_request", f"local FORM_BYTES = {limits.form_bytes}\n"),
         http_response=lua("http_response"),
         model=lua("model", name="gateway.model"),
@@ -87,7 +87,7 @@ def _keys(settings: Settings) -> Resource | None:
         return None
     # Envoy's own filter for this, api_key_auth, is "not covered by the threat model" in 1.40.
     clients = ", ".join(f"[{_quoted(key.key)}] = {_quoted(key.client)}" for key in settings.keys)
-    return lua("keys", f"local CLIENTS = {{{clients}}}\n", KEYS)
+    return lua("keys", f"local CLIENTS = {{{clients}}}\n", "gateway.keys")
 
 
 def _quoted(text: str) -> str:

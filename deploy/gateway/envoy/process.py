@@ -1,6 +1,6 @@
 """Envoy's process: started, asked, drained and stopped.
 
-It outlives the control process and what supervises it: `start` finds the one that runs in its folder, by the pid that
+It outlives the control process and what supervises it: `keep` finds the one that runs in its folder, by the pid that
 it left there, and starts another only where none does.
 """
 
@@ -22,18 +22,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploy.gateway.drain import wait_idle
-from deploy.gateway.envoy import files
 from deploy.gateway.envoy.clusters import CONTROL
-from deploy.gateway.envoy.files import BOOTSTRAP, write_bootstrap
 from deploy.gateway.envoy.listeners import ADMIN
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP
-from deploy.gateway.settings import Settings
-from deploy.gateway.state import Fleet
 
 logger = logging.getLogger(__name__)
 
-PID, LOG = "envoy.pid", "envoy.log"
+PID, LOG, BOOTSTRAP = "envoy.pid", "envoy.log", "bootstrap.json"
 # Seconds for an answer of the admin interface; it says what is in memory.
 ADMIN_S = 10.0
 # Seconds: between two looks, until it answers, until it has ended after `quitquitquit`, in which requests may still
@@ -80,15 +76,13 @@ def ask(run: Path, path: str, method: str = "GET") -> str:
     Raises:
         NoAnswer: it does not run, or answers an error.
     """
-    connection = _Connection(run)
-    try:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        text = answer.read().decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException) as error:
-        raise NoAnswer(f"Envoy's admin interface, {path.partition('?')[0]}: {type(error).__name__}") from None
-    finally:
-        connection.close()
+    with contextlib.closing(_Connection(run)) as connection:
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            text = answer.read().decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise NoAnswer(f"Envoy's admin interface, {path.partition('?')[0]}: {type(error).__name__}") from None
     if answer.status != 200:
         raise NoAnswer(f"Envoy's admin interface, {path.partition('?')[0]}: status {answer.status}")
     return text
@@ -115,19 +109,16 @@ class Envoy:
         self._child: subprocess.Popen[bytes] | None = None
         self._deaths: deque[float] = deque(maxlen=DEATHS)
 
-    def write(self, settings: Settings, fleet: Fleet) -> None:
-        """Write what changed of its files.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        files.write(settings, fleet, self._run)
-
     def keep(self, document: Resource, *options: str) -> None:
-        """Start Envoy where it does not run; see `start`.
+        """Start Envoy where it does not run, and wait until it answers.
+
+        Args:
+            document: what it starts with; files that it names are relative to its folder.
+            options: more of its command line.
 
         Raises:
-            EnvoyError: it does not come up, or has died again and again.
+            EnvoyError: there is no Envoy for this system, it ends at once, or has died again and again; what it said is
+                quoted.
         """
         if self.pid() is not None:
             return
@@ -136,24 +127,7 @@ class Envoy:
             self._deaths.append(time.monotonic())
             if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_S:
                 raise EnvoyError(f"Envoy has died {DEATHS} times in {DEATHS_S:g} s")
-        self.start(document, *options)
-
-    def start(self, document: Resource, *options: str) -> bool:
-        """Start Envoy, and wait until it answers; one that runs already is kept.
-
-        Args:
-            document: what it starts with; files that it names are relative to its folder.
-            options: more of its command line.
-
-        Returns:
-            Whether it was started anew.
-
-        Raises:
-            EnvoyError: there is no Envoy for this system, or it ends at once; what it said is quoted.
-        """
-        write_bootstrap(document, self._run)
-        if self.pid() is not None:
-            return False
+        (self._run / BOOTSTRAP).write_text(json.dumps(document, indent=1), encoding="utf-8")
         (self._run / LOG).touch(mode=0o600)
         with (self._run / LOG).open("ab") as log:
             # In a session of its own: Ctrl-C in the terminal is for what supervises it, which drains it then.
@@ -169,7 +143,6 @@ class Envoy:
         (self._run / PID).touch(mode=0o600)
         (self._run / PID).write_text(str(self._child.pid), encoding="utf-8")
         self._wait_until_ready(self._child)
-        return True
 
     def stop(self, timeout_s: float) -> bool:
         """Take no new connections, wait at most so long for the answers that are due, and end.
@@ -241,21 +214,16 @@ class Envoy:
         return sum(self.statistic(f"http.{name}.downstream_rq_active") for name in self._listeners)
 
     def _wait_until_ready(self, child: subprocess.Popen[bytes]) -> None:
-        def is_ready() -> bool:
+        deadline = time.monotonic() + READY_S
+        while child.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(NoAnswer):
                 # Envoy only warns of a port that another program has.
                 opened = json.loads(ask(self._run, "/listeners?format=json")).get("listener_statuses", [])
-                return ask(self._run, "/ready").strip() == "LIVE" and len(opened) == len(self._listeners)
-            return False
-
-        def is_over() -> bool:
-            with contextlib.suppress(NoAnswer):
-                return is_ready() or self.statistic("listener_manager.lds.update_rejected") > 0
-            return child.poll() is not None
-
-        _wait(is_over, READY_S)
-        if child.poll() is None and is_ready():
-            return
+                if len(opened) == len(self._listeners) and ask(self._run, "/ready").strip() == "LIVE":
+                    return
+                if self.statistic("listener_manager.lds.update_rejected"):
+                    break
+            time.sleep(POLL_S)
         child.kill()
         child.wait()
         (self._run / PID).unlink(missing_ok=True)

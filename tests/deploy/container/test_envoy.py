@@ -53,7 +53,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     process = Envoy(settings.envoy, [LISTENER])
     prepare(settings.envoy)
     put(settings.envoy / ROUTES_FILE, [envoy.routes(View())])
-    process.start(envoy.bootstrap(settings, torchserve.node))
+    process.keep(envoy.bootstrap(settings, torchserve.node))
     yield Node(process, settings, torchserve)
     torchserve.close()
     process.stop(10)

@@ -8,6 +8,7 @@ import requests
 
 from deploy.gateway.control.__main__ import control_app, metrics_app, serve
 from deploy.gateway.control.gateway import Gateway
+from deploy.gateway.envoy import files
 from deploy.gateway.envoy.process import Endpoint, Endpoints, Envoy
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet, Version
@@ -16,17 +17,13 @@ from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn, run
 
 
-class RecordedEnvoy(Envoy):
-    """Records its configuration."""
+class StillEnvoy(Envoy):
+    """An Envoy that does not run, and has what it is told to have."""
 
     def __init__(self, run: Path) -> None:
         super().__init__(run)
-        self.fleets: list[Fleet] = []
         self.is_running = True
         self.in_flight: dict[str, dict[str, int]] = {}
-
-    def write(self, settings: Settings, fleet: Fleet) -> None:
-        self.fleets.append(fleet)
 
     def endpoints(self) -> Endpoints:
         self._check()
@@ -49,13 +46,13 @@ class Scene:
 
     Attributes:
         first, second: the nodes.
-        envoy: what stands in for Envoy; `fleet` is what it was configured with last.
+        envoy: what stands in for Envoy.
         url, metrics_url: the control port's and the metrics port's.
     """
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder, self.settings = folder, Settings(**settings)
-        self.envoy = RecordedEnvoy(folder)
+        self.envoy = StillEnvoy(folder)
         self.first, self.second = (StandIn(f"node-{number}", ["classifier/1.0"]) for number in (1, 2))
         self.open()
 
@@ -100,7 +97,9 @@ class Scene:
 
     @property
     def fleet(self) -> Fleet:
-        return self.envoy.fleets[-1]
+        """What Envoy's files are of."""
+        assert files.write(self.settings, self.gateway.fleet, self.folder) == []
+        return self.gateway.fleet
 
     def look(self) -> None:
         """Poll the nodes now."""

@@ -42,7 +42,7 @@ class Gateway:
         self.settings = replace(settings, ports=ports)
         self.envoy = Envoy(run)
         self.serve()
-        self.envoy.start(bootstrap(self.settings))
+        self.envoy.keep(bootstrap(self.settings))
         self.url = f"http://127.0.0.1:{ports.http}"
         self.session = requests.Session()
         self.session.trust_env = False

@@ -53,12 +53,13 @@ def test_process_is_found_again_and_started_anew_where_it_was_killed(tmp_path: P
     with Gateway(tmp_path / ("a" * 100), Settings()) as gateway:
         other, pid = Envoy(gateway.run), gateway.envoy.pid()
         assert pid is not None
-        assert (other.start(bootstrap(gateway.settings)), other.pid()) == (False, pid)
+        other.keep(bootstrap(gateway.settings))
+        assert other.pid() == pid
         os.kill(pid, signal.SIGKILL)
         wait(lambda: gateway.envoy.pid() is None)
         with pytest.raises(NoAnswer):
             other.prometheus()
-        assert gateway.envoy.start(bootstrap(gateway.settings))
+        gateway.envoy.keep(bootstrap(gateway.settings))
         assert gateway.envoy.pid() not in (None, pid)
         assert "envoy_server_uptime" in other.prometheus()
 
@@ -70,9 +71,9 @@ def test_what_keeps_it_from_starting_is_named(
     files.write(gateway.settings, Fleet(), tmp_path)
     # The kernel would let two listen on one port, and share the clients out.
     with pytest.raises(EnvoyError, match=rf"127\.0\.0\.1:{gateway.settings.ports.http}"):
-        second.start(bootstrap(gateway.settings))
+        second.keep(bootstrap(gateway.settings))
     assert second.pid() is None
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EnvoyError, match="for Linux alone"):
-        second.start(bootstrap(gateway.settings))
+        second.keep(bootstrap(gateway.settings))
