@@ -64,15 +64,13 @@ def take_out(gateway: Gateway, name: str, limit_s: float) -> bool:
         ManagementError: the gateway does not know it, or does not answer.
     """
     gateway.drain(name)
-    last = 1
 
     def in_flight() -> int:
-        # Where the control process or Envoy does not answer, the last count stands.
-        nonlocal last
         with suppress(Unreachable):
             if (count := gateway.node(name).in_flight) is not None:
-                last = count
-        return last
+                return count
+        # The control process or Envoy does not answer: what is not known is not answered.
+        return 1
 
     return not wait_idle(
         in_flight, lambda words: print(f"{name}: {words}", flush=True), notice_s=MOMENT_S, limit_s=limit_s

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from deploy.models import ROOT
@@ -114,22 +114,13 @@ class Settings:
     canaries: dict[Annotated[str, Field(min_length=1, max_length=256)], Canary] = Field(default_factory=dict)
     aliases: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:@+-]{1,256}$")], str] = Field(default_factory=dict)
 
-    @field_validator("nodes")
-    @classmethod
-    def _check_nodes(cls, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        if len({node.name for node in nodes}) < len(nodes):
-            raise ValueError("two have one name")
-        return nodes
-
-    @field_validator("keys")
-    @classmethod
-    def _check_keys(cls, keys: tuple[Key, ...]) -> tuple[Key, ...]:
-        if len({key.client for key in keys}) < len(keys) or len({key.key for key in keys}) < len(keys):
-            raise ValueError("two have one client or one key")
-        return keys
-
     @model_validator(mode="after")
     def _check_parts(self) -> Self:
+        keys = self.keys
+        if len({node.name for node in self.nodes}) < len(self.nodes):
+            raise ValueError("nodes: two have one name")
+        if len({key.client for key in keys}) < len(keys) or len({key.key for key in keys}) < len(keys):
+            raise ValueError("keys: two have one client or one key")
         if self.nodes and self.discover is not None:
             raise ValueError("nodes and discover exclude each other")
         if self.management and not self.keys:

@@ -52,7 +52,7 @@ class Control:
     def __init__(self, config: Path, nodes: Path, run: Path) -> None:
         """Describe it; starts nothing."""
         self.has_answered = False
-        self._words = ["deploy.gateway.control", "--config", str(config), "--nodes", str(nodes), "--run", str(run)]
+        self._words = ["deploy.gateway.control", str(config), str(nodes), str(run)]
         self._log, self._alive = run / "control.log", run / ALIVE
         self._process: subprocess.Popen[bytes] | None = None
         # When it last showed life, and when another may be started, on the monotonic clock.

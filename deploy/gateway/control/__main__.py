@@ -1,4 +1,6 @@
-"""`python -m deploy.gateway.control`: the control process, as the gateway starts it. Two servers, both internal:
+"""`python -m deploy.gateway.control CONFIG NODES RUN`: the control process, as the gateway starts it.
+
+Two servers, both internal:
 
     settings.ports.control -> /v2, /inference.GRPCInferenceService, /control, the page at /
     settings.ports.metrics -> /metrics, and /metrics/gateway without the nodes'
@@ -6,7 +8,6 @@
 It ends with a SIGTERM, or with the process that started it.
 """
 
-import argparse
 import asyncio
 import logging
 import os
@@ -114,15 +115,11 @@ async def control(config: Path, nodes_file: Path, run: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run it; 1 with one line when it fails."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.gateway.control", description="The control process.")
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--nodes", type=Path, required=True)
-    parser.add_argument("--run", type=Path, required=True)
-    options = parser.parse_args(arguments)
+    """Run it with these files, gateway.yaml and nodes.json, and the run folder; 1 with one line when it fails."""
+    config, nodes, run = map(Path, arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        asyncio.run(control(options.config, options.nodes, options.run))
+        asyncio.run(control(config, nodes, run))
     except (InvalidConfig, OSError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 1

@@ -61,8 +61,10 @@ def metadata(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
         "name": name,
         "versions": [version.version] if asked else list(model.versions),
         "platform": said.get("platform", UNKNOWN_PLATFORM),
-        "inputs": [_tensor(tensor) for tensor in said.get("inputs", [])],
-        "outputs": [_tensor(tensor) for tensor in said.get("outputs", [])],
+        **{
+            kind: [{name: each[name] for name in ("name", "datatype", "shape")} for each in said.get(kind, [])]
+            for kind in ("inputs", "outputs")
+        },
     }
 
 
@@ -83,8 +85,17 @@ def configuration(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
     rows = said.get("max_batch_size")
     rows = rows if isinstance(rows, int) and rows > 0 else 1
     tensors = {kind: list(said.get(kind, [])) for kind in ("inputs", "outputs")}
-    elsewhere = {tensor["name"]: dim for kind in tensors.values() for tensor in kind if (dim := _batch_dim(tensor))}
+    # The dimension that counts rows, where it is not the first.
+    elsewhere = {each["name"]: each["batch_dim"] for kind in tensors.values() for each in kind if each.get("batch_dim")}
     first = 0 if elsewhere else 1
+    # What a configuration has no field for; a proof of each precision that the archive has, as JSON.
+    parameters: dict[str, Any] = {"max_batch_size": rows} if elsewhere else {}
+    parameters |= {f"batch_dim.{name}": dimension for name, dimension in elsewhere.items()}
+    if precision := said.get("precision"):
+        parameters["precision"] = precision
+    if isinstance(proofs := said.get("proofs"), Mapping):
+        parameters |= {f"proof.{name}": json.dumps(proof) for name, proof in proofs.items()}
+    named = {name: {"string_value": str(value)} for name, value in parameters.items()}
     return {
         "name": name,
         "platform": said.get("platform", UNKNOWN_PLATFORM),
@@ -103,24 +114,8 @@ def configuration(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
             for workers in [sum(replica.workers for replica in version.replicas.values())]
             if workers
         ],
-        **({"parameters": parameters} if (parameters := _parameters(said, rows, elsewhere)) else {}),
+        **({"parameters": named} if named else {}),
     }
-
-
-def _parameters(said: Mapping[str, Any], rows: int, batch_dims: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    """What a configuration has no field for.
-
-    The most rows of a request, and the dimension that counts them, where that is not the first; the precision that is
-    served, and the proof of each that the archive has, as JSON.
-    """
-    found: dict[str, Any] = {"max_batch_size": rows} if batch_dims else {}
-    found |= {f"batch_dim.{name}": dim for name, dim in batch_dims.items()}
-    if precision := said.get("precision"):
-        found["precision"] = precision
-    proofs = said.get("proofs")
-    if isinstance(proofs, Mapping):
-        found |= {f"proof.{name}": json.dumps(proof) for name, proof in proofs.items()}
-    return {name: {"string_value": str(value)} for name, value in found.items()}
 
 
 def index(fleet: Fleet, *, is_ready_only: bool) -> Iterator[dict[str, str]]:
@@ -160,16 +155,6 @@ def _said(fleet: Fleet, model: Model, version: Version) -> dict[str, Any]:
     if version.metadata is None and not is_model_ready(fleet, version):
         raise not_ready(model, version)
     return dict(version.metadata or {})
-
-
-def _tensor(tensor: dict[str, Any]) -> dict[str, Any]:
-    return {name: tensor[name] for name in ("name", "datatype", "shape")}
-
-
-def _batch_dim(tensor: Mapping[str, Any]) -> int:
-    """The dimension that counts rows; handlers tell where it is not the first."""
-    dimension = tensor.get("batch_dim", 0)
-    return dimension if isinstance(dimension, int) else 0
 
 
 def _configured(tensor: Mapping[str, Any], first: int) -> dict[str, Any]:

@@ -11,13 +11,18 @@
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
 
+from deploy.gateway.settings import problems
 from handlers.protocol.responses import PROTOBUF
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 UNIMPLEMENTED, INTERNAL = 12, 13
 # HTTP status -> gRPC status.
@@ -42,6 +47,18 @@ def answer(request: web.Request, error: RequestError) -> web.Response:
         headers = {"X-Grpc-Status": str(error.grpc_status), "X-Grpc-Message": message}
         return web.Response(status=error.status, headers=headers, content_type=PROTOBUF)
     return web.json_response({"error": str(error)}, status=error.status)
+
+
+async def read(request: web.Request, kind: type[T]) -> T:
+    """Read a body of JSON; none is an empty object.
+
+    Raises:
+        RequestError: it is none, or not what it should be.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(await request.read() or b"{}")
+    except ValidationError as error:
+        raise RequestError(400, problems(error, "the body")) from None
 
 
 @web.middleware

@@ -11,15 +11,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from aiohttp import web
-from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from deploy.gateway.control import description
-from deploy.gateway.control.errors import RequestError
+from deploy.gateway.control.errors import RequestError, read
 from deploy.gateway.control.gateway import GATEWAY, Gateway
 from deploy.gateway.envoy.clusters import cluster
 from deploy.gateway.envoy.process import Endpoints
-from deploy.gateway.settings import Canary, problems
+from deploy.gateway.settings import Canary
 from deploy.gateway.state import Fleet, Model
 from handlers.config import SETTINGS
 
@@ -62,7 +61,7 @@ async def drain(request: web.Request) -> web.Response:
     if name not in gateway.fleet.nodes:
         known = ", ".join(gateway.fleet.nodes) or "none"
         raise RequestError(404, f"no node {name[:100]}; known are {known}")
-    asked: DrainingRequest = await _read(request, DrainingRequest)
+    asked = await read(request, DrainingRequest)
     draining = gateway.decided.draining
     gateway.decide(draining=draining | {name} if asked.draining else draining - {name})
     await gateway.write()
@@ -85,26 +84,22 @@ def _node(gateway: Gateway, name: str, endpoints: Endpoints | None) -> dict[str,
 
 
 @routes.get("/control/canaries")
-async def canaries(request: web.Request) -> web.Response:
-    """Answer every canary, by its model."""
-    return web.json_response({model: asdict(canary) for model, canary in request.app[GATEWAY].canaries().items()})
-
-
 @routes.get("/control/canaries/{model}")
-async def canary(request: web.Request) -> web.Response:
-    """Answer a model's canary."""
-    model = request.match_info["model"]
-    found = request.app[GATEWAY].canaries().get(model)
-    if found is None:
+async def canaries(request: web.Request) -> web.Response:
+    """Answer every canary, by its model, or a model's."""
+    found = {model: asdict(canary) for model, canary in request.app[GATEWAY].canaries().items()}
+    if (model := request.match_info.get("model")) is None:
+        return web.json_response(found)
+    if model not in found:
         raise RequestError(404, f"no canary of {model[:100]}")
-    return web.json_response(asdict(found))
+    return web.json_response(found[model])
 
 
 @routes.put("/control/canaries/{model}")
 async def try_canary(request: web.Request) -> web.Response:
     """Send a version a share of a model's traffic."""
     gateway, name = request.app[GATEWAY], request.match_info["model"]
-    asked: Canary = await _read(request, Canary)
+    asked = await read(request, Canary)
     model, version = description.find(gateway.fleet, name, asked.version)
     if version.version == model.default:
         raise RequestError(400, f"version {version.version} of {name} is its default version: nothing to try")
@@ -118,8 +113,7 @@ async def try_canary(request: web.Request) -> web.Response:
 async def end_canary(request: web.Request) -> web.Response:
     """Send it nothing but its share of gateway.yaml; it is no error where there was none."""
     gateway, name = request.app[GATEWAY], request.match_info["model"]
-    others = {model: canary for model, canary in gateway.decided.canaries.items() if model != name}
-    gateway.decide(canaries=others)
+    gateway.decide(canaries={model: canary for model, canary in gateway.decided.canaries.items() if model != name})
     await gateway.write()
     return web.Response(status=204)
 
@@ -133,22 +127,22 @@ async def models(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     endpoints, fleet = await gateway.endpoints(), gateway.fleet
     every = [(model, version) for model in fleet.registered.values() for version in model.versions]
-    return web.json_response([withdrawal(fleet, model, version, endpoints) for model, version in every])
+    return web.json_response([_withdrawal(fleet, model, version, endpoints) for model, version in every])
 
 
 @routes.get("/control/models/{model}")
 async def model(request: web.Request) -> web.Response:
     """Answer one model, all versions together, or one of them (`?version=`)."""
     gateway = request.app[GATEWAY]
-    found, version = find(gateway.fleet, request.match_info["model"], request.query.get("version"))
-    return web.json_response(withdrawal(gateway.fleet, found, version, await gateway.endpoints()))
+    found, version = _find(gateway.fleet, request.match_info["model"], request.query.get("version"))
+    return web.json_response(_withdrawal(gateway.fleet, found, version, await gateway.endpoints()))
 
 
 @routes.put("/control/models/{model}")
 async def withdraw(request: web.Request) -> web.Response:
     """Take a model, or a version of it, off the routes, or put it back."""
     gateway, name = request.app[GATEWAY], request.match_info["model"]
-    asked: WithdrawalRequest = await _read(request, WithdrawalRequest)
+    asked = await read(request, WithdrawalRequest)
     # Which version is the default, and whether it is there at all, may have changed just now.
     await gateway.look(LOOK_S)
     withdrawn = gateway.decided.withdrawn
@@ -156,41 +150,33 @@ async def withdraw(request: web.Request) -> web.Response:
         # What no node has any more may come back.
         withdrawn -= {each for each in withdrawn if each[0] == name and asked.version in (None, each[1])}
         gateway.decide(withdrawn=withdrawn)
-    found, version = find(gateway.fleet, name, asked.version)
+    found, version = _find(gateway.fleet, name, asked.version)
     if asked.withdrawn and version is not None:
-        check_default(gateway.fleet, found, version)
+        _check_default(gateway.fleet, name, version)
     versions = {(name, each) for each in found.versions if version in (None, each)}
     gateway.decide(withdrawn=withdrawn | versions if asked.withdrawn else withdrawn - versions)
     await gateway.write()
-    return web.json_response(withdrawal(gateway.fleet, found, version, await gateway.endpoints()))
+    return web.json_response(_withdrawal(gateway.fleet, found, version, await gateway.endpoints()))
 
 
-def find(fleet: Fleet, name: str, asked: str | None) -> tuple[Model, str | None]:
-    """Find a model on the nodes, and the version of it that is meant, None for all; withdrawn or not.
-
-    Raises:
-        RequestError: no node has it.
-    """
+def _find(fleet: Fleet, name: str, asked: str | None) -> tuple[Model, str | None]:
+    """Find a model on the nodes, and the version of it that is meant, None for all; withdrawn or not."""
     if asked is None and name in fleet.registered:
         return fleet.registered[name], None
     model, version = description.find(replace(fleet, withdrawn=frozenset()), name, asked or "")
     return model, version.version
 
 
-def check_default(fleet: Fleet, model: Model, version: str) -> None:
-    """Check that requests without a version are still answered where others of its versions are.
-
-    Raises:
-        RequestError: they would not be, since it is the default everywhere.
-    """
-    served = fleet.models[model.name].versions if model.name in fleet.models else {}
-    others = [each for name, each in served.items() if name != version]
+def _check_default(fleet: Fleet, name: str, version: str) -> None:
+    """Check that requests without a version are still answered where others of its versions are."""
+    served = fleet.models[name].versions if name in fleet.models else {}
+    others = [each for number, each in served.items() if number != version]
     if others and not any(replica.is_default for each in others for replica in each.replicas.values()):
-        is_default = f"version {version} of {model.name} is its default version"
+        is_default = f"version {version} of {name} is its default version"
         raise RequestError(400, f"{is_default}: make another the default, or withdraw the model")
 
 
-def withdrawal(fleet: Fleet, model: Model, version: str | None, endpoints: Endpoints | None) -> dict[str, Any]:
+def _withdrawal(fleet: Fleet, model: Model, version: str | None, endpoints: Endpoints | None) -> dict[str, Any]:
     """Describe a version of a model, or for None all of them; `endpoints` are None where Envoy does not answer."""
     asked = [version] if version is not None else list(model.versions)
     return {
@@ -210,10 +196,3 @@ def _in_flight(model: Model, version: str | None, endpoints: Endpoints) -> int:
     replicas = model.versions[version].replicas
     defaults = [each for node, each in unnamed.items() if node in replicas and replicas[node].is_default]
     return sum(each.in_flight for each in [*endpoints.get(cluster(model.name, version), {}).values(), *defaults])
-
-
-async def _read(request: web.Request, kind: type[Any]) -> Any:
-    try:
-        return TypeAdapter(kind).validate_json(await request.read() or b"{}")
-    except ValidationError as error:
-        raise RequestError(400, problems(error, "the body")) from None

@@ -11,7 +11,6 @@ balancers know to mean "not now", and 404 where there is no such model.
 """
 
 import inspect
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
 
 from deploy.gateway.control import description, repository
-from deploy.gateway.control.errors import UNIMPLEMENTED, RequestError
+from deploy.gateway.control.errors import UNIMPLEMENTED, RequestError, read
 from deploy.gateway.control.gateway import GATEWAY, Gateway
 from deploy.gateway.control.messages import CLASSES, SERVICE
 from deploy.gateway.state import Fleet
@@ -86,14 +85,14 @@ async def infer(request: web.Request) -> web.Response:
 @routes.post("/v2/repository/index")
 async def index(request: web.Request) -> web.Response:
     """Answer the repository's index."""
-    is_ready_only = (await _document(request)).get("ready") is True
+    is_ready_only = (await read(request, dict[str, Any])).get("ready") is True
     return web.json_response(_index(request.app[GATEWAY], is_ready_only))
 
 
 @routes.post("/v2/repository/models/{model}/load")
 async def load(request: web.Request) -> web.Response:
     """Register a model on all nodes."""
-    parameters = (await _document(request)).get("parameters")
+    parameters = (await read(request, dict[str, Any])).get("parameters")
     await repository.load(request.app[GATEWAY], request.match_info["model"], parameters)
     return web.Response()
 
@@ -211,19 +210,3 @@ def _not_ready(request: web.Request) -> RequestError:
 
 def _asked(request: web.Request) -> tuple[str, str]:
     return request.match_info.get("model", ""), request.match_info.get("version", "")
-
-
-async def _document(request: web.Request) -> dict[str, Any]:
-    """Return the body's JSON object; an empty one of no body.
-
-    Raises:
-        RequestError: it is none.
-    """
-    body = await request.read()
-    try:
-        document = json.loads(body or b"{}")
-    except (ValueError, RecursionError):
-        raise RequestError(400, "the body is no JSON") from None
-    if not isinstance(document, dict):
-        raise RequestError(400, "the body must be a JSON object")
-    return document

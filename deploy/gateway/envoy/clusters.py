@@ -20,7 +20,7 @@ from deploy.gateway.state import Fleet
 from deploy.run.node import address as host_and_port
 
 CONTROL = "control"
-# Where a node's tokens lie in the metadata of its endpoint.
+# Where a node's tokens lie in the metadata of its endpoint, from which cluster.yaml sends each to its API.
 TOKENS = "torchserve.tokens"
 # Health answers in a row that are missing before a node gets no new requests.
 FAILURES = 3
@@ -122,8 +122,8 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
         interval_s=seconds(interval_s),
         failures=FAILURES,
         path=f"/models/{quote(each.model)}" + (f"/{quote(each.version)}" if each.version else ""),
-        management_token=[_bearer("management")] if has_tokens else None,
-        inference_token={"append": _bearer("inference")} if has_tokens else None,
+        management_token=[filled("cluster", "management_token")] if has_tokens else None,
+        inference_token={"append": filled("cluster", "inference_token")} if has_tokens else None,
         resets=RESETS,
         out_s=seconds(limits.unresponsive_s),
         out_ms=max(1000, round(limits.unresponsive_s * 1000)),
@@ -131,15 +131,6 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
         probes=max(1, min(FAILURES, int(limits.unresponsive_s) // probe_s - 1)),
     )
     return made
-
-
-def _bearer(port: str) -> Resource:
-    """Send a node its own token, from the metadata of its endpoint."""
-    return {
-        "header": {"key": "authorization", "value": f"%UPSTREAM_METADATA({TOKENS}:{port})%"},
-        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
-        "keep_empty_value": False,
-    }
 
 
 def _control(settings: Settings) -> Resource:

@@ -7,14 +7,13 @@ module fills in what the settings say.
 import math
 
 from deploy.gateway.envoy.local_reply import local_reply
-from deploy.gateway.envoy.resources import TYPE, Resource, address, filled, lua, seconds, typed, watched
+from deploy.gateway.envoy.resources import Resource, address, filled, lua, seconds, watched
 from deploy.gateway.envoy.routes import APIS, GRPC, HTTP
 from deploy.gateway.settings import Key, Settings, Tls
 from deploy.models import ROOT
 
-# Names in Envoy's working folder, and of its secrets.
+# Names in Envoy's working folder.
 ADMIN, CLUSTERS, LISTENERS = "admin.sock", "clusters.json", "listeners.json"
-CERTIFICATE, AUTHORITY = "certificate", "authority"
 # Bytes of heap at the least: Envoy itself, and some hundred bodies on their way.
 HEAP_BYTES = 2 << 30
 BODIES_ON_HEAP = 16
@@ -113,36 +112,26 @@ def _tokens(most: int, fill: int, interval_s: float = 1.0) -> Resource:
     return {"max_tokens": most, "tokens_per_fill": fill, "fill_interval": seconds(interval_s)}
 
 
-# -- certificates: PEM files, named in secret-*.json, read anew as they are renamed over -------------------------------
+# -- certificates -----------------------------------------------------------------------------------------------------
 
 
 def secrets(tls: Tls) -> dict[str, Resource]:
     """Return the certificates' names, by the file that each stands in; Envoy takes one secret from one file."""
-    # A relative path stands in the repository.
-    certificate, key = ROOT / tls.certificate, ROOT / tls.key
-    own = {"certificate_chain": {"filename": str(certificate)}, "private_key": {"filename": str(key)}}
-    found = {CERTIFICATE: {"tls_certificate": {**own, "watched_directory": {"path": str(certificate.parent)}}}}
-    if tls.client_ca is not None:
-        authority = ROOT / tls.client_ca
-        trusted = {"trusted_ca": {"filename": str(authority)}, "watched_directory": {"path": str(authority.parent)}}
-        found[AUTHORITY] = {"validation_context": trusted}
-    kind = TYPE + "envoy.extensions.transport_sockets.tls.v3.Secret"
-    return {f"secret-{name}.json": {"@type": kind, "name": name, **secret} for name, secret in found.items()}
+
+    def secret(name: str, path: str, key: str = "") -> Resource:
+        # A relative path stands in the repository.
+        file = ROOT / path
+        made: Resource = filled("listener", name, file=str(file), key=str(ROOT / key), folder=str(file.parent))
+        return made
+
+    own = {"secret-certificate.json": secret("certificate", tls.certificate, tls.key)}
+    return own | ({"secret-authority.json": secret("authority", tls.client_ca)} if tls.client_ca is not None else {})
 
 
 def _transport(tls: Tls, protocols: list[str]) -> Resource:
-    """Make the transport socket of a listener, TLS 1.2 or newer, that offers these protocols (ALPN)."""
-    named = {name: {"name": name, "sds_config": watched(f"secret-{name}.json")} for name in (CERTIFICATE, AUTHORITY)}
-    common: Resource = {
-        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
-        "alpn_protocols": protocols,
-        "tls_certificate_sds_secret_configs": [named[CERTIFICATE]],
-    }
-    if tls.client_ca is not None:
-        common["validation_context_sds_secret_config"] = named[AUTHORITY]
-    return typed(
-        "envoy.transport_sockets.tls",
-        "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
-        common_tls_context=common,
-        require_client_certificate=tls.client_ca is not None,
+    """Make the transport socket of a listener that offers these protocols (ALPN)."""
+    authority = None if tls.client_ca is None else filled("listener", "named_authority")
+    made: Resource = filled(
+        "listener", "tls", protocols=protocols, authority=authority, needs_client=tls.client_ca is not None
     )
+    return made

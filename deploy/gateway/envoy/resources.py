@@ -1,4 +1,4 @@
-"""The vocabulary of Envoy's API that the other modules share: durations, typed configurations, files."""
+"""The vocabulary of Envoy's API that the other modules share: durations, addresses, scripts, files."""
 
 from functools import cache
 from pathlib import Path
@@ -20,11 +20,6 @@ def seconds(value: float) -> str:
     return f"{value:.3f}s"
 
 
-def typed(name: str, kind: str, /, **config: Any) -> Resource:
-    """Name an extension with its configuration; `kind` is the message's full name."""
-    return {"name": name, "typed_config": {"@type": TYPE + kind, **config}}
-
-
 def watched(path: str) -> Resource:
     """Name the file that a kind of resource is read from, relative to Envoy's working folder."""
     return {"path_config_source": {"path": f"./{path}"}, "resource_api_version": "V3"}
@@ -38,8 +33,8 @@ def address(host: str, port: int) -> Resource:
 def lua(script: str, before: str = "", name: str = "envoy.filters.http.lua") -> Resource:
     """Make a filter of a file of lua/, with what is to stand in front of it."""
     source = (LUA / f"{script}.lua").read_text(encoding="utf-8")
-    code = {"inline_string": before + source}
-    return typed(name, "envoy.extensions.filters.http.lua.v3.Lua", default_source_code=code)
+    kind = TYPE + "envoy.extensions.filters.http.lua.v3.Lua"
+    return {"name": name, "typed_config": {"@type": kind, "default_source_code": {"inline_string": before + source}}}
 
 
 @cache
