@@ -19,13 +19,12 @@ from pathlib import Path
 from aiohttp import web
 
 from deploy.gateway import metrics
-from deploy.gateway.configuration import Configuration
 from deploy.gateway.control import operator, page, protocol
 from deploy.gateway.control.errors import answer_errors, refuse_foreign
 from deploy.gateway.control.gateway import GATEWAY, KNOWN, Gateway
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.nodes import read_known
-from deploy.gateway.settings import read
+from deploy.gateway.settings import Configuration, read
 from deploy.gateway.supervisor import ALIVE
 from handlers.errors import InvalidConfig
 

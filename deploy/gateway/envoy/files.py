@@ -12,13 +12,12 @@ import json
 from functools import cache
 from pathlib import Path
 
-from deploy.gateway.configuration import lookup
 from deploy.gateway.envoy.clusters import clusters, endpoints, served
 from deploy.gateway.envoy.listeners import CLUSTERS, LISTENERS, listeners, secrets
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP, routes
 from deploy.gateway.management import tokens_of
-from deploy.gateway.settings import Settings
+from deploy.gateway.settings import Settings, lookup
 from deploy.gateway.state import Fleet
 
 ENDPOINTS = "endpoints"

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.gateway.configuration import Configuration, lookup
-from deploy.gateway.settings import CONFIG, Settings, read
+from deploy.gateway.settings import CONFIG, Configuration, Settings, lookup, read
 from deploy.run import node as node_files
 from deploy.run.node import Node
 from handlers.errors import InvalidConfig
