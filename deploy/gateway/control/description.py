@@ -136,13 +136,15 @@ def statistics(fleet: Fleet, traffic: Traffic, name: str = "", asked: str = "") 
     Raises:
         RequestError: there is no such version.
     """
-    models = [find(fleet, name, asked)[0]] if name else fleet.models.values()
-    for model in models:
-        for version in [model.find(asked)] if asked else model.versions:
-            # Triton's tools read numbers: "1" of "1.0", where that finds it again.
-            number = plain(version)
-            numbered = number if number.isdecimal() and model.find(number) == version else version
-            yield {"name": model.name, "version": numbered, **traffic.triton(model.name, version)}
+    wanted = [(model, version) for model in fleet.models.values() for version in model.versions.values()]
+    if name:
+        model, version = find(fleet, name, asked)
+        wanted = [(model, each) for each in ([version] if asked else model.versions.values())]
+    for model, version in wanted:
+        # Triton's tools read numbers: "1" of "1.0", where that finds it again.
+        number = plain(version.version)
+        numbered = number if number.isdecimal() and model.find(number) == version.version else version.version
+        yield {"name": model.name, "version": numbered, **traffic.triton(model.name, version.version)}
 
 
 def not_ready(model: Model, version: Version) -> RequestError:

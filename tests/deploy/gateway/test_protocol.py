@@ -7,7 +7,7 @@ from typing import Any
 from deploy.gateway.control.description import configuration
 from deploy.gateway.control.messages import CLASSES
 from deploy.gateway.state import Fleet, Model, Replica, Version
-from tests.deploy.gateway.envoy.stand_ins import METADATA, described, run
+from tests.deploy.gateway.envoy.stand_ins import METADATA, described
 from tests.deploy.gateway.scene import Scene
 from torchserve_client.version import VERSION
 
@@ -104,18 +104,6 @@ def test_readiness_is_that_of_all_workers(scene: Scene) -> None:
     assert ready() == (False, 503)
 
 
-def test_statistics_are_summed_over_nodes(scene: Scene) -> None:
-    def count(path: str) -> int:
-        (found,) = scene.ask("GET", path)[1]["model_stats"]
-        # A whole number, as perf_analyzer reads it.
-        assert (found["name"], found["version"]) == ("classifier", "1")
-        return int(found["inference_stats"]["success"]["count"])
-
-    scene.first.metrics, scene.second.metrics = REQUESTS.format(5), REQUESTS.format(6)
-    run(scene.gateway.scrape())
-    assert [count(path) for path in ("/v2/models/stats", "/v2/models/classifier/versions/1/stats")] == [11, 11]
-
-
 # -- the repository -----------------------------------------------------------------------------------------------
 
 
@@ -161,25 +149,6 @@ def test_body_that_is_no_object_or_not_packed_as_it_says_is_refused(managed: Sce
 def message(kind: str, **fields: Any) -> bytes:
     made: bytes = CLASSES[kind](**fields).SerializeToString()
     return made
-
-
-def test_grpc_answers_what_http_does(managed: Scene) -> None:
-    def ask(method: str, **fields: Any) -> Any:
-        status, _, body = managed.call(method, message(f"{method}Request", **fields))
-        assert status == 0
-        return CLASSES[f"{method}Response"].FromString(body)
-
-    assert ask("ServerReady").ready
-    assert list(ask("ServerMetadata").extensions) == [*EXTENSIONS, "model_repository"]
-    (tensor,) = ask("ModelMetadata", name="classifier").inputs
-    assert (tensor.name, list(tensor.shape)) == ("image", [-1, 1])
-    config = ask("ModelConfig", name="classifier", version="1").config
-    assert (config.max_batch_size, config.input[0].data_type, list(config.output[0].dims)) == (16, 13, [1000])
-    managed.first.metrics = REQUESTS.format(5)
-    run(managed.gateway.scrape())
-    assert ask("ModelStatistics").model_stats[0].inference_stats.success.count == 5
-    ask("RepositoryModelUnload", model_name="classifier")
-    assert list(ask("RepositoryIndex").models) == []
 
 
 def test_grpc_errors_have_status_and_message(scene: Scene) -> None:

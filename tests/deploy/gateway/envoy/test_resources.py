@@ -8,8 +8,7 @@ import pytest
 
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.clusters import clusters
-from deploy.gateway.envoy.listeners import bootstrap, bucket, listeners
-from deploy.gateway.envoy.local_reply import retry_after_s
+from deploy.gateway.envoy.listeners import bootstrap, listeners
 from deploy.gateway.envoy.process import find
 from deploy.gateway.envoy.routes import routes
 from deploy.gateway.settings import Canary, Key, Limits, Ports, Settings, Tls
@@ -27,19 +26,6 @@ VERSIONS = {version: Version(version, dict.fromkeys(on, REPLICA)) for version, o
 MODELS = {"m-1_x.y": Model("m-1_x.y", VERSIONS, "1.0")}
 NODES = {"a": node("a", token_file="none"), "b": node("b", "[::1]")}  # noqa: S106
 FLEET = Fleet(nodes=NODES, registered=MODELS, canaries={"m-1_x.y": Canary("2.0", 33.3, ("X-A", "b"))})
-
-
-@pytest.mark.parametrize(
-    ("rate", "burst", "expected", "retry_s"),
-    [(10.0, 50, (50, 10, "1.000s"), 1), (0.5, None, (1, 1, "2.000s"), 2), (2.5, None, (3, 2, "0.800s"), 1)],
-)
-def test_bucket_has_the_rate_that_was_set(
-    rate: float, burst: int | None, expected: tuple[int, int, str], retry_s: int
-) -> None:
-    key = Key(client="a", key="k" * 16, requests_per_second=rate, burst=burst)
-    made = bucket(key)
-    assert (made["max_tokens"], made["tokens_per_fill"], made["fill_interval"]) == expected
-    assert retry_after_s(key) == retry_s
 
 
 @pytest.mark.parametrize("unresponsive_s", [1.0, 5.0])
