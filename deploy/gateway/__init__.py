@@ -10,7 +10,7 @@ Without the control process Envoy serves on as it was configured last.
 
     a setting, the range of a limit     settings.py
     a limit, a key, a rate, TLS         envoy/listeners.py, listener.yaml
-    a route to nodes, a canary          envoy/routes.py, route.yaml
+    a route, a canary                   envoy/route.yaml (fixed ones), routes.py (those of models)
     health of nodes, their tokens       envoy/clusters.py, cluster.yaml
     an error that Envoy answers         envoy/local_reply.yaml
     what an inference passes in Lua     envoy/lua/

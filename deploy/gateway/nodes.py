@@ -120,7 +120,7 @@ class Watch:
                 self._asked[key] = replica.generation, asyncio.create_task(self._ask(*key))
 
     async def _ask(self, model: str, version: str) -> None:
-        """Ask a version for its metadata until it has said its outputs; only while it could answer."""
+        """Ask a version for its metadata, again and again until it declares its outputs."""
         while True:
             again_s = FAILED_S
             if self.is_up and self.models[model, version].ready_workers:

@@ -68,7 +68,7 @@ class Traffic:
     """
 
     def __init__(self) -> None:
-        """Begin at what the nodes have counted."""
+        """Begin without any counter."""
         self.texts: Mapping[str, str] = {}
         self.time_s = 0.0
         # Node -> counter -> its value when it was seen last.
@@ -92,7 +92,7 @@ class Traffic:
 
         Args:
             scraped: node -> its counters; nodes that did not answer are not in it.
-            fleet: of nodes that are not in it only the sums are kept, of models nothing but those.
+            fleet: the nodes and models that there are; of others only the sums are kept.
             now_s: the time of the scrape.
         """
         self._last = {node: last for node, last in self._last.items() if node in fleet.nodes}

@@ -18,7 +18,7 @@ from tests.deploy.gateway.envoy.stand_ins import StandIn, run
 
 
 class StillEnvoy(Envoy):
-    """An Envoy that does not run, and has what it is told to have."""
+    """An Envoy that does not run; it returns the numbers that a test sets."""
 
     def __init__(self, run: Path) -> None:
         super().__init__(run)
@@ -97,7 +97,7 @@ class Scene:
 
     @property
     def fleet(self) -> Fleet:
-        """What Envoy's files are of."""
+        """The fleet that Envoy's files were written for."""
         assert files.write(self.settings, self.gateway.fleet, self.folder) == []
         return self.gateway.fleet
 
