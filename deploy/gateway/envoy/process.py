@@ -127,8 +127,9 @@ class Envoy:
             self._deaths.append(time.monotonic())
             if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_S:
                 raise EnvoyError(f"Envoy has died {DEATHS} times in {DEATHS_S:g} s")
+        for name in (BOOTSTRAP, LOG, PID):
+            (self._run / name).touch(mode=0o600)
         (self._run / BOOTSTRAP).write_text(json.dumps(document, indent=1), encoding="utf-8")
-        (self._run / LOG).touch(mode=0o600)
         with (self._run / LOG).open("ab") as log:
             # In a session of its own: Ctrl-C in the terminal is for what supervises it, which drains it then.
             self._child = subprocess.Popen(
@@ -140,7 +141,6 @@ class Envoy:
                 umask=0o077,
                 start_new_session=True,
             )
-        (self._run / PID).touch(mode=0o600)
         (self._run / PID).write_text(str(self._child.pid), encoding="utf-8")
         self._wait_until_ready(self._child)
 

@@ -98,8 +98,11 @@ class Scene:
     @property
     def fleet(self) -> Fleet:
         """The fleet that Envoy's files were written for."""
-        assert files.write(self.settings, self.gateway.fleet, self.folder) == []
-        return self.gateway.fleet
+        fleet, expected = self.gateway.fleet, self.folder / "expected"
+        files.write(self.settings, fleet, expected)
+        for path in expected.rglob("*.json"):
+            assert path.read_text() == (self.folder / path.relative_to(expected)).read_text()
+        return fleet
 
     def look(self) -> None:
         """Poll the nodes now."""
