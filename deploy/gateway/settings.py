@@ -221,7 +221,8 @@ class Configuration:
             InvalidConfig: one of them is not as it should be.
             OSError: gateway.yaml cannot be read.
         """
-        settings, nodes, found = read(self._config), self._current, []
+        settings, nodes = read(self._config), self._current
+        found: list[str] = []
         if self._settings is not None and settings.ports != self._settings.ports:
             found.append(f"{self._config.name}: ports change when the gateway is started anew")
             settings = replace(settings, ports=self._settings.ports)
