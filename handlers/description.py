@@ -101,7 +101,8 @@ def _tensor(name: str, dimensions: int) -> TensorMetadata:
 
 def _most_rows(task: Task, item: Any) -> int:
     """Return how many rows like this item one request may have."""
-    most, tokens = task.config.max_instances, task.config.max_request_tokens
+    most: int = task.config.max_instances
+    tokens: int | None = task.config.max_request_tokens
     return most if tokens is None or item is None else max(1, min(most, tokens // task.cost(item).tokens))
 
 

@@ -116,7 +116,7 @@ class Traffic:
             own = grown[name]
             window = _sum([*(each.grown for each in samples if each.time_s > now_s - WINDOW_S), own])
             point = {"time_s": now_s, **_point(own, now_s - self.time_s, window)}
-            row = [None if (value := point[column]) is None else round(value, 3) for column in COLUMNS]
+            row = [None if (figure := point[column]) is None else round(figure, 3) for column in COLUMNS]
             samples.append(Sample(now_s, own, row))
             while samples[0].time_s < now_s - HISTORY_S:
                 samples.popleft()

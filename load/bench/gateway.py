@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from deploy import sandbox
 from deploy.gateway.envoy import process
-from deploy.gateway.envoy.resources import address, typed
+from deploy.gateway.envoy.resources import TYPE, address
 from load.bench import archives, samples
 from load.bench.archives import CPU_ONLY, WINDOW
 from load.bench.contender import registered
@@ -58,16 +58,20 @@ def router(upstream: int) -> Iterator[str]:
     """Run an Envoy that passes everything on to a port of this machine; its address."""
     (port,) = sandbox.free_ports(1)
     to_server = {"match": {"prefix": "/"}, "route": {"cluster": "server", "timeout": "0s"}}
-    manager = typed(
-        "envoy.filters.network.http_connection_manager",
-        "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        stat_prefix="bare",
-        http_filters=[typed("router", "envoy.extensions.filters.http.router.v3.Router")],
-        route_config={"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [to_server]}]},
-    )
+    manager = {
+        "@type": TYPE + "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "bare",
+        "http_filters": [
+            {"name": "router", "typed_config": {"@type": TYPE + "envoy.extensions.filters.http.router.v3.Router"}}
+        ],
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [to_server]}]},
+    }
     host = {"endpoint": {"address": address("127.0.0.1", upstream)}}
     endpoints = {"cluster_name": "server", "endpoints": [{"lb_endpoints": [host]}]}
-    listener = {"address": address("127.0.0.1", port), "filter_chains": [{"filters": [manager]}]}
+    listener = {
+        "address": address("127.0.0.1", port),
+        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
+    }
     document = {"listeners": [listener], "clusters": [{"name": "server", "load_assignment": endpoints}]}
     words = ["--config-yaml", json.dumps({"static_resources": document}), "--disable-hot-restart", "--log-level", "off"]
     with subprocess.Popen([process.find(), *words]) as envoy:

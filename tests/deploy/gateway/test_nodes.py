@@ -22,6 +22,10 @@ def ready(scene: Scene) -> dict[str, int]:
     return {node: replica.ready_workers for node, replica in scene.version.replicas.items()}
 
 
+def is_up(scene: Scene) -> bool:
+    return scene.gateway.watches["node-1"].is_up
+
+
 def watch(scene: Scene, nodes: Sequence[Node]) -> None:
     async def configure() -> None:
         scene.gateway.configure(scene.settings, nodes)
@@ -57,12 +61,12 @@ def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_agai
     # It has drained and ended: a node that drained is not one that failed.
     scene.first.close()
     scene.look()
-    assert not scene.gateway.watches["node-1"].is_up
+    assert not is_up(scene)
     assert scene.gateway.fleet.draining == {"node-1"}
     scene.first.broken = None
     scene.first.start()
     scene.look()
-    assert scene.gateway.watches["node-1"].is_up
+    assert is_up(scene)
     assert not scene.gateway.fleet.draining
 
 
@@ -93,10 +97,10 @@ def test_keys_of_a_node_are_read_anew_for_each_look(scene: Scene, tmp_path: Path
     keys.write_text("{")
     watch(scene, [replace(scene.first.node, token_file=str(keys))])
     scene.look()
-    assert not scene.gateway.watches["node-1"].is_up
+    assert not is_up(scene)
     keys.write_text(json.dumps({"management": {"key": "m"}, "inference": {"key": "i"}}))
     scene.look()
-    assert scene.gateway.watches["node-1"].is_up
+    assert is_up(scene)
     assert scene.first.checks[-1]["authorization"] == "Bearer m"
 
 
