@@ -133,7 +133,7 @@ class Trial:
         (item,) = decoded(self._task, [sample])
         if self._known:
             arrangement, when = self._arranged(self._best()), " as an earlier start measured it"
-            self._run_once(arrangement, item)
+            self._run_once([arrangement.whole, *arrangement.streams], item)
         else:
             arrangement, when = self._try_all(item), ""
         if has_choice:
@@ -164,7 +164,8 @@ class Trial:
                 break
             if candidate not in arrangements:
                 arrangements[candidate] = self._arranged(candidate)
-                self._run_once(arrangements[candidate], item)
+                # Before it is measured; the whole engine beside streams was a candidate itself.
+                self._run_once(arrangements[candidate].streams or [arrangements[candidate].whole], item)
             measured = self._measured(candidate, arrangements[candidate], item)
             before = self._known.get(candidate, measured)
             self._known[candidate] = Measured(*map(_quickest, before, measured))
@@ -183,9 +184,9 @@ class Trial:
             return Measured(whole, [])
         return Measured(whole, measure([on_engine(self._task, each) for each in arrangement.streams], item, self._full))
 
-    def _run_once(self, arrangement: Arrangement, item: Any) -> None:
-        """Run an item on each engine that is to serve."""
-        for engine in (arrangement.whole, *arrangement.streams):
+    def _run_once(self, engines: Sequence[Engine], item: Any) -> None:
+        """Run an item on each engine."""
+        for engine in engines:
             run(on_engine(self._task, engine), [item])
 
     def _full(self, item_s: float) -> int:
