@@ -1,7 +1,6 @@
 """Predictions, one at a time, from the payload to the answer.
 
-    payload + options -> payloads.body -> tries within one deadline -> answer, or one error of client.errors
-    model             -> GET from the gateway or the model          -> Metadata
+    predict -> payloads.body -> Outgoing -> tries within one deadline -> Transport.send -> Incoming -> Body.answer
 
 Each try carries `X-Timeout-Ms`, what is left of the deadline, so that a server does not work for a caller who has gone.
 Threads may share a client. Several servers that serve the same models have a gateway in front of them.
@@ -12,18 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 from urllib.parse import quote
 
 from torchserve_client import payloads
-from torchserve_client.errors import Closed, DeadlineExceeded, raise_failed
+from torchserve_client.errors import ClientError, Closed, DeadlineExceeded, raise_failed
 from torchserve_client.management import Management
-from torchserve_client.metadata import HEADER, IN_FLIGHT, Get, Metadata, asked
-from torchserve_client.payloads import Body
-from torchserve_client.replies import answered, error_of, is_list, parsed
-from torchserve_client.retry import RetryPolicy, retried
+from torchserve_client.metadata import HEADER, IN_FLIGHT, Metadata, ask
+from torchserve_client.payloads import Body, error_of, parsed
+from torchserve_client.retry import RetryPolicy
 from torchserve_client.streams import MEDIA_TYPE, Stream
 from torchserve_client.transport import Cert, Incoming, Opened, Outgoing, Transport, Verify, authorization
 
@@ -122,8 +119,8 @@ class Client:
             NoConnection, TLSFailed, DeadlineExceeded, Closed: there was no answer.
         """
         body = payloads.body(payload, options)
-        call = Outgoing("POST", _path(model, version), body.content, body.headers)
-        return answered(self._run(partial(self._send, call, body), timeout_s), body)
+        request = Outgoing("POST", _path(model, version), body.content, body.headers)
+        return body.answer(self._send(request, timeout_s, body))
 
     def embed(
         self,
@@ -134,16 +131,12 @@ class Client:
         timeout_s: float | None = None,
         **options: Any,
     ) -> list[list[float]]:
-        """Ask for the vectors of texts, or of images where the model takes them.
+        """Return the vector of each text, or of each image where the model takes them; arguments as of `predict`.
 
         Args:
-            model, version, timeout_s: see `predict`; the model's task is sentence embedding, or image and text
-                embedding.
+            model, version, timeout_s: the model's task is sentence embedding, or image and text embedding.
             texts: as many as the model takes at once, 2048 by default; an image is the bytes of its file, or a path.
             options: `dimensions`, `input_type` ("query" or "document"), `prompt_name`.
-
-        Returns:
-            A vector for each of them, in order.
 
         Raises:
             ItemFailed: of the first that failed.
@@ -163,16 +156,13 @@ class Client:
         version: str | None = None,
         timeout_s: float | None = None,
     ) -> list[Ranked]:
-        """Ask how well documents answer a query.
+        """Return documents with their scores by how well they answer a query, best first; arguments as of `predict`.
 
         Args:
-            model, version, timeout_s: see `predict`; the model's task is reranking.
+            model, version, timeout_s: the model's task is reranking.
             query: what is searched for.
             documents: as many as the model takes at once, 2048 by default.
             top_n: how many to return; None for all.
-
-        Returns:
-            The documents' indices with their scores, best first.
 
         Raises:
             ItemFailed: of the first document that failed.
@@ -187,20 +177,19 @@ class Client:
     def metadata(self, model: str, version: str | None = None, *, timeout_s: float | None = None) -> Metadata:
         """Ask the gateway, where there is one, or else the model itself for the model's metadata.
 
-        Args:
-            model, version, timeout_s: see `predict`.
-
         Raises:
             ServerFailed: the model does not say.
             ClientError: the same as of `predict`.
         """
-        return self._run(lambda left_s: asked(self._get(left_s), model, version), timeout_s)
+        ends_s = self._clock() + (self._timeout_s if timeout_s is None else timeout_s)
+
+        def get(path: str, headers: Mapping[str, str]) -> Any:
+            return parsed(self._send(Outgoing("GET", path, headers=headers), ends_s - self._clock()).body)
+
+        return ask(get, model, version)
 
     def in_flight(self, model: str, version: str, *, timeout_s: float | None = None) -> int | None:
         """Ask the worker of a version how many other requests it has, by a request that goes through its queue.
-
-        Args:
-            model, version, timeout_s: see `predict`.
 
         Returns:
             The number; None where the worker does not count them, as in classic mode.
@@ -208,8 +197,8 @@ class Client:
         Raises:
             ClientError: the same as of `predict`.
         """
-        call = Outgoing("GET", _path(model, version), headers={HEADER: "1"})
-        count = self._run(partial(self._send, call, None), timeout_s).headers.get(IN_FLIGHT, "")
+        request = Outgoing("GET", _path(model, version), headers={HEADER: "1"})
+        count = self._send(request, timeout_s).headers.get(IN_FLIGHT, "")
         return int(count) if count.isdecimal() else None
 
     def stream(
@@ -232,8 +221,15 @@ class Client:
             ClientError, OSError: the same as of `predict`.
         """
         body = payloads.body(text, {**options, "stream": True})
-        call = Outgoing("POST", _path(model, version), body.content, {**body.headers, "Accept": MEDIA_TYPE})
-        return Stream(self._run(partial(self._open, call), timeout_s))
+        request = Outgoing("POST", _path(model, version), body.content, {**body.headers, "Accept": MEDIA_TYPE})
+
+        def attempt(left_s: float) -> Opened:
+            opened = self._transport.open(self._completed(request, left_s), left_s)
+            if not opened.head.is_ok:
+                raise error_of(opened.read())
+            return opened
+
+        return Stream(self._tried(attempt, timeout_s))
 
     def close(self) -> None:
         """Release every connection; calls that are in flight raise Closed."""
@@ -248,46 +244,43 @@ class Client:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _run(self, attempt: Callable[[float], T], timeout_s: float | None) -> T:
-        """Make tries within one deadline.
+    def _send(self, request: Outgoing, timeout_s: float | None, body: Body | None = None) -> Incoming:
+        """Send a request whose url is a path, and return its answer of 2xx or, to a list, one of each item's errors."""
+
+        def attempt(left_s: float) -> Incoming:
+            incoming = self._transport.send(self._completed(request, left_s), left_s)
+            if incoming.is_ok or (body is not None and body.results(incoming) is not None):
+                return incoming
+            raise error_of(incoming)
+
+        return self._tried(attempt, timeout_s)
+
+    def _completed(self, request: Outgoing, left_s: float) -> Outgoing:
+        headers = {**self._headers, **request.headers, TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
+        return replace(request, url=self._url + request.url, headers=headers)
+
+    def _tried(self, attempt: Callable[[float], T], timeout_s: float | None) -> T:
+        """Try until it succeeds, or another try is of no use, or the deadline is near.
 
         Args:
-            attempt: asks the server once; takes the seconds that are left.
-            timeout_s: deadline of all tries; None means the client's.
+            attempt: makes one try; takes the seconds that are left, and raises ClientError.
+            timeout_s: deadline of all tries and pauses together, in seconds; None means the client's.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return retried(attempt, timeout_s, self._policy, clock=self._clock, sleep=self._sleep, dice=self._dice)
-
-    def _open(self, call: Outgoing, left_s: float) -> Opened:
-        opened = self._transport.open(self._addressed(call, left_s), left_s)
-        if not 200 <= opened.status < 300:
+        ends_s, tries = self._clock() + timeout_s, 0
+        while (left_s := ends_s - self._clock()) > 0:
             try:
-                raise error_of(Incoming(opened.status, b"".join(opened.chunks), opened.headers, opened.reason))
-            finally:
-                opened.close()
-        return opened
-
-    def _send(self, call: Outgoing, body: Body | None, left_s: float) -> Incoming:
-        incoming = self._transport.send(self._addressed(call, left_s), left_s)
-        if not 200 <= incoming.status < 300 and not (body and is_list(incoming, body)):
-            raise error_of(incoming)
-        return incoming
-
-    def _addressed(self, call: Outgoing, left_s: float) -> Outgoing:
-        """Complete a call whose url is a path."""
-        headers = {**self._headers, **call.headers, TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
-        return replace(call, url=self._url + call.url, headers=headers)
-
-    def _get(self, left_s: float) -> Get:
-        """Return a function that gets the JSON of paths, all of them within so many seconds."""
-        ends_s = self._clock() + left_s
-
-        def get(path: str, headers: Mapping[str, str] | None = None) -> Any:
-            if (rest_s := ends_s - self._clock()) <= 0:
-                raise DeadlineExceeded(f"{self._url}: no answer within {left_s:.3g} s")
-            return parsed(self._send(Outgoing("GET", path, headers=headers or {}), None, rest_s).body)
-
-        return get
+                return attempt(left_s)
+            except ClientError as error:
+                tries += 1
+                if tries >= self._policy.attempts or not self._policy.allows(error):
+                    raise
+                pause_s = error.retry_after_s + self._policy.longest_before(tries) * self._dice()
+                if pause_s >= ends_s - self._clock():
+                    # This error says more than one that the time would have run out.
+                    raise
+            self._sleep(pause_s)
+        raise DeadlineExceeded(f"no answer within {timeout_s:g} s, after {tries} tries")
 
     def _wait(self, seconds: float) -> None:
         if self._closed.wait(seconds):

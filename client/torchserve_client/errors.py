@@ -32,12 +32,10 @@ class ClientError(Exception):
         status: HTTP status of the answer; 0 where there was none.
         type: short name of the reason.
         message: one line for a person.
-        retry_after: the answer's Retry-After header; empty where it had none.
-        retry_after_ms: the answer's Retry-After-Ms header, as an adaptive worker has it: the same, but finer.
+        retry_after_s: seconds after which the server wants to be asked again; 0 where it does not say.
     """
 
-    retry_after: str = ""
-    retry_after_ms: str = ""
+    retry_after_s = 0.0
 
     def __init__(self, message: str, status: int = 0, type: str = "") -> None:
         super().__init__(message)

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 import orjson
 
 from torchserve_client.errors import ClientError, DeadlineExceeded, ManagementError, NoConnection, NotReady, Unreachable
-from torchserve_client.replies import parsed, reason
+from torchserve_client.payloads import parsed, reason
 from torchserve_client.transport import Cert, Outgoing, Transport, Verify, authorization
 
 __all__ = ["Api", "Management", "ManagementError", "NotReady", "Unreachable"]

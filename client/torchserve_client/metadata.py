@@ -5,9 +5,9 @@ a handler's own answer to X-Model-Metadata           -> Metadata
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 from torchserve_client.errors import ClientError, ServerFailed
@@ -18,6 +18,9 @@ HEADER = "X-Model-Metadata"
 IN_FLIGHT = "X-In-Flight"
 # Names of a gateway's parameters that hold proofs begin with it; the precision follows.
 PROOF = "proof."
+
+# Path and headers -> the JSON that a server answers, None where it is none; raises ClientError.
+Get = Callable[[str, Mapping[str, str]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +63,7 @@ class Metadata:
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-class Get(Protocol):
-    """Gets the JSON of a path of one server; raises ClientError."""
-
-    def __call__(self, path: str, headers: Mapping[str, str] | None = None) -> Any:
-        """Return the parsed answer; None where it is no JSON."""
-
-
-def asked(get: Get, model: str, version: str | None) -> Metadata:
+def ask(get: Get, model: str, version: str | None) -> Metadata:
     """Ask a server for a model's metadata: as a gateway, which removes X-Model-Metadata, and then the model itself.
 
     Raises:
@@ -78,14 +74,14 @@ def asked(get: Get, model: str, version: str | None) -> Metadata:
     path = "/v2/models/" + "/versions/".join(parts)
     try:
         try:
-            document = get(path)
+            document = get(path, {})
         except ClientError as error:
             # TorchServe has no such path: its 404 has the type of Java's exception, a gateway's has none.
             if error.status not in (404, 405, 501) or not error.type.endswith("Exception"):
                 raise
             document = get("/predictions/" + "/".join(parts), {HEADER: "1"})
             return _read(document, document.get("version"))
-        config = get(f"{path}/config")
+        config = get(f"{path}/config", {})
         texts = {name: str(value["string_value"]) for name, value in (config.get("parameters") or {}).items()}
         proofs = {name.removeprefix(PROOF): json.loads(text) for name, text in texts.items() if name.startswith(PROOF)}
         rest = {"max_batch_size": config["max_batch_size"], "precision": texts.get("precision"), "proofs": proofs}

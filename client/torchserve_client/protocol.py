@@ -1,17 +1,13 @@
-"""Tensors in bodies of the Open Inference Protocol v2. Pure.
+"""Tensors in bodies of the Open Inference Protocol v2, as its binary tensor extension has them. Pure.
 
-    arrays by name -> encode -> Message (body, length of its JSON part)
-    Message        -> decode -> arrays by name
-
-Requests have the binary tensor extension: the tensors stand behind the JSON part, whose length is in the header
-Inference-Header-Content-Length. Answers may have them as JSON too. Numbers are little-endian, in row-major order; an
-element of BYTES is its length as uint32 and then itself. BF16, which numpy lacks, is read as float32.
+The tensors stand behind a JSON document, whose length is in the header Inference-Header-Content-Length. Numbers are
+little-endian, in row-major order; an element of BYTES is its length as uint32 and then itself. BF16, which numpy lacks,
+is read as float32.
 """
 
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,19 +17,13 @@ from torchserve_client.errors import InvalidPayload
 
 HEADER = "Inference-Header-Content-Length"
 
-DATATYPES: dict[str, str] = {
-    "BOOL": "bool",
-    "UINT8": "uint8",
-    "UINT16": "uint16",
-    "UINT32": "uint32",
-    "UINT64": "uint64",
-    "INT8": "int8",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-    "FP16": "float16",
-    "FP32": "float32",
-    "FP64": "float64",
+# The protocol's name of a datatype -> numpy's.
+DATATYPES = {
+    name.upper().replace("FLOAT", "FP"): name
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64"),
+    )
 }
 BF16 = "BF16"
 _NAMES = {np.dtype(kind): name for name, kind in DATATYPES.items()}
@@ -41,21 +31,8 @@ _NAMES = {np.dtype(kind): name for name, kind in DATATYPES.items()}
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A body of the protocol.
-
-    Attributes:
-        body: the JSON part, and behind it the binary tensors.
-        json_length: length of the JSON part in bytes; None where it is the whole body.
-    """
-
-    body: bytes
-    json_length: int | None = None
-
-
-def encode(arrays: Mapping[str, Array], parameters: Mapping[str, Any]) -> Message:
-    """Write a request.
+def encode(arrays: Mapping[str, Array], parameters: Mapping[str, Any]) -> tuple[bytes, int]:
+    """Return the body of a request, and the length of its JSON part in bytes.
 
     Args:
         arrays: input name -> array; text and bytes are arrays of objects (or of str, or of bytes).
@@ -64,44 +41,46 @@ def encode(arrays: Mapping[str, Array], parameters: Mapping[str, Any]) -> Messag
     Raises:
         InvalidPayload: the protocol has no such type, or JSON cannot hold the parameters.
     """
-    inputs: list[dict[str, Any]] = []
-    parts: list[bytes] = []
-    for name, array in arrays.items():
-        parts.append(_to_bytes(array))
-        size = {"binary_data_size": len(parts[-1])}
-        inputs.append({"name": name, "shape": list(array.shape), "datatype": datatype(array), "parameters": size})
+    parts = [_to_bytes(array) for array in arrays.values()]
+    inputs = [
+        {
+            "name": name,
+            "shape": list(array.shape),
+            "datatype": datatype(array),
+            "parameters": {"binary_data_size": len(part)},
+        }
+        for (name, array), part in zip(arrays.items(), parts, strict=True)
+    ]
     request = {"inputs": inputs, "parameters": {"binary_data_output": True, **parameters}}
     try:
         text = json.dumps(request, separators=(",", ":"), allow_nan=False).encode()
     except (ValueError, TypeError) as error:
         raise InvalidPayload(f"JSON cannot hold it: {error}") from None
-    return Message(b"".join([text, *parts]), len(text))
+    return b"".join([text, *parts]), len(text)
 
 
-def decode(message: Message) -> dict[str, Array]:
+def decode(content: bytes, json_length: int) -> dict[str, Array]:
     """Read an answer.
+
+    Args:
+        content: its body.
+        json_length: length of the JSON part in bytes.
 
     Returns:
         Name -> array of the tensor's shape; elements of BYTES are objects of type bytes.
 
     Raises:
-        ValueError: the message is not of the protocol.
+        ValueError: the answer is not of the protocol.
     """
-    length = len(message.body) if message.json_length is None else message.json_length
+    arrays = {}
     try:
-        answer = json.loads(message.body[:length])
-        arrays = {}
-        offset = length
-        for output in answer["outputs"]:
-            size = output.get("parameters", {}).get("binary_data_size")
-            if size is None:
-                arrays[output["name"]] = _from_json(output["data"], output["datatype"], output["shape"])
-                continue
-            raw = message.body[offset : offset + size]
+        for output in json.loads(content[:json_length])["outputs"]:
+            size = output["parameters"]["binary_data_size"]
+            raw = content[json_length : json_length + size]
             if len(raw) != size:
                 raise ValueError(f"{output['name']}: {len(raw)} bytes of {size}")
             arrays[output["name"]] = _from_bytes(raw, output["datatype"], output["shape"])
-            offset += size
+            json_length += size
     except (KeyError, TypeError, struct.error) as error:
         raise ValueError(f"not an answer of the Open Inference Protocol: {type(error).__name__}: {error}") from error
     return arrays
@@ -158,21 +137,7 @@ def _from_bytes(raw: bytes, kind: str, shape: Sequence[int]) -> Array:
         if offset > len(raw):
             raise ValueError("an element of BYTES is cut off")
         found.append(raw[offset - size : offset])
-    return _objects(found).reshape(shape)
-
-
-def _from_json(data: Any, kind: str, shape: Sequence[int]) -> Array:
-    if kind == "BYTES":
-        return _objects([each.encode() for each in _flat(data)]).reshape(shape)
-    return np.array(data, "float32" if kind == BF16 else DATATYPES[kind]).reshape(shape)
-
-
-def _flat(data: Any) -> list[Any]:
-    return [leaf for each in data for leaf in _flat(each)] if isinstance(data, list) else [data]
-
-
-def _objects(values: Sequence[bytes]) -> Array:
-    # np.array(values, object) would take the length of one element for a dimension.
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array
+    # np.array(found, object) would take the length of one element for a dimension.
+    array = np.empty(len(found), object)
+    array[:] = found
+    return array.reshape(shape)

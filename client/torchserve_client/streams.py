@@ -4,13 +4,13 @@ Opened (status, headers, bytes as they arrive) -> server-sent events -> Stream: 
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import orjson
 
-from torchserve_client.errors import ClientError, NoConnection, of_status
-from torchserve_client.replies import parsed
-from torchserve_client.transport import Opened
+from torchserve_client.errors import NoConnection, of_status
+from torchserve_client.payloads import parsed, reason
+from torchserve_client.transport import Incoming, Opened
 
 MEDIA_TYPE = "text/event-stream"
 # The kind of an event that names none.
@@ -19,20 +19,8 @@ MESSAGE = "message"
 TEXT = "text"
 
 
-class Event(NamedTuple):
-    """One server-sent event.
-
-    Attributes:
-        kind: "message" where the event does not say.
-        data: its lines of data, joined.
-    """
-
-    kind: str
-    data: bytes
-
-
-def events(chunks: Iterable[bytes]) -> Iterator[Event]:
-    """Yield the events of an answer whose bytes may be cut anywhere; lines end with LF or CRLF."""
+def events(chunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Yield kind and data of each event of an answer; its bytes may be cut anywhere, lines end with LF or CRLF."""
     rest, kind, data = b"", MESSAGE, list[bytes]()
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -46,7 +34,7 @@ def events(chunks: Iterable[bytes]) -> Iterator[Event]:
                 data.append(value)
             elif not line.removesuffix(b"\r"):
                 if data:
-                    yield Event(kind, b"\n".join(data))
+                    yield kind, b"\n".join(data)
                 kind, data = MESSAGE, []
 
 
@@ -60,8 +48,8 @@ class Stream(Iterator[str]):
         """Read an answer whose status is 2xx."""
         self._opened = opened
         self._pieces = self._read()
-        self._answer: Any = None
-        self._has_answer = False
+        # The whole answer as JSON.
+        self._answer: bytes | None = None
 
     def __next__(self) -> str:
         """Wait for the next piece.
@@ -86,40 +74,31 @@ class Stream(Iterator[str]):
         Raises:
             ValueError: they are not, or there was an error.
         """
-        if not self._has_answer:
+        if self._answer is None:
             raise ValueError("the answer is there when all of its pieces are read")
-        return self._answer
+        return orjson.loads(self._answer)
 
     def close(self) -> None:
         """Release the connection."""
         self._opened.close()
 
     def _read(self) -> Iterator[str]:
+        if not self._opened.head.headers.get("Content-Type", "").startswith(MEDIA_TYPE):
+            # A server that knows no pieces sends the whole answer.
+            self._answer = self._opened.read().body
+            return
         try:
-            if not self._opened.headers.get("Content-Type", "").startswith(MEDIA_TYPE):
-                # A server that knows no pieces sends the whole answer.
-                self._end(b"".join(self._opened.chunks))
-            else:
-                for event in events(self._opened.chunks):
-                    if event.kind != MESSAGE:
-                        raise _error(event)
-                    document = orjson.loads(event.data)
-                    if isinstance(document, dict) and document.keys() == {TEXT}:
-                        yield str(document[TEXT])
-                    else:
-                        self._end(event.data)
+            for kind, data in events(self._opened.chunks):
+                document = parsed(data)
+                if kind != MESSAGE:
+                    code = document.get("code") if isinstance(document, dict) else None
+                    code = code if isinstance(code, int) else 500
+                    raise of_status(code, *reason(Incoming(code, data)))
+                if isinstance(document, dict) and document.keys() == {TEXT}:
+                    yield str(document[TEXT])
+                else:
+                    self._answer = data
         finally:
             self._opened.close()
-        if not self._has_answer:
+        if self._answer is None:
             raise NoConnection("the connection was lost before the answer was complete", was_sent=True)
-
-    def _end(self, content: bytes) -> None:
-        self._answer, self._has_answer = orjson.loads(content), True
-
-
-def _error(event: Event) -> ClientError:
-    error = parsed(event.data)
-    if not isinstance(error, dict):
-        error = {}
-    code = error.get("code")
-    return of_status(code if isinstance(code, int) else 500, str(error.get("type", "")), str(error.get("message", "")))

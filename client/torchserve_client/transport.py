@@ -14,7 +14,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,22 +59,32 @@ class Incoming:
     headers: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
 
+    @property
+    def is_ok(self) -> bool:
+        """Whether the status is 2xx."""
+        return 200 <= self.status < 300
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
     """An HTTP answer whose body is still to be received.
 
     Attributes:
-        status, headers, reason: as of `Incoming`.
+        head: the answer without its body.
         chunks: the body as it arrives; iterating raises what `Transport.send` does.
         close: releases the connection, before the end of the body or after it.
     """
 
-    status: int
+    head: Incoming
     chunks: Iterator[bytes]
     close: Callable[[], None]
-    headers: Mapping[str, str] = field(default_factory=dict)
-    reason: str = ""
+
+    def read(self) -> Incoming:
+        """Receive the body, and release the connection."""
+        try:
+            return replace(self.head, body=b"".join(self.chunks))
+        finally:
+            self.close()
 
 
 class Transport:
@@ -111,11 +121,7 @@ class Transport:
             DeadlineExceeded: the answer was not complete within `timeout_s`.
             Closed: `close` was called.
         """
-        opened = self.open(request, timeout_s)
-        try:
-            return Incoming(opened.status, b"".join(opened.chunks), opened.headers, opened.reason)
-        finally:
-            opened.close()
+        return self.open(request, timeout_s).read()
 
     def open(self, request: Outgoing, timeout_s: float) -> Opened:
         """Send a request once and wait for the head of its answer; arguments and errors are those of `send`."""
@@ -152,7 +158,7 @@ class Transport:
             # Part of the body may be left, which would stand before the next answer.
             response.close()
 
-        return Opened(response.status, chunks(), close, response.headers, response.reason or "")
+        return Opened(Incoming(response.status, b"", response.headers, response.reason or ""), chunks(), close)
 
     @contextlib.contextmanager
     def _errors(self, request: Outgoing, exchange: "_Exchange", timeout_s: float) -> Iterator[None]:

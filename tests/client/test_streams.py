@@ -8,7 +8,7 @@ import pytest
 
 from tests.client.conftest import Listen
 from torchserve_client import Client, DeadlineExceeded, NoConnection, ServerFailed
-from torchserve_client.streams import Event, events
+from torchserve_client.streams import events
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -35,7 +35,7 @@ def test_events_cut_anywhere_are_the_same_events() -> None:
     content = b': note\r\nevent: error\r\ndata: {"a":\ndata: 1}\n\n\n\ndata: x\n\nid: 3\ndata:y\n\ndata: unfinished\n'
     for size in range(1, len(content) + 1):
         found = events(content[at : at + size] for at in range(0, len(content), size))
-        assert list(found) == [Event("error", b'{"a":\n1}'), Event("message", b"x"), Event("message", b"y")]
+        assert list(found) == [("error", b'{"a":\n1}'), ("message", b"x"), ("message", b"y")]
 
 
 def test_stream_yields_each_piece_when_it_comes_and_has_the_answer_in_the_end(listen: Listen) -> None:
