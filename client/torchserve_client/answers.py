@@ -2,7 +2,7 @@
 
     answers.jsonl: {"input": NAME, "key": KEY, "answer": ...} or {"input": NAME, "key": KEY, "error": {...}}
 
-    open -> locked, every line checked -> match -> has, write
+    Answers(path) -> locked, every line checked -> match -> has, write
 
 An answer is that of an input of the same name and key. `match` removes errors, and a last line that a kill cut off, so
 that they are asked for again; an answer whose input has another content, model or options by now is set aside in
@@ -12,7 +12,6 @@ answers.jsonl.old; all others stay.
 import os
 import shutil
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
@@ -29,33 +28,10 @@ ASIDE = ".old"
 
 
 class Answers:
-    """A jsonl file of answers, written to from several threads of one process."""
+    """A jsonl file of answers, which this process alone writes to until it is closed."""
 
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
-        """Read a file that is locked; `open` makes one.
-
-        Args:
-            path: the jsonl file.
-            file: the same, open to read and to append.
-
-        Raises:
-            InvalidPayload: the file holds something else; it is left as it is.
-        """
-        self.path = path
-        #: Number of inputs that had an answer before, once `match` has found them.
-        self.earlier = 0
-        self._file = file
-        self._write_lock = threading.Lock()
-        # Whether the file may stay as it is; for each of its lines, whether it has an answer.
-        self._is_clean = True
-        self._has_answer = bytearray()
-        # An input's name -> the number of the line with its answer, and the key.
-        self._by_name: dict[str, tuple[int, str]] = {}
-        self._scan()
-
-    @classmethod
-    def open(cls, path: Path) -> Self:
-        """Create or open the file, locked until it is closed.
+    def __init__(self, path: Path) -> None:
+        """Create or open the file, lock it and read it.
 
         Args:
             path: the jsonl file; it need not exist.
@@ -64,45 +40,50 @@ class Answers:
             InvalidPayload: another run writes to the file, or it holds something else; it is left as it is.
             OSError: the file cannot be written.
         """
-        path = path.resolve()
-        file = _locked(path)
+        self.path = path.resolve()
+        #: Number of inputs that had an answer before, once `match` has found them.
+        self.earlier = 0
+        # An input's name -> the key of its answer.
+        self._keys: dict[str, str] = {}
+        self._file = _locked(self.path)
         try:
-            return cls(path, file)
+            self._is_clean = self._scan()
         except BaseException:
-            file.close()
+            self._file.close()
             raise
 
     def match(self, inputs: Iterable[Input], keys: Keys) -> int:
-        """Compare the answers with the inputs as they are now.
+        """Compare the answers with the inputs as they are now; return the number of inputs.
 
         Args:
             inputs: the inputs; their content is read only where there are answers to compare.
             keys: makes the inputs' keys.
-
-        Returns:
-            The number of inputs.
 
         Raises:
             InvalidPayload: the inputs cannot be read.
             OSError: the file cannot be written.
         """
         count = 0
-        aside: set[int] = set()
+        outdated: set[str] = set()
         for each in inputs:
             count += 1
-            number, key = self._by_name.get(each.name, (-1, ""))
-            if number >= 0 and _key(each, keys) == key:
-                self.earlier += 1
-            elif number >= 0:
-                aside.add(number)
-                del self._by_name[each.name]
-        if aside or not self._is_clean:
-            self._rewrite(aside)
+            if each.name in self._keys:
+                try:
+                    key = keys.of(each.content())
+                except OSError:
+                    # It fails again when it is sent.
+                    key = ""
+                if self.has(each.name, key):
+                    self.earlier += 1
+                else:
+                    outdated.add(each.name)
+        if outdated or not self._is_clean:
+            self._rewrite(outdated)
         return count
 
     def has(self, name: str, key: str) -> bool:
         """Return whether there is an answer to the input of this name and key."""
-        return name in self._by_name and self._by_name[name][1] == key
+        return self._keys.get(name) == key
 
     def write(self, names: Sequence[str], keys: Sequence[str], outcomes: Sequence[Any]) -> None:
         """Write the outcomes of one request.
@@ -116,10 +97,9 @@ class Answers:
             is_error = isinstance(outcome, ClientError)
             value = {"error": outcome.to_json()} if is_error else {"answer": outcome}
             made.append(orjson.dumps({"input": name, "key": key, **value}, option=orjson.OPT_APPEND_NEWLINE))
-        with self._write_lock:
-            # The system has it before the next one starts: a kill of this process cuts the last line at most.
-            self._file.write(b"".join(made))
-            self._file.flush()
+        # The system has it before the next one starts: a kill of this process cuts the last line at most.
+        self._file.write(b"".join(made))
+        self._file.flush()
 
     def close(self) -> None:
         """Close the file; everything is written already."""
@@ -131,35 +111,33 @@ class Answers:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _scan(self) -> None:
-        """Learn which lines hold which answers."""
+    def _scan(self) -> bool:
+        """Read the keys; return whether every line is whole and holds an answer."""
         self._file.seek(0)
-        for number, line in enumerate(self._file):
-            record = _record(line)
-            is_whole = line.endswith(b"\n")
-            if record is None and (is_whole or not line.startswith(START[: len(line)])):
-                raise InvalidPayload(f"{shown(self.path)}: line {number + 1} is no answer of ours; name another file")
+        is_clean = True
+        for number, line in enumerate(self._file, 1):
+            record, is_whole = _record(line), line.endswith(b"\n")
             # A kill may have cut the last line off.
-            name, key, has_answer = record or ("", "", False)
-            self._has_answer.append(has_answer)
-            if has_answer:
-                self._by_name[name] = number, key
-            self._is_clean = self._is_clean and has_answer and is_whole
+            if not record and (is_whole or not line.startswith(START[: len(line)])):
+                raise InvalidPayload(f"{shown(self.path)}: line {number} is no answer of ours; name another file")
+            if "answer" in record:
+                # Files of version 0.1 have no keys.
+                self._keys[record["input"]] = str(record.get("key", ""))
+            is_clean = is_clean and is_whole and "answer" in record
+        return is_clean
 
-    def _rewrite(self, aside: set[int]) -> None:
+    def _rewrite(self, outdated: set[str]) -> None:
         """Write the file anew, without errors and what is set aside, and put it in its place in one rename."""
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            if aside:
-                with self.path.with_name(self.path.name + ASIDE).open("ab") as other:
-                    other.writelines(line for number, line in self._numbered() if number in aside)
+            if outdated:
+                with self.path.with_name(self.path.name + ASIDE).open("ab") as aside:
+                    aside.writelines(line for name, line in self._lines() if name in outdated)
             new = partial.open("w+b")
             try:
                 _lock(new, self.path)
                 shutil.copymode(self.path, partial)
-                for number, line in self._numbered():
-                    if self._has_answer[number] and number not in aside:
-                        new.write(line)
+                new.writelines(line for name, line in self._lines() if name not in outdated)
                 new.flush()
                 partial.replace(self.path)
             except BaseException:
@@ -169,33 +147,25 @@ class Answers:
             partial.unlink(missing_ok=True)
         self._file.close()
         self._file = new
+        for name in outdated:
+            del self._keys[name]
 
-    def _numbered(self) -> Iterator[tuple[int, bytes]]:
+    def _lines(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the name and the line of every answer."""
         self._file.seek(0)
-        return ((number, line.rstrip(b"\n") + b"\n") for number, line in enumerate(self._file))
+        for line in self._file:
+            if "answer" in (record := _record(line)):
+                yield record["input"], line.rstrip(b"\n") + b"\n"
 
 
-def _key(each: Input, keys: Keys) -> str:
-    try:
-        return keys.of(each.content())
-    except OSError:
-        # It fails again when it is sent.
-        return ""
-
-
-def _record(line: bytes) -> tuple[str, str, bool] | None:
-    """Return a line's name and key, and whether it holds an answer or an error; None where it is not ours."""
+def _record(line: bytes) -> dict[str, Any]:
+    """Parse a line; nothing is in it where it is not ours."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("input"), str):
-        return None
-    if "answer" not in record and "error" not in record:
-        return None
-    # Files of version 0.1 have no keys.
-    key = record.get("key")
-    return record["input"], key if isinstance(key, str) else "", "answer" in record
+        return {}
+    is_ours = isinstance(record, dict) and isinstance(record.get("input"), str) and record.keys() & {"answer", "error"}
+    return record if is_ours else {}
 
 
 def _locked(path: Path) -> IO[bytes]:

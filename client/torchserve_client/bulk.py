@@ -13,7 +13,7 @@ import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from torchserve_client.client import Client
 from torchserve_client.commands import aside, out
 from torchserve_client.errors import ClientError, InvalidPayload, ManagementError, NoConnection, ServerFailed, TLSFailed
 from torchserve_client.futures import FuturesClient
-from torchserve_client.inputs import Input, Keys, Shard, Sharded, shown, source
+from torchserve_client.inputs import Input, Keys, Shard, shown, source
 from torchserve_client.management import Management
-from torchserve_client.payloads import OCTETS, Typed, media_type
+from torchserve_client.payloads import Typed, media_type
 
 # Batches in flight where each file is a request: one runs, one waits, one returns.
 BATCHES_IN_FLIGHT = 3
@@ -54,7 +54,7 @@ class Request:
 
     names: tuple[str, ...]
     keys: tuple[str, ...]
-    payload: bytes | Typed | Path | list[str]
+    payload: Typed | Path | list[str]
 
 
 @dataclass(slots=True)
@@ -77,11 +77,10 @@ def predict(options: argparse.Namespace, management: Management, client: Client)
     asked = dict(options.option)
     keys = Keys(options.model, asked)
     own = _own_names(options.out, options.shard, options.path)
-    with Answers.open(options.out) as answers, source(options.path, own) as everything:
-        inputs = everything if options.shard is None else Sharded(everything, options.shard)
+    with Answers(options.out) as answers, source(options.path, own, options.shard) as inputs:
         count = answers.match(inputs, keys)
         # A shard of few inputs may have none of them, and is done.
-        if not count and next(iter(everything), None) is None:
+        if not count and next(iter(replace(inputs, shard=None)), None) is None:
             raise InvalidPayload(f"{shown(options.path)}: nothing in it to predict")
         in_flight = options.in_flight or _in_flight(management, options.model, options.path)
         with _progress() as progress, FuturesClient(client, in_flight, max_queue_items=READY) as futures:
@@ -121,8 +120,7 @@ def requests(inputs: Iterable[Input], keys: Keys, answers: Answers, lines: int) 
         if answers.has(each.name, key):
             continue
         if isinstance(each.value, Path):
-            media = media_type(each.value)
-            yield Request((each.name,), (key,), content if media == OCTETS else Typed(content, media))
+            yield Request((each.name,), (key,), Typed(content, media_type(each.value)))
             continue
         group.append((each.name, key, each.value))
         if len(group) == lines:

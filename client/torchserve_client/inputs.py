@@ -1,7 +1,7 @@
 """The inputs of `predict`, read one at a time: never all of them are in memory.
 
-    folder of files | file of lines -> Source: inputs by name, read anew with each iteration -> Keys: a key each
-                                    -> Sharded: those of one shard
+    folder of files | file of lines -> Source: inputs by name, of one shard or all, read anew with each iteration
+    model, options, content         -> Keys: a key of each input
 
 A name says where an input is, and changes when a line is inserted before it. A key is a hash of what decides its
 answer: the input, the model and the options.
@@ -16,12 +16,12 @@ import re
 import shutil
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import orjson
 
@@ -56,100 +56,9 @@ class Input:
         return self.value.encode() if isinstance(self.value, str) else self.value.read_bytes()
 
 
-class Source(Protocol):
-    """Inputs in an order that stays; each iteration reads them anew."""
-
-    def __iter__(self) -> Iterator[Input]:
-        """Yield the inputs."""
-
-
-@contextmanager
-def source(path: Path, own: frozenset[str] = frozenset()) -> Iterator[Source]:
-    """Open what is asked about, until the end of the block.
-
-    Args:
-        path: a folder, in which every file at any depth is one input and hidden ones are left out; or a file of UTF-8
-            text, in which every line is one input and empty ones are left out.
-        own: names of files of the folder that are no inputs.
-
-    Raises:
-        InvalidPayload: there is no such file or folder.
-    """
-    if path.is_dir():
-        yield Folder(path, own)
-        return
-    with ExitStack() as stack:
-        try:
-            file: IO[bytes] = stack.enter_context(path.open("rb"))
-        except OSError as error:
-            raise InvalidPayload(f"{shown(path)}: {error.strerror}") from error
-        if not path.is_file():
-            # A pipe can be read once, and it is gone through twice.
-            copy = stack.enter_context(tempfile.TemporaryFile())
-            shutil.copyfileobj(file, copy)
-            file = copy
-        yield Lines(path, file)
-
-
-class Folder:
-    """The files of a folder and of those below it, in the order of their names."""
-
-    def __init__(self, root: Path, own: frozenset[str]) -> None:
-        self.root = root
-        self._own = own
-
-    def __iter__(self) -> Iterator[Input]:
-        """Walk, with no more in memory than the names of one folder and of those above it."""
-        return self._below(self.root, "")
-
-    def _below(self, folder: Path, prefix: str) -> Iterator[Input]:
-        with os.scandir(folder) as entries:
-            # A folder of a link could lead back here. With its "/" it stands where the paths of its files would.
-            found = [
-                entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "")
-                for entry in entries
-                if not entry.name.startswith(".") and (entry.is_dir(follow_symlinks=False) or entry.is_file())
-            ]
-        for name in sorted(found):
-            if name.endswith("/"):
-                yield from self._below(folder / name[:-1], prefix + name)
-            elif prefix + name not in self._own:
-                yield Input(shown(prefix + name), folder / name)
-
-
-class Lines:
-    """The lines of a file."""
-
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self._path = path
-        self._file = file
-
-    def __iter__(self) -> Iterator[Input]:
-        """Read from the start; a pass ends before the next one begins.
-
-        Raises:
-            InvalidPayload: the file is not UTF-8.
-        """
-        self._file.seek(0)
-        # Not splitlines(): a form feed or U+2028 within a text would count as its end, and editors number otherwise.
-        with os.fdopen(os.dup(self._file.fileno()), encoding="utf-8-sig") as text:
-            try:
-                for number, line in enumerate(text, 1):
-                    if line.strip():
-                        yield Input(str(number), line.removesuffix("\n"))
-            except UnicodeDecodeError as error:
-                words = "neither a folder nor a file of UTF-8 lines"
-                raise InvalidPayload(f"{shown(self._path)}: {words}") from error
-
-
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A share of the inputs.
-
-    Attributes:
-        index: its number, from 0 on.
-        count: the number of shards.
-    """
+    """A share of the inputs: the one of this index, from 0 on, of so many."""
 
     index: int
     count: int
@@ -186,28 +95,92 @@ class Shard:
         return folder / f"shard-{self.index:0{width}}-of-{self.count}.jsonl"
 
 
-class Sharded:
-    """The inputs of one shard, in the order of all."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The inputs of a folder, in the order of their names, or of a file of lines; each iteration reads them anew.
 
-    def __init__(self, inputs: Iterable[Input], shard: Shard) -> None:
-        self._inputs = inputs
-        self._shard = shard
+    Attributes:
+        path: the folder or the file.
+        lines: the open file; None of a folder.
+        own: names of files of the folder that are no inputs.
+        shard: the one whose inputs these are; None for all of them.
+    """
+
+    path: Path
+    lines: IO[bytes] | None = None
+    own: frozenset[str] = frozenset()
+    shard: Shard | None = None
 
     def __iter__(self) -> Iterator[Input]:
-        """Yield the inputs that belong to the shard; the content of others is not read."""
-        return (each for each in self._inputs if self._shard.has(each.name))
+        """Read from the start; a pass ends before the next one begins.
+
+        Raises:
+            InvalidPayload: the file is not UTF-8.
+        """
+        every = self._below(self.path, "") if self.lines is None else self._numbered(self.lines)
+        return (each for each in every if self.shard is None or self.shard.has(each.name))
+
+    def _below(self, folder: Path, prefix: str) -> Iterator[Input]:
+        """Walk, with no more in memory than the names of one folder and of those above it."""
+        with os.scandir(folder) as entries:
+            # A folder of a link could lead back here. With its "/" it stands where the paths of its files would.
+            found = [
+                entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "")
+                for entry in entries
+                if not entry.name.startswith(".") and (entry.is_dir(follow_symlinks=False) or entry.is_file())
+            ]
+        for name in sorted(found):
+            if name.endswith("/"):
+                yield from self._below(folder / name[:-1], prefix + name)
+            elif prefix + name not in self.own:
+                yield Input(shown(prefix + name), folder / name)
+
+    def _numbered(self, file: IO[bytes]) -> Iterator[Input]:
+        file.seek(0)
+        # Not splitlines(): a form feed or U+2028 within a text would count as its end, and editors number otherwise.
+        with os.fdopen(os.dup(file.fileno()), encoding="utf-8-sig") as text:
+            try:
+                for number, line in enumerate(text, 1):
+                    if line.strip():
+                        yield Input(str(number), line.removesuffix("\n"))
+            except UnicodeDecodeError as error:
+                words = "neither a folder nor a file of UTF-8 lines"
+                raise InvalidPayload(f"{shown(self.path)}: {words}") from error
+
+
+@contextmanager
+def source(path: Path, own: frozenset[str] = frozenset(), shard: Shard | None = None) -> Iterator[Source]:
+    """Open what is asked about, until the end of the block.
+
+    Args:
+        path: a folder, in which every file at any depth is one input and hidden ones are left out; or a file of UTF-8
+            text, in which every line is one input and empty ones are left out.
+        own, shard: as of `Source`.
+
+    Raises:
+        InvalidPayload: there is no such file or folder.
+    """
+    if path.is_dir():
+        yield Source(path, own=own, shard=shard)
+        return
+    with ExitStack() as stack:
+        try:
+            file: IO[bytes] = stack.enter_context(path.open("rb"))
+        except OSError as error:
+            raise InvalidPayload(f"{shown(path)}: {error.strerror}") from error
+        if not path.is_file():
+            # A pipe can be read once, and it is gone through twice.
+            copy = stack.enter_context(tempfile.TemporaryFile())
+            shutil.copyfileobj(file, copy)
+            file = copy
+        yield Source(path, file, shard=shard)
 
 
 class Keys:
     """Makes the keys of one model's inputs."""
 
     def __init__(self, model: str, options: Mapping[str, Any]) -> None:
-        """Take what all inputs have in common.
-
-        Args:
-            model: the model's name.
-            options: the model's options, the same for all inputs; JSON can hold them.
-        """
+        """Take what all inputs have in common: the model's name, and its options, which JSON can hold."""
         common = orjson.dumps([model, dict(options)], option=orjson.OPT_SORT_KEYS)
         self._hash = blake2b(b"%d:%b" % (len(common), common), digest_size=KEY_BYTES)
 

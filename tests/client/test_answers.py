@@ -33,7 +33,7 @@ WHOLE = line("c", "z", "[1,2]").rstrip("\n")
 def test_line_that_a_kill_cut_off_is_asked_for_again(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text(line("a", "x") + '{"input":"b","key":"k","error":{"code":503}}\n' + WHOLE[:cut])
-    with Answers.open(path) as answers:
+    with Answers(path) as answers:
         assert answers.match(inputs(a="x", b="y", c="z"), KEYS) == 3
         assert [answers.has(name, key(content)) for name, content in zip("abc", "xyz", strict=True)] == [
             True,
@@ -48,7 +48,7 @@ def test_line_that_a_kill_cut_off_is_asked_for_again(tmp_path: Path, cut: int) -
 def test_answer_to_another_content_is_set_aside_and_answers_to_absent_inputs_stay(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text(line("a", "x") + line("b", "old") + line("gone", "z"))
-    with Answers.open(path) as answers:
+    with Answers(path) as answers:
         assert answers.match(inputs(a="x", b="y"), KEYS) == 2
         assert (answers.earlier, answers.has("a", key("x")), answers.has("b", key("y"))) == (1, True, False)
     assert path.read_text() == line("a", "x") + line("gone", "z")
@@ -59,12 +59,12 @@ def test_file_has_one_writer_at_a_time_even_after_it_was_written_anew(tmp_path: 
     path = tmp_path / "answers.jsonl"
     path.write_text(line("a", "x") + '{"input":"b","error":{}}\n')
     for _ in range(2):
-        with Answers.open(path) as answers:
+        with Answers(path) as answers:
             with pytest.raises(InvalidPayload, match=r"answers\.jsonl: another run writes to it; wait for it"):
-                Answers.open(path)
+                Answers(path)
             answers.match(inputs(a="x", b="y"), KEYS)
             with pytest.raises(InvalidPayload, match="another run writes to it"):
-                Answers.open(path)
+                Answers(path)
             answers.write(["c"], ["k"], [Rejected("no")])
     assert path.read_text().startswith(line("a", "x"))
 
@@ -84,7 +84,7 @@ def test_file_that_another_takes_the_place_of_while_it_is_locked_is_opened_anew(
         lock(*arguments)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with Answers.open(path) as answers:
+    with Answers(path) as answers:
         answers.match(inputs(a="x"), KEYS)
         assert answers.earlier == 1
         answers.write(["b"], [key("y")], [2])
@@ -99,5 +99,5 @@ def test_file_that_is_not_ours_is_left_alone(tmp_path: Path, content: bytes) -> 
     path = tmp_path / "precious.jpg"
     path.write_bytes(content)
     with pytest.raises(InvalidPayload, match="is no answer of ours"):
-        Answers.open(path)
+        Answers(path)
     assert path.read_bytes() == content

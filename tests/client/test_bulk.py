@@ -18,7 +18,7 @@ KEYS = Keys("m", {})
 def ask(server: Server, path: Path, out: Path, lines: int = 2) -> tuple[Tally, list[int]]:
     advanced: list[int] = []
     with (
-        Answers.open(out) as answers,
+        Answers(out) as answers,
         source(path) as inputs,
         FuturesClient(client(server, retry=RetryPolicy(attempts=1)), max_workers=3) as futures,
     ):
@@ -77,7 +77,7 @@ def test_file_that_goes_away_is_an_error_of_its_own(tmp_path: Path) -> None:
     (folder / "y.jpg").write_bytes(b"y")
     out = tmp_path / "out.jsonl"
     with (
-        Answers.open(out) as answers,
+        Answers(out) as answers,
         source(folder) as inputs,
         FuturesClient(client(Server(lambda _: ok(1)))) as futures,
     ):
