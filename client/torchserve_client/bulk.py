@@ -25,7 +25,7 @@ from torchserve_client.commands import aside, out
 from torchserve_client.errors import ClientError, InvalidPayload, ManagementError, NoConnection, ServerFailed, TLSFailed
 from torchserve_client.futures import FuturesClient
 from torchserve_client.inputs import Input, Keys, Shard, shown, source
-from torchserve_client.management import Management
+from torchserve_client.nodes import Nodes
 from torchserve_client.payloads import Typed, media_type
 
 # Batches in flight where each file is a request: one runs, one waits, one returns.
@@ -65,12 +65,12 @@ class Tally:
     failed: int = 0
 
 
-def predict(options: argparse.Namespace, management: Management, client: Client) -> int:
+def predict(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
     """Ask for every file of a folder, or every line of a file, that has no answer yet; return the exit code.
 
     Args:
         options: those of the command; `out` is the file itself.
-        management: says how much a server takes at a time.
+        nodes: the first of them says how much a server takes at a time.
         client: sends the requests.
     """
     started_s = time.monotonic()
@@ -82,7 +82,7 @@ def predict(options: argparse.Namespace, management: Management, client: Client)
         # A shard of few inputs may have none of them, and is done.
         if not count and next(iter(replace(inputs, shard=None)), None) is None:
             raise InvalidPayload(f"{shown(options.path)}: nothing in it to predict")
-        in_flight = options.in_flight or _in_flight(management, options.model, options.path)
+        in_flight = options.in_flight or _in_flight(nodes, options.model, options.path)
         with _progress() as progress, FuturesClient(client, in_flight, max_queue_items=READY) as futures:
             bar = progress.add_task(options.model, total=count - answers.earlier, failed="")
 
@@ -224,9 +224,10 @@ def _own_names(out: Path, shard: Shard | None, folder: Path) -> frozenset[str]:
     return frozenset(file.relative_to(root).as_posix() for file in files)
 
 
-def _in_flight(management: Management, model: str, path: Path) -> int:
+def _in_flight(nodes: Nodes, model: str, path: Path) -> int:
     if not path.is_dir():
         return LISTS_IN_FLIGHT
+    management, *_ = nodes.by_name.values()
     try:
         batch_size = int(management.describe(model)["batchSize"])
     except ManagementError:

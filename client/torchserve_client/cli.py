@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,7 +32,7 @@ GATEWAY = "TORCHSERVE_GATEWAY"
 DEFAULT_URL, DEFAULT_MANAGEMENT_URL = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
 # Seconds for workers to become ready, and for a request with its retries: TorchServe's own defaults of startupTimeout
 # and of responseTimeout.
-WAIT_S = PREDICT_S = 120.0
+TIMEOUT_S = 120.0
 # Lines of a request: the smallest max_instances of this project's handlers.
 LINES = 64
 
@@ -56,14 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "predict":
         options.out = bulk.answers_file(options.out, options.shard)
     try:
-        keys = read_keys(options.keys)
-        trust = _trust(options)
-        nodes = _nodes(options, keys, trust)
-        if options.command in commands.ON_ALL:
-            return commands.ON_ALL[options.command](options, nodes)
-        if options.command not in ("describe", "predict", *commands.OF_A_CLIENT):
-            return commands.on_each(getattr(commands, options.command.replace("-", "_")), options, nodes)
-        return _asking(options, nodes, keys.get("inference"), trust)
+        keys, trust = read_keys(options.keys), _trust(options)
+        # A person waits for `describe`: what is not there now is left out.
+        retry = RetryPolicy(attempts=1) if options.command == "describe" else None
+        url, timeout_s = options.server or os.environ.get(URL, DEFAULT_URL), getattr(options, "timeout", TIMEOUT_S)
+        with Client(url, token=keys.get("inference"), timeout_s=timeout_s, retry=retry, **trust) as client:
+            run: commands.Command = options.run
+            return run(options, _nodes(options, client, keys.get("management"), trust), client)
     except (Unreachable, NoConnection, TLSFailed, InvalidPayload) as error:
         return _failed(error.message, USAGE)
     except (ClientError, OSError) as error:
@@ -73,19 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "predict":
             words += f"; what was answered is in {shown(options.out)}, the same command goes on from there"
         return _failed(words, INTERRUPTED)
-
-
-def _asking(options: argparse.Namespace, nodes: Nodes, token: str | None, trust: dict[str, Any]) -> int:
-    """Run a command that asks the inference API, too."""
-    server = options.server or os.environ.get(URL, DEFAULT_URL)
-    if options.command == "describe":
-        # A person waits: what is not there now is left out.
-        with Client(server, token=token, retry=RetryPolicy(attempts=1), **trust) as client:
-            return commands.describe(options, nodes, client)
-    with Client(server, token=token, timeout_s=options.timeout, **trust) as client:
-        if options.command in commands.OF_A_CLIENT:
-            return commands.OF_A_CLIENT[options.command](options, client)
-        return bulk.predict(options, next(iter(nodes.by_name.values())), client)
 
 
 def _failed(words: str, code: int) -> int:
@@ -103,21 +90,17 @@ def _trust(options: argparse.Namespace) -> dict[str, Any]:
     return {"verify": verify, "cert": (options.cert, options.key) if options.key else options.cert}
 
 
-def _nodes(options: argparse.Namespace, keys: dict[str, str], trust: dict[str, Any]) -> Nodes:
+def _nodes(options: argparse.Namespace, client: Client, key: str | None, trust: dict[str, Any]) -> Nodes:
     """Return the servers of the command line, or else those of the environment."""
     if file := options.nodes or (not options.management and os.environ.get(NODES)):
         return Nodes.read(Path(file), **trust)
     url = options.management or os.environ.get(MANAGEMENT_URL, DEFAULT_MANAGEMENT_URL)
     name = urlsplit(url).netloc or url
-    inference = {}
     # Both addresses are of one server if they come from one place: the command line, the environment, or the defaults.
-    if bool(options.server) == bool(options.management) and (
+    is_same = bool(options.server) == bool(options.management) and (
         options.server or len({URL, MANAGEMENT_URL} & {*os.environ}) != 1
-    ):
-        inference[name] = Client(
-            options.server or os.environ.get(URL, DEFAULT_URL), token=keys.get("inference"), **trust
-        )
-    return Nodes({name: Management(url, token=keys.get("management"), **trust)}, inference=inference)
+    )
+    return Nodes({name: Management(url, token=key, **trust)}, inference={name: client} if is_same else {})
 
 
 def parser() -> argparse.ArgumentParser:
@@ -135,32 +118,39 @@ def parser() -> argparse.ArgumentParser:
     _trust_options(root)
     added = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    register = _command(added, "register", "register an archive of the model store")
+    register = _command(added, commands.register, "register an archive of the model store")
     register.add_argument("--url", metavar="ARCHIVE", help="its file name; default: MODEL.mar")
     _batch_parameters(register, kept="the archive's own")
     register.add_argument("--wait", action="store_true", help="wait until its workers are ready; say why one failed")
 
-    scale = _command(added, "scale", "change the number of workers")
+    scale = _command(added, commands.scale, "change the number of workers")
     scale.add_argument("workers", type=_count, metavar="WORKERS")
     scale.add_argument("--wait", action="store_true", help="wait until they are ready")
-    scale.add_argument("--timeout", type=_seconds, default=WAIT_S, metavar="S", help="default: %(default)g")
+    _timeout_option(scale, "default: %(default)g")
 
     words = "Show a model, or all. Of one, the inference API is asked for its inputs, outputs and max_batch_size, too."
     describe = added.add_parser("describe", help="show a model, or all of them", description=words)
+    describe.set_defaults(run=commands.describe)
     describe.add_argument("model", metavar="MODEL", nargs="?")
     describe.add_argument("--json", action="store_true", help="as the management API has it; of one with `metadata`")
 
-    ready = _command(added, "wait-ready", "wait until every worker is ready")
-    ready.add_argument("--timeout", type=_seconds, default=WAIT_S, metavar="S", help="default: %(default)g")
+    _timeout_option(_command(added, commands.wait_ready, "wait until every worker is ready"), "default: %(default)g")
 
-    unregister = _command(added, "unregister", "remove a model; where a gateway serves it, off its routes first")
-    _gateway_option(unregister)
+    words = "remove a model; where a gateway serves it, off its routes first"
+    _gateway_option(_command(added, commands.unregister, words))
 
-    rollout = _command(added, "rollout", "new batch parameters or a new archive on a live model, nothing lost")
+    rollout = _command(added, commands.rollout, "new batch parameters or a new archive on a live model, nothing lost")
     rollout.add_argument("--url", metavar="ARCHIVE", help="a new archive; default: the one that serves")
     _batch_parameters(rollout, kept="as it is")
     rollout.add_argument("--model-store", type=Path, default=Path("model_store"), metavar="FOLDER", help="%(default)s")
-    _canary_parameters(rollout)
+    what = rollout.add_mutually_exclusive_group()
+    words = "register the new version beside the old one and send it this share; later, change the share"
+    what.add_argument("--canary", type=_percent, metavar="PERCENT", help=words)
+    what.add_argument("--promote", action="store_true", help="give the canary everything, and retire the old version")
+    what.add_argument("--abort", action="store_true", help="send the canary nothing more, and retire it")
+    words = "with --canary: requests that carry it go there, whatever the share"
+    rollout.add_argument("--canary-header", type=_header, metavar="NAME:VALUE", help=words)
+    _gateway_option(rollout)
 
     _asking_commands(added)
     return root
@@ -168,53 +158,48 @@ def parser() -> argparse.ArgumentParser:
 
 def _asking_commands(added: Any) -> None:
     """Add the commands that ask the inference API alone."""
-    predict = _command(added, "predict", "every file of a folder or line of a file; run it again to go on")
+    predict = _command(added, bulk.predict, "every file of a folder or line of a file; run it again to go on")
     words = "a folder of files, each sent as it is, .npy and .npz too; or a file of lines"
     predict.add_argument("path", type=Path, metavar="PATH", help=words)
     words = "answers; started or continued; with --shard it may be a folder, in which each shard has a file"
     predict.add_argument("--out", type=Path, required=True, metavar="JSONL", help=words)
     words = "one of N shares of the inputs, 0 to N-1, by a hash of their names: N runs do the work of one"
     predict.add_argument("--shard", type=_shard, metavar="I/N", help=words)
-    predict.add_argument(
-        "--chunk", type=_positive, default=LINES, metavar="N", help="lines a request; default: %(default)d"
-    )
+    words = "lines a request; default: %(default)d"
+    predict.add_argument("--chunk", type=_positive, default=LINES, metavar="N", help=words)
     predict.add_argument("--in-flight", type=_positive, metavar="N", help="requests at once; default: by batch_size")
-    _request_options(predict)
 
-    stream = _command(added, "stream", "one text, answered in pieces as the model generates them")
+    stream = _command(added, commands.stream, "one text, answered in pieces as the model generates them")
     stream.add_argument("text", metavar="TEXT", nargs="?", help="default: standard input")
-    _request_options(stream)
 
-    embed = _command(added, "embed", "the vectors of texts, one a line")
+    embed = _command(added, commands.embed, "the vectors of texts, one a line")
     embed.add_argument("text", metavar="TEXT", nargs="*", help="default: the lines of standard input")
-    _request_options(embed)
 
-    rerank = _command(added, "rerank", "documents by how well they answer a query, best first")
+    for command in (predict, stream, embed):
+        command.add_argument(
+            "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="top_k=3"
+        )
+
+    rerank = _command(added, commands.rerank, "documents by how well they answer a query, best first")
     rerank.add_argument("query", metavar="QUERY")
     rerank.add_argument("document", metavar="DOCUMENT", nargs="*", help="default: the lines of standard input")
     rerank.add_argument("--top-n", type=_positive, metavar="N", help="how many; default: all")
-    _timeout_option(rerank)
+
+    for command in (predict, stream, embed, rerank):
+        _timeout_option(command, "of a request with its retries; %(default)g")
 
 
-def _request_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="top_k=3")
-    _timeout_option(command)
+def _command(added: Any, run: commands.Command, words: str) -> argparse.ArgumentParser:
+    """Add a command of the function's name, which runs the function."""
+    name = run.__name__.replace("_", "-")
+    command: argparse.ArgumentParser = added.add_parser(name, help=words, description=f"{words.capitalize()}.")
+    command.set_defaults(run=run)
+    command.add_argument("model", metavar="MODEL")
+    return command
 
 
-def _timeout_option(command: argparse.ArgumentParser) -> None:
-    words = "of a request with its retries; %(default)g"
-    command.add_argument("--timeout", type=_seconds, default=PREDICT_S, metavar="S", help=words)
-
-
-def _canary_parameters(command: argparse.ArgumentParser) -> None:
-    what = command.add_mutually_exclusive_group()
-    words = "register the new version beside the old one and send it this share; later, change the share"
-    what.add_argument("--canary", type=_percent, metavar="PERCENT", help=words)
-    what.add_argument("--promote", action="store_true", help="give the canary everything, and retire the old version")
-    what.add_argument("--abort", action="store_true", help="send the canary nothing more, and retire it")
-    words = "with --canary: requests that carry it go there, whatever the share"
-    command.add_argument("--canary-header", type=_header, metavar="NAME:VALUE", help=words)
-    _gateway_option(command)
+def _timeout_option(command: argparse.ArgumentParser, words: str) -> None:
+    command.add_argument("--timeout", type=_seconds, default=TIMEOUT_S, metavar="S", help=words)
 
 
 def _gateway_option(command: argparse.ArgumentParser) -> None:
@@ -229,12 +214,6 @@ def _trust_options(root: argparse.ArgumentParser) -> None:
     root.add_argument("--cert", type=Path, metavar="FILE", help="the client's certificate, with its key or without")
     root.add_argument("--key", type=Path, metavar="FILE", help="its key, where --cert has none")
     root.add_argument("--insecure", action="store_true", help="check no certificate")
-
-
-def _command(added: Any, name: str, words: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = added.add_parser(name, help=words, description=f"{words.capitalize()}.")
-    command.add_argument("model", metavar="MODEL")
-    return command
 
 
 def _batch_parameters(command: argparse.ArgumentParser, kept: str) -> None:
@@ -257,15 +236,7 @@ def _positive(text: str) -> int:
     return number
 
 
-def _seconds(text: str) -> float:
-    return _number(text, float("inf"), "of seconds")
-
-
-def _percent(text: str) -> float:
-    return _number(text, 100.0, "from 0 to 100")
-
-
-def _number(text: str, most: float, words: str) -> float:
+def _number(most: float, words: str, text: str) -> float:
     try:
         number = float(text)
     except ValueError:
@@ -273,6 +244,10 @@ def _number(text: str, most: float, words: str) -> float:
     if not 0 <= number <= most or number == float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number {words}")
     return number
+
+
+_seconds = partial(_number, float("inf"), "of seconds")
+_percent = partial(_number, 100.0, "from 0 to 100")
 
 
 def _header(text: str) -> tuple[str, str]:

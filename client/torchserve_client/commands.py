@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import wraps
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +29,27 @@ out = Console(highlight=False, markup=False, soft_wrap=True)
 aside = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
-def stream(options: argparse.Namespace, client: Client) -> int:
+# Runs with the options of the command line, the servers' management APIs, and the inference API; returns the exit code.
+Command = Callable[[argparse.Namespace, Nodes, Client], int]
+
+
+def on_each(run: Callable[[argparse.Namespace, Management], int]) -> Command:
+    """Make a command that runs on every node, under its name where there are several."""
+
+    @wraps(run)
+    def command(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
+        def one(name: str, management: Management) -> int:
+            if len(nodes.by_name) > 1:
+                out.print(f"{name}:")
+            logs = nodes.logs.get(name, getattr(options, "logs", None))
+            return run(argparse.Namespace(**{**vars(options), "logs": logs}), management)
+
+        return max(nodes.each_named(one).values())
+
+    return command
+
+
+def stream(options: argparse.Namespace, _: Nodes, client: Client) -> int:
     """Print the pieces of one answer as they come."""
     text = sys.stdin.read().strip() if options.text is None else options.text
     with client.stream(options.model, text, **dict(options.option)) as pieces:
@@ -40,14 +61,14 @@ def stream(options: argparse.Namespace, client: Client) -> int:
     return 0
 
 
-def embed(options: argparse.Namespace, client: Client) -> int:
+def embed(options: argparse.Namespace, _: Nodes, client: Client) -> int:
     """Print a vector for each text, one a line, as JSON."""
     for vector in client.embed(options.model, options.text or _lines(), **dict(options.option)):
         out.print(json.dumps(vector))
     return 0
 
 
-def rerank(options: argparse.Namespace, client: Client) -> int:
+def rerank(options: argparse.Namespace, _: Nodes, client: Client) -> int:
     """Print documents with their scores, best first."""
     documents = options.document or _lines()
     for ranked in client.rerank(options.model, options.query, documents, top_n=options.top_n):
@@ -59,6 +80,7 @@ def _lines() -> list[str]:
     return [line for line in sys.stdin.read().splitlines() if line.strip()]
 
 
+@on_each
 def register(options: argparse.Namespace, management: Management) -> int:
     """Register an archive; with --wait until its workers are ready."""
     model, archive = options.model, options.url or f"{options.model}.mar"
@@ -87,17 +109,21 @@ def register(options: argparse.Namespace, management: Management) -> int:
     return 0
 
 
+@on_each
 def scale(options: argparse.Namespace, management: Management) -> int:
     """Change the number of workers."""
     management.scale(options.model, options.workers)
     out.print(f"{options.model}: {_workers(options.workers)} wanted")
-    if options.wait:
-        return wait_ready(options, management)
-    return 0
+    return _wait_ready(options, management) if options.wait else 0
 
 
+@on_each
 def wait_ready(options: argparse.Namespace, management: Management) -> int:
     """Wait until every worker that is wanted is ready."""
+    return _wait_ready(options, management)
+
+
+def _wait_ready(options: argparse.Namespace, management: Management) -> int:
     management.wait_ready(options.model, options.timeout)
     out.print(f"{options.model}: ready")
     return 0
@@ -173,7 +199,7 @@ def _print_json(document: Any) -> None:
     out.file.write(json.dumps(document, indent=2) + "\n")
 
 
-def rollout(options: argparse.Namespace, nodes: Nodes) -> int:
+def rollout(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
     """Put a new version in the place of the one that serves, on every node; or try it on a share of the traffic."""
     wanted = Wanted(options.batch_size, options.max_batch_delay, options.url)
     is_canary = options.canary is not None or options.promote or options.abort
@@ -194,36 +220,10 @@ def rollout(options: argparse.Namespace, nodes: Nodes) -> int:
     return 0
 
 
-def unregister(options: argparse.Namespace, nodes: Nodes) -> int:
+def unregister(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
     """Remove every version of a model from every node; where there is a gateway, off its routes first."""
     Rollout(nodes, gateway=_gateway(options, nodes), say=out.print).unregister(options.model)
     return 0
-
-
-# Commands that ask the inference API alone.
-OF_A_CLIENT: dict[str, Callable[[argparse.Namespace, Client], int]] = {
-    "stream": stream,
-    "embed": embed,
-    "rerank": rerank,
-}
-# Commands that take all nodes together: what they do on one depends on the others, or on the gateway.
-ON_ALL: dict[str, Callable[[argparse.Namespace, Nodes], int]] = {"rollout": rollout, "unregister": unregister}
-
-
-def on_each(run: Callable[[argparse.Namespace, Management], int], options: argparse.Namespace, nodes: Nodes) -> int:
-    """Run a command on every node, under its name where there are several.
-
-    Raises:
-        NodesFailed: some of several failed; the others have done it.
-    """
-
-    def one(name: str, management: Management) -> int:
-        if len(nodes.by_name) > 1:
-            out.print(f"{name}:")
-        logs = nodes.logs.get(name, getattr(options, "logs", None))
-        return run(argparse.Namespace(**{**vars(options), "logs": logs}), management)
-
-    return max(nodes.each_named(one).values())
 
 
 def _gateway(options: argparse.Namespace, nodes: Nodes) -> Gateway | None:
