@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,27 +68,14 @@ def original_version(version: str) -> str:
     return _SUFFIX.sub("", version)
 
 
-def next_version(version: str, taken: list[str]) -> str:
-    """Return the first free version for a copy: the original's with -r2, -r3, ... behind it.
-
-    Args:
-        version: the version that is copied, of an archive or of an earlier copy.
-        taken: versions that are not free.
-    """
-    base = original_version(version)
+def next_version(version: str, taken: Iterable[str]) -> str:
+    """Return the first version for a copy that is not taken: the original's with -r2, -r3, ... behind it."""
     numbers = [int(match[1]) for each in [version, *taken] if (match := _SUFFIX.search(each))]
-    return f"{base}-r{max(numbers, default=1) + 1}"
+    return f"{original_version(version)}-r{max(numbers, default=1) + 1}"
 
 
 def reversioned(path: Path, version: str) -> Path:
-    """Copy an archive under another version, beside the original; the copy appears in one rename.
-
-    Args:
-        path: the original, a .mar file or a folder.
-        version: what the copy's manifest says.
-
-    Returns:
-        The copy, whose name is the original's with the version in it.
+    """Copy an archive, file or folder, under another version beside the original, in one rename; return the copy.
 
     Raises:
         OSError: there is no room, or no permission.

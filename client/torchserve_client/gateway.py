@@ -25,19 +25,17 @@ class NodeState:
 
     Attributes:
         name: the node's.
-        is_up: whether its management API answers.
         is_draining: whether it gets no new requests.
         is_routed: whether it gets requests, for every model that it serves: Envoy itself has found them READY.
         in_flight: requests that it has not answered yet; None while that is not known.
-        management: the address of its management API, as the gateway has it.
+        management: the address of its management API, as the gateway has it; empty where it does not say.
     """
 
     name: str
-    is_up: bool
     is_draining: bool
     is_routed: bool
     in_flight: int | None
-    management: str = ""
+    management: str
 
 
 class Gateway(Api):
@@ -46,8 +44,20 @@ class Gateway(Api):
     server = "gateway"
 
     def nodes(self) -> list[NodeState]:
-        """List the nodes."""
-        return [_state(each) for each in self._call("GET", "/control/nodes")]
+        """List the nodes.
+
+        Raises:
+            ManagementError: what answers is no gateway.
+        """
+        try:
+            return [
+                NodeState(
+                    each["name"], each["is_draining"], each["is_routed"], each["in_flight"], each.get("management", "")
+                )
+                for each in self._call("GET", "/control/nodes")
+            ]
+        except (LookupError, TypeError) as error:
+            raise ManagementError(f"{self.url}: no gateway's answer") from error
 
     def node(self, name: str) -> NodeState:
         """Describe a node.
@@ -55,20 +65,19 @@ class Gateway(Api):
         Raises:
             ManagementError: status 404 when the gateway has none of that name.
         """
-        nodes = self.nodes()
-        for each in nodes:
-            if each.name == name:
-                return each
-        raise ManagementError(f"no node {name}; known are {', '.join(each.name for each in nodes) or 'none'}", 404)
+        nodes = {node.name: node for node in self.nodes()}
+        if name not in nodes:
+            raise ManagementError(f"no node {name}; known are {', '.join(nodes) or 'none'}", 404)
+        return nodes[name]
 
     def drain(self, name: str, is_draining: bool = True) -> None:
         """Send a node no new requests from now on, or let it get some again."""
-        self._call("PUT", f"/control/nodes/{quote(name, safe='')}", {"draining": is_draining})
+        self._call("PUT", _path("nodes", name), {"draining": is_draining})
 
     def canary(self, model: str) -> dict[str, Any] | None:
         """Describe a model's canary: version, percent, header; None where it has none."""
         try:
-            found: dict[str, Any] = self._call("GET", _canary(model))
+            found: dict[str, Any] = self._call("GET", _path("canaries", model))
         except ManagementError as error:
             if error.status != 404:
                 raise
@@ -88,11 +97,11 @@ class Gateway(Api):
             ManagementError: status 404 while the gateway has not seen the version.
         """
         document = {"version": version, "percent": percent, "header": list(header) if header else None}
-        self._call("PUT", _canary(model), document)
+        self._call("PUT", _path("canaries", model), document)
 
     def end_canary(self, model: str) -> None:
         """Send everything to the default version again."""
-        self._call("DELETE", _canary(model))
+        self._call("DELETE", _path("canaries", model))
 
     def in_flight(self, model: str, version: str | None = None) -> int | None:
         """Count the requests on all nodes that have no answer yet; None while the gateway does not know the number.
@@ -104,28 +113,21 @@ class Gateway(Api):
         Raises:
             ManagementError: status 404 when no node has it.
         """
-        count = self._call("GET", _model(model), version=version)["in_flight"]
+        count = self._call("GET", _path("models", model), version=version)["in_flight"]
         return None if count is None else int(count)
 
-    def withdraw(self, model: str, version: str | None = None) -> None:
+    def withdraw(self, model: str, version: str | None = None, *, is_withdrawn: bool = True) -> None:
         """Send no new requests to a model, or to one version, while it is registered; clients get 404.
 
         Args:
             model: the model's name.
             version: the version; None means every version that is registered now.
+            is_withdrawn: False sends them again; where no node has the version, it is forgotten with a 404.
 
         Raises:
             ManagementError: status 404 when no node has it, 400 when the version is the default one of several.
         """
-        self._call("PUT", _model(model), {"version": version, "withdrawn": True})
-
-    def restore(self, model: str, version: str | None = None) -> None:
-        """Undo `withdraw`.
-
-        Raises:
-            ManagementError: status 404 when no node has it; that it was withdrawn is forgotten all the same.
-        """
-        self._call("PUT", _model(model), {"version": version, "withdrawn": False})
+        self._call("PUT", _path("models", model), {"version": version, "withdrawn": is_withdrawn})
 
 
 def in_front_of(urls: Collection[str], named: str | None) -> Gateway | None:
@@ -144,14 +146,12 @@ def in_front_of(urls: Collection[str], named: str | None) -> Gateway | None:
     gateway = Gateway(named or DEFAULT_URL, timeout_s=30.0 if named else PROBE_S)
     try:
         theirs = {_place(node.management) for node in gateway.nodes() if node.management}
-    except (ClientError, LookupError, TypeError, ValueError) as error:
-        gateway.close()
-        if not named:
-            return None
-        if isinstance(error, ClientError):
+    except ClientError:
+        if named:
             raise
-        raise ManagementError(f"{named}: no gateway's answer") from error
-    gateway.close()
+        return None
+    finally:
+        gateway.close()
     ours = {_place(url) for url in urls}
     # A gateway that finds its nodes by a name may know them under other addresses.
     is_theirs = not (theirs & ours and theirs - ours) if named else bool(theirs) and theirs <= ours
@@ -165,21 +165,5 @@ def _place(url: str) -> tuple[str, int | None]:
     return host, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
-def _canary(model: str) -> str:
-    return f"/control/canaries/{quote(model, safe='')}"
-
-
-def _model(model: str) -> str:
-    return f"/control/models/{quote(model, safe='')}"
-
-
-def _state(document: dict[str, Any]) -> NodeState:
-    in_flight = document["in_flight"]
-    return NodeState(
-        str(document["name"]),
-        document["state"] == "up",
-        bool(document["is_draining"]),
-        bool(document["is_routed"]),
-        None if in_flight is None else int(in_flight),
-        str(document.get("management", "")),
-    )
+def _path(what: str, name: str) -> str:
+    return f"/control/{what}/{quote(name, safe='')}"

@@ -5,12 +5,13 @@ again: of these calls only reading is safe to repeat.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import orjson
 
-from torchserve_client.errors import ClientError, DeadlineExceeded, ManagementError, NoConnection, NotReady, Unreachable
+from torchserve_client.errors import DeadlineExceeded, LoadFailed, ManagementError, NoConnection, NotReady, Unreachable
 from torchserve_client.payloads import parsed, reason
 from torchserve_client.transport import Cert, Outgoing, Transport, Verify, authorization
 
@@ -68,14 +69,11 @@ class Api:
         try:
             incoming = self._transport.send(request, self._timeout_s)
         except (NoConnection, DeadlineExceeded) as error:
-            raise self._unreachable(error) from error
+            raise Unreachable(f"no {self.server} answers at {self.url} ({error.type})") from error
         if incoming.status >= 400:
             type_, message = reason(incoming)
             raise ManagementError(message, incoming.status, type_)
         return parsed(incoming.body)
-
-    def _unreachable(self, error: ClientError) -> Unreachable:
-        return Unreachable(f"no {self.server} answers at {self.url} ({error.type})")
 
 
 class Management(Api):
@@ -124,11 +122,7 @@ class Management(Api):
         return [model["modelName"] for model in self._call("GET", "/models", limit=1000)["models"]]
 
     def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
-        """Describe one version of a model as TorchServe does: batch parameters, workers, queue.
-
-        Args:
-            model: the model's name.
-            version: the version; None describes the default one.
+        """Describe a version of a model, or the default one, as TorchServe does: batch parameters, workers, queue.
 
         Raises:
             ManagementError: status 404 when it is not registered.
@@ -154,19 +148,30 @@ class Management(Api):
         ready: int = sum(worker["status"] == "READY" for worker in described["workers"])
         return ready >= max(1, int(described["minWorkers"]))
 
-    def wait_ready(self, model: str, timeout_s: float, version: str | None = None) -> None:
+    def wait_ready(
+        self,
+        model: str,
+        timeout_s: float,
+        version: str | None = None,
+        *,
+        failure: Callable[[], str | None] = lambda: None,
+    ) -> None:
         """Wait until `is_ready`.
 
         Args:
             model: the model's name.
             timeout_s: most seconds to wait.
             version: the version; None waits for the default one.
+            failure: why a worker has failed to load, where that can be known; None while none has.
 
         Raises:
             NotReady: the model was not ready within `timeout_s`.
+            LoadFailed: a worker has failed.
         """
         deadline = time.monotonic() + timeout_s
         while not self.is_ready(model, version):
+            if (reason := failure()) is not None:
+                raise LoadFailed(f"{model}: {reason}")
             if time.monotonic() > deadline:
                 raise NotReady(f"{model}: no ready worker after {timeout_s:g} s")
             time.sleep(POLL_S)
@@ -190,30 +195,6 @@ class Management(Api):
             ManagementError: status 404 when it is not registered.
         """
         self._call("DELETE", _path(model, version))
-
-    def pass_through_worker(self, model: str, version: str, timeout_s: float) -> bool:
-        """Send a request for custom metadata through the version's queue, and wait for a worker's answer.
-
-        It stands in the queue behind everything that came before it, and a worker takes it when its last batch is out.
-
-        Args:
-            model: the model's name.
-            version: the version whose queue it goes through.
-            timeout_s: most seconds to wait.
-
-        Returns:
-            Whether a worker answered, with whatever status, within `timeout_s`.
-
-        Raises:
-            Unreachable: nothing answers at the management address.
-        """
-        request = Outgoing("GET", f"{self.url}{_path(model, version)}?customized=true", headers=self._headers)
-        try:
-            return self._transport.send(request, timeout_s).status != 503
-        except DeadlineExceeded:
-            return False
-        except NoConnection as error:
-            raise self._unreachable(error) from error
 
 
 def _path(model: str, version: str | None) -> str:

@@ -22,10 +22,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchserve_client import archives
-from torchserve_client.errors import ClientError, LoadFailed, ManagementError, NotReady, RolloutFailed
+from torchserve_client.errors import ClientError, LoadFailed, ManagementError, RolloutFailed
 from torchserve_client.gateway import MOMENT_S, Gateway
 from torchserve_client.management import POLL_S, Management
 from torchserve_client.nodes import Nodes
@@ -50,14 +50,6 @@ class Wanted:
     batch_size: int | None = None
     max_batch_delay_ms: int | None = None
     archive: str | None = None
-
-
-class New(NamedTuple):
-    """The version that takes over: its archive in the model store, and whether that was copied for it."""
-
-    version: str
-    archive: Path
-    is_copy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +87,10 @@ class Rollout:
         if self.gateway is not None and self.gateway.canary(model) is not None:
             raise RolloutFailed(f"{model} has a canary: --promote or --abort it first")
         olds = self.nodes.each(lambda management: management.describe(model))
-        new = self._register(model, wanted, olds)
-        self._set_default(model, new.version)
+        version, _ = self._register(model, wanted, olds)
+        self._set_default(model, version)
         self._retire(model, {name: str(old["modelVersion"]) for name, old in olds.items()})
-        return new.version
+        return version
 
     def try_canary(self, model: str, wanted: Wanted, percent: float, header: tuple[str, str] | None) -> str:
         """Register a version beside the one that serves, and send it a share; or change the share of the one there is.
@@ -127,14 +119,15 @@ class Rollout:
             return version
         if wanted == Wanted():
             raise RolloutFailed(f"{model} has no canary: say what is to be tried, --batch-size, --url, ...")
-        new = self._register(model, wanted, self.nodes.each(lambda management: management.describe(model)))
+        olds = self.nodes.each(lambda management: management.describe(model))
+        version, take_back = self._register(model, wanted, olds)
         try:
-            self._once_seen(partial(gateway.set_canary, model, new.version, percent, header), 404)
+            self._once_seen(partial(gateway.set_canary, model, version, percent, header), 404)
         except BaseException:
-            self._take_back(model, new, list(self.nodes.by_name))
+            take_back()
             raise
-        self.say(f"{model}: version {new.version} gets {percent:g} %; --promote or --abort ends it")
-        return new.version
+        self.say(f"{model}: version {version} gets {percent:g} %; --promote or --abort ends it")
+        return version
 
     def promote(self, model: str) -> str:
         """Give a canary everything, and retire what served; return the version that serves now.
@@ -185,66 +178,72 @@ class Rollout:
         with self._withdrawn(model, None):
             self.nodes.each_named(unregister)
 
-    # -- the new version --------------------------------------------------------------------------------------------
+    def _register(
+        self, model: str, wanted: Wanted, olds: Mapping[str, dict[str, Any]]
+    ) -> tuple[str, Callable[[], None]]:
+        """Register the new version on every node beside the old one, and wait until it is READY; or take it back.
 
-    def _register(self, model: str, wanted: Wanted, olds: Mapping[str, dict[str, Any]]) -> New:
-        """Register the new version on every node beside the old one, and wait until it is READY; or take it back."""
+        Args:
+            model: the model's name.
+            wanted: how it is to be registered.
+            olds: a node's name -> the description of the version that serves there.
+
+        Returns:
+            The version, and a function that takes it back.
+        """
         taken = self.nodes.each(lambda management: management.versions(model))
-        every = sorted({version for versions in taken.values() for version in versions})
-        new = self._prepare(model, next(iter(olds.values())), wanted, every)
+        old = next(iter(olds.values()))
+        version, archive = self._prepare(model, old, wanted, [each for versions in taken.values() for each in versions])
         registered: list[str] = []
+        take_back = partial(self._take_back, model, version, registered, None if wanted.archive else archive)
         try:
             for name, old in olds.items():
                 management = self.nodes.by_name[name]
-                log = WorkerLog(self.nodes.logs.get(name, self.logs) / "model_log.log", model, new.version)
+                log = WorkerLog(self.nodes.logs.get(name, self.logs) / "model_log.log", model, version)
                 workers = max(1, int(old["minWorkers"]))
                 batch_size = wanted.batch_size or int(old["batchSize"])
                 delay_ms = wanted.max_batch_delay_ms or int(old["maxBatchDelay"])
                 batch = {"batch_size": batch_size, "max_batch_delay_ms": delay_ms}
-                management.register(new.archive.name, initial_workers=workers, model_name=model, **batch)
+                management.register(archive.name, initial_workers=workers, model_name=model, **batch)
                 registered.append(name)
                 words = f"batch_size {batch_size}, max_batch_delay {delay_ms} ms, {workers} worker{'s'[: workers > 1]}"
-                self._say(name, f"{model}: version {new.version} is registered, {words}")
-                wait_loaded(management, model, log, new.version)
-                self._say(name, f"{model}: version {new.version} is ready")
+                self._say(name, f"{model}: version {version} is registered, {words}")
+                wait_loaded(management, model, log, version)
+                self._say(name, f"{model}: version {version} is ready")
         except BaseException as error:
-            self._take_back(model, new, registered)
+            take_back()
             if isinstance(error, ClientError) and len(olds) > 1:
                 raise RolloutFailed(f"{name}: {error.message}; all nodes are as they were") from error
-            if isinstance(error, LoadFailed | NotReady):
+            if isinstance(error, LoadFailed):
                 raise RolloutFailed(f"{error.message}; version {old['modelVersion']} serves on") from error
             raise
-        return new
+        return version, take_back
 
-    def _prepare(self, model: str, old: Mapping[str, Any], wanted: Wanted, taken: list[str]) -> New:
+    def _prepare(self, model: str, old: Mapping[str, Any], wanted: Wanted, taken: Sequence[str]) -> tuple[str, Path]:
         """Find or make the archive to register, in the model store, under a version that is free."""
         path = self.model_store / (wanted.archive or str(old["modelUrl"]))
         description = archives.describe(path)
         if wanted.archive is None:
             version = archives.next_version(str(old["modelVersion"]), taken)
-            return New(version, archives.reversioned(path, version), is_copy=True)
+            return version, archives.reversioned(path, version)
         if description.name != model:
             raise RolloutFailed(f"{path.name} holds {description.name}, not {model}")
-        if description.version in taken:
-            raise RolloutFailed(
-                f"{model}: version {description.version} is registered already; give {path.name} another"
-            )
-        return New(description.version, path, is_copy=False)
+        if (version := description.version) in taken:
+            raise RolloutFailed(f"{model}: version {version} is registered already; give {path.name} another")
+        return version, path
 
-    def _take_back(self, model: str, new: New, names: Sequence[str]) -> None:
+    def _take_back(self, model: str, version: str, names: Sequence[str], copy: Path | None) -> None:
         for name in names:
             try:
-                self.nodes.by_name[name].unregister(model, new.version)
+                self.nodes.by_name[name].unregister(model, version)
             except ManagementError as error:
-                self._say(name, f"{model}: version {new.version} could not be unregistered: {error.message}")
-        if new.is_copy:
-            archives.remove(new.archive)
+                self._say(name, f"{model}: version {version} could not be unregistered: {error.message}")
+        if copy is not None:
+            archives.remove(copy)
 
     def _set_default(self, model: str, version: str) -> None:
         self.nodes.each(lambda management: management.set_default(model, version))
         self.say(f"{model}: version {version} is the default")
-
-    # -- the old version --------------------------------------------------------------------------------------------
 
     def _retire(self, model: str, versions: Mapping[str, str]) -> None:
         """Unregister versions that are no default, once they have answered everything.
@@ -275,49 +274,43 @@ class Rollout:
         """Wait until a version has answered everything it was asked."""
         management, version = self.nodes.by_name[name], str(old["modelVersion"])
         self.sleep(MOMENT_S)
-        deadline_s = time.monotonic() + DRAIN_S
-        while (now := management.describe(model, version))["jobQueueStatus"]["pendingRequests"] > 0:
-            if time.monotonic() > deadline_s:
-                raise RolloutFailed(
-                    f"{model}: {now['jobQueueStatus']['pendingRequests']} requests still wait for version {version} "
-                    f"after {DRAIN_S:g} s; it stays registered, the new version is the default"
-                )
-            self.sleep(POLL_S)
+
+        def is_empty() -> bool:
+            return bool(management.describe(model, version)["jobQueueStatus"]["pendingRequests"] == 0)
+
+        if not self._until(is_empty, DRAIN_S):
+            raise RolloutFailed(
+                f"{model}: requests still wait for version {version} after {DRAIN_S:g} s; it stays registered, the new "
+                "version is the default"
+            )
         timeout_s = float(old["responseTimeout"])
-        if len(now["workers"]) == 1 and self._answered(name, management, model, now, timeout_s):
+        if len(old["workers"]) == 1 and self._answered(name, model, old, timeout_s):
             self._say(name, f"{model}: version {version} has answered everything")
         else:
             # TorchServe answers or replaces a worker within this time.
             self._say(name, f"{model}: version {version} has an empty queue; its last batches have {timeout_s:g} s")
             self.sleep(timeout_s)
 
-    def _answered(
-        self, name: str, management: Management, model: str, old: Mapping[str, Any], timeout_s: float
-    ) -> bool:
+    def _answered(self, name: str, model: str, old: Mapping[str, Any], timeout_s: float) -> bool:
         """Wait until the one worker of a version has answered everything; return False where that cannot be learnt.
 
         A classic worker takes a request from the queue when it has answered its batch. An adaptive one takes it at
         once, and answers with the number of requests that it has beside.
         """
-        version = str(old["modelVersion"])
+        if (inference := self.nodes.inference.get(name)) is None:
+            return False
+        ends_s, idle = time.monotonic() + timeout_s, 0
         try:
-            if not archives.describe(self.model_store / str(old["modelUrl"])).is_continuous:
-                return management.pass_through_worker(model, version, timeout_s)
-            if (inference := self.nodes.inference.get(name)) is None:
-                return False
-            ends_s, idle = time.monotonic() + timeout_s, 0
             # Twice: what is answered together with the first is then on its way.
             while idle < 2 and (left_s := ends_s - time.monotonic()) > 0:
-                count = inference.in_flight(model, version, timeout_s=left_s)
+                count = inference.in_flight(model, str(old["modelVersion"]), timeout_s=left_s)
                 if count is None:
-                    return False
+                    return not archives.describe(self.model_store / str(old["modelUrl"])).is_continuous
                 idle = idle + 1 if count == 0 else 0
                 self.sleep(0 if idle else POLL_S)
         except ClientError:
             return False
         return idle == 2
-
-    # -- the gateway ------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _withdrawn(self, model: str, version: str | None) -> Iterator[None]:
@@ -330,52 +323,52 @@ class Rollout:
             yield
             return
         named = model if version is None else f"{model}: version {version}"
-        is_served = True
         try:
             try:
                 # 400: the gateway has not seen yet that another version is the default.
                 self._once_seen(partial(gateway.withdraw, model, version), 400)
                 self.say(f"{named}: the gateway sends no new requests")
-                self._wait_answered(gateway, model, version, named)
+                self.sleep(MOMENT_S)
+                # The gateway may not know the number for a while: that is not none.
+                if not self._until(lambda: gateway.in_flight(model, version) == 0, DRAIN_S):
+                    self.say(f"{named}: requests still in flight after {DRAIN_S:g} s")
             except ManagementError as error:
+                # 404: the gateway does not have it.
                 if error.status != 404:
                     raise
-                is_served = False
             yield
         except BaseException:
             # It may have been withdrawn even if the answer was lost.
-            if is_served:
-                try:
-                    gateway.restore(model, version)
-                    self.say(f"{named}: the gateway sends requests again")
-                except ManagementError as error:
+            try:
+                gateway.withdraw(model, version, is_withdrawn=False)
+                self.say(f"{named}: the gateway sends requests again")
+            except ManagementError as error:
+                if error.status != 404:
                     self.say(f"{named}: could not be put back on the gateway's routes: {error.message}")
             raise
         # The gateway forgets what is gone when it next looks; now a model that is registered anew is served at once.
         with suppress(ManagementError):
-            gateway.restore(model, version)
-
-    def _wait_answered(self, gateway: Gateway, model: str, version: str | None, named: str) -> None:
-        """Wait until the gateway has nothing in flight for a version; it may not know the number for a while."""
-        self.sleep(MOMENT_S)
-        deadline_s = time.monotonic() + DRAIN_S
-        while (count := gateway.in_flight(model, version)) != 0:
-            if time.monotonic() > deadline_s:
-                number = "an unknown number of" if count is None else count
-                self.say(f"{named}: {number} requests still in flight after {DRAIN_S:g} s")
-                return
-            self.sleep(POLL_S)
+            gateway.withdraw(model, version, is_withdrawn=False)
 
     def _once_seen(self, call: Callable[[], None], not_seen: int) -> None:
         """Repeat a call while the gateway answers `not_seen`: it has not seen a change on the nodes yet."""
-        deadline_s = time.monotonic() + SEEN_S
+        ends_s = time.monotonic() + SEEN_S
         while True:
             try:
                 return call()
             except ManagementError as error:
-                if error.status != not_seen or time.monotonic() > deadline_s:
+                if error.status != not_seen or time.monotonic() > ends_s:
                     raise
             self.sleep(POLL_S)
+
+    def _until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
+        """Look until it is done, for at most so many seconds; return whether it is."""
+        ends_s = time.monotonic() + timeout_s
+        while not is_done():
+            if time.monotonic() > ends_s:
+                return False
+            self.sleep(POLL_S)
+        return True
 
     def _canary(self, model: str) -> str:
         if (canary := self._edge().canary(model)) is None:

@@ -4,11 +4,10 @@ model_log.log -> lines of one model from now on -> the reason, once a worker has
 """
 
 import re
-import time
 from pathlib import Path
 
-from torchserve_client.errors import LoadFailed
-from torchserve_client.management import POLL_S, Management
+from torchserve_client.errors import LoadFailed, NotReady
+from torchserve_client.management import Management
 
 # The beginning of the line in which our handlers log the reason (handlers/errors.py, LOAD_FAILED).
 LOAD_FAILED = "Cannot load"
@@ -17,12 +16,11 @@ LOAD_FAILED = "Cannot load"
 DIED = "Backend worker process died"
 
 
+LINE = re.compile(r"^\S+ \[\w+ *\] W-\d+-(?P<model>.+)_(?P<version>[^_]*)-std(?:out|err) MODEL_LOG - (?P<message>.*)$")
+
+
 class WorkerLog:
     """Reads what the workers of one model print from now on."""
-
-    _LINE = re.compile(
-        r"^\S+ \[\w+ *\] W-\d+-(?P<model>.+)_(?P<version>[^_]*)-std(?:out|err) MODEL_LOG - (?P<message>.*)$"
-    )
 
     def __init__(self, path: Path, model: str, version: str | None = None) -> None:
         """Remember where the log ends.
@@ -43,12 +41,9 @@ class WorkerLog:
             return None
         with self.path.open(encoding="utf-8", errors="replace") as log:
             log.seek(self._offset)
-            matches = [self._LINE.match(line.rstrip("\n")) for line in log]
-        messages = [match["message"] for match in matches if match and self._is_ours(match)]
-        return load_error(messages)
-
-    def _is_ours(self, match: "re.Match[str]") -> bool:
-        return match["model"] == self._model and self._version in (None, match["version"])
+            matches = [match for line in log if (match := LINE.match(line.rstrip("\n")))]
+        ours = [match for match in matches if match["model"] == self._model]
+        return load_error([match["message"] for match in ours if self._version in (None, match["version"])])
 
 
 def load_error(messages: list[str]) -> str | None:
@@ -90,13 +85,8 @@ def wait_loaded(management: Management, model: str, log: WorkerLog, version: str
         LoadFailed: a worker failed, or none was ready in time; it has the worker's words, or says where they are.
     """
     timeout_s = float(management.describe(model, version)["startupTimeout"])
-    deadline = time.monotonic() + timeout_s
-    while not management.is_ready(model, version):
-        reason = log.reason()
-        if reason is None and time.monotonic() > deadline:
-            reason = f"no ready worker after startupTimeout, {timeout_s:g} s; {log.path} may say why"
-            if not log.path.exists():
-                reason = f"no ready worker after startupTimeout, {timeout_s:g} s; the server's model_log.log says why"
-        if reason is not None:
-            raise LoadFailed(f"{model}: {reason}")
-        time.sleep(POLL_S)
+    try:
+        management.wait_ready(model, timeout_s, version, failure=log.reason)
+    except NotReady as error:
+        place = f"{log.path} may say" if log.path.exists() else "the server's model_log.log says"
+        raise LoadFailed(f"{model}: no ready worker after startupTimeout, {timeout_s:g} s; {place} why") from error

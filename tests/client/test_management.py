@@ -56,23 +56,6 @@ def test_server_that_does_not_answer_is_unreachable_and_asked_once(step: Step) -
     assert len(script.sent) == 1
 
 
-@pytest.mark.parametrize(
-    ("step", "has_passed"),
-    [
-        (ok([{}]), True),
-        # Our handlers refuse a request without a body: a worker has answered it all the same.
-        (failed(400, "EmptyInput", "The body is empty."), True),
-        (failed(503, "ServiceUnavailableException", "no worker"), False),
-        (DeadlineExceeded("silence"), False),
-    ],
-)
-def test_request_passes_through_a_worker_or_does_not(step: Step, has_passed: bool) -> None:
-    own, script = management(step)
-    assert own.pass_through_worker("m", "1.0", 60) is has_passed
-    assert asked(script) == ["GET /models/m/1.0?customized=true"]
-    assert script.sent[0][1] == 60
-
-
 def test_every_node_is_called_and_the_error_says_which_did_not_do_it() -> None:
     steps: dict[str, Step] = {
         "a": ok({}),
