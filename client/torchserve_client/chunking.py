@@ -131,12 +131,9 @@ def _size(item: Any) -> int:
         return len(item.encode())
     if isinstance(item, Mapping):
         return sum(len(str(name)) + _size(value) for name, value in item.items())
-    if isinstance(item, Path):
-        item_bytes = item.stat().st_size
-    elif isinstance(item, bytes | bytearray | memoryview):
-        item_bytes = len(item)
-    else:
+    if not isinstance(item, Path | bytes | bytearray | memoryview):
         return len(str(item))
+    item_bytes = item.stat().st_size if isinstance(item, Path) else len(item)
     # Base64: four characters for three bytes.
     return -(-item_bytes // 3) * 4
 

@@ -5,7 +5,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import wraps
 from typing import Any
@@ -148,29 +148,28 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
             out.print(_table(models) if models else "no model is registered")
         return models
 
-    described = nodes.each_named(one)
-    versions = dict.fromkeys(each["modelVersion"] for listed in described.values() for each in listed)
-    said = _said(client, options.model, list(versions)) if options.model else {}
+    described = [(name, each) for name, listed in nodes.each_named(one).items() for each in listed]
+    versions = dict.fromkeys(each["modelVersion"] for _, each in described)
+    found = _metadata(client, options.model, versions) if options.model else {}
     if options.json:
-        _print_json([_document(name, each, said, is_one) for name, listed in described.items() for each in listed])
+        documents = []
+        for name, each in described:
+            metadata = found.get(each["modelVersion"])
+            more = {"metadata": asdict(metadata) if metadata else None} if found else {}
+            documents.append({**({} if is_one else {"node": name}), **each, **more})
+        # The console would colour it.
+        out.file.write(json.dumps(documents, indent=2) + "\n")
         return 0
-    for version, metadata in said.items():
+    for version, metadata in found.items():
         if metadata is not None:
-            words = "" if len(said) == 1 else f"version {version}: "
+            words = "" if len(found) == 1 else f"version {version}: "
             out.print(f"\n{words}max_batch_size {metadata.max_batch_size or 'not said'}")
-            for line in _precisions(metadata):
-                out.print(line)
+            if metadata.precision:
+                out.print(f"precision {metadata.precision}")
+            for precision, proof in metadata.proofs.items():
+                out.print(f"{precision} against fp32: {_proof(proof)}")
             out.print(_tensors(metadata))
     return 0
-
-
-def _document(name: str, each: dict[str, Any], said: dict[str, Metadata | None], is_one: bool) -> dict[str, Any]:
-    metadata = said.get(each["modelVersion"])
-    return {
-        **({} if is_one else {"node": name}),
-        **each,
-        **({"metadata": asdict(metadata) if metadata else None} if said else {}),
-    }
 
 
 def _described(options: argparse.Namespace, management: Management) -> list[dict[str, Any]]:
@@ -183,20 +182,15 @@ def _described(options: argparse.Namespace, management: Management) -> list[dict
     ]
 
 
-def _said(client: Client, model: str, versions: Sequence[str]) -> dict[str, Metadata | None]:
+def _metadata(client: Client, model: str, versions: Iterable[str]) -> dict[str, Metadata | None]:
     """Ask each version of a model for its metadata; None of one that does not answer soon."""
     ends_s = time.monotonic() + METADATA_S
-    said: dict[str, Metadata | None] = dict.fromkeys(versions)
-    for version in versions:
+    found: dict[str, Metadata | None] = dict.fromkeys(versions)
+    for version in found:
         if (left_s := ends_s - time.monotonic()) > 0:
             with contextlib.suppress(ClientError):
-                said[version] = client.metadata(model, version, timeout_s=left_s)
-    return said
-
-
-def _print_json(document: Any) -> None:
-    # The console would colour it.
-    out.file.write(json.dumps(document, indent=2) + "\n")
+                found[version] = client.metadata(model, version, timeout_s=left_s)
+    return found
 
 
 def rollout(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
@@ -260,12 +254,6 @@ def _table(described: list[dict[str, Any]]) -> Table:
             str(each["jobQueueStatus"]["pendingRequests"]),
         )
     return table
-
-
-def _precisions(metadata: Metadata) -> list[str]:
-    """Say which precision serves, and how near the answers in each are to those in fp32."""
-    lines = [f"precision {metadata.precision}"] if metadata.precision else []
-    return lines + [f"{precision} against fp32: {_proof(proof)}" for precision, proof in metadata.proofs.items()]
 
 
 def _proof(proof: Mapping[str, Any]) -> str:

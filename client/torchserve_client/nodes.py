@@ -43,8 +43,7 @@ class Nodes:
             OSError: it cannot be read.
         """
         try:
-            listed = json.loads(path.read_text(encoding="utf-8"))
-            nodes = {str(node["name"]): node for node in listed}
+            nodes = {str(node["name"]): node for node in json.loads(path.read_text(encoding="utf-8"))}
             urls = {name: (str(node["management"]), node.get("inference")) for name, node in nodes.items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidPayload(f"{path}: not a nodes.json of make serve") from error

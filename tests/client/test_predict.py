@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,13 @@ from torchserve_client.cli import main
 
 
 class Server:
-    """Answers with what it was asked, in capitals; it can be told to wait."""
+    """Answers with what it was asked, in capitals."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.opened = threading.Event()
-        self.opened.set()
         self.url = ""
 
     def __call__(self, path: str, content_type: str, body: bytes) -> Any:
-        assert self.opened.wait(30)
         model = path.rpartition("/")[2]
         if path.startswith("/models/"):
             return [{"batchSize": 1}]
@@ -60,30 +56,6 @@ def answers(out: Path) -> dict[str, Any]:
     found = {line["input"]: line.get("answer", "error") for line in lines}
     assert len(found) == len(lines)
     return found
-
-
-def test_second_run_on_the_same_answers_is_told_and_nothing_is_lost(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, out = tmp_path / "lines.txt", tmp_path / "out.jsonl"
-    path.write_text("a\nb\nc\nd\n")
-    # A first run left a failure: both the file and the one that takes its place are locked.
-    out.write_text('{"input":"1","key":"k","error":{"code":503}}\n')
-    server.opened.clear()
-    codes: list[int] = []
-    first = threading.Thread(target=lambda: codes.append(server.predict(path, out, "--chunk", "1")))
-    first.start()
-    while out.read_bytes():
-        assert first.is_alive()
-    assert main([*server.addresses, "predict", "m", str(path), "--out", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert said == f"client: {out}: another run writes to it; wait for it, or name another file\n"
-    server.opened.set()
-    first.join(30)
-    assert codes == [0]
-    assert answers(out) == {"1": "m A", "2": "m B", "3": "m C", "4": "m D"}
-    assert server.predict(path, out) == 0
-    assert server.asked == []
 
 
 def test_shards_ask_for_everything_once_and_each_goes_on_by_itself(server: Server, tmp_path: Path) -> None:
