@@ -4,10 +4,12 @@
                                                  remembered -> one item on each engine         -> Choice
 
 A measurement runs what serving runs: one item on the whole engine, and full micro-batches on all streams side by side,
-from `collate` to `split`. A worker has one precision and one number of streams for micro-batches of all sizes: an
-answer must not depend on which other requests came. So the candidate with the least product of both times of an item,
-alone and among many, is taken, and its measurements are what the latency models start from. With a single candidate an
-adaptive worker measures that one, and a classic worker nothing.
+from `collate` to `split`, for adaptive mode beside a thread that decodes. A pass on all threads waits for the one that
+shares its core: two cores of AVX2 took 1.85 times as long for MobileNetV2 beside a decoder, and 1.45 times in two
+streams. A worker has one precision and one number of streams for micro-batches of all sizes: an answer must not depend
+on which other requests came. So the candidate with the least product of both times of an item, alone and among many, is
+taken, and its measurements are what the latency models start from. With a single candidate an adaptive worker measures
+that one, and a classic worker nothing.
 
 Measurements are kept in a file, in the folder CACHE_DIR or else in the model's own folder, which TorchServe keeps while
 the model is registered. A file with anything but measurements in it is ignored.
@@ -17,12 +19,14 @@ import hashlib
 import json
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from importlib.metadata import version
+from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import fmean
@@ -143,9 +147,13 @@ class Trial:
     def _try_all(self, item: Any) -> Arrangement:
         """Measure every precision on the whole engine, then the best one in streams; return the best arrangement."""
         arrangements: dict[Candidate, Arrangement] = {}
-        untried = self._measure([Candidate(each, self._counts[0]) for each in self._precisions], arrangements, item)
-        if len(self._counts) > 1:
+        untried, precision = list[Candidate](), self._precisions[0]
+        if len(self._precisions) > 1:
+            untried = self._measure([Candidate(each, self._counts[0]) for each in self._precisions], arrangements, item)
             precision = self._best().precision
+        if len(self._counts) > 1 or not self._known:
+            # The quickest of its runs counts, so it has as many as its streams.
+            self._known.pop(Candidate(precision, self._counts[0]), None)
             untried += self._measure([Candidate(precision, each) for each in self._counts], arrangements, item)
         if untried:
             # One of them may be the best, on a machine that was busy with something else: the next start tries again.
@@ -159,8 +167,9 @@ class Trial:
     ) -> list[Candidate]:
         """Measure candidates in turn, ROUNDS times as far as time allows; return those that were not measured."""
         ends_s = inf
-        for candidate in [*candidates] * ROUNDS:
-            if time.perf_counter() > ends_s:
+        for number, candidate in product(range(ROUNDS), candidates):
+            # A further round gives each candidate its turn or none.
+            if time.perf_counter() > ends_s and (number == 0 or candidate is candidates[0]):
                 break
             if candidate not in arrangements:
                 arrangements[candidate] = self._arranged(candidate)
@@ -179,10 +188,11 @@ class Trial:
         if same is not None and candidate.streams > 1 and not getattr(task.engine, "deals_out", True):
             whole = same.whole
         else:
-            whole = measure([task], item, self._full)
+            whole = measure([task], item, self._full, is_beside_decoder=self._is_adaptive)
         if not (arrangement.streams and self._is_adaptive):
             return Measured(whole, [])
-        return Measured(whole, measure([on_engine(self._task, each) for each in arrangement.streams], item, self._full))
+        streams = [on_engine(self._task, each) for each in arrangement.streams]
+        return Measured(whole, measure(streams, item, self._full, is_beside_decoder=True))
 
     def _run_once(self, engines: Sequence[Engine], item: Any) -> None:
         """Run an item on each engine."""
@@ -222,17 +232,39 @@ class Trial:
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def measure(tasks: Sequence[Task], item: Any, full: Callable[[float], int]) -> Seeds:
+def measure(tasks: Sequence[Task], item: Any, full: Callable[[float], int], *, is_beside_decoder: bool) -> Seeds:
     """Time a micro-batch of one item, and a full one that repeats it.
 
     Args:
         tasks: one on the whole engine, or one on each stream, which run side by side.
         item: decoded and prepared.
         full: returns how many items a full one has, where an item takes so many seconds.
+        is_beside_decoder: whether a thread decodes while the full one runs.
     """
     tokens, item_s = tasks[0].cost(item).length, _seconds(tasks, [item])
     size = full(item_s)
-    return [(tokens, item_s), *([(size * tokens, _seconds(tasks, [item] * size))] if size > 1 else [])]
+    if size < 2:
+        return [(tokens, item_s)]
+    with _decoding(tasks[0]) if is_beside_decoder else nullcontext():
+        return [(tokens, item_s), (size * tokens, _seconds(tasks, [item] * size))]
+
+
+@contextmanager
+def _decoding(task: Task) -> Iterator[None]:
+    """Decode the task's sample over and over on another thread."""
+    sample, is_over = task.sample(), threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            decoded(task, [sample] if sample else [])
+
+    thread = threading.Thread(target=work, name="trial-decoder", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _seconds(tasks: Sequence[Task], items: Sequence[Any]) -> float:

@@ -1,6 +1,7 @@
 """What a worker tries as it loads: every precision, then streams; measured as it serves, for a bounded time, once."""
 
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +43,7 @@ class Way:
         if streams == 1:
             return Arrangement(self)
         self.made.append(f"{self._precision} {streams}")
-        return Arrangement(self, [Way(self.taking, self.made, self._precision, streams) for _ in range(streams)])
+        return Arrangement(self, [type(self)(self.taking, self.made, self._precision, streams) for _ in range(streams)])
 
     def run(self, inputs: Arrays) -> Outputs:
         time.sleep(self.taking[self._precision, self._streams] * len(inputs["numbers"]))
@@ -123,6 +124,33 @@ def test_trial_begins_nothing_once_its_time_is_over_and_remembers_nothing_incomp
     assert "no time to try a in 2 streams" in caplog.text
     # Another start may have it.
     assert not (tmp_path / ".cache").exists()
+
+
+class BesideDecoders(Way):
+    """Its passes on all threads take three times as long while another thread decodes, and those in streams as ever."""
+
+    def run(self, inputs: Arrays) -> Outputs:
+        is_shared = any(each.name == "trial-decoder" for each in threading.enumerate())
+        if self._streams == 1 and is_shared:
+            super().run(inputs)
+            super().run(inputs)
+        return super().run(inputs)
+
+
+class BesideDecodersHandler(WayHandler):
+    """Serves it."""
+
+    def load(self) -> Engine:
+        return BesideDecoders(self.taking, self.made)
+
+
+def test_an_adaptive_worker_is_measured_beside_a_thread_that_decodes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Without the decoder, streams take as long for all items as the whole engine does.
+    with caplog.at_level(logging.WARNING):
+        loaded(BesideDecodersHandler({("a", 1): SLOW_S, ("a", 2): 2 * SLOW_S}), tmp_path)
+    assert "Runs a in 2 streams" in caplog.text
 
 
 BF16, INT8, STREAMS = Candidate("bf16", 1), Candidate("int8", 1), Candidate("int8", 2)
