@@ -7,6 +7,7 @@
       shared_state   what the threads share, behind one lock
       frontend       TorchServe's messages
       trial          precision and streams, as the worker loads
+      measurements   what micro-batches took, remembered
     scheduler      the queue, its engine and admission                        pure: every method
       request_queue  who waits, in which order                                is told the time
       batches        who shares a micro-batch

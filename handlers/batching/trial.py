@@ -10,29 +10,23 @@ streams. A worker has one precision and one number of streams for micro-batches 
 on which other requests came. So the candidate with the least product of both times of an item, alone and among many, is
 taken, and its measurements are what the latency models start from. With a single candidate an adaptive worker measures
 that one, and a classic worker nothing.
-
-Measurements are kept in a file, in the folder CACHE_DIR or else in the model's own folder, which TorchServe keeps while
-the model is registered. A file with anything but measurements in it is ignored.
 """
 
-import hashlib
-import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from copy import copy
-from importlib.metadata import version
 from itertools import product
 from math import inf
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
-from handlers.engines import Arrangement, Divisible, Engine, Precise, available_threads
+from handlers.batching import measurements
+from handlers.batching.measurements import Candidate, Measured, Seeds
+from handlers.engines import Arrangement, Divisible, Engine, Precise
 from handlers.pipeline import Task
 from handlers.warm_up import decoded, run
 
@@ -47,32 +41,8 @@ FULL_S = 0.1
 ROUNDS = 5
 # Share by which a product must be less than the likeliest's: a shared machine's times change by some percent.
 LEAST_GAIN = 0.05
-# Linux describes processors there.
-PROCESSORS = Path("/proc/cpuinfo")
-
-# What micro-batches took: (padded tokens, seconds), one item first.
-Seeds = list[tuple[int, float]]
-
 
 AnyTask = TypeVar("AnyTask", bound=Task)
-
-
-class Candidate(NamedTuple):
-    """One way to run a model: its precision, empty where the engine has only one, and its number of streams."""
-
-    precision: str
-    streams: int
-
-    def __str__(self) -> str:
-        words = [self.precision] if self.precision else []
-        return " ".join([*words, f"in {self.streams} streams" if self.streams > 1 else "whole"])
-
-
-class Measured(NamedTuple):
-    """What micro-batches took with the engine to themselves, and on each stream beside the others, if measured."""
-
-    whole: Seeds
-    stream: Seeds
 
 
 class Choice(NamedTuple):
@@ -118,8 +88,8 @@ class Trial:
             self._counts = tuple(engine.stream_counts) if wanted == "auto" else (int(wanted),)
         kind = " ".join(engine.description.split()[:2])
         settings = (config.scheduling.mode, config.threads, self._precisions, self._counts, self._most_items)
-        self._path = _path(task, f"{kind} {settings}") if task.fingerprint else None
-        self._known = _read(self._path) if self._path else {}
+        self._path = measurements.path_of(task, f"{kind} {settings}") if task.fingerprint else None
+        self._known = measurements.read(self._path) if self._path else {}
 
     @property
     def engine(self) -> Engine:
@@ -159,7 +129,7 @@ class Trial:
             # One of them may be the best, on a machine that was busy with something else: the next start tries again.
             logger.warning("There was no time to try %s", ", ".join(map(str, untried)))
         elif self._path:
-            _write(self._path, self._known)
+            measurements.write(self._path, self._known)
         return arrangements[self._best()]
 
     def _measure(
@@ -284,48 +254,3 @@ def _seconds(tasks: Sequence[Task], items: Sequence[Any]) -> float:
 def _quickest(before: Seeds, now: Seeds) -> Seeds:
     """Return the fewer seconds of each size."""
     return [min(pair) for pair in zip(before, now, strict=True)]
-
-
-# -- remembering -------------------------------------------------------------------------------------------------------
-
-
-def _path(task: Task, key: str) -> Path:
-    """Return the file for this archive, processor, engine and settings."""
-    processor = ""
-    with suppress(OSError):
-        lines = PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
-        # Processors of one name differ by what a virtual machine shows of them.
-        processor = "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
-    identity = [task.fingerprint, key, processor, available_threads(0), *map(version, ("openvino", "torch"))]
-    name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-    configured = os.environ.get("CACHE_DIR")
-    return (Path(configured) if configured else task.model_dir / ".cache") / f"measured-{name}.json"
-
-
-def _write(path: Path, known: Mapping[Candidate, Measured]) -> None:
-    """Remember what was measured; a folder that cannot be written to forgets it."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: another server may read it now.
-        own = path.with_suffix(f".{os.getpid()}")
-        own.write_text(json.dumps(list(known.items())), encoding="utf-8")
-        own.replace(path)
-
-
-def _read(path: Path) -> dict[Candidate, Measured]:
-    """Return what a file remembers; nothing where it is not there or holds anything else."""
-    try:
-        return {
-            Candidate(str(precision), int(streams)): Measured(_seeds(whole), _seeds(stream))
-            for (precision, streams), (whole, stream) in json.loads(path.read_bytes())
-            if whole
-        }
-    except (OSError, ValueError, TypeError, RecursionError):
-        return {}
-
-
-def _seeds(values: Any) -> Seeds:
-    for tokens, seconds in values:
-        if type(tokens) is not int or type(seconds) is not float or not (tokens > 0 and 0 < seconds < inf):
-            raise ValueError("not a measurement")
-    return [(tokens, seconds) for tokens, seconds in values]

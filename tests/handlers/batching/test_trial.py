@@ -12,7 +12,8 @@ import pytest
 
 from handlers.archive_files import Build
 from handlers.batching import trial
-from handlers.batching.trial import Candidate, chosen
+from handlers.batching.measurements import Candidate
+from handlers.batching.trial import chosen
 from handlers.engines import Arrangement, Arrays, Engine, Outputs
 from tests.handlers.serving import DoublingHandler, context
 
