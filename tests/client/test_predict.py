@@ -109,5 +109,6 @@ def test_run_that_is_interrupted_or_killed_goes_on_from_its_last_answer(server: 
     left = 4000 - out.read_bytes().count(b"\n")
     assert 0 < left <= 4000 - 40
     assert server.predict(path, out) == 0
-    assert len(server.asked) == left
+    # Distinct ones: what the killed run sent last may be read only now.
+    assert len(set(server.asked)) == left
     assert len(answers(out)) == 4000
