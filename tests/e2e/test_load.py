@@ -41,7 +41,9 @@ def test_load_on_torchserve_measures_throughput_batches_and_right_answers(
     assert one["mean_batch_size"] == 1 < eight["mean_batch_size"] <= 8
     # One client: what it waited for is all there is; its rate is the inverse of its mean latency.
     assert one["throughput_per_s"] == pytest.approx(1e3 / one["latency_ms"]["mean"], rel=0.2)
-    assert "Batch sizes, 8 clients" in page.read_text()
+    # The page draws the load of the highest rate: on a machine that stalls it may be the single client's.
+    best = "8 clients" if eight["throughput_per_s"] >= one["throughput_per_s"] else "1 client"
+    assert f"Batch sizes, {best}" in page.read_text()
 
 
 def test_load_on_a_model_that_is_not_there_names_those_that_are(
