@@ -19,11 +19,18 @@ HEADER = "Inference-Header-Content-Length"
 
 # The protocol's name of a datatype -> numpy's.
 DATATYPES = {
-    name.upper().replace("FLOAT", "FP"): name
-    for name in (
-        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-        *("float16", "float32", "float64"),
-    )
+    "BOOL": "bool",
+    "UINT8": "uint8",
+    "UINT16": "uint16",
+    "UINT32": "uint32",
+    "UINT64": "uint64",
+    "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "FP16": "float16",
+    "FP32": "float32",
+    "FP64": "float64",
 }
 BF16 = "BF16"
 _NAMES = {np.dtype(kind): name for name, kind in DATATYPES.items()}

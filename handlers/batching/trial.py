@@ -28,6 +28,7 @@ from handlers.batching import measurements
 from handlers.batching.measurements import Candidate, Measured, Seeds
 from handlers.engines import Arrangement, Divisible, Engine, Precise
 from handlers.pipeline import Task
+from handlers.protocol.requests import Payload
 from handlers.warm_up import decoded, run
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ class Trial:
         self._is_adaptive = config.scheduling.mode == "adaptive"
         self._most_items: int = min(window, config.scheduling.max_batch_items or config.max_items)
         self._first_s: float | None = None
+        # What is decoded beside full micro-batches; None where nothing is.
+        self._beside: Payload | None = None
         self._precisions = tuple(engine.precisions) if isinstance(engine, Precise) else ("",)
         self._counts: tuple[int, ...] = (1,)
         # Classic mode has streams only where the whole engine is made of them.
@@ -105,6 +108,7 @@ class Trial:
         if sample is None or not (self._known or has_choice or self._is_adaptive):
             return Choice(self._arranged(Candidate(self._precisions[0], self._counts[0])), Measured([], []))
         (item,) = decoded(self._task, [sample])
+        self._beside = sample if self._is_adaptive else None
         if self._known:
             arrangement, when = self._arranged(self._best()), " as an earlier start measured it"
             self._run_once([arrangement.whole, *arrangement.streams], item)
@@ -158,11 +162,11 @@ class Trial:
         if same is not None and candidate.streams > 1 and not getattr(task.engine, "deals_out", True):
             whole = same.whole
         else:
-            whole = measure([task], item, self._full, is_beside_decoder=self._is_adaptive)
+            whole = measure([task], item, self._full, self._beside)
         if not (arrangement.streams and self._is_adaptive):
             return Measured(whole, [])
         streams = [on_engine(self._task, each) for each in arrangement.streams]
-        return Measured(whole, measure(streams, item, self._full, is_beside_decoder=True))
+        return Measured(whole, measure(streams, item, self._full, self._beside))
 
     def _run_once(self, engines: Sequence[Engine], item: Any) -> None:
         """Run an item on each engine."""
@@ -202,31 +206,31 @@ class Trial:
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def measure(tasks: Sequence[Task], item: Any, full: Callable[[float], int], *, is_beside_decoder: bool) -> Seeds:
+def measure(tasks: Sequence[Task], item: Any, full: Callable[[float], int], beside: Payload | None) -> Seeds:
     """Time a micro-batch of one item, and a full one that repeats it.
 
     Args:
         tasks: one on the whole engine, or one on each stream, which run side by side.
         item: decoded and prepared.
         full: returns how many items a full one has, where an item takes so many seconds.
-        is_beside_decoder: whether a thread decodes while the full one runs.
+        beside: what another thread decodes over and over while the full one runs; None for no such thread.
     """
     tokens, item_s = tasks[0].cost(item).length, _seconds(tasks, [item])
     size = full(item_s)
     if size < 2:
         return [(tokens, item_s)]
-    with _decoding(tasks[0]) if is_beside_decoder else nullcontext():
+    with nullcontext() if beside is None else _decoding(tasks[0], beside):
         return [(tokens, item_s), (size * tokens, _seconds(tasks, [item] * size))]
 
 
 @contextmanager
-def _decoding(task: Task) -> Iterator[None]:
-    """Decode the task's sample over and over on another thread."""
-    sample, is_over = task.sample(), threading.Event()
+def _decoding(task: Task, payload: Payload) -> Iterator[None]:
+    """Decode a payload over and over on another thread."""
+    is_over = threading.Event()
 
     def work() -> None:
         while not is_over.is_set():
-            decoded(task, [sample] if sample else [])
+            decoded(task, [payload])
 
     thread = threading.Thread(target=work, name="trial-decoder", daemon=True)
     thread.start()

@@ -170,6 +170,6 @@ def started(
     handler.worker_context = context(model_dir, settings, batch_size=64)
     handler.worker_context.model_yaml_config["continuousBatching"] = True
     handler.worker_context.manifest = {"model": {"modelVersion": version}}
-    with patch("handlers.batching.trial.measure", lambda *_, **__: list(took)):
+    with patch("handlers.batching.trial.measure", lambda *_: list(took)):
         handler.initialize(handler.worker_context)
     return handler

@@ -157,7 +157,7 @@ def started(model_dir: Path, **scheduling: Any) -> SpellingHandler:
     handler.worker_context = context(model_dir, settings, batch_size=64)
     handler.worker_context.model_yaml_config["continuousBatching"] = True
     # A micro-batch costs far more than what is in it, so all that wait share one.
-    with patch("handlers.batching.trial.measure", lambda *_, **__: [(1, 0.02), (1000, 0.021)]):
+    with patch("handlers.batching.trial.measure", lambda *_: [(1, 0.02), (1000, 0.021)]):
         handler.initialize(handler.worker_context)
     handler.speller.batches.clear()
     handler.speller.written = 0

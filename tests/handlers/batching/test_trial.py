@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -152,6 +152,18 @@ def test_an_adaptive_worker_is_measured_beside_a_thread_that_decodes(
     with caplog.at_level(logging.WARNING):
         loaded(BesideDecodersHandler({("a", 1): SLOW_S, ("a", 2): 2 * SLOW_S}), tmp_path)
     assert "Runs a in 2 streams" in caplog.text
+
+
+def test_the_whole_engine_has_as_many_tries_as_its_streams(tmp_path: Path) -> None:
+    tries: list[int] = []
+
+    def measured(tasks: Sequence[Any], *_: Any) -> list[tuple[int, float]]:
+        tries.append(len(tasks))
+        return [(1, 0.1)]
+
+    with patch.object(trial, "measure", measured):
+        loaded(WayHandler({("a", 1): 0.0, ("a", 2): 0.0}), tmp_path)
+    assert tries == [1, 2] * trial.ROUNDS
 
 
 BF16, INT8, STREAMS = Candidate("bf16", 1), Candidate("int8", 1), Candidate("int8", 2)
