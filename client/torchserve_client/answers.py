@@ -23,8 +23,6 @@ from torchserve_client.inputs import Input, Keys, shown
 
 # The beginning of every line, by which a line that was cut off is distinguished from a file of another program.
 START = b'{"input":'
-# Suffix of the file for answers that are set aside.
-ASIDE = ".old"
 
 
 class Answers:
@@ -41,6 +39,8 @@ class Answers:
             OSError: the file cannot be written.
         """
         self.path = path.resolve()
+        #: The file for answers that are set aside.
+        self.aside = self.path.with_name(f"{self.path.name}.old")
         #: Number of inputs that had an answer before, once `match` has found them.
         self.earlier = 0
         # An input's name -> the key of its answer.
@@ -73,7 +73,7 @@ class Answers:
                 except OSError:
                     # It fails again when it is sent.
                     key = ""
-                if self.has(each.name, key):
+                if self._keys[each.name] == key:
                     self.earlier += 1
                 else:
                     outdated.add(each.name)
@@ -81,9 +81,9 @@ class Answers:
             self._rewrite(outdated)
         return count
 
-    def has(self, name: str, key: str) -> bool:
-        """Return whether there is an answer to the input of this name and key."""
-        return self._keys.get(name) == key
+    def has(self, name: str) -> bool:
+        """Return whether the input of this name has had its answer before; `match` has compared their keys."""
+        return name in self._keys
 
     def write(self, names: Sequence[str], keys: Sequence[str], outcomes: Sequence[Any]) -> None:
         """Write the outcomes of one request.
@@ -131,7 +131,7 @@ class Answers:
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             if outdated:
-                with self.path.with_name(self.path.name + ASIDE).open("ab") as aside:
+                with self.aside.open("ab") as aside:
                     aside.writelines(line for name, line in self._lines() if name in outdated)
             new = partial.open("w+b")
             try:

@@ -19,7 +19,7 @@ from torchserve_client import bulk, commands
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, TLSFailed, Unreachable
 from torchserve_client.gateway import DEFAULT_URL as DEFAULT_GATEWAY
-from torchserve_client.inputs import Shard, shown
+from torchserve_client.inputs import shown
 from torchserve_client.management import Management
 from torchserve_client.nodes import Nodes, read_keys
 from torchserve_client.retry import RetryPolicy
@@ -33,8 +33,6 @@ DEFAULT_URL, DEFAULT_MANAGEMENT_URL = "http://127.0.0.1:8080", "http://127.0.0.1
 # Seconds for workers to become ready, and for a request with its retries: TorchServe's own defaults of startupTimeout
 # and of responseTimeout.
 TIMEOUT_S = 120.0
-# Lines of a request: the smallest max_instances of this project's handlers.
-LINES = 64
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,8 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         root.error("--management and --nodes say the same thing: give one")
     if getattr(options, "canary_header", None) and options.canary is None:
         root.error("--canary-header needs --canary")
-    if options.command == "predict":
-        options.out = bulk.answers_file(options.out, options.shard)
     try:
         keys, trust = read_keys(options.keys), _trust(options)
         # A person waits for `describe`: what is not there now is left out.
@@ -161,12 +157,8 @@ def _asking_commands(added: Any) -> None:
     predict = _command(added, bulk.predict, "every file of a folder or line of a file; run it again to go on")
     words = "a folder of files, each sent as it is, .npy and .npz too; or a file of lines"
     predict.add_argument("path", type=Path, metavar="PATH", help=words)
-    words = "answers; started or continued; with --shard it may be a folder, in which each shard has a file"
+    words = "answers; started or continued"
     predict.add_argument("--out", type=Path, required=True, metavar="JSONL", help=words)
-    words = "one of N shares of the inputs, 0 to N-1, by a hash of their names: N runs do the work of one"
-    predict.add_argument("--shard", type=_shard, metavar="I/N", help=words)
-    words = "lines a request; default: %(default)d"
-    predict.add_argument("--chunk", type=_positive, default=LINES, metavar="N", help=words)
     predict.add_argument("--in-flight", type=_positive, metavar="N", help="requests at once; default: by batch_size")
 
     stream = _command(added, commands.stream, "one text, answered in pieces as the model generates them")
@@ -255,13 +247,6 @@ def _header(text: str) -> tuple[str, str]:
     if not separator or not name.strip() or not value.strip():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME:VALUE")
     return name.strip(), value.strip()
-
-
-def _shard(text: str) -> Shard:
-    try:
-        return Shard.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -35,11 +35,7 @@ def test_line_that_a_kill_cut_off_is_asked_for_again(tmp_path: Path, cut: int) -
     path.write_text(line("a", "x") + '{"input":"b","key":"k","error":{"code":503}}\n' + WHOLE[:cut])
     with Answers(path) as answers:
         assert answers.match(inputs(a="x", b="y", c="z"), KEYS) == 3
-        assert [answers.has(name, key(content)) for name, content in zip("abc", "xyz", strict=True)] == [
-            True,
-            False,
-            False,
-        ]
+        assert [answers.has(name) for name in "abc"] == [True, False, False]
         answers.write(["b"], [key("y")], [2])
     assert path.read_text() == line("a", "x") + line("b", "y", "2")
     assert [each.name for each in tmp_path.iterdir()] == ["answers.jsonl"]
@@ -50,7 +46,7 @@ def test_answer_to_another_content_is_set_aside_and_answers_to_absent_inputs_sta
     path.write_text(line("a", "x") + line("b", "old") + line("gone", "z"))
     with Answers(path) as answers:
         assert answers.match(inputs(a="x", b="y"), KEYS) == 2
-        assert (answers.earlier, answers.has("a", key("x")), answers.has("b", key("y"))) == (1, True, False)
+        assert (answers.earlier, answers.has("a"), answers.has("b")) == (1, True, False)
     assert path.read_text() == line("a", "x") + line("gone", "z")
     assert (tmp_path / "answers.jsonl.old").read_text() == line("b", "old")
 

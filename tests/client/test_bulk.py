@@ -8,24 +8,21 @@ import pytest
 from tests.client.script import Server, Step, client, failed, ok, predictions
 from torchserve_client import FuturesClient, NoConnection, Rejected, RetryPolicy
 from torchserve_client.answers import Answers
-from torchserve_client.bulk import Tally, requests, run
-from torchserve_client.inputs import Keys, source
+from torchserve_client.bulk import ask, items
+from torchserve_client.inputs import Keys, inputs_of
 from torchserve_client.transport import Outgoing
 
 KEYS = Keys("m", {})
 
 
-def ask(server: Server, path: Path, out: Path, lines: int = 2) -> tuple[Tally, list[int]]:
-    advanced: list[int] = []
+def predict(server: Server, path: Path, out: Path, lines: int = 2) -> None:
     with (
         Answers(out) as answers,
-        source(path) as inputs,
         FuturesClient(client(server, retry=RetryPolicy(attempts=1)), max_workers=3) as futures,
     ):
-        answers.match(inputs, KEYS)
-        todo = requests(inputs, KEYS, answers, lines)
-        tally = run(futures, "m", todo, answers, options={}, advance=lambda _, count: advanced.append(count))
-    return tally, advanced
+        answers.match(inputs_of(path), KEYS)
+        for sent, outcomes in ask(futures, "m", items(inputs_of(path), KEYS, answers), lines, {}):
+            answers.write([each.name for each in sent], [each.key for each in sent], outcomes)
 
 
 def recorded(out: Path) -> dict[str, Any]:
@@ -54,14 +51,13 @@ def test_run_writes_errors_and_asks_for_those_again(tmp_path: Path, lines: Path)
         return predictions(*(error if text == "a" else text.upper() for text in texts))
 
     out = tmp_path / "out.jsonl"
-    tally, _ = ask(Server(answer), lines, out)
-    assert (tally.answered, tally.failed) == (2, 3)
+    predict(Server(answer), lines, out)
     full = {"code": 503, "type": "ServiceUnavailableException", "message": "full"}
     assert recorded(out) == {
         "1": {"code": 422, "type": "CorruptInput", "message": "no"}, "2": "B", "3": full, "4": full, "5": "E",
     }  # fmt: skip
     server = Server(upper)
-    assert ask(server, lines, out)[0] == Tally(answered=3)
+    predict(server, lines, out)
     assert sorted(text for request in server.sent for text in orjson.loads(request.body)["instances"]) == [
         "a",
         "c",
@@ -76,17 +72,12 @@ def test_file_that_goes_away_is_an_error_of_its_own(tmp_path: Path) -> None:
     (folder / "x.jpg").write_bytes(b"x")
     (folder / "y.jpg").write_bytes(b"y")
     out = tmp_path / "out.jsonl"
-    with (
-        Answers(out) as answers,
-        source(folder) as inputs,
-        FuturesClient(client(Server(lambda _: ok(1)))) as futures,
-    ):
-        listed = list(inputs)
+    with Answers(out) as answers, FuturesClient(client(Server(lambda _: ok(1)))) as futures:
+        listed = list(inputs_of(folder))
         (folder / "x.jpg").unlink()
-        todo = requests(listed, KEYS, answers, 1)
-        tally = run(futures, "m", todo, answers, options={}, advance=lambda *_: None)
-    assert tally == Tally(answered=1, failed=1)
-    assert recorded(out)["x.jpg"]["message"] == "cannot be read: No such file or directory"
+        outcomes = {sent[0].name: found for sent, found in ask(futures, "m", items(listed, KEYS, answers), 0, {})}
+    assert outcomes["y.jpg"] == [1]
+    assert [error.message for error in outcomes["x.jpg"]] == ["cannot be read: No such file or directory"]
 
 
 @pytest.mark.parametrize(
@@ -103,5 +94,5 @@ def test_what_would_fail_for_all_ends_the_run_and_keeps_what_there_is(
     out = tmp_path / "out.jsonl"
     out.write_text(f'{{"input":"1","key":"{KEYS.of(b"a")}","answer":"A"}}\n')
     with pytest.raises(kind):
-        ask(Server(lambda _: step), lines, out)
+        predict(Server(lambda _: step), lines, out)
     assert recorded(out) == {"1": "A"}

@@ -18,7 +18,6 @@ NOBODY = ["--server", "http://127.0.0.1:9", "--management", "http://127.0.0.1:9"
         (["predict", "m", "photos"], "--out"),
         (["predict", "m", "photos", "--out", "o", "--option", "top_k"], "'top_k' is not NAME=VALUE"),
         (["predict", "m", "photos", "--out", "o", "--option", "lang=\udce9"], "lang: not UTF-8"),
-        (["predict", "m", "photos", "--out", "o", "--shard", "3"], "'3' is not INDEX/COUNT, as in 3/16"),
         (["--management", "http://a:1", "--nodes", "n.json", "describe"], "give one"),
         (["rollout", "m", "--canary", "101"], "'101' is not a number from 0 to 100"),
         (["rollout", "m", "--canary", "5", "--canary-header", "X-Try"], "'X-Try' is not NAME:VALUE"),

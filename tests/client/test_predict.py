@@ -58,39 +58,31 @@ def answers(out: Path) -> dict[str, Any]:
     return found
 
 
-def test_shards_ask_for_everything_once_and_each_goes_on_by_itself(server: Server, tmp_path: Path) -> None:
+def test_second_run_asks_for_what_is_new_or_changed_alone(server: Server, tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     (folder / "below").mkdir(parents=True)
-    names = [*(f"{number}.txt" for number in range(20)), *(f"below/{number}.txt" for number in range(20))]
+    names = [*(f"{number}.txt" for number in range(9)), "below/1.txt"]
     for name in names:
         (folder / name).write_text(f"text {name}")
-    # In the folder itself, where no shard takes the answers of another for inputs.
-    asked = []
-    for index in range(3):
-        assert server.predict(folder, folder, "--shard", f"{index}/3") == 0
-        asked += server.asked
-    assert sorted(asked) == sorted(f"text {name}" for name in names)
-    files = [folder / f"shard-{index}-of-3.jsonl" for index in range(3)]
-    found = [answers(file) for file in files]
-    assert {name: answer for each in found for name, answer in each.items()} == {
-        n: f"m TEXT {n.upper()}" for n in names
-    }
-    assert sum(map(len, found)) == len(names)
-    # A file more is asked for by one shard, a file changed by the one that had it.
+    # In the folder itself, where answers are no inputs.
+    out = folder / "answers.jsonl"
+    assert server.predict(folder, out) == 0
+    assert sorted(server.asked) == sorted(f"text {name}" for name in names)
+    assert answers(out) == {name: f"m TEXT {name.upper()}" for name in names}
     (folder / "new.txt").write_text("new")
     (folder / "3.txt").write_text("changed")
-    asked = []
-    for index in range(3):
-        assert server.predict(folder, folder, "--shard", f"{index}/3") == 0
-        asked += server.asked
-    assert sorted(asked) == ["changed", "new"]
+    for asked in (["changed", "new"], []):
+        assert server.predict(folder, out) == 0
+        assert sorted(server.asked) == asked
 
 
 def test_run_that_is_interrupted_or_killed_goes_on_from_its_last_answer(server: Server, tmp_path: Path) -> None:
-    path, out = tmp_path / "lines.txt", tmp_path / "out.jsonl"
+    path, out = tmp_path / "texts", tmp_path / "out.jsonl"
+    path.mkdir()
     # Seconds of work, so that a run ends in its middle.
-    path.write_text("".join(f"text {number}\n" for number in range(4000)))
-    words = [*server.addresses, "predict", "m", str(path), "--chunk", "1", "--out", str(out)]
+    for number in range(4000):
+        (path / str(number)).write_text(f"text {number}")
+    words = [*server.addresses, "predict", "m", str(path), "--in-flight", "1", "--out", str(out)]
     said: list[tuple[int, str]] = []
     for number in (signal.SIGINT, signal.SIGKILL):
         before = len(out.read_bytes().splitlines()) if out.exists() else 0

@@ -1,6 +1,6 @@
 """Inputs that a precision is made with and held against fp32 with: a user's own, or else the examples'.
 
-    folder of files | file of lines -> the client's own Source -> names and what a client would send
+    folder of files | file of lines -> the client's own inputs -> names and what a client would send
                                     -> the task's decode and prepare -> items, and what it does not take
     items                           -> split                         -> to calibrate with, to validate with
 
@@ -25,7 +25,7 @@ from deploy.models import MODEL_LIST, Model
 from handlers.errors import InvalidConfig, InvalidInput, ItemError
 from handlers.protocol.requests import Payload
 from torchserve_client.errors import InvalidPayload
-from torchserve_client.inputs import Input, source
+from torchserve_client.inputs import Input, inputs_of
 
 # Tasks whose answers can be held against fp32's, by what an input of theirs is; those of two graphs have no int8.
 TWO_GRAPHS = ("image_text_embedding",)
@@ -63,8 +63,7 @@ def listed(path: Path) -> list[Input]:
         InvalidConfig: there is no such path, or it is neither; or it holds nothing.
     """
     try:
-        with source(path) as inputs:
-            found = list(inputs)
+        found = list(inputs_of(path))
     except InvalidPayload as error:
         raise InvalidConfig(str(error)) from None
     if not found:
