@@ -8,8 +8,7 @@ Nodes             the same call to several servers, and which of them did it
 Gateway           the gateway's control API: nodes taken out, canaries, models withdrawn
 """
 
-from typing import TYPE_CHECKING, Any
-
+from torchserve_client.chunking import ChunkingClient
 from torchserve_client.client import Client, Ranked
 from torchserve_client.errors import (
     ChunksFailed,
@@ -38,12 +37,7 @@ from torchserve_client.nodes import Nodes
 from torchserve_client.retry import RetryPolicy
 from torchserve_client.streams import Stream
 
-if TYPE_CHECKING:
-    from torchserve_client.chunking import ByBytes, ByCount, ChunkingClient
-
 __all__ = [
-    "ByBytes",
-    "ByCount",
     "ChunkingClient",
     "ChunksFailed",
     "Client",
@@ -72,12 +66,3 @@ __all__ = [
     "Unreachable",
     "raise_failed",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import what needs numpy when it is asked for: without it `torchserve-client` starts in half the time."""
-    if name not in ("ByBytes", "ByCount", "ChunkingClient"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from torchserve_client import chunking  # noqa: PLC0415
-
-    return getattr(chunking, name)

@@ -1,14 +1,12 @@
 """An input of any length as chunks of a size that a model takes, and their answers joined in order.
 
-    inputs -> check -> strategy -> chunks with their ranges -> FuturesClient -> futures in order -> joined
+    inputs -> sizes -> cut -> ranges of items -> FuturesClient -> futures in order -> joined
 
-Inputs are a list, an array, or a dict of arrays that agree on axis 0. A strategy is any callable that takes inputs and
-yields smaller ones, in order and without a gap; ByCount and ByBytes are two. Everything but ChunkingClient is pure.
+Inputs are a list, an array, or a dict of arrays that agree on axis 0. Everything but ChunkingClient is pure.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,63 +20,33 @@ from torchserve_client.errors import ChunksFailed, ClientError, InvalidPayload
 from torchserve_client.futures import FuturesClient
 
 Inputs = Sequence[Any] | NDArray[Any] | Mapping[str, NDArray[Any]]
-Strategy = Callable[[Inputs], Iterable[Inputs]]
 
 # The output tensor of this project's handlers that says which items failed: JSON, empty for those that did not.
 ERROR = "error"
-# The size of a default chunk, which no handler of this project refuses. Items: the smallest max_instances. Bytes: three
-# quarters of the smallest max_body_bytes, 1 MiB; the rest is for JSON's quotes and brackets.
+# The size of a chunk that no handler of this project refuses. Items: the smallest max_instances. Bytes: three quarters
+# of the smallest max_body_bytes, 1 MiB; the rest is for JSON's quotes and brackets.
 MAX_INSTANCES, MAX_BYTES = 64, 3 * 2**18
 
 
-@dataclass(frozen=True, slots=True)
-class ByCount:
-    """Chunks of at most so many items.
+def cut(sizes: Sequence[int], max_items: int, max_bytes: int) -> list[range]:
+    """Cut items into chunks, greedily and in order.
 
-    Attributes:
-        items: most items of a chunk, at least 1.
+    Args:
+        sizes: of each item, in bytes.
+        max_items: most items of a chunk.
+        max_bytes: most bytes that the items of a chunk take; an item that is larger goes alone.
+
+    Returns:
+        The range of each chunk's items.
     """
-
-    items: int
-
-    def __post_init__(self) -> None:
-        """Refuse a chunk of nothing."""
-        if self.items < 1:
-            raise ValueError(f"a chunk of {self.items} items holds nothing")
-
-    def __call__(self, inputs: Inputs) -> Iterator[Inputs]:
-        """Cut by position, without looking at the items."""
-        count = length(inputs)
-        return (part(inputs, start, min(start + self.items, count)) for start in range(0, count, self.items))
-
-
-@dataclass(frozen=True, slots=True)
-class ByBytes:
-    """Chunks of at most so many bytes, as they are sent; an item that is larger goes alone.
-
-    Attributes:
-        most_bytes: most bytes that the items of a chunk take; JSON's brackets and names come on top.
-        items: most items of a chunk, however small they are.
-    """
-
-    most_bytes: int
-    items: int = MAX_INSTANCES
-
-    def __post_init__(self) -> None:
-        """Refuse a chunk of nothing."""
-        if self.most_bytes < 1 or self.items < 1:
-            raise ValueError("a chunk holds at least one byte and one item")
-
-    def __call__(self, inputs: Inputs) -> Iterator[Inputs]:
-        """Cut greedily, in order."""
-        start = filled = 0
-        for index, size in enumerate(sizes(inputs)):
-            if index > start and (filled + size > self.most_bytes or index - start == self.items):
-                yield part(inputs, start, index)
-                start, filled = index, 0
-            filled += size
-        if start < length(inputs):
-            yield part(inputs, start, length(inputs))
+    chunks = []
+    start = filled = 0
+    for index, size in enumerate(sizes):
+        if index > start and (filled + size > max_bytes or index - start == max_items):
+            chunks.append(range(start, index))
+            start, filled = index, 0
+        filled += size
+    return [*chunks, range(start, len(sizes))] if sizes else []
 
 
 def length(inputs: Inputs) -> int:
@@ -103,11 +71,11 @@ def length(inputs: Inputs) -> int:
     return next(iter(counts.values()))
 
 
-def part(inputs: Inputs, start: int, stop: int) -> Inputs:
-    """Take the items start..stop-1; of arrays, views."""
+def part(inputs: Inputs, items: range) -> Inputs:
+    """Take the items of a range; of arrays, views."""
     if isinstance(inputs, Mapping):
-        return {name: array[start:stop] for name, array in inputs.items()}
-    return inputs[start:stop]
+        return {name: array[items.start : items.stop] for name, array in inputs.items()}
+    return inputs[items.start : items.stop]
 
 
 def sizes(inputs: Inputs) -> list[int]:
@@ -153,45 +121,33 @@ def joined(parts: Sequence[Any]) -> Any:
     raise ValueError(f"answers that cannot be joined: {', '.join(sorted({type(each).__name__ for each in parts}))}")
 
 
-def cut(inputs: Inputs, strategy: Strategy) -> dict[range, Inputs]:
-    """Cut an input into chunks.
-
-    Returns:
-        The range of the chunk's items -> the chunk, in order; empty chunks are left out.
-
-    Raises:
-        InvalidPayload: the inputs cannot be cut, or the strategy loses, repeats or invents items.
-    """
-    count = length(inputs)
-    chunks: dict[range, Inputs] = {}
-    start = 0
-    for chunk in strategy(inputs):
-        stop = start + length(chunk)
-        if stop > start:
-            chunks[range(start, stop)] = chunk
-        start = stop
-    if start != count:
-        raise InvalidPayload(f"the strategy made chunks of {start} items out of {count}")
-    return chunks
-
-
 class ChunkingClient:
     """Sends inputs of any length to models that take few items at a time."""
 
-    def __init__(self, client: Client, strategy: Strategy | None = None, max_workers: int = 4) -> None:
+    def __init__(
+        self, client: Client, max_items: int | None = None, *, max_bytes: int = MAX_BYTES, max_workers: int = 4
+    ) -> None:
         """Start nothing.
 
         Args:
             client: sends the chunks; an exception inside the `with` block closes it.
-            strategy: cuts inputs into chunks; None cuts by the batch_size that the management API describes, for which
-                `client` needs a management_url.
+            max_items: most items of a chunk; None takes the model's batch_size, for which `client` needs a
+                management_url, and 64 at most.
+            max_bytes: most bytes that the items of a chunk take as they are sent; JSON's brackets and names come on
+                top. An item that is larger goes alone.
             max_workers: most chunks that are at the server at a time.
+
+        Raises:
+            ValueError: a limit leaves no place for an item.
         """
+        if max_bytes < 1 or (max_items is not None and max_items < 1):
+            raise ValueError("a chunk holds at least one byte and one item")
         self._client = client
-        self._strategy = strategy
+        self._max_items, self._max_bytes = max_items, max_bytes
         # The input is in memory anyway; a chunk is encoded when a thread sends it.
         self._futures = FuturesClient(client, max_workers, max_queue_items=2**31)
-        self._strategies: dict[str, Strategy] = {}
+        # Of the models that were asked for it.
+        self._batch_sizes: dict[str, int] = {}
 
     def submit(self, model: str, inputs: Inputs, **options: Any) -> "list[Future[Any]]":
         """Ask for every chunk in the background.
@@ -236,15 +192,15 @@ class ChunkingClient:
     def _submit(self, model: str, inputs: Inputs, options: dict[str, Any]) -> "dict[range, Future[Any]]":
         if length(inputs) == 0 and isinstance(inputs, Mapping | np.ndarray):
             raise InvalidPayload("arrays of no items")
-        chunks = cut(inputs, self._strategy or self._described(model))
-        return {items: self._futures.submit(model, chunk, **options) for items, chunk in chunks.items()}
+        chunks = cut(sizes(inputs), self._max_items or self._described(model), self._max_bytes)
+        return {items: self._futures.submit(model, part(inputs, items), **options) for items in chunks}
 
-    def _described(self, model: str) -> Strategy:
-        """Make a strategy of the model's batch_size, which is asked for once."""
-        if model not in self._strategies:
+    def _described(self, model: str) -> int:
+        """Return how many items of a model go into a chunk; its batch_size is asked for once."""
+        if model not in self._batch_sizes:
             batch_size = int(self._client.management.describe(model)["batchSize"])
-            self._strategies[model] = ByBytes(MAX_BYTES, min(batch_size, MAX_INSTANCES))
-        return self._strategies[model]
+            self._batch_sizes[model] = min(batch_size, MAX_INSTANCES)
+        return self._batch_sizes[model]
 
     def __enter__(self) -> Self:
         return self

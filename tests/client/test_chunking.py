@@ -1,4 +1,4 @@
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.client.script import Script, Server, client, failed, ok, predictions
 from tests.client.script import sizes as request_sizes
-from torchserve_client import ByBytes, ByCount, ChunkingClient, ChunksFailed, InvalidPayload, ItemFailed
+from torchserve_client import ChunkingClient, ChunksFailed, InvalidPayload, ItemFailed
 from torchserve_client.chunking import Inputs, cut, joined, length, part, sizes
 from torchserve_client.transport import Incoming, Outgoing
 
@@ -42,43 +42,21 @@ def inputs_of_items(draw: st.DrawFn) -> Inputs:
     return {"numbers": numbers, "strings": strings, "flags": np.arange(count) % 2 == 0}
 
 
-@st.composite
-def strategies(draw: st.DrawFn) -> Any:
-    """Ours, and callables that cut anywhere, chunks of nothing included."""
-    kind = draw(st.sampled_from(["count", "bytes", "own"]))
-    if kind == "count":
-        return ByCount(draw(st.integers(1, 50)))
-    if kind == "bytes":
-        return ByBytes(draw(st.integers(1, 200)), draw(st.integers(1, 50)))
-    cuts = draw(st.lists(st.floats(0, 1), max_size=6))
-
-    def own(inputs: Inputs) -> Iterator[Inputs]:
-        count = length(inputs)
-        edges = sorted([0, count, *(int(share * count) for share in cuts)])
-        return (part(inputs, start, stop) for start, stop in pairwise(edges))
-
-    return own
-
-
-@settings(max_examples=40)
-@given(inputs_of_items(), strategies())
-def test_joining_what_was_cut_gives_the_input_back(inputs: Inputs, strategy: Any) -> None:
-    chunks = cut(inputs, strategy)
-    assert [index for items in chunks for index in items] == list(range(length(inputs)))
-    assert all(length(chunk) == len(items) > 0 for items, chunk in chunks.items())
-    assert as_lists(joined(list(chunks.values()))) == as_lists(inputs)
-
-
-@given(inputs_of_items(), st.integers(1, 200), st.integers(1, 50))
-def test_by_bytes_keeps_both_limits_and_is_greedy(inputs: Inputs, most_bytes: int, items: int) -> None:
+@settings(max_examples=60)
+@given(inputs_of_items(), st.integers(1, 50), st.integers(1, 200))
+def test_chunks_keep_both_limits_are_greedy_and_joined_give_the_input_back(
+    inputs: Inputs, max_items: int, max_bytes: int
+) -> None:
     every = sizes(inputs)
-    chunks = list(cut(inputs, ByBytes(most_bytes, items)))
+    chunks = cut(every, max_items, max_bytes)
+    assert [index for items in chunks for index in items] == list(range(length(inputs)))
+    assert as_lists(joined([part(inputs, items) for items in chunks])) == as_lists(inputs)
     for chunk in chunks:
-        assert len(chunk) <= items
-        assert len(chunk) == 1 or sum(every[index] for index in chunk) <= most_bytes
+        assert 0 < len(chunk) <= max_items
+        assert len(chunk) == 1 or sum(every[index] for index in chunk) <= max_bytes
     for before, after in pairwise(chunks):
-        fits = sum(every[index] for index in before) + every[after.start] <= most_bytes
-        assert len(before) == items or not fits
+        fits = sum(every[index] for index in before) + every[after.start] <= max_bytes
+        assert len(before) == max_items or not fits
 
 
 @pytest.mark.parametrize(
@@ -94,7 +72,7 @@ def test_by_bytes_keeps_both_limits_and_is_greedy(inputs: Inputs, most_bytes: in
 )
 def test_inputs_that_cannot_be_cut_are_refused_before_anything_is_sent(inputs: Any, words: str) -> None:
     script = Script(ok([]))
-    with ChunkingClient(client(script), ByCount(2)) as chunking:
+    with ChunkingClient(client(script), 2) as chunking:
         for ask in (chunking.submit, chunking.infer_batch):
             with pytest.raises(InvalidPayload, match=words):
                 ask("m", inputs)
@@ -108,7 +86,7 @@ def upper(request: Outgoing) -> Incoming:
 def test_infer_batch_joins_in_order_and_sends_the_options_with_every_chunk() -> None:
     server = Server(upper)
     texts = [f"text {number}" for number in range(10)]
-    with ChunkingClient(client(server), ByCount(4)) as chunking:
+    with ChunkingClient(client(server), 4) as chunking:
         assert chunking.infer_batch("m", texts, top_k=2) == [text.upper() for text in texts]
         assert [future.result() for future in chunking.submit("m", texts[:5])] == [
             ["TEXT 0", "TEXT 1", "TEXT 2", "TEXT 3"],
@@ -127,7 +105,7 @@ def test_infer_batch_joins_arrays_along_their_first_axis() -> None:
         return Incoming(200, head + request.body[length:], {"Inference-Header-Content-Length": str(len(head))})
 
     numbers = np.arange(14).reshape(7, 2)
-    with ChunkingClient(client(Server(answer)), ByCount(3)) as chunking:
+    with ChunkingClient(client(Server(answer)), 3) as chunking:
         result = chunking.infer_batch("m", {"x": numbers})
     np.testing.assert_array_equal(result["y"], numbers)
 
@@ -137,7 +115,7 @@ def test_one_failed_chunk_names_its_items_and_keeps_the_others() -> None:
         return failed(413, "BodyTooLarge", "too large") if b"bad" in request.body else upper(request)
 
     with (
-        ChunkingClient(client(Server(answer)), ByCount(2)) as chunking,
+        ChunkingClient(client(Server(answer)), 2) as chunking,
         pytest.raises(ChunksFailed, match=r"1 of 3 chunks failed, items 2\.\.3: too large") as raised,
     ):
         chunking.infer_batch("m", ["a", "b", "bad", "d", "e"])
@@ -149,7 +127,7 @@ def test_one_failed_chunk_names_its_items_and_keeps_the_others() -> None:
 
 def test_failed_item_of_a_chunk_is_a_value_in_its_place() -> None:
     error = {"error": {"code": 422, "type": "CorruptInput", "message": "no"}}
-    with ChunkingClient(client(Script(predictions("A", error))), ByCount(2)) as chunking:
+    with ChunkingClient(client(Script(predictions("A", error))), 2) as chunking:
         first, second = chunking.infer_batch("m", ["a", "b"])
     assert first == "A"
     assert isinstance(second, ItemFailed)
@@ -157,6 +135,6 @@ def test_failed_item_of_a_chunk_is_a_value_in_its_place() -> None:
 
 @pytest.mark.parametrize("answer", [predictions("A"), ok("A"), ok({"A": 1})])
 def test_answer_of_another_length_than_its_chunk_is_a_failure(answer: Incoming) -> None:
-    with ChunkingClient(client(Script(answer)), ByCount(2)) as chunking, pytest.raises(ChunksFailed) as raised:
+    with ChunkingClient(client(Script(answer)), 2) as chunking, pytest.raises(ChunksFailed) as raised:
         chunking.infer_batch("m", ["a", "b"])
     assert list(raised.value.errors) == [range(0, 2)]

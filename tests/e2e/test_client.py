@@ -14,7 +14,7 @@ from deploy.models import model
 from deploy.run.server import Server
 from deploy.sandbox import Sandbox
 from tests.photographs import path, photograph
-from torchserve_client import ByCount, ChunkingClient, Client, ItemFailed, Rejected, RetryPolicy
+from torchserve_client import ChunkingClient, Client, ItemFailed, Rejected, RetryPolicy
 from torchserve_client.cli import main
 
 PATIENT = RetryPolicy(attempts=40, statuses=frozenset({404, 503}))
@@ -77,7 +77,7 @@ def test_arrays_are_predicted_in_chunks_and_from_files(  # noqa: PLR0917
     five = np.arange(5, dtype=np.int32).reshape(5, 1)
     for address in (server.settings.inference_url, gateway.http):
         # The gateway may not have seen yet that the model is there.
-        with Client(address, retry=PATIENT) as asking, ChunkingClient(asking, ByCount(2)) as chunking:
+        with Client(address, retry=PATIENT) as asking, ChunkingClient(asking, 2) as chunking:
             found = [future.result()["OUTPUT_1"].tolist() for future in chunking.submit(name, {"INPUT_1": five})]
             assert found == [[[0], [2]], [[4], [6]], [[8]]]
             with pytest.raises(Rejected, match="batch-size must be <= 2"):
