@@ -23,7 +23,7 @@ from rich.console import Console
 from deploy.build.archive import ArchiverFailed
 from deploy.run.server import ServerError
 from deploy.sandbox import NotStarted
-from load.bench import archives, gateway, int8, machine, modes, peer_process, resnet, retrieval, tensors, texts, vision
+from load.bench import archives, gateway, int8, machine, modes, peer_process, peers, resnet, retrieval, texts, vision
 from load.bench.rounds import Bench, progress
 from load.bench.table import Row, markdown, rendered
 from load.errors import LoadError
@@ -42,14 +42,13 @@ PARTS = {
     "resnet": Part(resnet.rows),
     "texts": Part(texts.embedding),
     "translation": Part(texts.translation),
-    "tensors": Part(tensors.rows, ("peers",)),
     "poisson": Part(modes.poisson),
     "int8": Part(int8.rows, ("int8",)),
     "retrieval": Part(retrieval.rows, ("infinity",), is_plain=False),
     "vision": Part(vision.rows, is_plain=False),
     "gateway": Part(gateway.rows, is_plain=False),
     "default": Part(modes.default, is_plain=False),
-    "peers": Part(tensors.all_peers, ("peers", "pytriton"), is_plain=False),
+    "peers": Part(peers.rows, ("peers", "pytriton", "infinity"), is_plain=False),
 }
 PLAIN = [name for name, part in PARTS.items() if part.is_plain]
 ERRORS = (LoadError, ServerError, ClientError, ArchiverFailed, NotStarted, BrokenProcessPool, OSError)

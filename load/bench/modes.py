@@ -14,7 +14,7 @@ from deploy.sandbox import started
 from load.bench import archives, samples
 from load.bench.archives import ADAPTIVE, CLASSIC, CPU_ONLY, WINDOW
 from load.bench.contender import registered
-from load.bench.rounds import Bench, Comparison, Results
+from load.bench.rounds import POISSON_LENGTH, Bench, Comparison, Results
 from load.bench.table import Row
 from load.bench.texts import EMBEDDING
 from load.generate import ClosedLoop, OpenLoop
@@ -22,8 +22,6 @@ from load.inputs import Inputs
 from load.schedules import Poisson
 
 MOST_CLIENTS = 64
-# Lengths of a measurement of Poisson arrivals: a percentile needs more requests than a rate does.
-POISSON_LENGTH = 2.0
 
 
 @dataclass(frozen=True, slots=True)

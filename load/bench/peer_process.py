@@ -21,7 +21,7 @@ import requests
 
 from deploy.models import ROOT
 from deploy.sandbox import free_ports
-from load.bench.onnx_model import INPUT, OUTPUT
+from load.bench.peer_graph import INPUT, OUTPUT
 from load.errors import LoadError
 
 # Seconds to wait for a first answer, and for a process to end before it is killed.

@@ -1,26 +1,26 @@
 """Retrieval: embeddings and reranking in the clients' own forms, against infinity and sentence-transformers.
 
 The same two checkpoints of MiniLM's size stand behind one TorchServe, and behind infinity with each of its engines that
-can serve them on a processor: torch and onnxruntime (`optimum`), of which the faster one is the peer.
+can serve them on a processor: torch and onnxruntime (`optimum`). Single texts are of the part `peers`.
 """
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
+from deploy.run.server import Server
 from deploy.sandbox import started
 from handlers.archive_files import CHECKPOINT
 from load.bench import archives, peer_process, samples
 from load.bench.archives import CPU_ONLY, WINDOW
 from load.bench.contender import Contender, Loop, Served, loop_process, registered
 from load.bench.peer_process import Peer
-from load.bench.rounds import Bench, Comparison, Results, quietly
+from load.bench.rounds import MOST_CLIENTS, Bench, Comparison, against_peers, quietly
 from load.bench.table import Row
 from load.bench.texts import EMBEDDING, LIST, LIST_CLIENTS, OURS
 from load.generate import ClosedLoop
@@ -71,59 +71,69 @@ def infinity(engine: str, folders: Sequence[Path], path: str) -> Peer:
     return Peer(f"infinity, {engine}", "infinity", (*command, *quiet), path, headers=TYPE, variables=offline)
 
 
-def against_best(results: Results, what: str, comparison: Comparison) -> Row:
-    """Compare with the faster one of the peer's engines."""
-    names = [each.name for each in comparison.contenders if each.name.startswith("infinity")]
-    best = max(names, key=lambda name: median(figures.per_s for figures in results[str(comparison), name]))
-    return results.row(what, comparison, OURS, best)
+@contextmanager
+def embedders(bench: Bench, built: Sequence[Path]) -> Iterator[tuple[Server, list[Served]]]:
+    """Serve archives with one TorchServe, and their checkpoints with infinity, by each of its engines.
+
+    The contenders embed single texts, ours first.
+    """
+    single = samples.requests_of({"model": EMBEDDING, "input": text} for text in samples.texts())
+    folders = [exported(each, bench.work / "checkpoints" / each.name) for each in built]
+    with ExitStack() as stack:
+        server = stack.enter_context(started(bench.work, extra=CPU_ONLY))
+        ours = registered(server, EMBEDDING, OURS, single, WINDOW)
+        contenders = [replace(ours, headers={"X-Api": "embeddings"})]
+        for engine in ENGINES:
+            peer = infinity(engine, folders, "embeddings")
+            process = stack.enter_context(peer_process.started(peer, single.items[0].body))
+            contenders.append(Served(peer.name, process.url, single, headers=TYPE, process=process))
+        bench.settle(contenders, ClosedLoop(MOST_CLIENTS))
+        yield server, contenders
+
+
+def embeddings(bench: Bench) -> Iterator[Row]:
+    """Measure single texts."""
+    with embedders(bench, [archives.build(bench, EMBEDDING, bench.work)]) as (_, contenders):
+        yield from against_peers(bench, {"embeddings": contenders}, "texts/s")
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    """Measure single texts, lists, both forms of numbers, and lists of documents."""
+    """Measure lists of texts, both forms of numbers, and lists of documents."""
     texts = samples.texts()
-    single = samples.requests_of({"model": EMBEDDING, "input": text} for text in texts)
     lists = [{"model": EMBEDDING, "input": part} for part in samples.batched(texts, LIST)]
     asked = [{"model": RERANKING, "query": query, "documents": of} for query, of in samples.rankings()]
     embedder = archives.build(bench, EMBEDDING, bench.work)
     weights = str(cross_encoder(embedder / CHECKPOINT, bench.work / "checkpoints" / "seeded"))
-    built = [embedder, archives.build(bench, RERANKING, bench.work, weights=weights)]
-    folders = [exported(each, bench.work / "checkpoints" / each.name) for each in built]
-    with ExitStack() as stack:
-        server = stack.enter_context(started(bench.work, extra=CPU_ONLY))
-        loop = stack.enter_context(loop_process(RERANKING, folders[1]))
-        ours = registered(server, EMBEDDING, OURS, single, WINDOW)
-        ours = replace(ours, headers={"X-Api": "embeddings"})
+    ranking = archives.build(bench, RERANKING, bench.work, weights=weights)
+    with (
+        embedders(bench, [embedder, ranking]) as (server, singles),
+        loop_process(RERANKING, bench.work / "checkpoints" / RERANKING) as loop,
+    ):
         ranker = registered(server, RERANKING, OURS, samples.requests_of(asked), WINDOW)
         ranker = replace(ranker, headers={"X-Api": "rerank"}, items=samples.DOCUMENTS)
-        singles, rankers, listers = [ours], [ranker], [of_lists(ours, samples.requests_of(lists))]
-        for engine in ENGINES:
-            peer = infinity(engine, folders, "embeddings")
-            process = stack.enter_context(peer_process.started(peer, single.items[0].body))
-            theirs = Served(peer.name, process.url, single, headers=TYPE, process=process)
-            singles.append(theirs)
-            listers.append(of_lists(theirs, samples.requests_of(lists)))
-            url = process.url.replace("embeddings", "rerank")
-            rankers.append(replace(theirs, url=url, inputs=ranker.inputs, items=samples.DOCUMENTS))
+        rankers = [ranker]
+        for each in singles[1:]:
+            url = each.url.replace("embeddings", "rerank")
+            rankers.append(replace(each, url=url, inputs=ranker.inputs, items=samples.DOCUMENTS))
+        listers = [of_lists(each, samples.requests_of(lists)) for each in singles]
         base64 = samples.requests_of({**body, "encoding_format": "base64"} for body in lists)
         forms: list[Contender] = [
             listers[0],
-            replace(of_lists(ours, samples.lists(texts, LIST)), name=OWN_FORM, headers={}),
-            replace(of_lists(ours, base64), name=BASE64),
+            replace(of_lists(singles[0], samples.lists(texts, LIST)), name=OWN_FORM, headers={}),
+            replace(of_lists(singles[0], base64), name=BASE64),
         ]
-        loads = {clients: Comparison(ClosedLoop(clients), singles) for clients in (1, 16, 64)}
         listed = Comparison(ClosedLoop(LIST_CLIENTS), listers, f"{LIST_CLIENTS} clients, lists of {LIST}")
         formed = Comparison(ClosedLoop(LIST_CLIENTS), forms, f"forms of {LIST_CLIENTS} clients, lists of {LIST}")
         alone = Comparison(ClosedLoop(1), [ranker, Loop(IN_PROCESS, loop)], f"1 client, {samples.DOCUMENTS} documents")
         ranked = Comparison(ClosedLoop(RERANK_CLIENTS), rankers, f"{RERANK_CLIENTS} clients")
-        bench.settle(singles, ClosedLoop(16))
         bench.settle(rankers, ClosedLoop(RERANK_CLIENTS))
-        results = bench.measure([*loads.values(), listed, formed, alone, ranked])
-    for comparison in (*loads.values(), listed):
-        yield against_best(results, f"embeddings, {comparison}, texts/s", comparison)
+        results = bench.measure([listed, formed, alone, ranked])
+    for peer in singles[1:]:
+        yield results.row(f"embeddings, {listed}, texts/s", listed, OURS, peer.name)
+        yield results.row(f"rerank, {ranked}, documents/s", ranked, OURS, peer.name)
     yield results.row(f"embeddings, {formed}, texts/s", formed, OURS, OWN_FORM)
     yield results.row(f"embeddings, {formed}, base64, texts/s", formed, BASE64, OURS)
     yield results.row(f"rerank, {alone}, documents/s", alone, OURS, IN_PROCESS)
-    yield against_best(results, f"rerank, {ranked}, documents/s", ranked)
 
 
 def of_lists(contender: Served, inputs: Inputs) -> Served:

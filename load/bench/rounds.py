@@ -8,18 +8,26 @@ A shared machine changes from minute to minute, so figures are compared within t
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from load.bench.contender import Contender, Figures
 from load.bench.machine import is_idle
 from load.bench.table import Row
-from load.generate import Load
+from load.generate import ClosedLoop, Load, OpenLoop
+from load.schedules import Poisson
 
 # Windows in which a contender is to settle, their longest in seconds, and the share by which two in a row may differ.
 WINDOWS, WINDOW_S, SETTLED = 8, 2.0, 0.1
+# Lengths of a measurement of Poisson arrivals: a percentile needs more requests than a rate does.
+POISSON_LENGTH = 2.0
+# Clients that peers are compared with, and the rate of Poisson arrivals as a share of the best one's with the most.
+PEER_CLIENTS, PEER_SHARE = (1, 16, 48), 0.8
+MOST_CLIENTS = PEER_CLIENTS[-1]
+POISSON = f"Poisson at {PEER_SHARE:.0%} of the best"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,30 @@ class Bench:
         """Keep a line for below the table, and print it now."""
         self.remarks[line] += 1
         progress(line)
+
+
+def against_peers(bench: Bench, compared: Mapping[str, Sequence[Contender]], unit: str) -> Iterator[Row]:
+    """Measure closed loops, and Poisson arrivals at a share of what the best has just held with the most clients.
+
+    `compared` has contenders by the name of what they serve, ours first.
+    """
+    results = Results()
+    for number in bench:
+        for name, contenders in compared.items():
+            for clients in PEER_CLIENTS:
+                load = ClosedLoop(clients)
+                bench.compare(number, Comparison(load, contenders, f"{name}, {load}"), results)
+            full = f"{name}, {ClosedLoop(MOST_CLIENTS)}"
+            best_per_s = max(results[full, each.name][-1].per_s for each in contenders)
+            arrivals = OpenLoop(Poisson(PEER_SHARE * best_per_s, seed=number))
+            poisson = Comparison(arrivals, contenders, f"{name}, {POISSON}", POISSON_LENGTH)
+            bench.compare(number, poisson, results)
+    for name, (ours, *peers) in compared.items():
+        for load, peer in product(map(ClosedLoop, PEER_CLIENTS), peers):
+            yield results.row(f"{name}, {load}, {unit}", f"{name}, {load}", ours.name, peer.name)
+        for figure, peer in product(("p50", "p99"), peers):
+            at = f"{name}, {POISSON}"
+            yield results.row(f"{at}, {figure} in ms", at, ours.name, peer.name, f"{figure}_ms")
 
 
 def progress(line: str) -> None:

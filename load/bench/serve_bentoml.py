@@ -1,4 +1,4 @@
-"""Serves an ONNX file with BentoML, in .extras/peers: `bentoml serve load.bench.serve_bentoml:Network`.
+"""Serves the graph with BentoML, in .extras/peers: `bentoml serve load.bench.serve_bentoml:Network`.
 
 BentoML's own way to send an array is JSON, which costs it more than all else of a small model. A descriptor reads and
 writes raw float32 instead. Its adaptive batching has no limit of latency that it would drop requests for.
@@ -12,7 +12,7 @@ from bentoml import IODescriptor
 from starlette.requests import Request
 from starlette.responses import Response
 
-from load.bench.onnx_model import MOST_S, Given
+from load.bench.peer_graph import MOST_S, Given
 
 GIVEN = Given.from_environment()
 
@@ -35,12 +35,12 @@ BATCHES = {"batchable": True, "max_batch_size": GIVEN.batch_size, "max_latency_m
 QUIET = {"metrics": {"enabled": False}, "logging": {"access": {"enabled": False}}}
 
 
-@bentoml.service(workers=GIVEN.processes, threads=1, traffic={"timeout": MOST_S}, **QUIET)
+@bentoml.service(workers=GIVEN.copies, threads=1, traffic={"timeout": MOST_S}, **QUIET)
 class Network:
     """The model."""
 
     def __init__(self) -> None:
-        self._run = GIVEN.session()
+        self._run = GIVEN.run()
 
     @bentoml.api(input_spec=Row, output_spec=Row, **BATCHES)  # type: ignore[untyped-decorator]
     def infer(self, rows: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Serves an ONNX file with LitServe, in .extras/peers: `python -m load.bench.serve_litserve PORT`.
+"""Serves the graph with LitServe, in .extras/peers: `python -m load.bench.serve_litserve PORT`.
 
 Bodies are raw float32; requests reach its worker over its faster queue, ZeroMQ.
 """
@@ -10,7 +10,7 @@ import litserve
 import numpy as np
 from fastapi import Body, Response
 
-from load.bench.onnx_model import MOST_S, Given
+from load.bench.peer_graph import MOST_S, Given
 
 # What FastAPI hands over as it came: a body that is no JSON.
 RawBody = Annotated[bytes, Body(media_type="application/octet-stream")]
@@ -24,7 +24,7 @@ class Network(litserve.LitAPI):  # type: ignore[misc]
 
     def setup(self, device: str) -> None:  # noqa: ARG002
         self._given = Given.from_environment()
-        self._run = self._given.session()
+        self._run = self._given.run()
 
     def decode_request(self, request: RawBody) -> Any:
         return np.frombuffer(request, np.float32).reshape(self._given.shape)
@@ -40,9 +40,11 @@ def main(port: int) -> None:
     """Serve until a signal ends it."""
     given = Given.from_environment()
     api = Network(max_batch_size=given.batch_size, batch_timeout=BATCH_TIMEOUT_S)
-    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=MOST_S, fast_queue=True)
+    server = litserve.LitServer(
+        api, accelerator="cpu", workers_per_device=given.copies, timeout=MOST_S, fast_queue=True
+    )
     quiet = {"log_level": "error", "access_log": False, "generate_client_file": False}
-    server.run(host="127.0.0.1", port=port, num_api_servers=given.processes, **quiet)
+    server.run(host="127.0.0.1", port=port, num_api_servers=given.copies, **quiet)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Serves an ONNX file with PyTriton, in .extras/pytriton: `python -m load.bench.serve_pytriton PORT`.
+"""Serves the graph with PyTriton, in .extras/pytriton: `python -m load.bench.serve_pytriton PORT`.
 
-Triton's own dynamic batching, which waits no longer than ours does; Python's workers, as many as it may have processes.
+Triton's own dynamic batching, which waits no longer than ours does; a copy of the graph is a function in its process.
 """
 
 import sys
@@ -12,7 +12,7 @@ from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
 from tritonclient.utils import InferenceServerException
 
-from load.bench.onnx_model import INPUT, OUTPUT, Given
+from load.bench.peer_graph import INPUT, OUTPUT, Given
 
 NAME = "network"
 # What a batch waits: ours waits 1 ms.
@@ -24,14 +24,14 @@ def main(port: int) -> None:
     given = Given.from_environment()
 
     def worker() -> Any:
-        run = given.session()
+        run = given.run()
         return batch(lambda **tensors: {OUTPUT: run(tensors[INPUT])})
 
     config = TritonConfig(http_address="127.0.0.1", http_port=port, allow_grpc=False, allow_metrics=False)
     with Triton(config=config) as server:
         server.bind(
             model_name=NAME,
-            infer_func=[worker() for _ in range(given.processes)],
+            infer_func=[worker() for _ in range(given.copies)],
             inputs=[Tensor(name=INPUT, dtype=np.float32, shape=given.shape)],
             outputs=[Tensor(name=OUTPUT, dtype=np.float32, shape=(given.scores,))],
             config=ModelConfig(

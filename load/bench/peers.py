@@ -1,11 +1,11 @@
-"""Models of one's own: the same ONNX file behind ours, BentoML and LitServe; `peers` adds PyTriton.
+"""The same OpenVINO graphs behind ours, BentoML, LitServe and PyTriton, which brings Triton; infinity for embeddings.
 
-    a small network for digits, and ResNet-50 on small pictures -> ONNX files
-        -> one TorchServe with both; each peer in an environment of its own, with as many processes as serve it best
+    a small network for digits, and MobileNetV2 -> ONNX files -> our archives, whose graphs every peer runs
+        -> one TorchServe with both; each peer in an environment of its own, with as many copies as serve it best
 
-Ours are archives of `handler: tensors` without any configuration: classic mode, OpenVINO in fp32, delay 1 ms. All have
-the same largest batch, as many threads as there are cores, the cheapest bodies that they take, kept-alive connections
-and no access log. Answers are held against torch's before anything is measured.
+Ours are archives of `handler: tensors` without any configuration: classic mode, fp32, delay 1 ms. All have the same
+largest batch, as many threads as there are cores, the cheapest bodies that they take, kept-alive connections and no
+access log. Answers are held against torch's before anything is measured.
 """
 
 import io
@@ -23,23 +23,27 @@ import numpy as np
 from deploy.build.archive import Recipe
 from deploy.models import model
 from deploy.sandbox import started
-from load.bench import peer_process
+from handlers.archive_files import GRAPH
+from load.bench import peer_process, retrieval
 from load.bench.archives import CPU_ONLY
 from load.bench.contender import Served, registered
-from load.bench.onnx_model import INPUT, OUTPUT, Given
+from load.bench.peer_graph import INPUT, OUTPUT, Given
 from load.bench.peer_process import BENTOML, LITSERVE, PYTRITON, Peer
-from load.bench.rounds import Bench, Comparison, progress, quietly
+from load.bench.rounds import MOST_CLIENTS, Bench, against_peers, progress, quietly
 from load.bench.table import Row
 from load.generate import ClosedLoop
 from load.inputs import Inputs
 from load.results import Verdict
 
 OURS, NPY = "ours", "application/x-npy"
+PEERS = (BENTOML, LITSERVE, PYTRITON)
+# The model store, of folders.
+STORE = "store"
 # Rows that are sent in turn; numbers that each is answered with.
 ROWS, SCORES = 64, 10
 # Largest difference of a number that another runtime is allowed, as a share of the largest number.
 TOLERANCE = 1e-3
-# Seconds of the measurements that a peer's number of processes is chosen by.
+# Seconds of the measurements that a peer's number of copies is chosen by.
 CHOICE_S = 2.0
 
 
@@ -57,23 +61,25 @@ def exported(work: Path) -> list[Network]:
     """Write the ONNX files: a network of 0.1 ms a row, and one of some 10 ms."""
     import torch  # noqa: PLC0415 - seconds, and only here
     from torch import nn  # noqa: PLC0415
-    from torchvision.models import resnet50  # noqa: PLC0415
+    from torchvision.models import mobilenet_v2  # noqa: PLC0415
 
     torch.manual_seed(0)
     small = nn.Sequential(
         nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * 13 * 13, SCORES)
     )
-    deep = resnet50(num_classes=SCORES)
+    real = mobilenet_v2(num_classes=SCORES)
     found = []
-    for name, network, shape, size in (("small", small, (1, 28, 28), 64), ("deep", deep, (3, 64, 64), 16)):
+    for name, network, shape, size in (("small", small, (1, 28, 28), 64), ("mobilenet", real, (3, 224, 224), 16)):
         network.eval()
-        rows, path = torch.randn(ROWS, *shape), work / f"{name}.onnx"
+        rows = torch.randn(ROWS, *shape)
         with quietly():
             options: Any = {"input_names": [INPUT], "output_names": [OUTPUT], "external_data": False}
-            torch.onnx.export(network, (rows[:2],), path, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), **options)
+            free = ({0: torch.export.Dim.DYNAMIC},)
+            torch.onnx.export(network, (rows[:2],), work / f"{name}.onnx", dynamic_shapes=free, **options)
         with torch.inference_mode():
             expected = network(rows).numpy()
-        given = Given(str(path), shape, SCORES, size, len(os.sched_getaffinity(0)))
+        graph = work / STORE / name / GRAPH
+        given = Given(str(graph), shape, SCORES, size, len(os.sched_getaffinity(0)))
         found.append(Network(name, given, rows.numpy(), expected))
     return found
 
@@ -93,10 +99,10 @@ def ours(work: Path, networks: Sequence[Network]) -> Iterator[list[Served]]:
     listed.write_text(json.dumps(entries), encoding="utf-8")  # JSON is YAML
     with quietly():
         for name in entries:
-            Recipe(model(name, listed), export_path=work / "store").build()
-    with started(work / "store", extra=CPU_ONLY) as server:
+            Recipe(model(name, listed), archive_format="no-archive", export_path=work / STORE).build()
+    with started(work / STORE, extra=CPU_ONLY) as server:
         served = [
-            registered(server, f"{each.name}.mar", OURS, Inputs.of(map(npy, each.rows), NPY), each.given.batch_size)
+            registered(server, each.name, OURS, Inputs.of(map(npy, each.rows), NPY), each.given.batch_size)
             for each in networks
         ]
         yield [replace(each, headers={"Accept": NPY}) for each in served]
@@ -104,21 +110,21 @@ def ours(work: Path, networks: Sequence[Network]) -> Iterator[list[Served]]:
 
 @contextmanager
 def theirs(peer: Peer, network: Network) -> Iterator[Served]:
-    """Serve a network with a peer, with one process or one for each core, whichever is faster with 64 clients."""
+    """Serve a network with a peer, as one copy or one for each core, whichever is faster with the most clients."""
     inputs = Inputs.of(map(peer.body, network.rows))
 
     @contextmanager
-    def served(processes: int) -> Iterator[Served]:
-        given = replace(network.given, processes=processes)
+    def served(copies: int) -> Iterator[Served]:
+        given = replace(network.given, copies=copies)
         with peer_process.started(peer, peer.body(network.rows[0]), given.to_environment()) as process:
             yield Served(peer.name, process.url, inputs, headers=peer.headers, process=process)
 
     per_s = {}
-    for processes in {1, network.given.threads}:
-        with served(processes) as contender:
-            per_s[processes] = contender.run(ClosedLoop(64), CHOICE_S, CHOICE_S).per_s
-        progress(f"{network.name}: {peer.name} of {processes} processes: {per_s[processes]:.0f} rows/s")
-    with served(max(per_s, key=lambda processes: per_s[processes])) as contender:
+    for copies in {1, network.given.threads}:
+        with served(copies) as contender:
+            per_s[copies] = contender.run(ClosedLoop(MOST_CLIENTS), CHOICE_S, CHOICE_S).per_s
+        progress(f"{network.name}: {peer.name}, copies: {copies}: {per_s[copies]:.0f} rows/s")
+    with served(max(per_s, key=lambda copies: per_s[copies])) as contender:
         yield contender
 
 
@@ -129,30 +135,15 @@ def verdict(expected: Any, number: int, body: bytes) -> Verdict:
     return Verdict.RIGHT if is_right else Verdict.WRONG
 
 
-def compared(bench: Bench, peers: Sequence[Peer], clients: Sequence[int]) -> Iterator[Row]:
-    """Measure both networks behind ours and the peers; the most clients are the last."""
-    networks, comparisons = exported(bench.work), list[Comparison]()
+def rows(bench: Bench) -> Iterator[Row]:
+    """Measure both networks, and then embeddings."""
+    first = replace(bench, ends_s=bench.clock() + 2 / 3 * (bench.ends_s - bench.clock()))
+    networks, contenders = exported(bench.work), dict[str, list[Served]]()
     with ExitStack() as stack:
         for network, served in zip(networks, stack.enter_context(ours(bench.work, networks)), strict=True):
-            contenders = [served, *(stack.enter_context(theirs(peer, network)) for peer in peers)]
-            for contender in contenders:
+            contenders[network.name] = [served, *(stack.enter_context(theirs(peer, network)) for peer in PEERS)]
+            for contender in contenders[network.name]:
                 replace(contender, check=partial(verdict, network.expected)).run(ClosedLoop(1), 0.5, 0.0)
-            bench.settle(contenders, ClosedLoop(clients[-1]))
-            loads = map(ClosedLoop, clients)
-            comparisons += [Comparison(load, contenders, f"tensors, {network.name}, {load}") for load in loads]
-        results = bench.measure(comparisons)
-    for comparison in comparisons:
-        for peer in peers:
-            yield results.row(f"{comparison}, rows/s", comparison, OURS, peer.name)
-            if comparison.load == ClosedLoop(clients[-1]):
-                yield results.row(f"{comparison}, p99 in ms", comparison, OURS, peer.name, "p99_ms")
-
-
-def rows(bench: Bench) -> Iterator[Row]:
-    """Measure 16 and 64 clients against BentoML and LitServe."""
-    yield from compared(bench, (BENTOML, LITSERVE), (16, 64))
-
-
-def all_peers(bench: Bench) -> Iterator[Row]:
-    """Measure 1, 16 and 64 clients against BentoML, LitServe and PyTriton."""
-    yield from compared(bench, (BENTOML, LITSERVE, PYTRITON), (1, 16, 64))
+            bench.settle(contenders[network.name], ClosedLoop(MOST_CLIENTS))
+        yield from against_peers(first, contenders, "rows/s")
+    yield from retrieval.embeddings(bench)
