@@ -58,12 +58,6 @@ class Histogram:
         return Counter(f"{self.name}_count")
 
 
-class Gauge(NamedTuple):
-    """A current value, of the node: without the labels of a model."""
-
-    name: str
-
-
 class Sample(NamedTuple):
     """An increment of one counter, with the values of the counter's labels."""
 
@@ -117,9 +111,9 @@ FIRST_PIECE = Histogram("handler_first_piece_seconds", SECONDS)
 PIECES = Counter("handler_pieces_total")
 ABANDONED = Counter("handler_abandoned_total")
 
-# The old generation of TorchServe's heap, in bytes (handlers/torchserve.py); every worker of a node reports the same.
-HEAP_USED, HEAP_MOST = Gauge("frontend_heap_used_bytes"), Gauge("frontend_heap_max_bytes")
-GAUGES = (HEAP_USED, HEAP_MOST)
+# Gauges of the node, without the labels of a model: the old generation of TorchServe's heap, in bytes
+# (handlers/torchserve.py). Every worker of a node reports the same.
+GAUGES = ("frontend_heap_used_bytes", "frontend_heap_max_bytes")
 
 # deploy/metrics.yaml declares these to the frontend.
 HISTOGRAMS = tuple(each for each in list(globals().values()) if isinstance(each, Histogram))

@@ -81,7 +81,7 @@ def _emit_heap(cache: Any, heap_file: "HeapFile") -> None:
         return
     for gauge, value in zip(GAUGES, heap, strict=True):
         try:
-            cache.get_metric(gauge.name, MetricTypes.GAUGE).add_or_update(value, ["Host"])
+            cache.get_metric(gauge, MetricTypes.GAUGE).add_or_update(value, ["Host"])
         except MetricsCacheKeyError:  # the server runs with a metrics file of its own
             return
 

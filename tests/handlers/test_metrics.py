@@ -137,4 +137,4 @@ def test_metrics_yaml_declares_exactly_what_handlers_emit() -> None:
         counter.name: ("ModelName", "ModelVersion", *counter.labels) for counter in COUNTERS
     }
     gauges = {entry["name"]: entry["dimensions"] for entry in declared["gauge"]}
-    assert {gauge.name: gauges[gauge.name] for gauge in GAUGES} == {gauge.name: ["Level"] for gauge in GAUGES}
+    assert {gauge: gauges[gauge] for gauge in GAUGES} == {gauge: ["Level"] for gauge in GAUGES}

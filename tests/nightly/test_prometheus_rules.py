@@ -46,7 +46,7 @@ def test_every_metric_that_is_asked_for_is_one_that_there_is() -> None:
     torchserve = yaml.safe_load((ROOT / "deploy" / "metrics.yaml").read_text())["ts_metrics"]
     known = {
         *(counter.name for counter in COUNTERS),
-        *(gauge.name for gauge in GAUGES),
+        *GAUGES,
         *(name for name, _, _ in METRICS),
         *(metric["name"] for kind in torchserve.values() for metric in kind),
         *(rule["record"] for rule in rules("record")),
