@@ -15,13 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 from urllib3.exceptions import InvalidHeader
 from urllib3.filepost import encode_multipart_formdata
 from urllib3.util import Retry
 
-from torchserve_client import protocol
 from torchserve_client.errors import ClientError, InvalidPayload, ItemFailed, of_status
 from torchserve_client.transport import Incoming
 
@@ -72,6 +70,8 @@ class Body:
             ValueError: the body was one of tensors, and the answer is none.
         """
         if self.is_tensors:
+            from torchserve_client import protocol  # noqa: PLC0415
+
             return protocol.decode(incoming.body, int(incoming.headers.get(protocol.HEADER, len(incoming.body))))
         if (results := self.results(incoming)) is not None:
             return [_item(each, incoming.status) for each in results]
@@ -90,10 +90,10 @@ def body(payload: Any, options: Mapping[str, Any]) -> Body:
         InvalidPayload: the payload is of no kind that can be sent.
         OSError: a path cannot be read.
     """
-    if isinstance(payload, np.ndarray):
+    if is_array(payload):
         return _tensors({INPUT: payload}, options)
     if isinstance(payload, Mapping):
-        if any(isinstance(each, np.ndarray) for each in payload.values()):
+        if any(map(is_array, payload.values())):
             return _tensors(payload, options)
         return _json({**options, **payload}, is_list="instances" in payload)
     if isinstance(payload, str):
@@ -110,8 +110,16 @@ def media_type(path: Path) -> str:
     return MEDIA_TYPES.get(path.suffix.lower(), OCTETS)
 
 
+def is_array(value: Any) -> bool:
+    """Return whether a value is an array of numpy's, without importing numpy."""
+    return hasattr(value, "__array_interface__") and hasattr(value, "ravel")
+
+
 def _tensors(arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Body:
-    if not all(isinstance(each, np.ndarray) for each in arrays.values()):
+    # numpy takes longer to import than all the rest together: it is imported for those who send arrays.
+    from torchserve_client import protocol  # noqa: PLC0415
+
+    if not all(map(is_array, arrays.values())):
         raise InvalidPayload("a dict with an array holds arrays only; options are keyword arguments")
     content, json_length = protocol.encode(arrays, options)
     return Body(content, {"Content-Type": OCTETS, protocol.HEADER: str(json_length)}, is_tensors=True)

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,8 @@ def test_wrong_files_are_one_line(
     assert captured.err.startswith("client: ")
     assert words in captured.err
     assert (tmp_path / "photo.jpg").read_bytes() == b"\xff\xd8\xff"
+
+
+def test_commands_start_without_numpy() -> None:
+    program = "import sys, torchserve_client.cli; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
