@@ -29,7 +29,7 @@ from load.bench.archives import CPU_ONLY
 from load.bench.contender import Served, registered
 from load.bench.peer_graph import INPUT, OUTPUT, Given
 from load.bench.peer_process import BENTOML, LITSERVE, PYTRITON, Peer
-from load.bench.rounds import MOST_CLIENTS, Bench, against_peers, progress, quietly
+from load.bench.rounds import MOST_PEER_CLIENTS, Bench, against_peers, progress, quietly
 from load.bench.table import Row
 from load.generate import ClosedLoop
 from load.inputs import Inputs
@@ -122,7 +122,7 @@ def theirs(peer: Peer, network: Network) -> Iterator[Served]:
     per_s = {}
     for copies in {1, network.given.threads}:
         with served(copies) as contender:
-            per_s[copies] = contender.run(ClosedLoop(MOST_CLIENTS), CHOICE_S, CHOICE_S).per_s
+            per_s[copies] = contender.run(ClosedLoop(MOST_PEER_CLIENTS), CHOICE_S, CHOICE_S).per_s
         progress(f"{network.name}: {peer.name}, copies: {copies}: {per_s[copies]:.0f} rows/s")
     with served(max(per_s, key=lambda copies: per_s[copies])) as contender:
         yield contender
@@ -144,6 +144,6 @@ def rows(bench: Bench) -> Iterator[Row]:
             contenders[network.name] = [served, *(stack.enter_context(theirs(peer, network)) for peer in PEERS)]
             for contender in contenders[network.name]:
                 replace(contender, check=partial(verdict, network.expected)).run(ClosedLoop(1), 0.5, 0.0)
-            bench.settle(contenders[network.name], ClosedLoop(MOST_CLIENTS))
+            bench.settle(contenders[network.name], ClosedLoop(MOST_PEER_CLIENTS))
         yield from against_peers(first, contenders, "rows/s")
     yield from retrieval.embeddings(bench)

@@ -20,7 +20,7 @@ from load.bench import archives, peer_process, samples
 from load.bench.archives import CPU_ONLY, WINDOW
 from load.bench.contender import Contender, Loop, Served, loop_process, registered
 from load.bench.peer_process import Peer
-from load.bench.rounds import MOST_CLIENTS, Bench, Comparison, against_peers, quietly
+from load.bench.rounds import MOST_PEER_CLIENTS, Bench, Comparison, against_peers, quietly
 from load.bench.table import Row
 from load.bench.texts import EMBEDDING, LIST, LIST_CLIENTS, OURS
 from load.generate import ClosedLoop
@@ -87,7 +87,7 @@ def embedders(bench: Bench, built: Sequence[Path]) -> Iterator[tuple[Server, lis
             peer = infinity(engine, folders, "embeddings")
             process = stack.enter_context(peer_process.started(peer, single.items[0].body))
             contenders.append(Served(peer.name, process.url, single, headers=TYPE, process=process))
-        bench.settle(contenders, ClosedLoop(MOST_CLIENTS))
+        bench.settle(contenders, ClosedLoop(MOST_PEER_CLIENTS))
         yield server, contenders
 
 

@@ -26,7 +26,7 @@ WINDOWS, WINDOW_S, SETTLED = 8, 2.0, 0.1
 POISSON_LENGTH = 2.0
 # Clients that peers are compared with, and the rate of Poisson arrivals as a share of the best one's with the most.
 PEER_CLIENTS, PEER_SHARE = (1, 16, 48), 0.8
-MOST_CLIENTS = PEER_CLIENTS[-1]
+MOST_PEER_CLIENTS = PEER_CLIENTS[-1]
 POISSON = f"Poisson at {PEER_SHARE:.0%} of the best"
 
 
@@ -133,7 +133,7 @@ def against_peers(bench: Bench, compared: Mapping[str, Sequence[Contender]], uni
             for clients in PEER_CLIENTS:
                 load = ClosedLoop(clients)
                 bench.compare(number, Comparison(load, contenders, f"{name}, {load}"), results)
-            full = f"{name}, {ClosedLoop(MOST_CLIENTS)}"
+            full = f"{name}, {ClosedLoop(MOST_PEER_CLIENTS)}"
             best_per_s = max(results[full, each.name][-1].per_s for each in contenders)
             arrivals = OpenLoop(Poisson(PEER_SHARE * best_per_s, seed=number))
             poisson = Comparison(arrivals, contenders, f"{name}, {POISSON}", POISSON_LENGTH)

@@ -10,10 +10,11 @@ from load.bench import __main__ as program
 from load.bench import rounds
 from load.bench.__main__ import PARTS, Part, main
 from load.bench.contender import Contender, Figures
-from load.bench.rounds import Bench, Comparison, Results
+from load.bench.rounds import Bench, Comparison, Results, against_peers
 from load.bench.table import Row
 from load.errors import LoadError
-from load.generate import ClosedLoop, Load
+from load.generate import ClosedLoop, Load, OpenLoop
+from load.schedules import Poisson
 
 
 class Fake(NamedTuple):
@@ -22,10 +23,12 @@ class Fake(NamedTuple):
     name: str
     rates: Iterator[float]
     called: list[str]
+    loads: list[Load]
 
-    def run(self, _load: Load, _duration_s: float, _warm_up_s: float) -> Figures:
+    def run(self, load: Load, _duration_s: float, _warm_up_s: float) -> Figures:
         self.called.append(self.name)
-        return Figures(next(self.rates), 0.0, 0.0)
+        self.loads.append(load)
+        return Figures(next(self.rates), 1.0, 1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +37,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fakes(called: list[str], **rates: list[float]) -> list[Contender]:
-    return [cast(Contender, Fake(name, iter(values), called)) for name, values in rates.items()]
+    return [cast(Contender, Fake(name, iter(values), called, [])) for name, values in rates.items()]
 
 
 def test_rounds_turn_the_order_and_compare_within_each_round(tmp_path: Path) -> None:
@@ -45,6 +48,22 @@ def test_rounds_turn_the_order_and_compare_within_each_round(tmp_path: Path) -> 
     row = results.row("images/s", ClosedLoop(16), "ours", "theirs")
     # The median of the ratios; the ratio of the medians is 2.
     assert row.cells() == ("images/s", "20.0 (10.0..30.0)", "theirs", "10.0 (2.0..10.0)", "3.00 (2.00..5.00)")
+
+
+def test_peers_have_the_same_loads_and_poisson_arrivals_at_a_share_of_what_the_best_holds(tmp_path: Path) -> None:
+    # 1, 16 and 48 clients, then Poisson arrivals.
+    contenders = fakes([], ours=[1.0, 4.0, 40.0, 1.0], theirs=[2.0, 2.0, 50.0, 2.0])
+    rows = list(against_peers(Bench(tmp_path, rounds=1), {"network": contenders}, "rows/s"))
+    loads = [*map(ClosedLoop, (1, 16, 48)), OpenLoop(Poisson(40.0, seed=1))]
+    assert [cast(Fake, each).loads for each in contenders] == [loads, loads]
+    assert [row.cells()[0] for row in rows] == [
+        "network, 1 client, rows/s",
+        "network, 16 clients, rows/s",
+        "network, 48 clients, rows/s",
+        "network, Poisson at 80% of the best, p50 in ms",
+        "network, Poisson at 80% of the best, p99 in ms",
+    ]
+    assert [row.cells()[-1] for row in rows[:3]] == ["0.50", "2.00", "0.80"]
 
 
 @pytest.mark.parametrize(
