@@ -39,6 +39,8 @@ OURS, NPY = "ours", "application/x-npy"
 PEERS = (BENTOML, LITSERVE, PYTRITON)
 # The model store, of folders.
 STORE = "store"
+# Requests that wait in TorchServe: the 64 of config.properties are 30 ms of the small network, and peers have no bound.
+QUEUE = "job_queue_size=512"
 # Rows that are sent in turn; numbers that each is answered with.
 ROWS, SCORES = 64, 10
 # Largest difference of a number that another runtime is allowed, as a share of the largest number.
@@ -100,7 +102,7 @@ def ours(work: Path, networks: Sequence[Network]) -> Iterator[list[Served]]:
     with quietly():
         for name in entries:
             Recipe(model(name, listed), archive_format="no-archive", export_path=work / STORE).build()
-    with started(work / STORE, extra=CPU_ONLY) as server:
+    with started(work / STORE, extra=(*CPU_ONLY, QUEUE)) as server:
         served = [
             registered(server, each.name, OURS, Inputs.of(map(npy, each.rows), NPY), each.given.batch_size)
             for each in networks
