@@ -81,7 +81,7 @@ def build(
     return archive.path
 
 
-def variant(built: Path, name: str, mode: str | None = None, **settings: str) -> str:
+def variant(built: Path, name: str, mode: str | None = None, **settings: str | int) -> str:
     """Copy an archive's folder beside itself, by links but for its configuration; return the copy's name.
 
     `mode` is `classic`, or `adaptive`, which then has no target; None leaves it. `settings` are of `handler:`.

@@ -93,8 +93,8 @@ class Loop:
 Contender = Served | Loop
 
 
-def registered(server: Server, archive: str, name: str, inputs: Inputs, batch_size: int) -> Served:
-    """Register an archive of a server's store as ARCHIVE-BATCH_SIZE, and wait for its one worker.
+def registered(server: Server, archive: str, name: str, inputs: Inputs, batch_size: int, *, workers: int = 1) -> Served:
+    """Register an archive of a server's store as ARCHIVE-BATCH_SIZE, and wait for its workers.
 
     `name` and `inputs` are the contender's. `batch_size` is the window of an adaptive archive.
     """
@@ -102,7 +102,7 @@ def registered(server: Server, archive: str, name: str, inputs: Inputs, batch_si
     log = WorkerLog(server.logs / "model_log.log", model)
     # A delay of 1 ms is the least that TorchServe takes: a loaded queue fills batches by itself.
     server.management.register(
-        archive, batch_size=batch_size, max_batch_delay_ms=1, initial_workers=1, model_name=model
+        archive, batch_size=batch_size, max_batch_delay_ms=1, initial_workers=workers, model_name=model
     )
     wait_loaded(server.management, model, log)
     return Served(name, f"{server.settings.inference_url}/predictions/{model}", inputs)
