@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from itertools import product
 from math import inf
+from operator import le
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,6 +40,9 @@ FULL_S = 0.1
 # Candidates take turns so often, and the quickest run of each size counts: what else the machine does meanwhile slows
 # all of them alike.
 ROUNDS = 5
+# A candidate that takes so many times as long as another, alone and among others, has no further turn: a stall of the
+# machine would hit one of both.
+FAR = 2.0
 # Share by which a product must be less than the likeliest's: a shared machine's times change by some percent.
 LEAST_GAIN = 0.05
 
@@ -140,20 +143,29 @@ class Trial:
         self, candidates: Sequence[Candidate], arrangements: dict[Candidate, Arrangement], item: Any
     ) -> list[Candidate]:
         """Measure candidates in turn, ROUNDS times as far as time allows; return those that were not measured."""
-        ends_s = inf
-        for number, candidate in product(range(ROUNDS), candidates):
-            # A further round gives each candidate its turn or none.
-            if time.perf_counter() > ends_s and (number == 0 or candidate is candidates[0]):
-                break
-            if candidate not in arrangements:
-                arrangements[candidate] = self._arranged(candidate)
-                # Before it is measured; the whole engine beside streams was a candidate itself.
-                self._run_once(arrangements[candidate].streams or [arrangements[candidate].whole], item)
-            measured = self._measured(candidate, arrangements[candidate], item)
-            before = self._known.get(candidate, measured)
-            self._known[candidate] = Measured(*map(_quickest, before, measured))
-            ends_s = min(ends_s, time.perf_counter() + TRIAL_S)
-        return [each for each in candidates if each not in self._known]
+        ends_s, left = inf, list(candidates)
+        for number in range(ROUNDS):
+            for candidate in left:
+                # A further round gives each candidate its turn or none.
+                if time.perf_counter() > ends_s and (number == 0 or candidate is left[0]):
+                    return [each for each in candidates if each not in self._known]
+                if candidate not in arrangements:
+                    arrangements[candidate] = self._arranged(candidate)
+                    # Before it is measured; the whole engine beside streams was a candidate itself.
+                    self._run_once(arrangements[candidate].streams or [arrangements[candidate].whole], item)
+                measured = self._measured(candidate, arrangements[candidate], item)
+                before = self._known.get(candidate, measured)
+                self._known[candidate] = Measured(*map(_quickest, before, measured))
+                ends_s = min(ends_s, time.perf_counter() + TRIAL_S)
+            left = self._near(left)
+        return []
+
+    def _near(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Leave out those that take FAR times the least time both alone and among others."""
+        known = self._figures()
+        figures = {each: known[each] for each in candidates}
+        least_s = [FAR * min(seconds) for seconds in zip(*figures.values(), strict=True)]
+        return [each for each, both in figures.items() if any(map(le, both, least_s))]
 
     def _measured(self, candidate: Candidate, arrangement: Arrangement, item: Any) -> Measured:
         """Time an item and a full micro-batch on the whole engine, and on all streams side by side."""

@@ -75,8 +75,8 @@ class TensorsConfig(HandlerConfig):
     free, it counts as many tokens as it has positions along them, so `max_tokens` is a budget of these.
 
     Attributes:
-        precision: the engine's arithmetic. fp32, since it is not known what the model bears; `auto` is bf16 where the
-            processor has it.
+        precision: the engine's arithmetic. fp32, since it is not known what the model bears; `auto` is the faster
+            of that and bf16, where the processor has bf16.
         max_batch_size: the most rows of one request, as clients are told, and of one run of the model.
         split_requests: whether a request may have up to `max_instances` rows, which are run `max_batch_size` at a time.
         inputs, outputs: what the model's own file does not say, by name; those of a function's outputs, and of a

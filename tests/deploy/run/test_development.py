@@ -1,14 +1,15 @@
-"""What `make serve` says of the processor."""
+"""What `make serve` says of the precision that it serves in."""
 
 import pytest
 
 from deploy.run.development import advice
 
 
-@pytest.mark.parametrize("flags", ["", "avx2 avx512_bf16", "amx_bf16 amx_int8 avx2"])
-def test_processors_with_bf16_and_unknown_ones_get_no_advice(flags: str) -> None:
-    assert advice("resnet-152", flags) is None
+@pytest.mark.parametrize(("device", "precision"), [("cpu", "bf16"), ("cpu", "int8"), ("cuda", "fp32"), ("cpu", None)])
+def test_what_is_served_in_less_than_fp32_or_on_a_gpu_gets_no_advice(device: str, precision: str | None) -> None:
+    assert advice("resnet-152", {"device": device, "precision": precision}) is None
 
 
-def test_processor_without_bf16_is_told_the_command_of_int8() -> None:
-    assert "./archive.sh resnet-152 --precision int8 --calibrate FOLDER" in (advice("resnet-152", "avx avx2") or "")
+def test_what_is_served_in_fp32_is_told_the_command_of_int8() -> None:
+    line = advice("resnet-152", {"device": "cpu", "precision": "fp32"})
+    assert line is not None and "./archive.sh resnet-152 --precision int8 --calibrate FOLDER" in line

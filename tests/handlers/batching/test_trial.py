@@ -166,6 +166,29 @@ def test_the_whole_engine_has_as_many_tries_as_its_streams(tmp_path: Path) -> No
     assert tries == [1, 2] * trial.ROUNDS
 
 
+@pytest.mark.parametrize(
+    ("seconds", "tries"),
+    [
+        # Twice as slow in both sizes, and by more.
+        ({"a": [0.1, 0.05], "b": [0.3, 0.15]}, ["a", "b", *["a"] * (trial.ROUNDS - 1)]),
+        # The machine stalled during one of both.
+        ({"a": [0.1, 0.05], "b": [0.3, 0.05]}, ["a", "b"] * trial.ROUNDS),
+    ],
+)
+def test_a_candidate_that_is_far_slower_in_both_sizes_has_one_try(
+    seconds: dict[str, list[float]], tries: list[str], tmp_path: Path
+) -> None:
+    tried: list[str] = []
+
+    def measured(tasks: Sequence[Any], *_: Any) -> list[tuple[int, float]]:
+        tried.append(tasks[0].engine.description[-1])
+        return list(zip([1, 1], seconds[tried[-1]], strict=True))
+
+    with patch.object(trial, "measure", measured):
+        loaded(WayHandler({("a", 1): 0.0, ("b", 1): 0.0}), tmp_path, mode="classic")
+    assert tried == tries
+
+
 BF16, INT8, STREAMS = Candidate("bf16", 1), Candidate("int8", 1), Candidate("int8", 2)
 
 

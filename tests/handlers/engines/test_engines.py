@@ -190,11 +190,11 @@ def proof(agreement: float) -> Proof:
 @pytest.mark.parametrize(
     ("capabilities", "proven", "has_int8", "wanted"),
     [
-        ({"FP32", "BF16"}, {}, False, ("bf16",)),
+        ({"FP32", "BF16"}, {}, False, ("bf16", "fp32")),
         ({"FP32"}, {}, False, ("fp32",)),
         ({"FP32", "BF16"}, {"bf16": proof(0.9)}, False, ("fp32",)),
-        ({"FP32", "BF16"}, {"bf16": proof(1.0), "int8": proof(1.0)}, True, ("bf16", "int8")),
-        ({"FP32", "BF16"}, {"int8": proof(0.9)}, True, ("bf16",)),
+        ({"FP32", "BF16"}, {"bf16": proof(1.0), "int8": proof(1.0)}, True, ("bf16", "fp32", "int8")),
+        ({"FP32", "BF16"}, {"int8": proof(0.9)}, True, ("bf16", "fp32")),
     ],
 )
 def test_openvino_auto_chooses_among_what_the_processor_has_and_no_proof_refutes(
