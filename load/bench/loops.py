@@ -30,7 +30,7 @@ from PIL import Image
 from deploy.build.tasks import loaded, task_class
 from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
-from handlers.engines import available_threads, padded
+from handlers.engines import Arrays, available_threads, padded
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.protocol.requests import Payload
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
@@ -45,6 +45,8 @@ Step = Callable[[str, int], int]
 
 # Tokens that the common transformers handler pads to: MiniLM's own limit. Tokens of a translation: more than any needs.
 PADDED_LENGTH, MAX_NEW_TOKENS = 256, 256
+# Texts that each precision is tried with, and how often.
+TRIED, TRIES = 4, 4
 
 
 def images(folder: Path) -> Step:
@@ -52,8 +54,9 @@ def images(folder: Path) -> Step:
     settings = yaml.safe_load((folder / "model-config.yaml").read_text(encoding="utf-8"))
     config = parse(ImageClassificationConfig, settings.get("handler"))
     decode = partial(decode_image, config=config)
-    engine = OpenVinoEngine(folder / GRAPH, threads=config.threads, precision=config.precision)
     pool, bodies = ThreadPoolExecutor(available_threads(config.decode_threads)), cycle(samples.photographs())
+    every = OpenVinoEngine(folder / GRAPH, threads=config.threads, precision=config.precision)
+    engine = fastest(every, {"pixels": np.stack([*map(decode, samples.photographs())])})
 
     def step(_: str, batch_size: int) -> int:
         batch = list(islice(bodies, batch_size))
@@ -70,7 +73,9 @@ def texts(folder: Path) -> Step:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / CHECKPOINT)
     limit = token_limit(folder / CHECKPOINT) or PADDED_LENGTH
     network = load_encoder(SentenceEmbeddingHandler.head, folder / CHECKPOINT)
-    engine, endless = OpenVinoEngine(folder / GRAPH), cycle(samples.texts())
+    some = np.ones((TRIED, PADDED_LENGTH), np.int64)
+    every, endless = OpenVinoEngine(folder / GRAPH), cycle(samples.texts())
+    engine = fastest(every, dict.fromkeys(every.input_names, some))
 
     def padded_step(batch_size: int) -> int:
         options = {"padding": "max_length", "truncation": True, "max_length": PADDED_LENGTH, "return_tensors": "pt"}
@@ -92,6 +97,20 @@ def texts(folder: Path) -> Step:
         return len(rows)
 
     return lambda way, batch_size: padded_step(batch_size) if way == "padded" else sorted_step(batch_size)
+
+
+def fastest(engine: OpenVinoEngine, inputs: Arrays) -> OpenVinoEngine:
+    """Return the engine in the precision that runs the inputs fastest, as a worker finds it by its trial."""
+
+    def seconds(tried: OpenVinoEngine) -> float:
+        started_s = time.perf_counter()
+        tried.run(inputs)
+        return time.perf_counter() - started_s
+
+    # The first run of each prepares it.
+    return min(
+        map(engine.in_precision, engine.precisions), key=lambda tried: min([seconds(tried) for _ in range(TRIES)][1:])
+    )
 
 
 def translation(folder: Path) -> Step:
