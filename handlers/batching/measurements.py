@@ -4,11 +4,12 @@ Measurements are kept in a file, in the folder CACHE_DIR or else in the model's 
 the model is registered. A file with anything but measurements in it is ignored.
 """
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from math import inf
 from pathlib import Path
@@ -55,18 +56,35 @@ def path_of(task: Task, key: str) -> Path:
     return (Path(configured) if configured else task.model_dir / ".cache") / f"measured-{name}.json"
 
 
+@contextmanager
+def held(path: Path | None) -> Iterator[None]:
+    """Wait until no other worker measures for this file, and keep others waiting meanwhile.
+
+    Workers of a model that start together would measure each other's load and come to different choices, and so answer
+    in different precisions. Without a file, or in a folder that cannot be written to, none waits.
+    """
+    with ExitStack() as stack:
+        if path is not None:
+            with suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                # The lock goes with its process, however that ends.
+                fcntl.flock(stack.enter_context(path.with_suffix(".lock").open("w")), fcntl.LOCK_EX)
+        yield
+
+
 def write(path: Path, known: Mapping[Candidate, Measured]) -> None:
     """Remember what was measured; a folder that cannot be written to forgets it."""
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
         # Whole or not at all: another server may read it now.
         own = path.with_suffix(f".{os.getpid()}")
         own.write_text(json.dumps(list(known.items())), encoding="utf-8")
         own.replace(path)
 
 
-def read(path: Path) -> dict[Candidate, Measured]:
-    """Return what a file remembers; nothing where it is not there or holds anything else."""
+def read(path: Path | None) -> dict[Candidate, Measured]:
+    """Return what a file remembers; nothing without one, or where it is not there or holds anything else."""
+    if path is None:
+        return {}
     try:
         return {
             Candidate(str(precision), int(streams)): Measured(_seeds(whole), _seeds(stream))

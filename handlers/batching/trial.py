@@ -95,7 +95,7 @@ class Trial:
         kind = " ".join(engine.description.split()[:2])
         settings = (config.scheduling.mode, config.threads, self._precisions, self._counts, self._most_items)
         self._path = measurements.path_of(task, f"{kind} {settings}") if task.fingerprint else None
-        self._known = measurements.read(self._path) if self._path else {}
+        self._known = measurements.read(self._path)
 
     @property
     def engine(self) -> Engine:
@@ -112,13 +112,15 @@ class Trial:
             return Choice(self._arranged(Candidate(self._precisions[0], self._counts[0])), Measured([], []))
         (item,) = decoded(self._task, [sample])
         self._beside = sample if self._is_adaptive else None
-        if self._known:
-            arrangement, when = self._arranged(self._best()), " as an earlier start measured it"
+        with measurements.held(self._path):
+            # Another worker may have measured meanwhile.
+            self._known = self._known or measurements.read(self._path)
+            was_known = bool(self._known)
+            arrangement = self._arranged(self._best()) if was_known else self._try_all(item)
+        if was_known:
             self._run_once([arrangement.whole, *arrangement.streams], item)
-        else:
-            arrangement, when = self._try_all(item), ""
         if has_choice:
-            self._log(when)
+            self._log(" as an earlier start measured it" if was_known else "")
         return Choice(arrangement, self._known[self._best()])
 
     def _try_all(self, item: Any) -> Arrangement:

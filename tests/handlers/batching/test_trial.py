@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -98,7 +99,7 @@ def test_every_precision_is_tried_then_the_best_one_in_streams_and_all_is_rememb
     # One item on each engine that serves, so that no request pays for a first time.
     assert again.made == ["b", "b 2"]
     # What is remembered is of this archive, and of no file that is broken.
-    (remembered,) = (tmp_path / ".cache").iterdir()
+    (remembered,) = (tmp_path / ".cache").glob("*.json")
     remembered.write_text('[[["b", 1], [[[true, 0.1]], []]]]')
     for fingerprint in ("0123", "4567"):
         build(tmp_path, fingerprint)
@@ -124,7 +125,19 @@ def test_trial_begins_nothing_once_its_time_is_over_and_remembers_nothing_incomp
     assert not any(made.endswith("2") for made in handler.made)
     assert "no time to try a in 2 streams" in caplog.text
     # Another start may have it.
-    assert not (tmp_path / ".cache").exists()
+    assert not [*(tmp_path / ".cache").glob("*.json")]
+
+
+def test_workers_that_start_together_measure_once_and_take_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CACHE_DIR", raising=False)
+    build(tmp_path)
+    # Each would find another precision the faster one.
+    handlers = [WayHandler({("a", 1): a_s, ("b", 1): SLOW_S - a_s}) for a_s in (0.001, SLOW_S - 0.001)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda each: loaded(each, tmp_path, mode="classic"), handlers))
+    assert len({each.engine.description for each in handlers}) == 1
 
 
 class BesideDecoders(Way):
