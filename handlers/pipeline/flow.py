@@ -341,7 +341,7 @@ class Pipeline:
 
 def _give_up(slot: Slot, error: Exception) -> None:
     """Fail an item that failed alone."""
-    if isinstance(error, OutOfMemory):
+    if isinstance(error, OutOfMemory | MemoryError):
         slot.outcome = OUT_OF_MEMORY
     elif isinstance(error, OutOfTime):
         slot.outcome = OUT_OF_TIME

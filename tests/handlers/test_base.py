@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Sequence
 from inspect import cleandoc
 from pathlib import Path
 from textwrap import dedent
@@ -20,6 +21,7 @@ from tritonclient.grpc import service_pb2
 from deploy.models import ROOT
 from handlers.archive_files import CONFIG, Build, sums
 from handlers.base import BatchHandler
+from handlers.engines import Arrays
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Request
@@ -167,6 +169,15 @@ def test_micro_batch_that_does_not_fit_is_halved_and_an_item_that_never_fits_is_
     assert 'batch;desc="2"' in answers[0].headers["Server-Timing"]
     assert [answer.status for answer in answers[4:]] == [200, 507, 200]
     assert answers[5].body["type"] == "OutOfMemory"
+
+
+def test_item_whose_arrays_do_not_fit_is_507_alone(tmp_path: Path) -> None:
+    class Huge(DoublingHandler):
+        def collate(self, items: Sequence[float]) -> Arrays:
+            return {"numbers": np.empty(2**60, np.int8)} if 555 in items else super().collate(items)
+
+    answers = serve(started(Huge(), tmp_path, {}), [b"2", b"555", b"3"])
+    assert [answer.status for answer in answers] == [200, 507, 200]
 
 
 # -- budgets and time ------------------------------------------------------------------------------------------------
