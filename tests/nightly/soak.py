@@ -234,8 +234,10 @@ class Soak:
                 head = f"POST {url.path} HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: {content.content_type}\r\n"
                 body = content.body[: len(content.body) // self._chance.choice((1, 2))]
                 writer.write(f"{head}Content-Length: {len(content.body)}\r\n\r\n".encode() + body)
-                await asyncio.sleep(self._chance.uniform(0, 0.1))
-                self._chance.choice((writer.close, writer.transport.abort))()
+                try:
+                    await asyncio.sleep(self._chance.uniform(0, 0.1))
+                finally:
+                    self._chance.choice((writer.close, writer.transport.abort))()
             await asyncio.sleep(self._chance.expovariate(4.0))
 
     async def _watch(self) -> None:

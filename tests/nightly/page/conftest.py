@@ -67,7 +67,7 @@ def answers() -> dict[str, tuple[int, dict[str, str], bytes]]:
     return {**found, "/predictions/resnet-152/2.0": found["/predictions/resnet-152"]}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def behind() -> Iterator[tuple[StandIn, str]]:
     """A node of each task, one of two versions, one without metadata, one without workers; and its URL."""
     node = StandIn("node-1", [*MODELS, "resnet-152/2.0", "colours"])
@@ -98,8 +98,9 @@ def url(behind: tuple[StandIn, str]) -> str:
     return behind[1]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """End with the module: while playwright runs, this thread has an event loop, and no other test can run one."""
     with chromium() as started:
         yield started
 
