@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from math import inf
-from operator import le
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
@@ -112,16 +111,19 @@ class Trial:
             return Choice(self._arranged(Candidate(self._precisions[0], self._counts[0])), Measured([], []))
         (item,) = decoded(self._task, [sample])
         self._beside = sample if self._is_adaptive else None
-        with measurements.held(self._path):
-            # Another worker may have measured meanwhile.
-            self._known = self._known or measurements.read(self._path)
-            was_known = bool(self._known)
-            arrangement = self._arranged(self._best()) if was_known else self._try_all(item)
-        if was_known:
+        arrangement, when = None if self._known else self._try_first(item), ""
+        if arrangement is None:
+            arrangement, when = self._arranged(self._best()), " as an earlier start measured it"
             self._run_once([arrangement.whole, *arrangement.streams], item)
         if has_choice:
-            self._log(" as an earlier start measured it" if was_known else "")
+            self._log(when)
         return Choice(arrangement, self._known[self._best()])
+
+    def _try_first(self, item: Any) -> Arrangement | None:
+        """Measure and return the best arrangement; None where another worker has measured meanwhile."""
+        with measurements.held(self._path):
+            self._known = measurements.read(self._path)
+            return None if self._known else self._try_all(item)
 
     def _try_all(self, item: Any) -> Arrangement:
         """Measure every precision on the whole engine, then the best one in streams; return the best arrangement."""
@@ -164,10 +166,15 @@ class Trial:
 
     def _near(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Leave out those that take FAR times the least time both alone and among others."""
-        known = self._figures()
-        figures = {each: known[each] for each in candidates}
-        least_s = [FAR * min(seconds) for seconds in zip(*figures.values(), strict=True)]
-        return [each for each, both in figures.items() if any(map(le, both, least_s))]
+        figures = self._figures()
+        least_alone_s = min(figures[each][0] for each in candidates)
+        least_item_s = min(figures[each][1] for each in candidates)
+
+        def is_near(candidate: Candidate) -> bool:
+            alone_s, item_s = figures[candidate]
+            return alone_s <= FAR * least_alone_s or item_s <= FAR * least_item_s
+
+        return [each for each in candidates if is_near(each)]
 
     def _measured(self, candidate: Candidate, arrangement: Arrangement, item: Any) -> Measured:
         """Time an item and a full micro-batch on the whole engine, and on all streams side by side."""
