@@ -28,15 +28,14 @@ import yaml
 from PIL import Image
 
 from deploy.build.tasks import loaded, task_class
-from handlers.archive_files import CHECKPOINT, GRAPH
+from handlers.archive_files import CHECKPOINT
+from handlers.batching.trial import Trial
 from handlers.config import parse
-from handlers.engines import Arrays, available_threads, padded
-from handlers.engines.openvino import OpenVinoEngine
+from handlers.engines import available_threads, padded
 from handlers.protocol.requests import Payload
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.text.encoders import load_encoder, token_limit
 from handlers.text.inputs import rounded_length
-from handlers.vision.config import ImageClassificationConfig
 from handlers.vision.images import decode_image
 from load.bench import samples
 
@@ -45,18 +44,15 @@ Step = Callable[[str, int], int]
 
 # Tokens that the common transformers handler pads to: MiniLM's own limit. Tokens of a translation: more than any needs.
 PADDED_LENGTH, MAX_NEW_TOKENS = 256, 256
-# Texts that each precision is tried with, and how often.
-TRIED, TRIES = 4, 4
+# Items that a worker's trial is made with: a full batch of images.
+TRIED = 16
 
 
 def images(folder: Path) -> Step:
     """Load an archive of image_classification, unpacked."""
-    settings = yaml.safe_load((folder / "model-config.yaml").read_text(encoding="utf-8"))
-    config = parse(ImageClassificationConfig, settings.get("handler"))
-    decode = partial(decode_image, config=config)
-    pool, bodies = ThreadPoolExecutor(available_threads(config.decode_threads)), cycle(samples.photographs())
-    every = OpenVinoEngine(folder / GRAPH, threads=config.threads, precision=config.precision)
-    engine = fastest(every, {"pixels": np.stack([*map(decode, samples.photographs())])})
+    task = _task(folder)
+    decode, engine = partial(decode_image, config=task.config), task.engine
+    pool, bodies = ThreadPoolExecutor(available_threads(task.config.decode_threads)), cycle(samples.photographs())
 
     def step(_: str, batch_size: int) -> int:
         batch = list(islice(bodies, batch_size))
@@ -73,9 +69,7 @@ def texts(folder: Path) -> Step:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / CHECKPOINT)
     limit = token_limit(folder / CHECKPOINT) or PADDED_LENGTH
     network = load_encoder(SentenceEmbeddingHandler.head, folder / CHECKPOINT)
-    some = np.ones((TRIED, PADDED_LENGTH), np.int64)
-    every, endless = OpenVinoEngine(folder / GRAPH), cycle(samples.texts())
-    engine = fastest(every, dict.fromkeys(every.input_names, some))
+    engine, endless = _task(folder).engine, cycle(samples.texts())
 
     def padded_step(batch_size: int) -> int:
         options = {"padding": "max_length", "truncation": True, "max_length": PADDED_LENGTH, "return_tensors": "pt"}
@@ -97,20 +91,6 @@ def texts(folder: Path) -> Step:
         return len(rows)
 
     return lambda way, batch_size: padded_step(batch_size) if way == "padded" else sorted_step(batch_size)
-
-
-def fastest(engine: OpenVinoEngine, inputs: Arrays) -> OpenVinoEngine:
-    """Return the engine in the precision that runs the inputs fastest, as a worker finds it by its trial."""
-
-    def seconds(tried: OpenVinoEngine) -> float:
-        started_s = time.perf_counter()
-        tried.run(inputs)
-        return time.perf_counter() - started_s
-
-    # The first run of each prepares it.
-    return min(
-        map(engine.in_precision, engine.precisions), key=lambda tried: min([seconds(tried) for _ in range(TRIES)][1:])
-    )
 
 
 def translation(folder: Path) -> Step:
@@ -147,9 +127,7 @@ def reranking(folder: Path) -> Step:
 
 def vision(folder: Path) -> Step:
     """Load an archive of a task on images, unpacked."""
-    kind = _kind(folder)
-    settings = yaml.safe_load((folder / "model-config.yaml").read_text(encoding="utf-8"))
-    task = loaded(kind, folder, parse(task_class(kind).config_class, settings.get("handler")))
+    task = _task(folder)
     pool, bodies = ThreadPoolExecutor(available_threads(0)), cycle(samples.photographs())
 
     def step(_: str, batch_size: int) -> int:
@@ -170,6 +148,15 @@ def pipeline(folder: Path) -> Step:
         return 1
 
     return step
+
+
+def _task(folder: Path) -> Any:
+    """Load the task of an unpacked archive, on the engine that a worker's trial chooses."""
+    kind = _kind(folder)
+    settings = yaml.safe_load((folder / "model-config.yaml").read_text(encoding="utf-8"))
+    task = loaded(kind, folder, parse(task_class(kind).config_class, settings.get("handler")))
+    task.engine = Trial(task, TRIED).choose().arrangement.whole
+    return task
 
 
 def _kind(folder: Path) -> str:
