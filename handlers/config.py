@@ -121,9 +121,8 @@ class HandlerConfig:
 
     Attributes:
         engine: the library that runs the model; `auto` takes torch on a GPU and OpenVINO on a CPU.
-        precision: the engine's arithmetic. `int8` needs an archive that was built with it. `auto` takes the
-            fastest of fp32, bf16 where the hardware has it, and int8 where the archive has it; nothing that its proof
-            refutes.
+        precision: the engine's arithmetic. `int8` needs an archive that was built with it. `auto` takes the fastest of
+            fp32, bf16 where the hardware has it, and int8 where the archive has it; nothing that its proof refutes.
         threads: how many processor threads the engine has; 0 for one on every core this process may use.
         decode_threads: how many threads decode a batch's items; 0 for one on every core.
         max_items: the most items of one micro-batch.
