@@ -4,12 +4,14 @@ config.properties -> placed -> started (a Server, stopped and cleaned up at the 
 nodes, settings -> gateway.yaml -> gateway (its addresses; stopped and cleaned up at the end)
 """
 
+import fcntl
+import os
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,21 +19,38 @@ from typing import Any
 import yaml
 
 from deploy.models import ROOT
-from deploy.run.machine import LocalNode, placed
+from deploy.run.machine import PORT_STEP, LocalNode, placed
 from deploy.run.node import Node
 from deploy.run.server import Server
 
+# The next nodes of one configuration listen PORT_STEP higher each: this many can, and get in nobody's way.
+SIBLINGS = 4
+# Ports are looked for in these 20,000.
+FIRST_PORT, PORTS = 12_000, 20_000
 GATEWAY_PORTS = ("http", "grpc", "metrics", "control")
 
 
 def free_ports(number: int) -> list[int]:
-    """Find ports of 127.0.0.1 that nothing listens on."""
-    with ExitStack() as stack:
-        # All are held until the last is known, so none is given twice.
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Find ports of 127.0.0.1 that nothing listens on; other calls, of other processes too, find others.
+
+    They lie below those that the kernel gives to clients (from 32768 on, in Linux), so that nobody takes one before the
+    server that it is for starts, or while that server restarts.
+    """
+    found: list[int] = []
+    with (Path(tempfile.gettempdir()) / f"torchserve-ports-{os.getuid()}").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        count = int(file.read() or 0)
+        while len(found) < number:
+            block, place = divmod(count, PORT_STEP)
+            port = FIRST_PORT + block * SIBLINGS * PORT_STEP % PORTS + place
+            count += 1
+            with socket.socket() as probe, suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+        file.truncate(0)
+        file.write(str(count))
+    return found
 
 
 def own_settings(model_store: Path) -> dict[str, str]:

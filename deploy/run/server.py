@@ -28,6 +28,8 @@ from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 # What TorchServe's own `torchserve --stop` looks for before it trusts its pid file.
 JAVA_CLASS = "org.pytorch.serve.ModelServer"
+# Java changes into the folder hsperfdata_USER for a moment as it starts, to remove what other Javas have left there.
+JAVA_FOLDER = "hsperfdata_"
 
 # How Java begins the line that says why it ends itself, with -XX:+ExitOnOutOfMemoryError.
 LAST_WORDS = "Terminating due to"
@@ -103,7 +105,7 @@ class Server:
         words = [] if process is None else process.cmdline()
         if process is None or "-f" not in words:
             return None
-        return Path(process.cwd(), words[words.index("-f") + 1]).resolve()
+        return Path(self.directory, words[words.index("-f") + 1]).resolve()
 
     def died(self) -> str | None:
         """Return how a server ended that was started and never stopped; None where there is none such."""
@@ -146,7 +148,10 @@ class Server:
         """The running server; another checkout's may have the same temporary folder."""
         process = self._named()
         try:
-            return process if process and Path(process.cwd()) == self.directory.resolve() else None
+            if process is None:
+                return None
+            place = Path(process.cwd())
+            return process if place == self.directory.resolve() or place.name.startswith(JAVA_FOLDER) else None
         except psutil.Error:
             return None
 

@@ -80,6 +80,16 @@ def test_stale_pid_file_that_names_another_torchserve_neither_ends_nor_forgets_i
     assert str(server.died()).startswith(f"process {other.pid} has died")
 
 
+def test_server_is_found_while_java_is_in_a_folder_of_its_own_as_it_starts(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "hsperfdata_user").mkdir()
+    words = [sys.executable, "-c", "import time; time.sleep(600)", JAVA_CLASS]
+    with subprocess.Popen(words, cwd=tmp_path / "hsperfdata_user") as process:
+        (server.temporary / ".model_server.pid").write_text(str(process.pid))
+        found = server.pid()
+        process.kill()
+    assert found == process.pid
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
