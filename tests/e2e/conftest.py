@@ -106,9 +106,12 @@ def server(model_store: Path) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def gateway(server: Server) -> Iterator[Sandbox]:
-    """Envoy and the control process in front of the session's TorchServe."""
+    """Envoy and the control process in front of the session's TorchServe.
+
+    It asks every new model what it takes, which has a place in a batch: it ends with the module that wants it.
+    """
     with sandbox.gateway([sandbox.node_of(server)]) as running:
         yield running
 
