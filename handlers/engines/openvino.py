@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 import openvino
@@ -55,7 +55,8 @@ class Stream:
     is refused in its place. So a graph that has failed is not used again: the next run compiles another. With one
     thread, or without memory, a run that fails may even end without an error, and leave the outputs of the run before
     it, which are other clients' answers: outputs are marked when they have been read, and a mark that is still there
-    is an error; after MOST_BROKEN of them the worker ends, so that TorchServe starts another.
+    is an error. After MOST_BROKEN of them the worker ends, so that TorchServe starts another; likewise where the graph
+    cannot be compiled again, since the process has no memory or no threads left, and could answer nobody.
     """
 
     def __init__(
@@ -77,9 +78,8 @@ class Stream:
 
     def run(self, inputs: Arrays) -> Outputs:
         """See `Engine.run`."""
+        request, self._request = self._request or self._made_again(), None
         try:
-            request = self._request or self._compile_again().create_infer_request()
-            self._request = None
             # Inputs are read in place; outputs live in the request until its next run, so they are copied.
             results = request.infer(dict(inputs), share_inputs=True, share_outputs=True)
         except RuntimeError as error:
@@ -92,15 +92,25 @@ class Stream:
             # A graph in this state can neither run nor be freed: to free it ends the process without a word.
             self._broken.append(request)
             if len(self._broken) > MOST_BROKEN:
-                logger.critical("OpenVINO ended %d runs without outputs and without an error", len(self._broken))
-                logging.shutdown()
-                os._exit(1)
+                _end_worker(f"OpenVINO ended {len(self._broken)} runs without outputs and without an error")
             raise RuntimeError("OpenVINO ended a run without outputs and without an error")
         outputs = {name: np.array(array) for name, array in shared.items()}
         for start in starts:
             start.fill(UNWRITTEN)
         self._request = request
         return outputs
+
+    def _made_again(self) -> openvino.InferRequest:
+        try:
+            return self._compile_again().create_infer_request()
+        except RuntimeError as error:
+            _end_worker(f"OpenVINO cannot compile a graph again that it has compiled before: {error}")
+
+
+def _end_worker(reason: str) -> NoReturn:
+    logger.critical(reason)
+    logging.shutdown()
+    os._exit(1)
 
 
 def _start(array: NDArray[Any], inputs: Arrays) -> NDArray[np.uint8] | None:

@@ -167,6 +167,30 @@ def test_openvino_without_memory_gives_nobody_the_answers_of_another_run(tmp_pat
     assert done.returncode or done.stdout.endswith("answered\n" * 25)
 
 
+# Compiles a graph again when no thread can be started.
+WITHOUT_THREADS = """
+import resource, sys
+from pathlib import Path
+import numpy as np, psutil
+from handlers.engines.openvino import OpenVinoEngine
+
+engine = OpenVinoEngine(Path(sys.argv[1]), precision="fp32", threads=2)
+try:
+    engine.run({"input": np.zeros((1, 4, 16, 16), np.float32)})
+except RuntimeError:
+    print("refused", flush=True)
+resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms, resource.RLIM_INFINITY))
+engine.run({"input": np.zeros((1, 3, 16, 16), np.float32)})
+"""
+
+
+def test_openvino_that_cannot_compile_its_graph_again_ends_the_worker(graph: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_THREADS, str(graph)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "refused\n")
+    assert done.stderr.startswith("OpenVINO cannot compile a graph again that it has compiled before: ")
+
+
 def test_openvino_divided_gives_the_results_of_the_whole_side_by_side(graph: Path, images: NDArray[np.float32]) -> None:
     whole = OpenVinoEngine(graph, precision="fp32", threads=2)
     arrangement = whole.divide(8)
