@@ -22,7 +22,7 @@ from torchserve_client.metadata import HEADER, IN_FLIGHT, Metadata, ask
 from torchserve_client.payloads import Body, error_of, parsed
 from torchserve_client.retry import RetryPolicy
 from torchserve_client.streams import MEDIA_TYPE, Stream
-from torchserve_client.transport import Cert, Incoming, Opened, Outgoing, Transport, Verify, authorization
+from torchserve_client.transport import Cert, Incoming, Opened, Outgoing, Transport, Verify, address, authorization
 
 TIMEOUT_HEADER = "X-Timeout-Ms"
 
@@ -68,11 +68,9 @@ class Client:
             transport, clock, sleep, dice: replacements for tests that use no sockets and no time.
 
         Raises:
-            ValueError: several addresses were given.
+            InvalidPayload: the address is not one of HTTP.
         """
-        if not isinstance(url, str):
-            raise ValueError("a client has one address: put the gateway in front of several servers (docs/gateway.md)")
-        self._url = url.rstrip("/")
+        self._url = address(url)
         self._headers = authorization(token)
         self._timeout_s = timeout_s
         self._policy = retry or RetryPolicy()

@@ -13,7 +13,7 @@ import orjson
 
 from torchserve_client.errors import DeadlineExceeded, LoadFailed, ManagementError, NoConnection, NotReady, Unreachable
 from torchserve_client.payloads import parsed, reason
-from torchserve_client.transport import Cert, Outgoing, Transport, Verify, authorization
+from torchserve_client.transport import Cert, Outgoing, Transport, Verify, address, authorization
 
 __all__ = ["Api", "Management", "ManagementError", "NotReady", "Unreachable"]
 
@@ -44,8 +44,11 @@ class Api:
             timeout_s: deadline of each call in seconds.
             verify, cert: the same as those of `Client`.
             transport: carries the calls; a test brings one that uses no sockets.
+
+        Raises:
+            InvalidPayload: the address is not one of HTTP.
         """
-        self.url = url.rstrip("/")
+        self.url = address(url)
         self._timeout_s = timeout_s
         self._transport = transport or Transport(connections=4, verify=verify, cert=cert)
         self._headers = authorization(token)

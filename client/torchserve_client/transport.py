@@ -87,6 +87,21 @@ class Opened:
             self.close()
 
 
+def address(url: str) -> str:
+    """Return the address of a server without a slash at its end.
+
+    Raises:
+        InvalidPayload: it is not the address of one server; it is not quoted, since it may hold a password.
+    """
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url) if isinstance(url, str) else urlsplit("")
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "," not in parts.netloc:
+            return url.rstrip("/")
+    raise InvalidPayload(
+        "a server's address is http://HOST:PORT or https://HOST:PORT; several servers have the gateway in front of them"
+    )
+
+
 class Transport:
     """Sends requests, from several threads at once; it uses no proxy and no .netrc of the environment."""
 

@@ -8,6 +8,7 @@ from tests.client.script import Script, client, failed, ok, predictions
 from torchserve_client import (
     Client,
     Closed,
+    InvalidPayload,
     ItemFailed,
     Management,
     Ranked,
@@ -35,6 +36,17 @@ def test_key_that_no_header_may_have_is_refused_and_not_quoted(token: str) -> No
         with pytest.raises(ValueError, match="token: characters") as caught:
             connect("http://127.0.0.1:1", token=token)
         assert "SECR" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:1", "ftp://me:SECRET@a", "http://a:65536", "http://a:1,http://b:1", "http://a,b", ["http://a"]],
+)
+def test_what_is_not_the_address_of_one_server_is_refused_before_anything_is_sent(url: str) -> None:
+    for connect in (Client, Management):
+        with pytest.raises(InvalidPayload, match="http://HOST:PORT") as caught:
+            connect(url)
+        assert "SECRET" not in str(caught.value)
 
 
 def test_list_is_answered_in_order_with_failed_items_in_their_places() -> None:
