@@ -1,11 +1,12 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from deploy.models import ROOT
-from handlers.batching.worker import claim
+from handlers.batching.worker import _claims, claim
 from handlers.errors import InvalidConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
@@ -17,6 +18,13 @@ claim(sys.argv[1], 0.0)
 print("claimed", flush=True)
 sys.stdin.read()
 """
+
+
+@pytest.fixture(autouse=True)
+def given_back() -> Iterator[None]:
+    yield
+    while _claims:
+        _claims.popitem()[1].close()
 
 
 def other(name: str) -> "subprocess.Popen[str]":
