@@ -99,6 +99,8 @@ def test_photograph_is_sent_as_it_is_or_with_options_as_a_form(page: Visit, node
     expect(page.page.locator(".timing")).to_contain_text("decode 1.6 · wait 2.4 · model 11.2 · batch of 8")
     assert (page.curl(CAT.parent), page.python(CAT.parent)) == (LABELS, str(LABELS))
     assert (node.bodies[0][0], [body for _, body in node.bodies]) == ("image/jpeg", [photograph] * 3)
+    # The canary may have had one of them.
+    node.seen.clear()
     node.bodies.clear()
     page.page.get_by_label("Version", exact=True).select_option("2.0")
     page.choose(CAT)
