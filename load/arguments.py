@@ -10,6 +10,7 @@ from load.expect import TOLERANCE
 from load.generate import MAX_IN_FLIGHT, TIMEOUT_S
 from load.results import MAX_LAG_MS
 from load.served import Served
+from torchserve_client import InvalidPayload, transport
 
 IMPOSSIBLE = 2
 SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "h": 3600.0}
@@ -33,7 +34,10 @@ def duration_s(text: str) -> float:
 
 def address(text: str) -> str:
     """Read a URL; http:// may be left out."""
-    return (text if "://" in text else f"http://{text}").rstrip("/")
+    try:
+        return transport.address(text if "://" in text else f"http://{text}")
+    except InvalidPayload as error:
+        raise argparse.ArgumentTypeError(error.message) from None
 
 
 def above_0(kind: type[int] | type[float], most: float = 1e12) -> Callable[[str], float]:

@@ -91,12 +91,13 @@ def _nodes(options: argparse.Namespace, client: Client, key: str | None, trust: 
     if file := options.nodes or (not options.management and os.environ.get(NODES)):
         return Nodes.read(Path(file), **trust)
     url = options.management or os.environ.get(MANAGEMENT_URL, DEFAULT_MANAGEMENT_URL)
-    name = urlsplit(url).netloc or url
+    management = Management(url, token=key, **trust)
     # Both addresses are of one server if they come from one place: the command line, the environment, or the defaults.
     is_same = bool(options.server) == bool(options.management) and (
         options.server or len({URL, MANAGEMENT_URL} & {*os.environ}) != 1
     )
-    return Nodes({name: Management(url, token=key, **trust)}, inference={name: client} if is_same else {})
+    name = urlsplit(management.url).netloc
+    return Nodes({name: management}, inference={name: client} if is_same else {})
 
 
 def parser() -> argparse.ArgumentParser:

@@ -68,7 +68,7 @@ class Client:
             transport, clock, sleep, dice: replacements for tests that use no sockets and no time.
 
         Raises:
-            InvalidPayload: the address is not one of HTTP.
+            InvalidPayload: the address is not that of one server.
         """
         self._url = address(url)
         self._headers = authorization(token)

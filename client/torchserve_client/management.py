@@ -46,7 +46,7 @@ class Api:
             transport: carries the calls; a test brings one that uses no sockets.
 
         Raises:
-            InvalidPayload: the address is not one of HTTP.
+            InvalidPayload: the address is not that of one server.
         """
         self.url = address(url)
         self._timeout_s = timeout_s

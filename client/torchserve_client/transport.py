@@ -94,8 +94,10 @@ def address(url: str) -> str:
         InvalidPayload: it is not the address of one server; it is not quoted, since it may hold a password.
     """
     with contextlib.suppress(ValueError):
-        parts = urlsplit(url) if isinstance(url, str) else urlsplit("")
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "," not in parts.netloc:
+        parts = isinstance(url, str) and urlsplit(url)
+        is_http = parts and parts.scheme in ("http", "https")
+        # A port that is none raises ValueError.
+        if is_http and parts.hostname and parts.port != 0 and "," not in parts.netloc:
             return url.rstrip("/")
     raise InvalidPayload(
         "a server's address is http://HOST:PORT or https://HOST:PORT; several servers have the gateway in front of them"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from handlers.errors import InvalidConfig
+from torchserve_client.transport import address
 
 # An odd number of backslashes at a line's end: it goes on in the next one.
 GOES_ON = re.compile(r"(?<!\\)(?:\\\\)*\\$")
@@ -60,10 +61,10 @@ class Settings:
         """Parse a config.properties.
 
         Raises:
-            InvalidConfig: `models` is no JSON, or a number is none.
+            InvalidConfig: `models` is no JSON, or a number or an address is none.
         """
         values = parse(path.read_text(encoding="utf-8"))
-        urls = {
+        addresses = {
             "inference_url": values.get("inference_address", cls.inference_url),
             "management_url": values.get("management_address", cls.management_url),
             "metrics_url": values.get("metrics_address", cls.metrics_url),
@@ -71,6 +72,7 @@ class Settings:
         vmargs = values.get("vmargs", "")
         heap_bytes = _bytes(HEAP, vmargs)
         try:
+            urls = {name: address(url) for name, url in addresses.items()}
             return cls(
                 **urls,
                 ports=_ports(values, urls),
@@ -135,7 +137,7 @@ def _ports(values: Mapping[str, str], urls: Mapping[str, str]) -> dict[str, tupl
     found = {}
     for name, url in urls.items():
         host, _, port = url.rpartition("//")[2].partition(":")
-        found[name.replace("_url", "_address")] = (host, int(port.rstrip("/")))
+        found[name.replace("_url", "_address")] = (host, int(port))
     for api, default in (("inference", 7070), ("management", 7071)):
         host = values.get(f"grpc_{api}_address", "127.0.0.1")
         found[f"grpc_{api}_port"] = (host, int(values.get(f"grpc_{api}_port", default)))

@@ -62,10 +62,11 @@ def test_server_that_is_not_there_exits_2_with_one_line(
         (["predict", "m", "{}", "--out", "{}/no/o"], "No such file or directory", 1),
         (["rollout", "m"], "nothing to change", 2),
         (["rollout", "m", "--promote", "--batch-size", "4"], "take the canary as it is", 2),
+        (["--management", "http://[", "describe"], "a server's address is http://HOST:PORT", 2),
         (["--keys", "{}/photo.jpg", "describe"], "not a key_file.json of TorchServe", 2),
     ],
 )
-def test_wrong_files_are_one_line(
+def test_wrong_files_and_addresses_are_one_line(
     arguments: list[str], words: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff")

@@ -56,7 +56,8 @@ def test_settings_are_read_as_torchserve_takes_them(tmp_path: Path) -> None:
     path.write_text("")
     settings = Settings.read(path)
     assert (settings.job_queue_size, settings.max_request_size, settings.heap_bytes) == (100, 6553500, None)
-    for line in ("models={", "job_queue_size=many", "inference_address=http://127.0.0.1:http"):
+    bad = "models={", "job_queue_size=many", "inference_address=http://127.0.0.1:http", "management_address=127.0.0.1:1"
+    for line in bad:
         path.write_text(line)
         with pytest.raises(InvalidConfig, match=r"config\.properties: "):
             Settings.read(path)

@@ -63,6 +63,7 @@ def test_flags_of_perf_analyzer_mean_the_same() -> None:
         (("--concurrency", "1", "--rate", "2"), "not allowed with"),
         (("--concurrency", "many"), "'many': write whole numbers"),
         (("--concurrency", "1", "--duration", "soon"), "'soon' is no duration: write 6s, 500ms or 2m"),
+        (("--concurrency", "1", "--url", "http://a:1,http://b:1"), "a server's address is http://HOST:PORT"),
         (("--concurrency", "1", "--percentile", "101"), "101 is not above 0, or is too much"),
         (("--concurrency", "1", "--scenario", "Server"), "unrecognized arguments: --scenario"),
         (("--rate", "1:9", "--binary-search"), "a search needs --latency-threshold"),
