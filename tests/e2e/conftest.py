@@ -110,7 +110,7 @@ def server(model_store: Path) -> Iterator[Server]:
 def gateway(server: Server) -> Iterator[Sandbox]:
     """Envoy and the control process in front of the session's TorchServe.
 
-    It asks every new model what it takes, which has a place in a batch: it ends with the module that wants it.
+    It asks every new model what it takes, and the question has a place in a batch: so it ends with its module.
     """
     with sandbox.gateway([sandbox.node_of(server)]) as running:
         yield running

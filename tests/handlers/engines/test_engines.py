@@ -167,8 +167,8 @@ def test_openvino_without_memory_gives_nobody_the_answers_of_another_run(tmp_pat
     assert done.returncode or done.stdout.endswith("answered\n" * 25)
 
 
-# Compiles a graph again when no thread can be started.
-WITHOUT_THREADS = """
+# Has a graph compiled again, with no more memory than the process has.
+COMPILES_AGAIN = """
 import resource, sys
 from pathlib import Path
 import numpy as np, psutil
@@ -185,7 +185,7 @@ engine.run({"input": np.zeros((1, 3, 16, 16), np.float32)})
 
 
 def test_openvino_that_cannot_compile_its_graph_again_ends_the_worker(graph: Path) -> None:
-    command = [sys.executable, "-c", WITHOUT_THREADS, str(graph)]
+    command = [sys.executable, "-c", COMPILES_AGAIN, str(graph)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "refused\n")
     assert done.stderr.startswith("OpenVINO cannot compile a graph again that it has compiled before: ")
