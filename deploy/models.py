@@ -7,6 +7,7 @@ from typing import Any, Literal
 import yaml
 
 from handlers.errors import InvalidConfig
+from torchserve_client.archives import check_name
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL_LIST = ROOT / "examples" / "models.yaml"
@@ -70,12 +71,12 @@ def models(path: Path = MODEL_LIST) -> dict[str, Model]:
     """Read every model of a list, by name, in its order; a model's folder lies beside the list and has its name.
 
     Raises:
-        InvalidConfig: an entry misses a key or has an unknown one.
+        InvalidConfig: an entry misses a key or has an unknown one, or its name or version cannot be served.
     """
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
         found = {name: _model(path.parent, name, entry) for name, entry in entries.items()}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise InvalidConfig(f"{path.name}: {' '.join(str(error).split())}") from None
     except (AttributeError, TypeError) as error:
         raise InvalidConfig(f"{path.name}: an entry is no {{handler, version, weights}}: {error}") from error
@@ -88,6 +89,8 @@ def models(path: Path = MODEL_LIST) -> dict[str, Model]:
 
 
 def _model(folder: Path, name: str, entry: dict[str, Any]) -> Model:
+    check_name(name)
+    check_name(str(entry.get("version")))
     if isinstance(entry.get("weights"), str):
         entry = {**entry, "weights": {"path": entry["weights"]}}
     return Model(name=name, folder=folder / name, **entry)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import unicodedata
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ MANIFEST = "MAR-INF/MANIFEST.json"
 _SUFFIX = re.compile(r"-r(\d+)$")
 # Bytes that are copied at a time; a member of an archive may be larger than memory.
 _BLOCK = 1 << 20
+# What a name may have: letters, the marks that some scripts write parts of letters as, digits, and this punctuation.
+_CATEGORIES = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd"}
+_PUNCTUATION = "._-+:@~"
+_NAME_LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,15 @@ def describe(path: Path) -> Description:
         return Description(manifest["modelName"], str(manifest.get("modelVersion", "1.0")), config or {})
     except (OSError, KeyError, ValueError, zipfile.BadZipFile, yaml.YAMLError) as error:
         raise InvalidPayload(f"{path}: not an archive that can be read ({type(error).__name__})") from error
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidPayload unless every API and the gateway can serve this name of a model, or this version."""
+    others = [each for each in name if each not in _PUNCTUATION and unicodedata.category(each) not in _CATEGORIES]
+    # TorchServe refuses the file of an archive that has two dots in a row.
+    if others or not 1 <= len(name) <= _NAME_LENGTH or name == "." or ".." in name:
+        allowed = f"1 to {_NAME_LENGTH} letters, digits and {' '.join(_PUNCTUATION)}, without two dots in a row"
+        raise InvalidPayload(f"{name[:_NAME_LENGTH]!r} is not a valid name: use {allowed}")
 
 
 def original_version(version: str) -> str:

@@ -85,7 +85,7 @@ def register(options: argparse.Namespace, management: Management) -> int:
     """Register an archive; with --wait until its workers are ready."""
     model, archive = options.model, options.url or f"{options.model}.mar"
     log = WorkerLog(options.logs / "model_log.log", model)
-    before = _versions(management, model)
+    before = management.versions(model, is_missing_ok=True)
     management.register(
         archive,
         batch_size=options.batch_size,
@@ -93,7 +93,7 @@ def register(options: argparse.Namespace, management: Management) -> int:
         initial_workers=1,
         model_name=model,
     )
-    (version,) = set(_versions(management, model)) - set(before)
+    (version,) = set(management.versions(model)) - set(before)
     described = management.describe(model, version)
     out.print(
         f"{model}: registered, version {version}, batch_size {described['batchSize']}, "
@@ -145,16 +145,18 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
             # At once: another node may fail.
             if not is_one:
                 out.print(f"{name}:")
-            out.print(_table(models) if models else "no model is registered")
+            out.print(_table([each for each in models if "error" not in each]) if models else "no model is registered")
+            for each in models:
+                if "error" in each:
+                    out.print(f"{each['modelName']}: not described: {each['error']}")
         return models
 
     described = [(name, each) for name, listed in nodes.each_named(one).items() for each in listed]
-    versions = dict.fromkeys(each["modelVersion"] for _, each in described)
-    found = _metadata(client, options.model, versions) if options.model else {}
+    found = _metadata(client, options.model, [each["modelVersion"] for _, each in described]) if options.model else {}
     if options.json:
         documents = []
         for name, each in described:
-            metadata = found.get(each["modelVersion"])
+            metadata = found.get(each.get("modelVersion", ""))
             more = {"metadata": asdict(metadata) if metadata else None} if found else {}
             documents.append({**({} if is_one else {"node": name}), **each, **more})
         # The console would colour it.
@@ -173,13 +175,18 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
 
 
 def _described(options: argparse.Namespace, management: Management) -> list[dict[str, Any]]:
-    models = [options.model] if options.model else management.models()
-    return [
-        {**management.describe(model, version), "isDefault": version == default}
-        for model in models
-        for default in [management.describe(model)["modelVersion"]]
-        for version in management.versions(model)
-    ]
+    found: list[dict[str, Any]] = []
+    for model in [options.model] if options.model else management.models():
+        try:
+            default = management.describe(model)["modelVersion"]
+            versions = [management.describe(model, version) for version in management.versions(model)]
+            found += [{**each, "isDefault": each["modelVersion"] == default} for each in versions]
+        except ManagementError as error:
+            # TorchServe lists a name with a slash, and finds it on no path.
+            if options.model or error.status == 0:
+                raise
+            found.append({"modelName": model, "error": error.message})
+    return found
 
 
 def _metadata(client: Client, model: str, versions: Iterable[str]) -> dict[str, Metadata | None]:
@@ -223,15 +230,6 @@ def unregister(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
 def _gateway(options: argparse.Namespace, nodes: Nodes) -> Gateway | None:
     """Return the gateway in front of the nodes, where there is one."""
     return in_front_of([management.url for management in nodes.by_name.values()], options.gateway)
-
-
-def _versions(management: Management, model: str) -> list[str]:
-    try:
-        return management.versions(model)
-    except ManagementError as error:
-        if error.status != 404:
-            raise
-        return []
 
 
 def _workers(count: int) -> str:

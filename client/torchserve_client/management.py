@@ -11,7 +11,16 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from torchserve_client.errors import DeadlineExceeded, LoadFailed, ManagementError, NoConnection, NotReady, Unreachable
+from torchserve_client.archives import check_name
+from torchserve_client.errors import (
+    DeadlineExceeded,
+    InvalidPayload,
+    LoadFailed,
+    ManagementError,
+    NoConnection,
+    NotReady,
+    Unreachable,
+)
 from torchserve_client.payloads import parsed, reason
 from torchserve_client.transport import Cert, Outgoing, Transport, Verify, address, authorization
 
@@ -19,6 +28,9 @@ __all__ = ["Api", "Management", "ManagementError", "NotReady", "Unreachable"]
 
 # Seconds between two looks at a server that is waited for, chosen: short for a person, and no load for the server.
 POLL_S = 0.1
+# Models of a page, the most that TorchServe 0.12.0 returns; and of those, the models of the page before. A page begins
+# at a number of models, so that unregistering one moves the others.
+PAGE_MODELS, OVERLAP = 100, 50
 
 
 class Api:
@@ -92,6 +104,7 @@ class Management(Api):
         model_name: str | None = None,
         response_timeout_s: int | None = None,
         startup_timeout_s: int | None = None,
+        is_known: bool = False,
     ) -> None:
         """Register an archive of the model store; its workers start in the background (see `wait_ready`).
 
@@ -102,10 +115,17 @@ class Management(Api):
             max_batch_delay_ms: most ms that a batch waits to be filled; None likewise.
             model_name: name to register it under; None takes the archive's own.
             response_timeout_s, startup_timeout_s: of its workers; what a model-config.yaml in the archive says wins.
+            is_known: whether the server has or had the model: its name is not checked again.
 
         Raises:
+            InvalidPayload: the name is not valid (`archives.check_name`), or a number is too small.
             ManagementError: there is no such archive, or the version is registered already (409).
         """
+        if model_name is not None and not is_known:
+            check_name(model_name)
+        # TorchServe registers such a model and never serves it.
+        if initial_workers < 0 or (batch_size is not None and batch_size < 1):
+            raise InvalidPayload(f"{model_name or url}: initial_workers must be 0 or more, and batch_size 1 or more")
         self._call(
             "POST",
             "/models",
@@ -122,7 +142,18 @@ class Management(Api):
 
     def models(self) -> list[str]:
         """List the names of the registered models."""
-        return [model["modelName"] for model in self._call("GET", "/models", limit=1000)["models"]]
+        names: dict[str, None] = {}
+        begin = 0
+        while True:
+            page = self._call("GET", "/models", limit=PAGE_MODELS, next_page_token=begin)
+            names |= dict.fromkeys(model["modelName"] for model in page["models"])
+            if "nextPageToken" not in page:
+                return list(names)
+            begin = int(page["nextPageToken"]) - OVERLAP
+
+    def registered(self) -> list[tuple[str, str]]:
+        """List name and version of every model, without names such as `a/b`, which TorchServe finds on no path."""
+        return [(model, version) for model in self.models() for version in self.versions(model, is_missing_ok=True)]
 
     def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
         """Describe a version of a model, or the default one, as TorchServe does: batch parameters, workers, queue.
@@ -133,13 +164,18 @@ class Management(Api):
         described: dict[str, Any] = self._call("GET", _path(model, version))[0]
         return described
 
-    def versions(self, model: str) -> list[str]:
+    def versions(self, model: str, *, is_missing_ok: bool = False) -> list[str]:
         """List the registered versions of a model.
 
         Raises:
-            ManagementError: status 404 when it is not registered.
+            ManagementError: status 404 when it is not registered, unless `is_missing_ok`.
         """
-        return [str(each["modelVersion"]) for each in self._call("GET", _path(model, "all"))]
+        try:
+            return [str(each["modelVersion"]) for each in self._call("GET", _path(model, "all"))]
+        except ManagementError as error:
+            if is_missing_ok and error.status == 404:
+                return []
+            raise
 
     def set_default(self, model: str, version: str) -> None:
         """Send requests that name no version to this one from now on."""
@@ -187,8 +223,19 @@ class Management(Api):
             workers: how many there should be.
             version: the version; None means the default one.
             most: how many there may be, where that is more.
+
+        Raises:
+            InvalidPayload: the number is negative, or an adaptive model would get several workers.
         """
         most = workers if most is None else most
+        # TorchServe answers a negative number with 500 and removes every worker.
+        if not 0 <= workers <= most:
+            raise InvalidPayload(f"{model}: the number of workers must be 0 or more, and at most the number allowed")
+        if most > 1 and self.describe(model, version).get("continuousBatching"):
+            raise InvalidPayload(
+                f"{model} is adaptive and has one worker: TorchServe would keep it waiting while another one is idle, "
+                "so that a second one does not load. Start more nodes instead (make serve NODES=2)"
+            )
         self._call("PUT", _path(model, version), min_worker=workers, max_worker=most)
 
     def unregister(self, model: str, version: str | None = None) -> None:

@@ -200,10 +200,11 @@ class Rollout:
             for name, old in olds.items():
                 management = self.nodes.by_name[name]
                 log = WorkerLog(self.nodes.logs.get(name, self.logs) / "model_log.log", model, version)
-                workers = max(1, int(old["minWorkers"]))
+                # An adaptive model has one worker, whatever the old one was scaled to.
+                workers = 1 if archives.describe(archive).is_continuous else max(1, int(old["minWorkers"]))
                 batch_size = wanted.batch_size or int(old["batchSize"])
                 delay_ms = wanted.max_batch_delay_ms or int(old["maxBatchDelay"])
-                batch = {"batch_size": batch_size, "max_batch_delay_ms": delay_ms}
+                batch: dict[str, Any] = {"batch_size": batch_size, "max_batch_delay_ms": delay_ms, "is_known": True}
                 management.register(archive.name, initial_workers=workers, model_name=model, **batch)
                 registered.append(name)
                 words = f"batch_size {batch_size}, max_batch_delay {delay_ms} ms, {workers} worker{'s'[: workers > 1]}"

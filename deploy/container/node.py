@@ -167,7 +167,7 @@ class NodeProcess:
     def _ask(self, models: list[tuple[str, str]]) -> None:
         """Ask TorchServe for these models, or whatever is registered."""
         management = self._local.server.management
-        versions = models or [(name, version) for name in management.models() for version in management.versions(name)]
+        versions = models or management.registered()
         described = []
         for name, version in versions:
             try:

@@ -19,6 +19,7 @@ from yarl import URL
 
 from deploy.gateway.state import Replica
 from deploy.run.node import Node
+from torchserve_client.management import OVERLAP, PAGE_MODELS
 
 # Seconds to connect, which takes no work of the node at all.
 CONNECT_S = 1.0
@@ -29,8 +30,6 @@ ANSWER_S = 15.0
 METADATA_S = 60.0
 # Bytes of the longest answer that is read: a thousand workers, or a model of thousands of labels, say less.
 ANSWER_BYTES = 8 << 20
-# Models of one list, the most that TorchServe returns.
-MODELS = 1000
 # What a node that is about to end says of itself, in `type` (deploy.container).
 DRAINING = "Draining"
 # Questions that a node is asked at once.
@@ -122,11 +121,15 @@ async def registered(session: aiohttp.ClientSession, node: Node) -> Models:
         async with questions:
             return await _versions(session, node, name)
 
-    listed = await _described(session, node, f"/models?limit={MODELS}")
-    try:
-        names = [str(each["modelName"]) for each in listed["models"]]
-    except (LookupError, TypeError):
-        raise NodeFailed("GET /models: no list of models") from None
+    names: dict[str, None] = {}
+    begin: int | None = 0
+    while begin is not None:
+        listed = await _described(session, node, f"/models?limit={PAGE_MODELS}&next_page_token={begin}")
+        try:
+            names |= dict.fromkeys(str(each["modelName"]) for each in listed["models"])
+            begin = int(listed["nextPageToken"]) - OVERLAP if "nextPageToken" in listed else None
+        except (LookupError, TypeError, ValueError):
+            raise NodeFailed("GET /models: no list of models") from None
     models: dict[tuple[str, str], Replica] = {}
     for found in await asyncio.gather(*map(describe, names)):
         models |= found

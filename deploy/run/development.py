@@ -40,7 +40,7 @@ def start(nodes: Sequence[LocalNode]) -> None:
     register(nodes, name, built)
     for node in nodes:
         management = node.server.management
-        held = held_requests(management.describe(each) for each in management.models())
+        held = held_requests(management.describe(*each) for each in management.registered())
         if (problem := too_little_memory(node.server.settings, *held)) is not None:
             banner(f"{node.server.config.name}: {problem}")
     predict(nodes[0].server, name)

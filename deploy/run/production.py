@@ -93,7 +93,7 @@ def prove(node: LocalNode) -> list[tuple[str, str]]:
     logs = {name: WorkerLog(server.logs / "model_log.log", name) for name in named}
     start_node(node)
     management = server.management
-    models = [(name, version) for name in management.models() for version in management.versions(name)]
+    models = management.registered()
     for name, version in models:
         if version not in named.get(name, ()):
             raise NotAsConfigured(f"load_models holds {name} {version}, which models= has no entry for")

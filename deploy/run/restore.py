@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -178,7 +179,7 @@ def _register(local: LocalNode, wanted: Registration) -> str | None:
             return f"{wanted.archive} is gone from the model store"
         if (version := describe(path).version) != wanted.version:
             return f"{wanted.archive} holds version {version} now"
-        if wanted.model not in management.models() or wanted.version not in management.versions(wanted.model):
+        if wanted.version not in management.versions(wanted.model, is_missing_ok=True):
             management.register(
                 wanted.archive,
                 batch_size=wanted.batch_size,
@@ -187,10 +188,13 @@ def _register(local: LocalNode, wanted: Registration) -> str | None:
                 model_name=wanted.model,
                 response_timeout_s=wanted.response_timeout_s,
                 startup_timeout_s=wanted.startup_timeout_s,
+                is_known=True,
             )
         described = management.describe(wanted.model, wanted.version)
         if (described["minWorkers"], described["maxWorkers"]) != (wanted.min_workers, wanted.max_workers):
-            management.scale(wanted.model, wanted.min_workers, wanted.version, most=wanted.max_workers)
+            # An adaptive model that was scaled up comes back with the one worker that answers.
+            with suppress(InvalidPayload):
+                management.scale(wanted.model, wanted.min_workers, wanted.version, most=wanted.max_workers)
     except InvalidPayload as error:
         return error.message
     except ManagementError as error:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torchserve_client import archives
+from torchserve_client import InvalidPayload, archives
 
 MANIFEST = {"model": {"modelName": "m", "modelVersion": "1.0", "configFile": "model-config.yaml", "handler": "h.py"}}
 CONFIG = "batchSize: 8\ncontinuousBatching: true\n"
@@ -66,3 +66,11 @@ def test_copy_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_next_version_is_free(version: str, taken: list[str], following: str) -> None:
     assert archives.next_version(version, taken) == following
     assert archives.original_version(following) == archives.original_version(version)
+
+
+def test_names_that_are_served_everywhere_are_valid_and_others_are_refused_in_one_line() -> None:
+    for name in ("a", "n" * 128, "größe", "हिन्दी", "모델", "x.y_z-1+2:3@4~5", ".a"):
+        archives.check_name(name)
+    for name in ("", "n" * 129, ".", "..", "a..b", "\udce9", *(f"a{other}b" for other in " /\\{}%?#\n\0;,=&")):
+        with pytest.raises(InvalidPayload, match=r"^'.*' is not a valid name: use 1 to 128 letters, digits and .*$"):
+            archives.check_name(name)

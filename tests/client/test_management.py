@@ -24,6 +24,8 @@ def test_versions_are_addressed_by_path() -> None:
         "GET /models/a%2Fb/all",
         "GET /models/m/2.0",
         "PUT /models/m/2.0/set-default",
+        # Whether it is adaptive.
+        "GET /models/m/2.0",
         "PUT /models/m/2.0?min_worker=3&max_worker=3",
         "DELETE /models/m/1.0",
     ]
@@ -66,7 +68,7 @@ def test_every_node_is_called_and_the_error_says_which_did_not_do_it() -> None:
     scripts = {name: Script(step) for name, step in steps.items()}
     nodes = Nodes({name: Management(f"http://{name}:1", transport=script) for name, script in scripts.items()})
     with pytest.raises(NodesFailed) as raised:
-        nodes.each(lambda management: management.scale("m", 2))
+        nodes.each(lambda management: management.scale("m", 1))
     assert raised.value.message == ("b: no TorchServe answers at http://b:1 (NoConnection); c: no room; done: a, d")
     assert (list(raised.value.errors), raised.value.done) == (["b", "c"], ["a", "d"])
     # The node behind the two that failed was called all the same.

@@ -8,6 +8,7 @@ import requests
 from deploy.run.server import Server
 from tests.e2e.conftest import STARTUP_TIMEOUT_S, Registrations, metrics, send, send_together, url
 from tests.waiting import until
+from torchserve_client.errors import InvalidPayload
 from torchserve_client.worker_log import WorkerLog
 
 NAME = "sentence-embedding"
@@ -44,6 +45,8 @@ def test_plain_registration_has_one_adaptive_worker_whoever_asks_for_more(
 ) -> None:
     described = register("initial_workers=4&synchronous=true")
     assert [described[name] for name in ("batchSize", "maxBatchDelay", "minWorkers", "maxWorkers")] == [64, 1, 1, 1]
+    with pytest.raises(InvalidPayload, match="is adaptive and has one worker"):
+        server.management.scale(NAME, 2)
     log = WorkerLog(server.logs / "model_log.log", NAME)
     scaled = f"{server.settings.management_url}/models/{NAME}"
     requests.put(f"{scaled}?min_worker=2&max_worker=2", timeout=60).raise_for_status()

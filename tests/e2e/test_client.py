@@ -1,20 +1,25 @@
 """client/ against a real TorchServe: predictions, and the commands of `torchserve-client`."""
 
+import asyncio
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 import requests
 
+from deploy import sandbox
+from deploy.gateway import management as listing
 from deploy.models import model
 from deploy.run.server import Server
 from deploy.sandbox import Sandbox
 from tests.photographs import path, photograph
-from torchserve_client import ChunkingClient, Client, ItemFailed, Rejected, RetryPolicy
+from torchserve_client import ChunkingClient, Client, InvalidPayload, ItemFailed, Rejected, RetryPolicy, management
 from torchserve_client.cli import main
 
 PATIENT = RetryPolicy(attempts=40, statuses=frozenset({404, 503}))
@@ -105,3 +110,33 @@ def test_arrays_are_predicted_in_chunks_and_from_files(  # noqa: PLR0917
     assert ("max_batch_size 2" in shown, "INPUT_1" in shown) == (True, True)
     # Asking a model what it takes does not keep it from answering, as TorchServe's own question would.
     assert Client(server.settings.inference_url, timeout_s=60).predict(name, {"INPUT_1": [4]}) == {"OUTPUT_1": [8]}
+
+
+def test_all_pages_of_models_are_read_and_a_name_that_no_path_finds_breaks_nothing(
+    model_store: Path, archive: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (management, listing):
+        monkeypatch.setattr(module, "PAGE_MODELS", 2)
+        monkeypatch.setattr(module, "OVERLAP", 1)
+    file, odd = archive(model("batch2")), "हि.모+1:z@~_-"
+
+    async def seen(server: Server) -> set[str]:
+        async with aiohttp.ClientSession() as session:
+            return {name for name, _ in await listing.registered(session, sandbox.node_of(server))}
+
+    # A server of its own: nothing can unregister `a/b`.
+    with sandbox.started(model_store) as server:
+        models, names = f"{server.settings.management_url}/models", {"a/b", "m1", "m2", "m3", odd}
+        for name in names:
+            requests.post(models, params={"url": file, "model_name": name}, timeout=60).raise_for_status()
+        listed = [each["modelName"] for each in requests.get(models, timeout=60).json()["models"]]
+        assert (server.management.models(), set(listed)) == (listed, names)
+        assert {name for name, _ in server.management.registered()} == asyncio.run(seen(server)) == names - {"a/b"}
+        assert main(of(server, "describe")) == 0
+        assert re.search(r"(?s)m1.*m2.*m3.*a/b: not described: Model not found: ", capsys.readouterr().out)
+        with pytest.raises(InvalidPayload, match="must be 0 or more"):
+            server.management.scale("m1", -1)
+        server.management.scale(odd, 1)
+        server.management.wait_ready(odd, 60)
+        with sandbox.gateway([sandbox.node_of(server)]) as edge:
+            assert Client(edge.http, retry=PATIENT).predict(odd, {"INPUT_1": [4]}) == {"OUTPUT_1": [8]}

@@ -5,7 +5,6 @@ unload M -> each node: DELETE /models/M/V, the default version last
 """
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import quote, urlencode
 
@@ -14,9 +13,8 @@ from deploy.gateway.control.gateway import Gateway
 from deploy.gateway.management import NodeFailed, ask
 from deploy.gateway.state import Replica
 from deploy.run.node import Node
+from torchserve_client.archives import check_name
 
-# Of a model's name, which becomes a part of the archive's.
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # Seconds for one call; for a model's workers until they are READY; and between two looks at them.
 CALL_S, READY_S, LOOK_S = 30.0, 100.0, 0.25
 # Characters of a node's own words that are passed on.
@@ -41,8 +39,10 @@ async def load(gateway: Gateway, name: str, parameters: object = None) -> None:
         RequestError: the name or parameters are not accepted, no node has the archive, or some did not load it.
     """
     check(gateway)
-    if not NAME.fullmatch(name):
-        raise RequestError(400, "a model's name must be letters, digits, dots, dashes and underscores")
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise RequestError(400, str(error)) from None
     if parameters:
         words = "parameters of loading are not supported: an archive has its own settings"
         raise RequestError(400, words, UNIMPLEMENTED)
@@ -86,7 +86,7 @@ async def _load(gateway: Gateway, node: Node, name: str) -> None:
         if await _call(gateway, node, "POST", f"/models?{query}", 200, 202, 404, 409) == 404:
             raise NoArchive(f"no archive {name}.mar")
     elif all(replica.workers < 1 for replica in replicas.values() if replica.is_default):
-        await _call(gateway, node, "PUT", f"/models/{name}?min_worker=1&max_worker=1", 200, 202)
+        await _call(gateway, node, "PUT", f"/models/{quote(name, safe='')}?min_worker=1&max_worker=1", 200, 202)
     deadline = asyncio.get_running_loop().time() + READY_S
     while not any(each.is_default and each.is_ready for each in (await _replicas(gateway, node, name)).values()):
         if asyncio.get_running_loop().time() > deadline:

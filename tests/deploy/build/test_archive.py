@@ -174,6 +174,8 @@ def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys:
         ("colours: {handler: tokenization, versoin: '1'}", "models.yaml: an entry is no {handler, version, weights}"),
         ("colours: {handler: tensors, version: '1'}", "colours: the list names no weights; give --weights PATH"),
         ("colours: {handler: tensors, version: '1', weights: m.onnx}", "colours: no m.onnx in "),
+        ("a/b: {handler: tensors, version: '1'}", "models.yaml: 'a/b' is not a valid name: use 1 to 128 letters"),
+        ("colours: {handler: tensors, version: '1 0'}", "models.yaml: '1 0' is not a valid name"),
         ("colours: {handler: image_clasification, version: '1'}", "image_clasification is no task; built in are"),
         ("colours: {handler: colour_nams.py, version: '1'}", "no file colour_nams.py beside the list; there is none;"),
     ],
