@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from handlers.errors import InvalidConfig, UnknownOption, shown
+from handlers.protocol.bodies import check_count
 
 T = TypeVar("T")
 
@@ -188,6 +189,7 @@ def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
     Raises:
         UnknownOption: lists the first problems, and the options that there are.
     """
+    check_count(values)
     try:
         return cls(**values)
     except ValidationError as error:

@@ -17,17 +17,18 @@ number, then (name, value) each.
 """
 
 import socket
+import struct
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from io import BufferedReader
-from struct import Struct
 from typing import Any, cast
 
+from handlers.protocol.bodies import MOST_FIELDS
 from handlers.protocol.headers import STREAM_NEXT
 from handlers.protocol.responses import Reply
 
-INTEGER = Struct("!i")
+INTEGER = struct.Struct("!i")
 PREDICT, END, OK = b"I", -1, 200
 # Bytes that are read from the socket at once.
 CHUNK_BYTES = 256 * 1024
@@ -88,6 +89,19 @@ class _Inbox:
             if not (skipped := self._stream.readinto(self._skipped[:size])):
                 raise Disconnected
             size -= skipped
+
+    def skip_parameters(self) -> int:
+        """Pass over the rest of a request's parameters, which may be many, and return how many bytes they were."""
+        read, size = self._stream.read, 0
+        try:
+            while (length := INTEGER.unpack(read(INTEGER.size))[0]) != END:
+                for _ in ("content type", "value"):
+                    size += INTEGER.size + len(read(length))
+                    (length,) = INTEGER.unpack(read(INTEGER.size))
+                size += INTEGER.size + len(read(length))
+        except struct.error:
+            raise Disconnected from None
+        return size
 
 
 class Link:
@@ -158,13 +172,19 @@ class Link:
             value = _some(text())
             headers[name[0]] = value[0]
             size += 2 * INTEGER.size + name[1] + value[1]
-        head = size
+        head, count = size, 0
         while (name := text()) is not None:
             content_type = _some(text())
             length = inbox.integer()
             parts[name[0]] = {"content-type": content_type[0]}
             row[name[0]] = inbox.read(length)
             size += 3 * INTEGER.size + name[1] + content_type[1] + length
+            count += 1
+            if count > MOST_FIELDS:
+                # It is refused for its fields, also if all have one name.
+                row |= dict.fromkeys(map(str, range(count)), b"")
+                size += inbox.skip_parameters()
+                break
         return Sent(row, {**parts, **headers}), size, head
 
 

@@ -89,6 +89,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
             given=fields.tensors,
             most_rows=self.config.max_instances,
             most_bytes=self.config.max_body_bytes,
+            most_answer_bytes=self.config.max_response_bytes,
         )
         return self._items
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import ItemError, NotAcceptable, WrongOutput
+from handlers.errors import InvalidInput, ItemError, NotAcceptable, ResponseTooLarge, WrongOutput
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.output_tensors import ERROR, Arrays, Model, OutputTensors, errors_of
 from handlers.protocol.responses import OneItem, Reply, encode_padded, status_of
 from handlers.protocol.tensors import BF16, from_bfloat16
-from handlers.tensor_models.files import NPY, NPZ, to_npy, to_npz
+from handlers.tensor_models.files import NPY, NPZ, padded_bytes, to_npy, to_npz
 from handlers.tensor_models.signature import ANY, Tensor
 
 
@@ -116,6 +116,7 @@ class File:
 
     model: Model
     media_type: str
+    most_bytes: int
 
     def pack(self, results: Sequence[Any]) -> Reply:
         """See `Form`. In a .npz, failed rows have nothing in them, and the array `error` says why; in a .npy there is
@@ -125,9 +126,14 @@ class File:
         if errors and (self.media_type == NPY or len(errors) == len(results)):
             return OneItem().pack(errors[:1])
         arrays = self.model.arrays(results)
+        if errors and self.media_type == NPZ:
+            arrays[ERROR] = errors_of(results)
+        if sum(map(padded_bytes, arrays.values())) > self.most_bytes:
+            problem: InvalidInput = ResponseTooLarge(
+                f"The file would have more than max_response_bytes, {self.most_bytes}: it pads texts to the longest."
+            )
+            return OneItem().pack([ItemError.of(problem)])
         if self.media_type == NPZ:
-            if errors:
-                arrays[ERROR] = errors_of(results)
             return Reply(200, to_npz(arrays), NPZ)
         if len(arrays) > 1:
             problem = NotAcceptable(f"The model has {len(arrays)} outputs; a .npy file has one. Accept {NPZ}.")

@@ -136,6 +136,11 @@ def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
         return file.read(member.file_size)
 
 
+def padded_bytes(array: NDArray[Any]) -> int:
+    """Return how many bytes an array takes in a file, where each text is as long as the longest."""
+    return array.size * max(map(len, encoded(array)), default=0) if array.dtype.kind == "O" else array.nbytes
+
+
 def to_npy(array: NDArray[Any]) -> bytes:
     """Write an array as a .npy file; BF16 as float32, text as fixed-width bytes."""
     if array.dtype == BF16:

@@ -47,6 +47,7 @@ class TensorItems:
         given: Mapping[str, str],
         most_rows: int,
         most_bytes: int,
+        most_answer_bytes: int,
     ) -> None:
         """Read requests to one model.
 
@@ -55,13 +56,14 @@ class TensorItems:
             given: the model's name of each input by the clients' name.
             most_rows: the most rows of one request.
             most_bytes: the most bytes that a compressed body may unpack to.
+            most_answer_bytes: the most bytes of an answer.
         """
         self._signature, self._rows, self._model = signature, rows, model
         self._inputs = {name: signature.inputs[own] for name, own in given.items()}
         # The same under the names that clients use, for messages.
         self._named_so = {name: replace(tensor, name=name) for name, tensor in self._inputs.items()}
         self._needed = [name for name, own in given.items() if own not in signature.masks]
-        self._most_rows, self._most_bytes = most_rows, most_bytes
+        self._most_rows, self._most_bytes, self._most_answer_bytes = most_rows, most_bytes, most_answer_bytes
 
     def of_tensors(
         self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
@@ -147,7 +149,7 @@ class TensorItems:
         accepted = (header(sent.headers, "Accept") or "").lower()
         for media_type in (NPZ, NPY):
             if media_type in accepted:
-                return File(self._model, media_type)
+                return File(self._model, media_type, self._most_answer_bytes)
         return Columns(self._model)
 
 

@@ -62,6 +62,11 @@ def test_wrong_options_are_refused_with_the_known_ones_and_not_quoted(values: di
     assert "secrets" not in str(raised.value)
 
 
+def test_options_that_are_too_many_are_refused_unread() -> None:
+    with pytest.raises(UnknownOption, match=r"101 options; at most 100 are taken\."):
+        parse_options(ImageClassificationOptions, {f"option{number}": 1 for number in range(101)})
+
+
 @pytest.mark.parametrize("name", ["__dataclass_self__", "self"])
 def test_option_named_like_pythons_own_is_unknown(name: str) -> None:
     with pytest.raises(UnknownOption, match=r"Known options: top_k, threshold, label_prefix\."):

@@ -12,7 +12,9 @@ from ts.protocol.otf_message_handler import create_predict_response, retrieve_ms
 from ts.service import Service
 
 from handlers.batching.frontend import CHUNK_BYTES, Disconnected, Link, ProtocolError, Sent
+from handlers.errors import BodyTooLarge
 from handlers.pipeline.flow import respond
+from handlers.protocol.bodies import MOST_FIELDS, body_of
 from handlers.protocol.responses import Reply
 from tests.handlers.batching.frontend import Body, Field, message, read_answers
 from tests.handlers.serving import context
@@ -65,6 +67,20 @@ def test_rows_and_headers_are_read_as_torchserve_reads_them(pair: Pair, monkeypa
     for read, row, processor in zip(ours_read.values(), rows, processors, strict=True):
         assert read is not None
         assert (read.row, read.headers) == (row, processor.get_request_properties())
+
+
+@pytest.mark.parametrize("name", ["{}", "same"])
+def test_form_of_many_fields_is_passed_over_kept_in_part_and_refused(pair: Pair, name: str) -> None:
+    many = [Field(name.format(number), "text/plain", b"value") for number in range(20_000)]
+    requests: dict[str, tuple[dict[str, str], Body]] = {"a": ({}, many), "b": ({}, b"small")}
+    pair.send(message(requests))
+    first, second = received(pair.link).values()
+    assert first is not None and len(first.row) < MOST_FIELDS + 10 and len(first.headers) <= MOST_FIELDS + 1
+    with pytest.raises(BodyTooLarge, match="more than 200 fields"):
+        body_of(first.row, first.headers, 10**9)
+    assert second is not None and second.row["body"] == b"small"
+    pair.send(message({**requests, "c": ({}, b"new")}))
+    assert [sent is not None for sent in received(pair.link).values()] == [False, False, True]
 
 
 def test_known_requests_are_passed_over_and_those_that_do_not_come_again_forgotten(pair: Pair) -> None:

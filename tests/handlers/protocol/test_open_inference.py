@@ -1,6 +1,7 @@
 """Open Inference requests in JSON and binary, as tritonclient sends them, to items; and which outputs are answered."""
 
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -106,6 +107,7 @@ GOOD = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"inputs": []}, "UnknownShape"),
     ({"inputs": [7]}, "UnknownShape"),
+    ({"inputs": [GOOD] * 1001}, "UnknownShape"),
     ({"inputs": [{**GOOD, "parameters": 7}]}, "UnknownShape"),
     ({"inputs": [{**GOOD, "parameters": {"shared_memory_region": "r"}}]}, "UnknownShape"),
     ({"inputs": [{**GOOD, "parameters": {"binary_data_size": 1}}]}, "MalformedTensor"),
@@ -180,6 +182,14 @@ def test_the_one_output_of_a_task_is_answered_under_the_name_that_was_asked(name
 def test_the_one_output_under_two_names_or_one_that_cannot_be_written_is_refused(names: list[str]) -> None:
     body = {"inputs": [GOOD], "outputs": [{"name": name} for name in names]}
     assert failed(unpack({"body": body}, {}, EMBEDDING)).type == "UnknownShape"
+
+
+def test_many_outputs_of_a_model_that_has_not_run_take_time_by_their_number_and_not_its_square() -> None:
+    unknown = replace(TEXT, max_body_bytes=10**6, model=Model("any", "1", OutputTensors([], lambda _: {})))
+    body = {"inputs": [GOOD], "outputs": [{"name": str(number)} for number in range(5000)]}
+    started_s = time.thread_time()
+    assert unpack({"body": body}, {}, unknown).payloads == (Payload({"text": "a"}),)
+    assert time.thread_time() - started_s < 3.0  # the square took 14 s
 
 
 BROKEN = ItemError(422, "CorruptInput", "Broken.")

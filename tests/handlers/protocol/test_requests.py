@@ -79,6 +79,7 @@ def test_accepted_body_is_items_with_their_options(
         ({"body": b'{"instances": [1, 2, 3, 4]}'}, 413, "TooManyInstances"),
         ({"body": {"instances": [{"b64": ""}], **{f"option{n}": n for n in range(101)}}}, 400, "UnknownOption"),
         ({"data": b"x", **{f"f{n}": b"" for n in range(101)}}, 400, "UnknownOption"),
+        ({"data": b"", **{f"f{n}": b"" for n in range(200)}}, 413, "BodyTooLarge"),
         ({"a": b"1", "b": b"2"}, 400, "UnknownShape"),
         ({'{"b64": "aGk': b""}, 400, "UnknownShape"),  # curl -d without a content type
     ],
@@ -88,6 +89,15 @@ def test_wrong_body_is_one_error_of_its_own_kind(row: dict[str, Any], code: int,
     assert isinstance(error, ItemError)
     assert (error.code, error.type) == (code, type_)
     assert error.message.endswith((".", ")"))
+
+
+@pytest.mark.parametrize(
+    ("codings", "is_taken"),
+    [("Identity", True), ("", True), ("identity, IDENTITY,", True), ("GZIP", False), ("identity,br", False)],
+)
+def test_codings_of_a_body_are_read_without_regard_to_case_and_identity_is_none(codings: str, is_taken: bool) -> None:
+    (payload,) = unpack({"body": b"x"}, {"content-encoding": codings}, SHAPE).payloads
+    assert isinstance(payload, Payload) if is_taken else getattr(payload, "code", 0) == 415
 
 
 @pytest.mark.parametrize(("path", "form"), [("/v2/models/m/infer", open_inference.Inference), ("/", OneItem)])

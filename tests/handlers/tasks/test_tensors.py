@@ -188,6 +188,14 @@ def test_files_are_answered_with_files(accept: dict[str, Any], dtype: Any, wante
     assert (read.tolist(), read.dtype) == (array.tolist(), np.dtype(wanted))
 
 
+@pytest.mark.parametrize("accept", [ACCEPT_NPY, ACCEPT_NPZ])
+def test_file_whose_texts_would_be_padded_beyond_max_response_bytes_is_413(accept: Any, tmp_path: Path) -> None:
+    handler = function(tmp_path, "def infer(x):\n    return {'y': x}\n")
+    texts = [["a" * 20_000, *["a"] * 1000]]
+    answer = ask(handler, as_json({"inputs": {"x": texts}}), accept)
+    assert (answer.status, answer.body["type"]) == (413, "ResponseTooLarge")
+
+
 LENGTHS = "def infer(x):\n    return {'y': x, 'rows': np.full(len(x), len(x))}\n"
 
 
