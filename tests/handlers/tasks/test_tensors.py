@@ -194,6 +194,7 @@ def test_file_whose_texts_would_be_padded_beyond_max_response_bytes_is_413(accep
     texts = [["a" * 20_000, *["a"] * 1000]]
     answer = ask(handler, as_json({"inputs": {"x": texts}}), accept)
     assert (answer.status, answer.body["type"]) == (413, "ResponseTooLarge")
+    assert "pads texts to the longest" in answer.body["message"]  # refused before it is made
 
 
 LENGTHS = "def infer(x):\n    return {'y': x, 'rows': np.full(len(x), len(x))}\n"
