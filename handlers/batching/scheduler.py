@@ -20,7 +20,8 @@ A request is admitted where its answer can be expected in time:
 
 The allowance stands for what the prediction cannot know: the way of the answer, requests that come later and go first,
 a micro-batch that takes longer than others. Every late answer adds to it, every other one takes a little away. Each
-priority has its own: low priorities are late because they are overtaken, which is no reason to refuse the first.
+priority has its own: low priorities are late because they are overtaken, which is no reason to refuse the first. So
+have requests that allow less than the target: one that allows too little is late, and no other is refused for it.
 """
 
 from collections import defaultdict
@@ -40,6 +41,9 @@ from handlers.warm_up import Step
 LATE_ADDS, IN_TIME_TAKES = 0.03, 0.0001
 # The most that an allowance is, as a share of the target, so that no history refuses everybody.
 MOST_ALLOWANCE = 0.5
+# The longest that a turn keeps a client away, in latency targets; then turns begin anew from the time that the queue
+# takes. Who was refused need not come again, and then no turn is needed: 10 s at the examples' target of 0.5 s.
+MOST_TURN = 20.0
 # Of the requests that an idle worker would refuse because they allow too little, one in so many is tried.
 HURRIED_TRY = 16
 
@@ -67,8 +71,8 @@ class Scheduler:
     streams: Streams
     queue: RequestQueue = field(init=False)
     _numbers: Iterator[int] = field(default_factory=count)
-    # By priority, as a share of the target.
-    _allowances: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    # By priority and whether the requests allow less than the target; as a share of the target.
+    _allowances: defaultdict[tuple[int, bool], float] = field(default_factory=lambda: defaultdict(float))
     _hurried: int = 0
     # When the latest of those refused should come again: each has a turn, as the engine has time for it.
     _turn_s: float = 0.0
@@ -120,7 +124,7 @@ class Scheduler:
         now_s, policy = request.arrived_s, self.policy
         ahead = self.queue.ahead(request.level, request.due_s, now_s)
         work_s = self._done_in_s(Work(ahead.items + items, ahead.tokens + request.tokens), now_s)
-        expected_s = work_s + self._allowances[request.level] * policy.patience_s
+        expected_s = work_s + self._allowances[self._kind(request)] * policy.patience_s
         if now_s + expected_s <= request.deadline_s:
             return None
         is_idle = not ahead.items and not any(running.items for running in self.streams.running)
@@ -131,11 +135,18 @@ class Scheduler:
         limit = f"max_latency_ms is {1000 * allowed_s:.0f}"
         if request.timeout_s < policy.max_latency_s:
             limit = f"the request allows {1000 * request.timeout_s:g}"
-        # Requests that are refused one after the other come again as far apart as the engine needs for each.
-        own_s = self.streams.expected(request.tokens).token_s * request.tokens / self.streams.count
-        self._turn_s = max(now_s + expected_s - allowed_s, self._turn_s + own_s)
         message = f"The answer would take about {1000 * expected_s:.0f} ms; {limit}."
+        room_s = now_s + expected_s - allowed_s
+        if self._done_in_s(Work(items, request.tokens), inf) > allowed_s:
+            # Not even an idle engine would be in time: it takes no turn from those whom waiting helps.
+            return Refusal("Overloaded", message, room_s - now_s)
+        # Requests that are refused one after the other come again as far apart as the engine needs for each.
+        turn_s = self._turn_s + self.streams.expected(request.tokens).token_s * request.tokens / self.streams.count
+        self._turn_s = room_s if turn_s > now_s + MOST_TURN * policy.patience_s else max(room_s, turn_s)
         return Refusal("Overloaded", message, self._turn_s - now_s)
+
+    def _kind(self, request: ScheduledRequest) -> tuple[int, bool]:
+        return request.level, request.timeout_s < self.policy.max_latency_s
 
     def _tries_anyway(self, timeout_s: float) -> bool:
         """Whether an idle worker takes what it would refuse, or it would never learn better.
@@ -151,8 +162,9 @@ class Scheduler:
         """Learn from an answer that is complete; whether it came by its deadline."""
         is_in_time = now_s <= request.deadline_s
         if request.deadline_s < inf and not request.is_tried:
-            allowance = self._allowances[request.level] + (-IN_TIME_TAKES if is_in_time else LATE_ADDS)
-            self._allowances[request.level] = min(MOST_ALLOWANCE, max(0.0, allowance))
+            kind = self._kind(request)
+            allowance = self._allowances[kind] + (-IN_TIME_TAKES if is_in_time else LATE_ADDS)
+            self._allowances[kind] = min(MOST_ALLOWANCE, max(0.0, allowance))
         return is_in_time
 
     # -- the engine ----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from handlers.batching.policy import Policy
 from handlers.batching.request_queue import AGING_TARGETS
+from handlers.batching.scheduler import MOST_TURN
 from tests.handlers.batching.simulation import CAPACITY_PER_S, FIXED_S, percentile_s, simulate, true_s
 from tests.simulated.traffic import Arrival, poisson
 
@@ -191,6 +192,35 @@ def test_those_who_are_refused_one_after_the_other_are_to_come_again_one_after_t
     assert len(turns_s) >= 5
     for turn_s, next_s in pairwise(turns_s):
         assert next_s - turn_s == pytest.approx(true_s(1000), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "hopeless", [Arrival(0.0, timeout_s=0.001), Arrival(0.0, length=100_000)], ids=["1 ms", "huge"]
+)
+def test_requests_that_can_never_be_in_time_change_nothing_for_others(hopeless: Arrival) -> None:
+    others = [Arrival(0.0, length=1000) for _ in range(8)]
+    alone, beside = (simulate([*others[:2], *flood, *others[2:]], POLICY) for flood in ([], [hopeless] * 300))
+    assert [each.retry_after_s for each in beside.of("Overloaded") if each.arrival in others] == pytest.approx(
+        [each.retry_after_s for each in alone.of("Overloaded")]
+    )
+    assert all(0 < each.retry_after_s < 1000 * MOST_TURN for each in beside.of("Overloaded"))
+
+
+def test_turns_end_with_their_longest_and_spread_over_it() -> None:
+    simulated = simulate([Arrival(0.0, length=1000) for _ in range(500)], POLICY)
+    turns_s = [outcome.retry_after_s for outcome in simulated.of("Overloaded")]
+    longest_s = MOST_TURN * POLICY.max_latency_s
+    assert 0.9 * longest_s < max(turns_s) <= longest_s
+    assert sum(turn_s < longest_s / 2 for turn_s in turns_s) > 0.4 * len(turns_s)
+
+
+def test_clients_late_by_their_own_short_timeouts_refuse_nobody_else() -> None:
+    # A micro-batch takes longer than the model says, so all that allow just what it says are late.
+    hurried = [Arrival(number * 0.01, timeout_s=1.02 * true_s(10)) for number in range(200)]
+    others = [Arrival(2.0, length=10, items=16) for _ in range(6)]
+    simulated = simulate([*hurried, *others], POLICY, engine_s=lambda tokens: 1.05 * true_s(tokens))
+    assert not all(outcome.is_in_time for outcome in simulated.outcomes[:200])
+    assert {end for outcome in simulated.outcomes[200:] for end in outcome.ends} == {"done"}
 
 
 @pytest.mark.parametrize(("is_late_rejected", "end"), [(True, "expired"), (False, "done")])
