@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
 from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, UnknownShape, UnsupportedMedia
 from handlers.protocol.requests import UNLIMITED, Allowance
@@ -38,6 +39,12 @@ BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 # does, and a 12-megapixel JPEG still decodes in an eighth of the time (measured on trained ResNet-18 and MobileNetV2,
 # 120 crops).
 SCALED_DECODE_MARGIN = 2
+
+# Bytes of memory that decoding may take for each of `max_pixels`: 400 MB at the default. Pillow takes one a pixel of
+# modes with one channel and four of others, and the same again for each copy. Measured with Pillow 12.
+MOST_BYTES_A_PIXEL = 8
+# Of a WebP: two canvases of the animation decoder, RGBA, which Pillow uses for all; their bytes; and the image.
+WEBP_BYTES = 16
 
 # Pillow holds 16-bit samples in these modes; `convert` would clip them at 255 instead of scaling.
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
@@ -105,7 +112,8 @@ def opened(value: Any, config: PixelsConfig, allowance: Allowance, least: int) -
         EmptyInput: there are no bytes.
         UnsupportedMedia: the bytes are of none of the formats.
         UnknownShape: it came in another form, or its pixels are of another shape or dtype, or there are none.
-        ImageTooLarge: the image has more than `max_pixels`, or its file more parts than an image needs.
+        ImageTooLarge: the image has more than `max_pixels`, decoding it would take more than 8 bytes for each of these,
+            or its file has more parts than an image needs.
         WorkTooLarge: with it, the images of its request have more than `max_request_pixels`.
         CorruptInput: the bytes are truncated or broken, or no base64.
     """
@@ -131,32 +139,37 @@ def _decoded(
     Image.MAX_IMAGE_PIXELS = config.max_pixels
     stripped = strip(body)
     try:
-        image = Image.open(io.BytesIO(stripped.body), formats=FORMATS)
+        image: Image.Image = Image.open(io.BytesIO(stripped.body), formats=FORMATS)
     except BOMBS as error:
         raise _too_large(error, config) from None
     except UnidentifiedImageError:
         raise UnsupportedMedia(f"Not an image in one of the formats {', '.join(FORMATS)}.") from None
     except Exception:  # Pillow's parsers raise whatever a broken header makes them raise
         raise CorruptInput("The image's header is broken.") from None
-    if image.format == "BMP" and image.tile and image.tile[0][0] != "raw":
+    if image.format == "BMP" and (tile := getattr(image, "tile", None)) and tile[0][0] != "raw":
         # Pillow decodes these in Python, a pixel at a time, and a thousand bytes may stand for any number of pixels.
         raise UnsupportedMedia("A run-length encoded BMP; send it uncompressed, or as PNG.")
     width, height = image.size
     _check_size(width, height, config, allowance)
+    format_ = image.format
     try:
         if config.scaled_decode:
             enough = SCALED_DECODE_MARGIN * least
             image.draft(None, (enough, enough))
         exif, xmp = (stripped.exif, stripped.xmp) if image.format != "WEBP" else map(image.info.get, ("exif", "xmp"))
         number = orientation(exif or b"", xmp or b"")
-        picture = _to_rgb(image)
+        _check_memory(image, width * height, config, is_turned=number in TURNS)
+        # Under its own name, the image as it was sent would stay beside its copies.
+        image = _to_rgb(image)
         if number in TURNS:
-            picture = picture.transpose(TURNS[number])
-        return picture, (height, width) if number in SIDEWAYS else (width, height)
+            image = image.transpose(TURNS[number])
+        return image, (height, width) if number in SIDEWAYS else (width, height)
     except BOMBS as error:
         raise _too_large(error, config) from None
+    except ImageTooLarge:
+        raise
     except Exception:  # likewise its decoders, for broken data
-        raise CorruptInput(f"The {image.format or 'image'} data is truncated or broken.") from None
+        raise CorruptInput(f"The {format_ or 'image'} data is truncated or broken.") from None
 
 
 def _from_base64(text: Any) -> bytes:
@@ -184,6 +197,24 @@ def _check_size(width: int, height: int, config: PixelsConfig, allowance: Allowa
     allowance.take("pixels", pixels, config.max_request_pixels)
 
 
+def _check_memory(image: Image.Image, pixels: int, config: PixelsConfig, *, is_turned: bool) -> None:
+    """Refuse an image of so many pixels, of which libjpeg may leave out some, if decoding takes too much memory."""
+    decoded = image.width * image.height
+    own = 1 if image.mode in ("1", "L", "P") else 4
+    copied = decoded * max(own if image.mode == "RGB" else own + 4, 8 if is_turned else 0)
+    coefficients = 0
+    if isinstance(image, JpegImageFile):
+        # Of a JPEG of several scans libjpeg keeps all coefficients, two bytes each, scaled or not.
+        horizontal, vertical = (max(layer[at] for layer in image.layer) for at in (1, 2))
+        coefficients = 2 * pixels * sum(layer[1] * layer[2] for layer in image.layer) // (horizontal * vertical)
+    limit = MOST_BYTES_A_PIXEL * config.max_pixels
+    size = max(coefficients + decoded * (WEBP_BYTES if image.format == "WEBP" else own), copied)
+    if size > limit:
+        raise ImageTooLarge(
+            f"Decoding the image would take {size} bytes; {limit} are allowed, 8 for each of max_pixels."
+        )
+
+
 def _too_large(error: Exception, config: PixelsConfig) -> ImageTooLarge:
     """Return the error for what Pillow refused, which names the pixels in the number before that word."""
     pixels = re.search(r"(\d+) pixels", str(error))
@@ -197,10 +228,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image.load()
         return image
     if image.mode in SIXTEEN_BIT_MODES:
-        high_bytes = (np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)
-        return Image.fromarray(high_bytes).convert("RGB")
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    # Of a palette Pillow would warn. Alpha is dropped in any case.
+    image.info.pop("transparency", None)
     return image.convert("RGB")
 
 

@@ -1,19 +1,24 @@
 """Images of every format and mode become what torchvision makes of them; what is none, too large or broken does not."""
 
 import io
+import re
 import struct
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torchvision.transforms import functional
 
 from deploy.models import ROOT
-from handlers.errors import InvalidInput
+from handlers.errors import ImageTooLarge, InvalidInput
 from handlers.vision.config import ImageConfig
 from handlers.vision.images import decode_image
 from tests.photographs import crops, encoded, jpeg, path, photograph
@@ -108,6 +113,54 @@ def test_decode_orientation_of_any_format_stands_upright(body: bytes) -> None:
     assert upright is not None
     for geometry in (FULL, SCALED):
         assert np.abs(decode_image(body, geometry).astype(int) - torchvision_square(upright)).mean() < 2.0
+
+
+SIDE = 2500
+
+
+def taken_bytes(body: bytes, config: ImageConfig) -> int:
+    """Decode a file; return the memory that the kernel counted at the most, beyond what there was before."""
+    decode_image(jpeg(chelsea()), config)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is
+    before = psutil.Process().memory_info().rss
+    try:
+        decode_image(body, config)
+    finally:
+        peak = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert peak is not None
+    return 1024 * int(peak[1]) - before
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "format_", "options", "pixels"),
+    [
+        *((mode, "PNG", {}, 1.0) for mode in ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")),
+        ("P", "PNG", {"transparency": bytes(range(256))}, 1.0),
+        ("P", "GIF", {"transparency": 0}, 1.0),
+        ("RGB", "BMP", {}, 1.0),
+        *(
+            (mode, "WEBP", {"lossless": is_lossless, "method": 0}, 2.0)
+            for mode in ("RGB", "RGBA")
+            for is_lossless in (0, 1)
+        ),
+        ("RGB", "WEBP", {"save_all": True, "append_images": [Image.new("RGB", (SIDE, SIDE), "red")]}, 2.0),
+        ("RGB", "JPEG", {}, 1.0),
+        ("RGB", "JPEG", {"progressive": True, "subsampling": 0}, 1.25),
+        ("CMYK", "JPEG", {"progressive": True}, 1.5),
+    ],
+)
+def test_decoding_takes_8_bytes_a_pixel_of_max_pixels_or_is_refused(
+    mode: str, format_: str, options: dict[str, Any], pixels: float, is_turned: bool
+) -> None:
+    turned = {"exif": exif(6)} if is_turned and format_ in ("PNG", "WEBP", "JPEG") else {}
+    body = encoded(Image.new(mode, (SIDE, SIDE)), format_, **options, **turned)
+    # So many times its pixels are allowed, and with a tenth less it is refused where it takes more than others.
+    config = replace(FULL, max_pixels=round(1.02 * pixels * SIDE**2))
+    assert taken_bytes(body, config) < 8.2 * config.max_pixels
+    if pixels > 1:
+        with pytest.raises(ImageTooLarge, match="are allowed, 8 for each of max_pixels"):
+            decode_image(body, replace(FULL, max_pixels=round(0.9 * pixels * SIDE**2)))
 
 
 def header_of(width: int, height: int) -> bytes:
