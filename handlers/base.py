@@ -15,6 +15,7 @@ from handlers.batching import worker as adaptive
 from handlers.batching.policy import with_mode
 from handlers.batching.trial import Trial
 from handlers.config import parse
+from handlers.connection_keeper import ConnectionKeeper, frontend_connection
 from handlers.description import described, precision_of
 from handlers.engines import available_threads
 from handlers.errors import LOAD_FAILED, InvalidConfig
@@ -122,6 +123,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         prepare(self, self.sample(), min(window, self.config.max_items))
         threads = available_threads(self.config.decode_threads) if self.decodes_in_threads else 1
         self.pipeline = Pipeline(self, self.reporter.recorder, decode_threads=threads)
+        self.keeper = ConnectionKeeper(frontend_connection())
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -137,4 +139,5 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         """Answer TorchServe: return one body for each row, with statuses and headers in its context."""
         if self.config.scheduling.mode == "adaptive":
             self.worker.serve(context.cl_socket)
-        return self.pipeline.serve(data, context, limit_s=BATCH_SHARE * self._timeout_s)
+        with self.keeper:
+            return self.pipeline.serve(data, context, limit_s=BATCH_SHARE * self._timeout_s)

@@ -267,15 +267,15 @@ class Soak:
                     yield f"{name}: {looks[0][at]} {what} at the start, {looks[-1][at]} at the end"
 
 
-def soaked(minutes: float, mode: str, seed: int) -> list[str]:
+def soaked(minutes: float, mode: str, seed: int, delay_ms: int = 1) -> list[str]:
     """Build the models, start a server, soak it, and return what was found."""
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
         names = {build(example, each, Path(folder)): example for example in TOLERANCES for each in MODES[mode]}
         with started(Path(folder)) as server:
             subjects = []
             for name, example in names.items():
-                window = 64 if name.endswith("adaptive") else 16
-                server.register(name, name, batch_size=window, max_batch_delay_ms=1, workers=1)
+                window, delay = (64, 1) if name.endswith("adaptive") else (16, delay_ms)
+                server.register(name, name, batch_size=window, max_batch_delay_ms=delay, workers=1)
                 urls = server.settings.inference_url, server.settings.management_url
                 subjects.append(subject := Subject(name, example, Served(name, None, *urls, timeout_s=TIMEOUT_S)))
                 subject.choose(seed)
@@ -287,6 +287,7 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=10.0, help="of load, kills included; default: 10")
     parser.add_argument("--mode", choices=MODES, default="both", help="of the models; default: both, side by side")
     parser.add_argument("--seed", type=int, default=1, help="decides on inputs and arrivals; default: 1")
+    parser.add_argument("--delay-ms", type=int, default=1, help="max_batch_delay of classic models; default: 1")
     findings = soaked(**vars(parser.parse_args()))
     print("\n".join(findings) or "nothing was lost, crossed, wrong or grown")
     sys.exit(1 if findings else 0)

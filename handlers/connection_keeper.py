@@ -1,0 +1,74 @@
+"""Keep a classic worker's connection open for a moment after the worker was killed.
+
+TorchServe's frontend forgets the requests of a batch that it is filling when the connection closes, and answers them if
+the connection closes after the batch was sent. A process of its own, of Python alone, shares the connection:
+
+    the worker is killed while it runs a batch -> the keeper ends at once: TorchServe answers that batch
+    the worker is killed between two batches   -> the keeper ends as a batch comes, or after WAIT_S
+    the frontend closes the connection         -> the keeper ends at once
+"""
+
+import inspect
+import logging
+import os
+import socket
+import subprocess
+import sys
+from types import TracebackType
+
+logger = logging.getLogger(__name__)
+
+# Seconds for a batch to come: the longest `max_batch_delay` whose requests are answered.
+WAIT_S = 1.0
+# Polling `state` for no event reports only that its last writer is gone. A byte in it means that a batch runs.
+KEEPER = """
+import os, select, sys
+connection, state, wait_ms = map(int, sys.argv[1:])
+ends = select.poll()
+ends.register(connection, select.POLLRDHUP)
+ends.register(state, 0)
+if connection not in dict(ends.poll()) and not os.read(state, 1):
+    batch = select.poll()
+    batch.register(connection, select.POLLIN | select.POLLRDHUP)
+    batch.poll(wait_ms)
+"""
+
+
+class ConnectionKeeper:
+    """The keeper of one worker; a batch runs inside `with`."""
+
+    def __init__(self, connection: socket.socket | None) -> None:
+        """Start the process; without a connection, or where no process can be started, nothing is kept."""
+        self._state, self._told = os.pipe()
+        if connection is None:
+            return
+        shared = connection.fileno(), self._state
+        command = [sys.executable, "-I", "-S", "-c", KEEPER, *map(str, shared), str(int(1000 * WAIT_S))]
+        null = subprocess.DEVNULL
+        try:
+            # Its output is not the worker's, whose end TorchServe waits for.
+            self._process = subprocess.Popen(
+                command, pass_fds=shared, stdin=null, stdout=null, stderr=null, start_new_session=True
+            )
+        except OSError as error:
+            logger.warning("No keeper of the connection: %s. Requests of a batch being filled may be lost.", error)
+
+    def __enter__(self) -> None:
+        """Note that a batch runs."""
+        os.write(self._told, b"b")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Note that the batch has ended."""
+        os.read(self._state, 1)
+
+
+def frontend_connection() -> socket.socket | None:
+    """Return TorchServe's connection to this worker, which its caller has while it loads a model; None elsewhere."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(connection := frame.f_locals.get("cl_socket"), socket.socket):
+            return connection
+        frame = frame.f_back
+    return None
