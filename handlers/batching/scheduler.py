@@ -20,8 +20,7 @@ A request is admitted where its answer can be expected in time:
 
 The allowance stands for what the prediction cannot know: the way of the answer, requests that come later and go first,
 a micro-batch that takes longer than others. Every late answer adds to it, every other one takes a little away. Each
-priority has its own: low priorities are late because they are overtaken, which is no reason to refuse the first. So
-have requests that allow less than the target: one that allows too little is late, and no other is refused for it.
+priority has its own: low priorities are late because they are overtaken, which is no reason to refuse the first.
 """
 
 from collections import defaultdict
@@ -71,8 +70,8 @@ class Scheduler:
     streams: Streams
     queue: RequestQueue = field(init=False)
     _numbers: Iterator[int] = field(default_factory=count)
-    # By priority and whether the requests allow less than the target; as a share of the target.
-    _allowances: defaultdict[tuple[int, bool], float] = field(default_factory=lambda: defaultdict(float))
+    # By priority, as a share of the target.
+    _allowances: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     _hurried: int = 0
     # When the latest of those refused should come again: each has a turn, as the engine has time for it.
     _turn_s: float = 0.0
@@ -124,7 +123,7 @@ class Scheduler:
         now_s, policy = request.arrived_s, self.policy
         ahead = self.queue.ahead(request.level, request.due_s, now_s)
         work_s = self._done_in_s(Work(ahead.items + items, ahead.tokens + request.tokens), now_s)
-        expected_s = work_s + self._allowances[self._kind(request)] * policy.patience_s
+        expected_s = work_s + self._allowances[request.level] * policy.patience_s
         if now_s + expected_s <= request.deadline_s:
             return None
         is_idle = not ahead.items and not any(running.items for running in self.streams.running)
@@ -145,9 +144,6 @@ class Scheduler:
         self._turn_s = room_s if turn_s > now_s + MOST_TURN * policy.patience_s else max(room_s, turn_s)
         return Refusal("Overloaded", message, self._turn_s - now_s)
 
-    def _kind(self, request: ScheduledRequest) -> tuple[int, bool]:
-        return request.level, request.timeout_s < self.policy.max_latency_s
-
     def _tries_anyway(self, timeout_s: float) -> bool:
         """Whether an idle worker takes what it would refuse, or it would never learn better.
 
@@ -162,9 +158,8 @@ class Scheduler:
         """Learn from an answer that is complete; whether it came by its deadline."""
         is_in_time = now_s <= request.deadline_s
         if request.deadline_s < inf and not request.is_tried:
-            kind = self._kind(request)
-            allowance = self._allowances[kind] + (-IN_TIME_TAKES if is_in_time else LATE_ADDS)
-            self._allowances[kind] = min(MOST_ALLOWANCE, max(0.0, allowance))
+            allowance = self._allowances[request.level] + (-IN_TIME_TAKES if is_in_time else LATE_ADDS)
+            self._allowances[request.level] = min(MOST_ALLOWANCE, max(0.0, allowance))
         return is_in_time
 
     # -- the engine ----------------------------------------------------------------------------------------------------

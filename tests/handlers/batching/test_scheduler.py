@@ -214,15 +214,6 @@ def test_turns_end_with_their_longest_and_spread_over_it() -> None:
     assert sum(turn_s < longest_s / 2 for turn_s in turns_s) > 0.4 * len(turns_s)
 
 
-def test_clients_late_by_their_own_short_timeouts_refuse_nobody_else() -> None:
-    # A micro-batch takes longer than the model says, so all that allow just what it says are late.
-    hurried = [Arrival(number * 0.01, timeout_s=1.02 * true_s(10)) for number in range(200)]
-    others = [Arrival(2.0, length=10, items=16) for _ in range(6)]
-    simulated = simulate([*hurried, *others], POLICY, engine_s=lambda tokens: 1.05 * true_s(tokens))
-    assert not all(outcome.is_in_time for outcome in simulated.outcomes[:200])
-    assert {end for outcome in simulated.outcomes[200:] for end in outcome.ends} == {"done"}
-
-
 @pytest.mark.parametrize(("is_late_rejected", "end"), [(True, "expired"), (False, "done")])
 def test_request_that_waited_too_long_ends_as_timeout_action_says(is_late_rejected: bool, end: str) -> None:
     policy = replace(POLICY, max_latency_s=10.0, max_items=1, queue_timeout_s=0.01, is_late_rejected=is_late_rejected)
