@@ -6,6 +6,7 @@ handle: rows -> handlers.pipeline.flow, in classic mode; the connection -> handl
 
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -123,7 +124,10 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         prepare(self, self.sample(), min(window, self.config.max_items))
         threads = available_threads(self.config.decode_threads) if self.decodes_in_threads else 1
         self.pipeline = Pipeline(self, self.reporter.recorder, decode_threads=threads)
-        self.keeper = ConnectionKeeper(frontend_connection())
+        connection = frontend_connection()
+        self.keeper: AbstractContextManager[None] = (
+            nullcontext() if connection is None else ConnectionKeeper(connection)
+        )
 
     @property
     def checkpoint_dir(self) -> Path:

@@ -37,11 +37,9 @@ if connection not in dict(ends.poll()) and not os.read(state, 1):
 class ConnectionKeeper:
     """The keeper of one worker; a batch runs inside `with`."""
 
-    def __init__(self, connection: socket.socket | None) -> None:
-        """Start the process; without a connection, or where no process can be started, nothing is kept."""
+    def __init__(self, connection: socket.socket) -> None:
+        """Start the process; where none can be started, nothing is kept."""
         self._state, self._told = os.pipe()
-        if connection is None:
-            return
         shared = connection.fileno(), self._state
         command = [sys.executable, "-I", "-S", "-c", KEEPER, *map(str, shared), str(int(1000 * WAIT_S))]
         null = subprocess.DEVNULL
