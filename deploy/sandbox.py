@@ -27,7 +27,7 @@ from deploy.run.server import Server
 SIBLINGS = 4
 # Ports are looked for in these 20,000.
 FIRST_PORT, PORTS = 12_000, 20_000
-GATEWAY_PORTS = ("http", "grpc", "metrics", "control")
+GATEWAY_PORTS = ("http", "grpc", "metrics", "control", "probe")
 
 
 def free_ports(number: int) -> list[int]:
@@ -101,7 +101,7 @@ class Sandbox:
     """A gateway's addresses and files.
 
     Attributes:
-        http, metrics, control: URLs.
+        http, metrics, control, probe: URLs.
         grpc: host and port, as gRPC's clients take it.
         config: its gateway.yaml, which may be written anew.
         nodes_file: the nodes.json that it reads where `config` names no nodes.
@@ -111,9 +111,10 @@ class Sandbox:
     def __init__(self, folder: Path, document: Mapping[str, Any], within: Sequence[str]) -> None:
         """Configure it; `within` stands before its command."""
         self._document, self._within = document, within
-        http, grpc, metrics, control = (f"127.0.0.1:{document['ports'][name]}" for name in GATEWAY_PORTS)
+        http, grpc, metrics, control, probe = (f"127.0.0.1:{document['ports'][name]}" for name in GATEWAY_PORTS)
         self.http = f"{'https' if document.get('tls') else 'http'}://{http}"
         self.grpc, self.metrics, self.control = grpc, f"http://{metrics}/metrics", f"http://{control}"
+        self.probe = f"http://{probe}"
         self.config, self.nodes_file, self.run = (folder / name for name in ("gateway.yaml", "nodes.json", "run"))
         self.configure()
 

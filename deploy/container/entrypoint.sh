@@ -1,7 +1,7 @@
 #!/bin/sh
 # The commands of the image; whatever is none of them is run as it stands.
 #   node [OPTIONS]     TorchServe and the node's Envoy, on port 8085        python -m deploy.container node
-#   edge [OPTIONS]     the gateway, on ports 8000 to 8003                   python -m deploy.gateway run
+#   edge [OPTIONS]     the gateway, on ports 8000 to 8004                   python -m deploy.gateway run
 #   client ...         torchserve-client
 #   archive NAME...    builds archives of examples/models.yaml into /models
 set -eu

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 
 # A node's, and an edge's.
-READY = "http://127.0.0.1:8085/ready http://127.0.0.1:8000/v2/health/ready"
+READY = "http://127.0.0.1:8085/ready http://127.0.0.1:8004/v2/health/ready"
 # Below the HEALTHCHECK's own timeout, so that what is printed is kept with its result.
 TIMEOUT_S = 4.0
 

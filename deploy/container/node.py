@@ -148,15 +148,17 @@ class NodeProcess:
         if tokens is None:
             # The file of keys is being written anew.
             tokens = (self._view or View()).tokens
-        self._show(View(self._words, self._is_told.is_set(), tokens))
+        # On a full disk the node shows what it showed before.
+        with suppress(OSError):
+            self._show(View(self._words, self._is_told.is_set(), tokens))
 
     def _keep_envoy(self) -> None:
         self._envoy.keep(self._document, *CONCURRENCY)
 
     def _show(self, view: View) -> None:
         if view != self._view:
-            self._view = view
             put(self._settings.envoy / ROUTES_FILE, [node_envoy.routes(view)])
+            self._view = view
 
     def _watch_health(self, models: list[tuple[str, str]]) -> None:
         """Ask every second; where no answer comes, what was known stays: a busy node is a ready one."""

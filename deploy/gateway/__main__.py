@@ -7,7 +7,7 @@ stop   when the last answer is out
 
 import argparse
 import logging
-import os
+import resource
 import signal
 import sys
 import threading
@@ -22,7 +22,8 @@ from deploy.gateway.supervisor import GatewayFailed, listens, started, supervise
 from deploy.models import ROOT
 from deploy.run.machine import LocalNode, reachable
 from deploy.run.node import NODES, write
-from deploy.run.server import Server
+from deploy.run.nodes import held, holder
+from deploy.run.server import Server, ServerError
 from handlers.errors import InvalidConfig
 
 PID = "gateway.pid"
@@ -30,16 +31,13 @@ PID = "gateway.pid"
 START_S, STOP_S = 90.0, 30.0
 # Seconds that a control process takes to notice that it is alone, and to end.
 CONTROL_S = 10.0
+# Open files for each client's connection, with one to a node; and of Envoy itself, with those of probes.
+FILES, OWN_FILES = 2, 768
 
 
-def running(run: Path) -> psutil.Process | None:
+def running(run: Path) -> int | None:
     """Return the process that supervises the gateway of a run folder, where it runs."""
-    try:
-        process = psutil.Process(int((run / PID).read_text()))
-        is_gateway = "deploy.gateway" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
-        return process if is_gateway else None
-    except (OSError, ValueError, psutil.Error):
-        return None
+    return holder(run / PID)
 
 
 def start(options: argparse.Namespace, settings: Settings) -> None:
@@ -48,8 +46,8 @@ def start(options: argparse.Namespace, settings: Settings) -> None:
     Raises:
         GatewayFailed: it did not come up.
     """
-    if (process := running(options.run)) is not None:
-        print(f"gateway: already running, process {process.pid}")
+    if (pid := running(options.run)) is not None:
+        print(f"gateway: already running, process {pid}")
         print_addresses(settings)
         return
     alone = LocalNode("node-1", options.nodes.parent / "node-1", Server(ROOT / "config.properties"))
@@ -62,13 +60,14 @@ def start(options: argparse.Namespace, settings: Settings) -> None:
     log = options.run / "gateway.log"
     child = started(["deploy.gateway", *words], log)
     deadline = time.monotonic() + START_S
-    while running(options.run) is None or not all(listens(*each) for each in addresses(settings)):
-        if child.poll() is not None or time.monotonic() > deadline:
+    # Whoever was started at the same time may be the one that runs.
+    while (pid := running(options.run)) is None or not all(listens(*each) for each in addresses(settings)):
+        if (pid is None and child.poll() is not None) or time.monotonic() > deadline:
             said = log.read_text(errors="replace").strip().splitlines()[-1:]
             stop(options)
             raise GatewayFailed(f"did not start ({log}): {''.join(said)}".replace(": gateway:", ":"))
         time.sleep(0.1)
-    print(f"gateway: started, process {child.pid}, logs in {options.run.name}/")
+    print(f"gateway: started, process {pid}, logs in {options.run.name}/")
     print_addresses(settings)
 
 
@@ -77,19 +76,22 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
     Raises:
         GatewayFailed: it did not come up, or keeps dying.
+        ServerError: another one runs.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if (process := running(options.run)) is not None and process.pid != os.getpid():
-        raise GatewayFailed(f"already running, process {process.pid}")
+    # A log that cannot be written is no error of what writes it.
+    logging.raiseExceptions = False
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    connections = settings.limits.connections
+    if most < (needed := FILES * connections + OWN_FILES):
+        raise GatewayFailed(f"limits.connections {connections} needs {needed} open files, and `ulimit -Hn` is {most}")
     options.run.mkdir(parents=True, exist_ok=True)
     is_ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_ending.set())
-    (options.run / PID).write_text(str(os.getpid()))
-    try:
+    with held(options.run / PID):
         supervise(settings, options.config, options.nodes, options.run, is_ending)
-    finally:
-        (options.run / PID).unlink(missing_ok=True)
 
 
 def stop(options: argparse.Namespace) -> bool:
@@ -98,18 +100,18 @@ def stop(options: argparse.Namespace) -> bool:
         limit_s = read(options.config).limits.response_s
     except (InvalidConfig, OSError):
         limit_s = Settings().limits.response_s
-    process = running(options.run)
+    pid = running(options.run)
     # Whoever killed what supervises it has left Envoy behind, which serves on.
     envoy = Envoy(options.run)
-    was_running = process is not None or envoy.pid() is not None
-    if process is not None:
+    was_running = pid is not None or envoy.pid() is not None
+    if pid is not None:
+        process = psutil.Process(pid)
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(limit_s + STOP_S)
         except psutil.TimeoutExpired:
             process.kill()
     envoy.stop(limit_s)
-    (options.run / PID).unlink(missing_ok=True)
     return was_running
 
 
@@ -117,7 +119,8 @@ def addresses(settings: Settings) -> list[tuple[str, int]]:
     """Return the hosts and ports of the gateway: the control process' first, then Envoy's."""
     ports = settings.ports
     internal = [(ports.internal_address, ports.metrics), (ports.control_address, ports.control)]
-    return [*internal, (ports.address, ports.http), (ports.address, ports.grpc)]
+    public = [(ports.address, ports.http), (ports.address, ports.grpc)]
+    return [*internal, *public, (ports.internal_address, ports.probe)]
 
 
 def check_ports(settings: Settings, *, is_envoy_up: bool) -> None:
@@ -126,7 +129,7 @@ def check_ports(settings: Settings, *, is_envoy_up: bool) -> None:
     Raises:
         GatewayFailed: it names the ports.
     """
-    wanted = addresses(settings)[: 2 if is_envoy_up else 4]
+    wanted = addresses(settings)[: 2 if is_envoy_up else None]
     # A control process ends within seconds of who supervised it.
     deadline = time.monotonic() + (CONTROL_S if is_envoy_up else 0.0)
     while taken := [f"{host}:{port}" for host, port in wanted if listens(host, port)]:
@@ -142,6 +145,7 @@ def print_addresses(settings: Settings) -> None:
     print(f"  HTTP     {url}   predictions, Open Inference Protocol, the page at /")
     print(f"  gRPC     {ports.address}:{ports.grpc}          the same protocol, for Triton's clients")
     print(f"  metrics  http://{ports.internal_address}:{ports.metrics}/metrics")
+    print(f"  probes   http://{ports.internal_address}:{ports.probe}/v2/health/live   and /v2/health/ready")
     key = " -H 'Authorization: Bearer KEY'" if settings.keys else ""
     trusted = " --cacert CA.pem" if settings.tls else ""
     print(f"\n$ curl{trusted} -i {url}/v2/health/ready")
@@ -166,7 +170,7 @@ def main(arguments: list[str]) -> int:
             raise GatewayFailed("needs Linux: Envoy comes as a wheel for Linux alone")
         else:
             {"start": start, "run": run}[options.command](options, read(options.config))
-    except (GatewayFailed, InvalidConfig, OSError) as error:
+    except (GatewayFailed, ServerError, InvalidConfig, OSError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 1
     return 0

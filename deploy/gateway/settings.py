@@ -49,6 +49,7 @@ class Ports:
     grpc: Port = 8001
     metrics: Port = 8002
     control: Port = 8003
+    probe: Port = 8004
     internal_address: str = "127.0.0.1"
     control_address: str = "127.0.0.1"
 

@@ -10,6 +10,7 @@ ends; where the control process does not come up again, Envoy serves on as it wa
 
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,8 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 
 from deploy.gateway.envoy.listeners import bootstrap
@@ -31,8 +34,6 @@ from torchserve_client.errors import ManagementError
 
 logger = logging.getLogger(__name__)
 
-# The file that the control process makes every second once it answers, and this process takes away.
-ALIVE = "control.alive"
 # Seconds until the control process must answer, since it looks at the nodes first; without a sign of life after which
 # it hangs; and until it must have ended.
 START_S, HANG_S, STOP_S = 60.0, 15.0, 15.0
@@ -40,6 +41,8 @@ START_S, HANG_S, STOP_S = 60.0, 15.0, 15.0
 LOOK_S, NODES_S = 0.25, 1.0
 # Seconds between two attempts to have a control process again.
 RETRY_S = 5.0
+# Bytes of a log, after which it is put aside; the access log has some 500 for a request.
+ACCESS_LOG, LOG_BYTES = "access.log", 200 << 20
 
 
 class GatewayFailed(Exception):
@@ -53,7 +56,7 @@ class Control:
         """Describe it; starts nothing."""
         self.has_answered = False
         self._words = ["deploy.gateway.control", str(config), str(nodes), str(run)]
-        self._log, self._alive = run / "control.log", run / ALIVE
+        self._log = run / "control.log"
         self._process: subprocess.Popen[bytes] | None = None
         # When it last showed life, and when another may be started, on the monotonic clock.
         self._alive_s = self._again_s = 0.0
@@ -62,19 +65,23 @@ class Control:
         """Start it where it does not run, and end it where it hangs; never waits.
 
         Raises:
-            GatewayFailed: it has ended before it answered for the first time.
+            GatewayFailed: it has ended by itself before it answered for the first time.
+            OSError: it cannot be started now.
         """
         now = time.monotonic()
         if self._process is None:
             if now >= self._again_s:
-                self._alive.unlink(missing_ok=True)
-                self._process = started(self._words, self._log)
+                # What it sends is its sign of life, and that nobody is at the other end is the sign that it is alone.
+                self._life, other = socket.socketpair()
+                self._life.setblocking(False)
+                with other:
+                    self._process = started(self._words, self._log, other.fileno())
                 # It looks at the nodes before it answers.
                 self._alive_s, self._again_s = now + START_S - HANG_S, now + RETRY_S
             return
-        if self._alive.exists():
-            self._alive.unlink()
-            self._alive_s, self.has_answered = now, True
+        with suppress(OSError):
+            if self._life.recv(4096):
+                self._alive_s, self.has_answered = now, True
         if self._process.poll() is None and now - self._alive_s > HANG_S:
             logger.error("the control process has shown no life for %d s: it is killed", now - self._alive_s)
             self._process.kill()
@@ -82,7 +89,7 @@ class Control:
         if (status := self._process.poll()) is not None:
             self._process = None
             words = " / ".join(self._log.read_text(errors="replace").strip().splitlines()[-2:])
-            if not self.has_answered:
+            if not self.has_answered and status > 0:
                 raise GatewayFailed(f"the control process did not come up ({self._log}): {words}")
             logger.error("the control process ended with %s: %s", status, words)
 
@@ -113,11 +120,16 @@ def supervise(settings: Settings, config: Path, nodes: Path, run: Path, is_endin
     control, envoy = Control(config, nodes, run), Envoy(run)
     threading.Thread(target=_keep_nodes, args=(nodes.parent, is_ending), name="nodes", daemon=True).start()
     try:
-        while not is_ending.is_set():
-            control.keep()
-            if control.has_answered:
-                envoy.keep(bootstrap(settings))
-            is_ending.wait(LOOK_S)
+        while not is_ending.wait(LOOK_S):
+            try:
+                if control.has_answered:
+                    envoy.keep(bootstrap(settings))
+                control.keep()
+                _bound_logs(run, envoy)
+            except OSError as error:
+                # A disk that is full, or cannot be written, ends nothing that runs.
+                logger.error("%s", error)
+                is_ending.wait(RETRY_S)
     except EnvoyError as error:
         raise GatewayFailed(str(error)) from None
     finally:
@@ -125,6 +137,17 @@ def supervise(settings: Settings, config: Path, nodes: Path, run: Path, is_endin
         if not envoy.stop(limit_s):
             logger.warning("Envoy: answers were cut off after %g s", limit_s)
         control.stop()
+
+
+def _bound_logs(run: Path, envoy: Envoy) -> None:
+    """Put each log aside that has grown, in place of the one before; a link leads to a container's own output."""
+    for log in [each for each in run.glob("*.log") if each.lstat().st_size > LOG_BYTES]:
+        if log.name == ACCESS_LOG and (pid := envoy.pid()) is not None:
+            log.replace(log.with_suffix(".log.1"))
+            os.kill(pid, signal.SIGUSR1)
+        else:
+            shutil.copyfile(log, log.with_suffix(".log.1"))
+            os.truncate(log, 0)
 
 
 def _keep_nodes(folder: Path, is_ending: threading.Event) -> None:
@@ -138,19 +161,22 @@ def _keep_nodes(folder: Path, is_ending: threading.Event) -> None:
             for node in nodes:
                 if (death := node.server.died()) is not None and watcher(node) is None:
                     logger.error("%s: %s", node.title, death)
-                    start_node(node)
+                    # What cannot be printed, since a log's disk is full, keeps no node from its start.
+                    with redirect_stdout(StringIO()) as said, redirect_stderr(StringIO()):
+                        start_node(node)
+                    logger.info("%s", said.getvalue().strip().replace("\n", "; "))
         except (ServerError, ManagementError, InvalidConfig, OSError) as error:
             logger.error("%s", error)
 
 
-def started(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+def started(words: Sequence[str], log: Path, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """Start `python -m WORDS` in the background."""
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", *words],
             cwd=ROOT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
             # Ctrl-C in the terminal is for the supervisor, which ends the processes in order.

@@ -10,11 +10,10 @@ import fcntl
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import psutil
 
 from deploy.models import ROOT
 from deploy.run.machine import LocalNode
@@ -23,6 +22,8 @@ from deploy.run.server import ServerError
 
 # Seconds between two looks at a server that is watched.
 LOOK_S = 1.0
+# Attempts to hold a file, and seconds between them: whoever only looks who holds it lets go of it at once.
+ATTEMPTS, AGAIN_S = 50, 0.02
 
 
 def banner(*lines: str) -> None:
@@ -83,27 +84,51 @@ def watch(local: LocalNode, is_told: threading.Event) -> None:
     """Wait until told to end, or until the node has died.
 
     Raises:
-        ServerError: it has died.
+        ServerError: it has died, or another process watches it.
     """
-    mark = local.folder / "run.pid"
-    mark.write_text(f"{os.getpid()} {psutil.Process().create_time()}")
-    try:
+    with held(local.folder / "run.pid"):
         while not is_told.wait(LOOK_S) and local.server.pid() is not None:
             pass
         if (death := local.server.died()) is not None:
             local.server.forget()
             raise ServerError(f"{local.title}: {death}")
-    finally:
-        mark.unlink(missing_ok=True)
 
 
 def watcher(local: LocalNode) -> int | None:
     """Return the process that watches a node (`python -m deploy.run run`); None where there is none."""
-    try:
-        pid, created = (local.folder / "run.pid").read_text().split()
-        return int(pid) if psutil.Process(int(pid)).create_time() == float(created) else None
-    except (OSError, ValueError, psutil.Error):
-        return None
+    return holder(local.folder / "run.pid")
+
+
+@contextmanager
+def held(mark: Path) -> Iterator[None]:
+    """Hold a file that names this process, so that there is one such process; its end, of whatever kind, lets go of it.
+
+    Raises:
+        ServerError: another process holds it.
+        OSError: it cannot be written.
+    """
+    with mark.open("a") as file:
+        for _ in range(ATTEMPTS):
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(AGAIN_S)
+        else:
+            raise ServerError(f"already running, process {holder(mark)}")
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def holder(mark: Path) -> int | None:
+    """Return the process that holds a file; None where none does."""
+    with suppress(OSError, ValueError), mark.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int(file.read())
+    return None
 
 
 @contextmanager

@@ -38,8 +38,8 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 # Seconds in which the system closes the ports of a process that was killed.
 PORTS_S = 10.0
-# How far a process' start, counted from the boot, may lie behind the time of a file.
-CLOCK_S = 2.0
+# How TorchServe hands the temporary folder on to Java.
+TEMPORARY = "-Djava.io.tmpdir="
 
 
 class ServerError(Exception):
@@ -122,8 +122,14 @@ class Server:
     def forget(self) -> None:
         """Remove what a server that has died left: its key, its workers, which may wait for it forever, and archives.
 
-        TorchServe unpacks archives anew as it starts, and nobody else removes those of one that was killed.
+        TorchServe unpacks archives anew as it starts, and nobody else removes those of one that was killed. Where its
+        ports are still taken after PORTS_S, whatever has them may use all that: nothing is removed.
         """
+        deadline = time.monotonic() + PORTS_S
+        while self._taken_ports():
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.1)
         sockets = f"{self.temporary}/.ts.sock."
         for process in psutil.process_iter(["cmdline", "ppid"]):
             if any(word.startswith(sockets) for word in process.info["cmdline"] or ()) and _is_orphan(process):
@@ -156,11 +162,14 @@ class Server:
             return None
 
     def _named(self) -> psutil.Process | None:
-        """The TorchServe that the pid file names; ids are used again, by processes that are younger than the file."""
+        """The TorchServe that the pid file names; ids are used again, by processes whose command line is another."""
         try:
             process = psutil.Process(int(self._pid_file.read_text()))
-            is_older = process.create_time() < self._pid_file.stat().st_mtime + CLOCK_S
-            return process if is_older and JAVA_CLASS in process.cmdline() else None
+            words = process.cmdline()
+            # One that was started by hand may name no folder.
+            names = [word.removeprefix(TEMPORARY) for word in words if word.startswith(TEMPORARY)]
+            is_here = not names or self.temporary.resolve() in [(self.directory / name).resolve() for name in names]
+            return process if is_here and JAVA_CLASS in words else None
         except (OSError, ValueError, psutil.Error):
             return None
 
@@ -193,14 +202,10 @@ class Server:
         Raises:
             ServerError: another one is in the way, or it ended; the message has its last words. Nothing is left of it.
         """
-        deadline = time.monotonic()
-        if self.died() is not None:
+        if has_died := self.died() is not None:
             self.forget()
-            deadline += PORTS_S
-        while taken := self._taken_ports():
-            if time.monotonic() > deadline:
-                raise ServerError("; ".join(taken))
-            time.sleep(0.1)
+        if taken := self._taken_ports():
+            raise ServerError("; ".join(taken))
         self.logs.mkdir(exist_ok=True)
         if self.console.exists():
             # What the last one said as it died is not lost with the next start.
@@ -218,7 +223,8 @@ class Server:
             if self.pid() is None or time.monotonic() > deadline:
                 words = self.console.read_text(errors="replace").strip().splitlines()[-3:]
                 self.stop()
-                self.forget()
+                # What starts again whatever has died tries this one again, too.
+                (self._pid_file.touch if has_died else self.forget)()
                 raise ServerError(f"TorchServe did not start ({self.console}): {' / '.join(words)}")
             time.sleep(0.1)
         self.authorize()

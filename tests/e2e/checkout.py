@@ -25,7 +25,7 @@ MADE_OF = ("requirements.lock", "deploy/environment.sh")
 # Variables of this process's Python and make that a reader's shell does not have.
 DROPPED = {"PYTHONPATH", "VIRTUAL_ENV", "JAVA_HOME", "LOG_LOCATION", "METRICS_LOCATION"}
 DROPPED |= {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "OMP_NUM_THREADS"}
-GATEWAY = {"http": 8000, "grpc": 8001, "metrics": 8002, "control": 8003}
+GATEWAY = {"http": 8000, "grpc": 8001, "metrics": 8002, "control": 8003, "probe": 8004}
 
 
 class Checkout:

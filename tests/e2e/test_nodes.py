@@ -24,7 +24,7 @@ from deploy.gateway.drain import come_back
 from deploy.models import ROOT
 from deploy.run.machine import Layout, LocalNode, local_nodes, reachable
 from deploy.run.node import write
-from deploy.run.nodes import start_node, stop_node
+from deploy.run.nodes import start_node, stop_node, watcher
 from deploy.run.properties import moved
 from deploy.run.restore import Record
 from deploy.sandbox import GATEWAY_PORTS, free_ports, own_settings
@@ -200,7 +200,7 @@ def test_supervised_node_is_restored_after_a_kill_and_remembers_after_a_sigterm(
         words = [sys.executable, "-m", *site.serve("run", "--node", "node-2")]
         with out.open("w") as output:
             supervisor = subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
-        until(lambda: (node.folder / "run.pid").exists() or supervisor.poll() is not None, STARTUP_TIMEOUT_S)
+        until(lambda: watcher(node) == supervisor.pid or supervisor.poll() is not None, STARTUP_TIMEOUT_S)
         assert supervisor.poll() is None, out.read_text()
         return supervisor
 

@@ -5,13 +5,14 @@ Two servers, both internal:
     settings.ports.control -> /v2, /inference.GRPCInferenceService, /control, the page at /
     settings.ports.metrics -> /metrics, and /metrics/gateway without the nodes'
 
-It ends with a SIGTERM, or with the process that started it.
+It ends with a SIGTERM, or with the process that started it, which is at the other end of a socket: standard input.
 """
 
 import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -25,11 +26,9 @@ from deploy.gateway.control.gateway import GATEWAY, KNOWN, Gateway
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.nodes import read_known
 from deploy.gateway.settings import Configuration, read
-from deploy.gateway.supervisor import ALIVE
 from handlers.errors import InvalidConfig
 
-# Seconds between two looks at gateway.yaml, nodes.json and what a name resolves to, and at the process that started
-# this one.
+# Seconds between two looks at gateway.yaml, nodes.json and what a name resolves to, and between two signs of life.
 LOOK_S = 1.0
 # Seconds that a request in flight has to end when the process does.
 SHUTDOWN_S = 2.0
@@ -77,7 +76,9 @@ async def control(config: Path, nodes_file: Path, run: Path) -> None:
         InvalidConfig: the settings cannot be read.
         OSError: a port is taken, or Envoy's files cannot be written.
     """
-    parent = os.getppid()
+    life = socket.socket(fileno=sys.stdin.fileno())
+    # Nothing ever comes but its end; whoever supervises next needs the ports.
+    asyncio.get_running_loop().add_reader(life, os._exit, 1)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -100,8 +101,9 @@ async def control(config: Path, nodes_file: Path, run: Path) -> None:
         ports = settings.ports
         runners.append(await serve(control_app(gateway), ports.control_address, ports.control))
         runners.append(await serve(metrics_app(gateway), ports.internal_address, ports.metrics))
-        while not (stopped.is_set() or following.done()) and os.getppid() == parent:
-            (run / ALIVE).touch()
+        while not (stopped.is_set() or following.done()):
+            with suppress(OSError):
+                life.send(b".", socket.MSG_DONTWAIT)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), LOOK_S)
         if following.done():

@@ -1,4 +1,5 @@
-"""The two ports that clients reach, and what Envoy may take of the machine: limits, keys, rates, certificates, scripts.
+"""The ports that clients and probes reach, and what Envoy may take of the machine: limits, keys, rates, certificates,
+scripts.
 
 listener.yaml has the filters in order, and says what each is for; bootstrap.yaml is read once, as Envoy starts. This
 module fills in what the settings say.
@@ -14,6 +15,8 @@ from deploy.models import ROOT
 
 # Names in Envoy's working folder.
 ADMIN, CLUSTERS, LISTENERS = "admin.sock", "clusters.json", "listeners.json"
+# The probes' listener.
+PROBE = "probe"
 # Bytes of heap at the least: Envoy itself, and some hundred bodies on their way.
 HEAP_BYTES = 2 << 30
 BODIES_ON_HEAP = 16
@@ -33,9 +36,10 @@ def bootstrap(settings: Settings) -> Resource:
 
 
 def listeners(settings: Settings) -> list[Resource]:
-    """Make the listeners of HTTP and gRPC."""
+    """Make the listeners of HTTP, gRPC and probes."""
     ports = settings.ports
-    return [_listener(settings, HTTP, ports.http), _listener(settings, GRPC, ports.grpc)]
+    probe = filled("listener", PROBE, address=address(ports.internal_address, ports.probe))
+    return [_listener(settings, HTTP, ports.http), _listener(settings, GRPC, ports.grpc), probe]
 
 
 def _listener(settings: Settings, name: str, port: int) -> Resource:

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 
 from deploy.gateway.drain import wait_idle
 from deploy.gateway.envoy.clusters import CONTROL
-from deploy.gateway.envoy.listeners import ADMIN
+from deploy.gateway.envoy.listeners import ADMIN, PROBE
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP
+from deploy.run.node import replace
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ Endpoints = Mapping[str, Mapping[str, Endpoint]]
 class Envoy:
     """The Envoy of one folder."""
 
-    def __init__(self, run: Path, listeners: Sequence[str] = (HTTP, GRPC)) -> None:
+    def __init__(self, run: Path, listeners: Sequence[str] = (HTTP, GRPC, PROBE)) -> None:
         """Use the folder that `files.write` writes; `listeners` are the names of those that it must open."""
         self._run = run
         self._listeners = tuple(listeners)
@@ -117,6 +118,7 @@ class Envoy:
             options: more of its command line.
 
         Raises:
+            OSError: its folder cannot be written now.
             EnvoyError: there is no Envoy for this system, it ends at once, or has died again and again; what it said is
                 quoted.
         """
@@ -129,7 +131,9 @@ class Envoy:
                 raise EnvoyError(f"Envoy has died {DEATHS} times in {DEATHS_S:g} s")
         for name in (BOOTSTRAP, LOG, PID):
             (self._run / name).touch(mode=0o600)
-        (self._run / BOOTSTRAP).write_text(json.dumps(document, indent=1), encoding="utf-8")
+        # On a full disk, what is there can be written over, and no more: the same size, and only where it differs.
+        if (self._run / BOOTSTRAP).read_text(encoding="utf-8") != (text := json.dumps(document, indent=1)):
+            replace(self._run / BOOTSTRAP, text)
         with (self._run / LOG).open("ab") as log:
             # In a session of its own: Ctrl-C in the terminal is for what supervises it, which drains it then.
             self._child = subprocess.Popen(
@@ -141,7 +145,9 @@ class Envoy:
                 umask=0o077,
                 start_new_session=True,
             )
-        (self._run / PID).write_text(str(self._child.pid), encoding="utf-8")
+        with (self._run / PID).open("r+") as file:
+            file.write(str(self._child.pid))
+            file.truncate()
         self._wait_until_ready(self._child)
 
     def stop(self, timeout_s: float) -> bool:
@@ -163,7 +169,6 @@ class Envoy:
         if not _wait(lambda: self.pid() is None, END_S):
             os.kill(pid, signal.SIGKILL)
             _wait(lambda: self.pid() is None, END_S)
-        (self._run / PID).unlink(missing_ok=True)
         return not unanswered
 
     def pid(self) -> int | None:
@@ -224,9 +229,11 @@ class Envoy:
                 if self.statistic("listener_manager.lds.update_rejected"):
                     break
             time.sleep(POLL_S)
+        if (child.poll() or 0) < 0:
+            # Killed: one that dies is started again.
+            return
         child.kill()
         child.wait()
-        (self._run / PID).unlink(missing_ok=True)
         last = (self._run / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
         raise EnvoyError(" / ".join(["Envoy does not start:", *last]))
 

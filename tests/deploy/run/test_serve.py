@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,9 +77,30 @@ def test_stale_pid_file_that_names_another_torchserve_neither_ends_nor_forgets_i
     assert (server.pid(), server.died(), server.stop()) == (None, None, False)
     server.forget()
     assert (pid_file.exists(), other.poll()) == (True, None)
-    # Its id was another's before the machine went down.
-    os.utime(pid_file, (0, 0))
-    assert str(server.died()).startswith(f"process {other.pid} has died")
+    # Neither does a clock that is set, by which the process began before or after the file was written.
+    for time_s in (0, 1 << 32):
+        os.utime(pid_file, (time_s, time_s))
+        assert server.died() is None
+
+
+def test_pid_of_one_that_died_is_not_another_torchserves(server: Server) -> None:
+    words = [sys.executable, "-c", "import time; time.sleep(600)", "-Djava.io.tmpdir=/elsewhere", JAVA_CLASS]
+    pid_file = server.temporary / ".model_server.pid"
+    with subprocess.Popen(words, cwd=server.directory) as process:
+        pid_file.write_text(str(process.pid))
+        died = server.died()
+        process.kill()
+    assert str(died).startswith(f"process {process.pid} has died")
+    # Nothing is removed while anything answers at its ports.
+    server.keys.touch()
+    host, port = server.settings.ports["management_address"]
+    with socket.create_server((host, port)):
+        forgets = threading.Thread(target=server.forget)
+        forgets.start()
+        forgets.join(1)
+        assert (forgets.is_alive(), server.keys.exists(), pid_file.exists()) == (True, True, True)
+    forgets.join(60)
+    assert (server.keys.exists(), pid_file.exists()) == (False, False)
 
 
 def test_server_is_found_while_java_is_in_a_folder_of_its_own_as_it_starts(server: Server, tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ class Gateway:
         self.nodes = [StandIn(f"node-{number}", SERVED) for number in range(nodes)]
         self.control = control()
         self.models = {"m": ["1.0", "2.0"]}
-        http, grpc_port = free_ports(2)
-        ports = Ports(http=http, grpc=grpc_port, control=self.control.port)
+        http, grpc_port, probe = free_ports(3)
+        ports = Ports(http=http, grpc=grpc_port, control=self.control.port, probe=probe)
         self.settings = replace(settings, ports=ports)
         self.envoy = Envoy(run)
         self.serve()

@@ -3,14 +3,17 @@
 import gzip
 import random
 import socket
+import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import requests
 
+from deploy.gateway.envoy import listeners
 from deploy.gateway.envoy.listeners import OPEN_BURST
 from deploy.gateway.settings import Limits, Settings
 from tests.deploy.gateway.envoy.conftest import KEY
@@ -107,8 +110,11 @@ def test_probes_are_answered_without_the_control_process(gateway: Gateway) -> No
 def test_what_needs_no_key_has_a_rate(strict: Gateway) -> None:
     # A machine that is busy answers some hundred a second.
     with ThreadPoolExecutor(4) as threads:
-        urls = [f"{strict.url}/v2/health/live"] * 2 * OPEN_BURST
+        urls = [f"{strict.url}/page/app.js"] * 2 * OPEN_BURST
         assert 429 in {answer.status_code for answer in threads.map(requests.get, urls)}
+        # Who asks too often takes it from nobody's probe.
+        urls = [f"{strict.url}/v2/health/live"] * 2 * OPEN_BURST
+        assert {answer.status_code for answer in threads.map(requests.get, urls)} == {200}
     assert strict.ask("POST", "/predictions/m", headers=KEY).status_code == 200
 
 
@@ -151,6 +157,7 @@ def test_connections_beyond_the_limit_are_closed(impatient: Gateway) -> None:
     port = impatient.settings.ports.http
     opened = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(10)]
     wait(lambda: "envoy_listener_downstream_global_cx_overflow" in impatient.envoy.prometheus())
+    assert probe(impatient) == 200
     for connection in opened:
         connection.close()
 
@@ -161,3 +168,56 @@ def test_connections_beyond_the_limit_are_closed(impatient: Gateway) -> None:
             return False
 
     wait(is_answered)
+
+
+# -- probes, and what holds them up -------------------------------------------------------------------------------
+
+# Of HTTP/2, by hand: the preface and SETTINGS with a window of 0, so that no answer may be sent.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0])
+FIELDS = ((b":method", b"GET"), (b":path", b"/x"), (b":scheme", b"http"), (b":authority", b"a"))
+HEAD = b"".join(b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in FIELDS)
+
+
+def probe(gateway: Gateway, path: str = "/v2/health/live", method: str = "GET") -> int:
+    return requests.request(method, f"http://127.0.0.1:{gateway.settings.ports.probe}{path}", timeout=30).status_code
+
+
+def test_answers_that_nobody_reads_are_few_and_end(impatient: Gateway) -> None:
+    def active() -> int:
+        return impatient.envoy.statistic("http.http.downstream_rq_active")
+
+    streams = (struct.pack(">I", len(HEAD))[1:] + b"\1\5" + struct.pack(">I", 2 * each + 1) for each in range(1000))
+    sent = GREETING + b"".join(stream + HEAD for stream in streams)
+    with socket.create_connection(("127.0.0.1", impatient.settings.ports.http), timeout=30) as connection:
+        connection.sendall(sent)
+        wait(lambda: active() == 128)
+        wait(lambda: active() == 0)
+        assert connection.fileno() > 0
+
+
+def test_calls_beyond_the_streams_of_a_connection_wait_in_the_client(gateway: Gateway) -> None:
+    for node in gateway.nodes:
+        node.release.clear()
+    with ThreadPoolExecutor(200) as threads:
+        sent = [threads.submit(gateway.call, "ModelInfer", b"\x0a\x01m", x_do="wait") for _ in range(200)]
+        wait(lambda: gateway.in_flight() == 128)
+        for node in gateway.nodes:
+            node.release.set()
+        assert {each.result(60)[1]["by"] for each in sent} == {"node-0", "node-1"}
+
+
+def test_probes_are_answered_where_memory_has_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "HEAP_BYTES", 1 << 20)
+    with Gateway(tmp_path, Settings(limits=Limits(body_bytes=1024))) as full:
+        with pytest.raises(requests.ConnectionError):
+            full.ask("GET", "/v2/health/live")
+        assert [probe(full), probe(full, "/v2/health/ready")] == [200, 503]
+        full.serve(is_up=True)
+        wait(lambda: probe(full, "/v2/health/ready") == 200)
+        others = (
+            ("/predictions/m", "POST"),
+            ("/v2", "GET"),
+            ("/v2/health/live", "POST"),
+            ("/v2/health/live/../", "GET"),
+        )
+        assert {probe(full, *each) for each in others} == {403}

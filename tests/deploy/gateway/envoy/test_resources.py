@@ -68,7 +68,7 @@ def test_envoy_takes_what_any_settings_make(settings: Settings, tmp_path: Path) 
     del whole["dynamic_resources"]
     whole["static_resources"] = {"clusters": clusters(settings, FLEET), "listeners": listeners(settings)}
     for listener in whole["static_resources"]["listeners"]:
-        manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+        manager = listener["filter_chains"][0]["filters"][-1]["typed_config"]
         manager["route_config"] = routes(settings, FLEET, manager.pop("rds")["route_config_name"])
         del manager["route_config"]["@type"]
     for resource in [*whole["static_resources"]["clusters"], *whole["static_resources"]["listeners"]]:
