@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ def test_stale_pid_file_that_names_another_torchserve_neither_ends_nor_forgets_i
         assert server.died() is None
 
 
-def test_pid_of_one_that_died_is_not_another_torchserves(server: Server) -> None:
+def test_pid_of_one_that_died_is_not_another_torchserves(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [sys.executable, "-c", "import time; time.sleep(600)", "-Djava.io.tmpdir=/elsewhere", JAVA_CLASS]
     pid_file = server.temporary / ".model_server.pid"
     with subprocess.Popen(words, cwd=server.directory) as process:
@@ -92,15 +91,12 @@ def test_pid_of_one_that_died_is_not_another_torchserves(server: Server) -> None
         process.kill()
     assert str(died).startswith(f"process {process.pid} has died")
     # Nothing is removed while anything answers at its ports.
-    server.keys.touch()
-    host, port = server.settings.ports["management_address"]
-    with socket.create_server((host, port)):
-        forgets = threading.Thread(target=server.forget)
-        forgets.start()
-        forgets.join(1)
-        assert (forgets.is_alive(), server.keys.exists(), pid_file.exists()) == (True, True, True)
-    forgets.join(60)
-    assert (server.keys.exists(), pid_file.exists()) == (False, False)
+    with socket.create_server(server.settings.ports["management_address"]):
+        monkeypatch.setattr("deploy.run.server.PORTS_S", 0.1)
+        server.forget()
+        assert pid_file.exists()
+    server.forget()
+    assert not pid_file.exists()
 
 
 def test_server_is_found_while_java_is_in_a_folder_of_its_own_as_it_starts(server: Server, tmp_path: Path) -> None:

@@ -195,17 +195,6 @@ def test_answers_that_nobody_reads_are_few_and_end(impatient: Gateway) -> None:
         assert connection.fileno() > 0
 
 
-def test_calls_beyond_the_streams_of_a_connection_wait_in_the_client(gateway: Gateway) -> None:
-    for node in gateway.nodes:
-        node.release.clear()
-    with ThreadPoolExecutor(200) as threads:
-        sent = [threads.submit(gateway.call, "ModelInfer", b"\x0a\x01m", x_do="wait") for _ in range(200)]
-        wait(lambda: gateway.in_flight() == 128)
-        for node in gateway.nodes:
-            node.release.set()
-        assert {each.result(60)[1]["by"] for each in sent} == {"node-0", "node-1"}
-
-
 def test_probes_are_answered_where_memory_has_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "HEAP_BYTES", 1 << 20)
     with Gateway(tmp_path, Settings(limits=Limits(body_bytes=1024))) as full:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 import pytest
 import requests
 
+from deploy.gateway import supervisor
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.listeners import bootstrap
 from deploy.gateway.envoy.process import Envoy, EnvoyError, NoAnswer
 from deploy.gateway.settings import Settings
 from deploy.gateway.state import Fleet
+from deploy.models import ROOT
 from tests.deploy.gateway.envoy.harness import Gateway, wait
 
 WAIT = {"X-Do": "wait"}
@@ -77,3 +80,26 @@ def test_what_keeps_it_from_starting_is_named(
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EnvoyError, match="for Linux alone"):
         second.keep(bootstrap(gateway.settings))
+
+
+# -- its supervisor ---------------------------------------------------------------------------------------------------
+
+
+def test_connections_beyond_the_limit_of_open_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "deploy.gateway", "run", "--run", str(tmp_path)]
+    done = subprocess.run(["prlimit", "--nofile=4000", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stderr == "gateway: limits.connections 4096 needs 8960 open files, and `ulimit -Hn` is 4000\n"
+
+
+def test_logs_are_put_aside_as_they_grow_and_no_line_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LOG_BYTES", 4)
+    with Gateway(tmp_path, Settings()) as gateway, (tmp_path / "own.log").open("a") as own:
+        for word in ("first", "second"):
+            own.write(word)
+            own.flush()
+            gateway.ask("GET", f"/{word}")
+            gateway.logged(path=f"/{word}")
+            supervisor._bound_logs(tmp_path, gateway.envoy)
+            wait((tmp_path / "access.log").exists)
+            assert f'"/{word}"' in (tmp_path / "access.log.1").read_text()
+            assert (tmp_path / "own.log.1").read_text() == word
