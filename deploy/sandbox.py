@@ -118,14 +118,11 @@ class Sandbox:
         self.config, self.nodes_file, self.run = (folder / name for name in ("gateway.yaml", "nodes.json", "run"))
         self.configure()
 
-    def words(self, name: str) -> list[str]:
-        """Return the words of `python -m deploy.gateway NAME` for it."""
-        paths = ["--config", str(self.config), "--nodes", str(self.nodes_file), "--run", str(self.run)]
-        return [*self._within, sys.executable, "-m", "deploy.gateway", name, *paths]
-
     def command(self, name: str) -> subprocess.CompletedProcess[str]:
         """Run `python -m deploy.gateway NAME` for it."""
-        return subprocess.run(self.words(name), cwd=ROOT, capture_output=True, text=True, check=False)
+        words = ["--config", str(self.config), "--nodes", str(self.nodes_file), "--run", str(self.run)]
+        command = [*self._within, sys.executable, "-m", "deploy.gateway", name, *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     def configure(self, **settings: Any) -> None:
         """Write gateway.yaml anew with these settings in place of what it had; it is read within a second or two."""

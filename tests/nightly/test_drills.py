@@ -4,24 +4,24 @@ In test_failure_modes' fleet under its load; there Java and the worker are stopp
 """
 
 import os
+import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from itertools import product
 
 import psutil
 import pytest
 
 from deploy.gateway.supervisor import HANG_S
 from deploy.models import ROOT
-from deploy.sandbox import gateway
 from load.results import NO_ANSWER
-from tests.nightly.test_failure_modes import READY_S, Fleet, fleet, full_disk, observed
+from tests.nightly.test_failure_modes import READY_S, Fleet, fleet, observed
 from tests.waiting import until
 
 __all__ = ["fleet"]
-
 MOMENTS_S = (0.4, 1.0, 1.8)
 # Seconds in which supervisors look a few times.
 LOOKS_S = 3.0
@@ -29,15 +29,15 @@ LOOKS_S = 3.0
 
 def kill(fleet: Fleet, name: str) -> None:
     """Kill a process, and wait for the one in its place."""
-    killed = fleet.process(name)
+    before = fleet.process(name)
 
     def is_new() -> bool:
         with suppress(psutil.Error, StopIteration, ValueError):
             # Where there is no Java, psutil makes this very process of it.
-            return fleet.process(name).pid not in (killed.pid, os.getpid())
+            return fleet.process(name).pid not in (before.pid, os.getpid())
         return False
 
-    killed.kill()
+    before.kill()
     until(is_new, READY_S)
 
 
@@ -58,19 +58,20 @@ def folder_is_read_only(fleet: Fleet) -> None:
 
 
 def killed_while_the_disk_is_full(fleet: Fleet) -> None:
-    with full_disk(fleet.gateway.run.parent):
-        for name in ("control", "envoy"):
-            kill(fleet, name)
-        fleet.wait_ready()
+    filler, free = fleet.gateway.run.with_name("filler"), shutil.disk_usage(fleet.gateway.run).free
+    subprocess.run(["fallocate", "--length", str(free), filler], check=True)
+    for name in ("control", "envoy"):
+        kill(fleet, name)
+    fleet.wait_ready()
+    filler.unlink()
 
 
 def killed_as_they_start(fleet: Fleet) -> None:
-    for name in ("worker", "java"):
-        for moment_s in MOMENTS_S:
-            kill(fleet, name)
-            time.sleep(moment_s)
-            kill(fleet, name)
-            fleet.wait_ready()
+    for name, moment_s in product(("worker", "java"), MOMENTS_S):
+        kill(fleet, name)
+        time.sleep(moment_s)
+        kill(fleet, name)
+        fleet.wait_ready()
 
 
 @pytest.mark.parametrize(
@@ -90,27 +91,21 @@ def test_drill_ends_nothing(
     assert {name for name, pid in before.items() if fleet.process(name).pid != pid} == replaced
 
 
-@pytest.fixture(scope="module")
-def other(fleet: Fleet) -> Iterator[Fleet]:
-    """The same nodes behind another gateway, which each test starts."""
-    with gateway([node.node() for node in fleet.nodes]) as made:
-        yield replace(fleet, gateway=made)
-
-
 @pytest.mark.parametrize("moment_s", MOMENTS_S)
 @pytest.mark.parametrize("name", ["supervisor", "control", "envoy", "nothing"])
-def test_gateway_serves_though_a_process_is_killed_as_it_starts(other: Fleet, name: str, moment_s: float) -> None:
-    other.gateway.command("stop")
-    begun = subprocess.Popen(other.gateway.words("run"), cwd=ROOT)
+def test_gateway_serves_though_a_process_is_killed_as_it_starts(fleet: Fleet, name: str, moment_s: float) -> None:
+    gateway, run = fleet.gateway, str(fleet.gateway.run)
+    gateway.command("stop")
+    assert [each for each in psutil.process_iter(["cmdline"]) if run in str(each.info)] == []
+    words = ["--config", str(gateway.config), "--nodes", str(gateway.nodes_file), "--run", run]
+    begun = subprocess.Popen([sys.executable, "-m", "deploy.gateway", "run", *words], cwd=ROOT)
     time.sleep(moment_s)
     # There may be none yet.
     with suppress(StopIteration, OSError, ValueError, psutil.Error):
-        (psutil.Process(begun.pid) if name == "supervisor" else other.process(name)).kill()
+        (psutil.Process(begun.pid) if name == "supervisor" else fleet.process(name)).kill()
     if name in ("supervisor", "nothing"):
         # Another one starts in the same folder: one of both is the gateway.
-        assert other.gateway.command("start").returncode == 0
-    other.wait_ready()
-    supervisor = int((other.gateway.run / "gateway.pid").read_text())
+        assert gateway.command("start").returncode == 0
+    fleet.wait_ready()
+    supervisor = int((gateway.run / "gateway.pid").read_text())
     assert begun.poll() in ((None,) if begun.pid == supervisor else (-9, 1))
-    other.gateway.command("stop")
-    assert [each for each in psutil.process_iter(["cmdline"]) if str(other.gateway.run) in str(each.info)] == []

@@ -178,22 +178,17 @@ def without_memory(fleet: Fleet, name: str) -> None:
         resource.prlimit(process.pid, resource.RLIMIT_AS, before)
 
 
-@contextmanager
-def full_disk(folder: Path) -> Iterator[None]:
-    filler = folder / "filler"
+def with_full_disk(fleet: Fleet, name: str) -> None:
+    folder = fleet.gateway.run if name in ("envoy", "control") else fleet.nodes[0].folder
+    filler = folder.parent / "filler"
     with suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(1 << 16))
     try:
         assert shutil.disk_usage(folder).free == 0
-        yield
+        time.sleep(SHORT_S)
     finally:
         filler.unlink()
-
-
-def with_full_disk(fleet: Fleet, name: str) -> None:
-    with full_disk((fleet.gateway.run if name in ("envoy", "control") else fleet.nodes[0].folder).parent):
-        time.sleep(SHORT_S)
 
 
 FAILURES: dict[str, Callable[[Fleet, str], None]] = {

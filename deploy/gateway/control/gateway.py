@@ -92,10 +92,13 @@ class Gateway:
         """Look at the nodes, configure Envoy, and go on doing so.
 
         Raises:
-            OSError, ValueError: Envoy's files cannot be written.
+            ValueError: Envoy's files cannot be made.
         """
         await self.look(FIRST_LOOK_S)
-        await self.write()
+        with suppress(OSError):
+            await self.write()
+        # Where the disk is full, Envoy serves on as it was configured last; what could not be written is due again.
+        self._changed.set()
         self._tasks = [asyncio.create_task(each) for each in (self._write(), self._scrape())]
 
     async def close(self) -> None:

@@ -82,12 +82,9 @@ def test_what_keeps_it_from_starting_is_named(
         second.keep(bootstrap(gateway.settings))
 
 
-# -- its supervisor ---------------------------------------------------------------------------------------------------
-
-
 def test_connections_beyond_the_limit_of_open_files_are_refused_in_one_line(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "deploy.gateway", "run", "--run", str(tmp_path)]
-    done = subprocess.run(["prlimit", "--nofile=4000", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    words = ["prlimit", "--nofile=4000", sys.executable, "-m", "deploy.gateway", "run", "--run", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stderr == "gateway: limits.connections 4096 needs 8960 open files, and `ulimit -Hn` is 4000\n"
 
 
