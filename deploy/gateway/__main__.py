@@ -79,8 +79,6 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         ServerError: another one runs.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # A log that cannot be written is no error of what writes it.
-    logging.raiseExceptions = False
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     connections = settings.limits.connections

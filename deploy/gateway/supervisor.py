@@ -73,14 +73,13 @@ class Control:
             if now >= self._again_s:
                 # What it sends is its sign of life, and that nobody is at the other end is the sign that it is alone.
                 self._life, other = socket.socketpair()
-                self._life.setblocking(False)
                 with other:
                     self._process = started(self._words, self._log, other.fileno())
                 # It looks at the nodes before it answers.
                 self._alive_s, self._again_s = now + START_S - HANG_S, now + RETRY_S
             return
         with suppress(OSError):
-            if self._life.recv(4096):
+            if self._life.recv(4096, socket.MSG_DONTWAIT):
                 self._alive_s, self.has_answered = now, True
         if self._process.poll() is None and now - self._alive_s > HANG_S:
             logger.error("the control process has shown no life for %d s: it is killed", now - self._alive_s)

@@ -97,14 +97,14 @@ def prove(node: LocalNode) -> list[tuple[str, str]]:
     for name, version in models:
         if version not in named.get(name, ()) and not server.settings.has_model_api:
             raise NotAsConfigured(f"load_models holds {name} {version}, which models= has no entry for")
-    # What was registered while it ran is nobody's promise.
     models = [(name, version) for name, version in models if version in named.get(name, ())]
     if lacking := named.keys() - {name for name, _ in models}:
         raise NotAsConfigured(f"models= names {', '.join(sorted(lacking))}, not registered; {_warning(server)}")
     prefix = "" if node.is_alone else f"{node.name}: "
     print(f"{prefix}{', '.join(name for name, _ in models)}: waiting for workers ...", flush=True)
     for name, version in models:
-        wait_loaded(management, name, logs[name], version)
+        if not server.settings.has_model_api or management.describe(name, version)["minWorkers"]:
+            wait_loaded(management, name, logs[name], version)
     held = held_requests(management.describe(*model) for model in models)
     if (problem := too_little_memory(server.settings, *held)) is not None:
         raise NotAsConfigured(f"{server.config.name}: {problem}")

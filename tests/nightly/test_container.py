@@ -37,6 +37,7 @@ MODELS: dict[str, object] = {
 }
 # What one node cannot do while the other is away waits, in the memory that fewer and larger bodies would have had.
 QUEUE = {"job_queue_size=64": "job_queue_size=512", "max_request_size=8388608": "max_request_size=1048576"}
+REGISTERS = {**QUEUE, "enable_model_api=false": "enable_model_api=true"}
 BODIES = [photograph("chelsea"), photograph("coffee")]
 SHARE = 0.6
 
@@ -51,7 +52,7 @@ def store(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pod(store: Path) -> Iterator[Pod]:
-    made = Pod("127.0.0.2", free_ports(1)[0], store, MODELS, QUEUE)
+    made = Pod("127.0.0.2", free_ports(1)[0], store, MODELS, REGISTERS)
     yield made
     made.close()
 
@@ -92,7 +93,10 @@ def test_node_ends_with_one_line_where_java_dies_or_hangs_and_comes_back_in_the_
 ) -> None:
     pod.start()
     pod.wait_ready()
-    java = pod.server.pid()
+    server = pod.server
+    server.authorize()
+    server.management.register(f"{MOBILENET}.mar", initial_workers=1, model_name="another")
+    java = server.pid()
     assert java is not None
     os.kill(java, number)
     # Twice the responseTimeout of the archive, 60 s.
@@ -105,6 +109,10 @@ def test_node_ends_with_one_line_where_java_dies_or_hangs_and_comes_back_in_the_
     until(lambda: pod.probe() == 503)
     assert pod.terminate() == 0
     assert pod.server.pid() is None
+    # Another start finds what was registered beside what is named.
+    pod.start()
+    pod.wait_ready()
+    assert "another 1.0: restored" in pod.output.read_text()
 
 
 @dataclass

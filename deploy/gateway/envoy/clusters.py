@@ -119,6 +119,7 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
         stat_name=each.cluster.replace(".", "_"),
         endpoints=watched(each.file),
         connect_s=seconds(limits.attempt_connect_s),
+        connections=limits.connections,
         interval_s=seconds(interval_s),
         failures=FAILURES,
         path=f"/models/{quote(each.model)}" + (f"/{quote(each.version)}" if each.version else ""),

@@ -26,7 +26,6 @@ from deploy.gateway.envoy.clusters import CONTROL
 from deploy.gateway.envoy.listeners import ADMIN, PROBE
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP
-from deploy.run.node import replace
 
 logger = logging.getLogger(__name__)
 
@@ -131,9 +130,9 @@ class Envoy:
                 raise EnvoyError(f"Envoy has died {DEATHS} times in {DEATHS_S:g} s")
         for name in (BOOTSTRAP, LOG, PID):
             (self._run / name).touch(mode=0o600)
-        # On a full disk, what is there can be written over, and no more: the same size, and only where it differs.
+        # On a full disk nothing can be written but what is there already.
         if (self._run / BOOTSTRAP).read_text(encoding="utf-8") != (text := json.dumps(document, indent=1)):
-            replace(self._run / BOOTSTRAP, text)
+            (self._run / BOOTSTRAP).write_text(text, encoding="utf-8")
         with (self._run / LOG).open("ab") as log:
             # In a session of its own: Ctrl-C in the terminal is for what supervises it, which drains it then.
             self._child = subprocess.Popen(
