@@ -83,7 +83,7 @@ class Fleet:
         if name == "control":
             children = psutil.Process(int((self.gateway.run / "gateway.pid").read_text())).children()
             return next(each for each in children if "deploy.gateway.control" in each.cmdline())
-        java = psutil.Process(self.nodes[0].server.pid())
+        java = psutil.Process(self.nodes[0].server.pid() or 0)
         if name == "java":
             return java
         return next(each for each in java.children() if "model_service_worker" in " ".join(each.cmdline()))
