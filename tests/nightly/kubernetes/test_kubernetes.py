@@ -189,7 +189,7 @@ def test_what_selects_pods_selects_one_deployment_and_names_its_ports() -> None:
 
 def test_ports_probes_and_commands_are_those_of_the_programs() -> None:
     ports = GatewaySettings().ports
-    edge_ports = {name: getattr(ports, name) for name in ("http", "grpc", "metrics", "control")}
+    edge_ports = {name: getattr(ports, name) for name in ("http", "grpc", "metrics", "control", "probe")}
     routes = [
         route["match"] for host in node_envoy.routes(node_envoy.View())["virtual_hosts"] for route in host["routes"]
     ]
@@ -200,9 +200,10 @@ def test_ports_probes_and_commands_are_those_of_the_programs() -> None:
             each = container(objects, role)
             assert {port["name"]: port["containerPort"] for port in each["ports"]} == wanted, where
             for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
-                asked = each[kind].get("httpGet") or each[kind]["tcpSocket"]
-                assert asked["port"] in wanted
-                assert asked.get("path", "/live") in {*answered[role], "/live"}
+                asked = each[kind]["httpGet"]
+                # No client's load reaches an edge's.
+                assert asked["port"] == {"edge": "probe", "node": "node"}[role]
+                assert asked["path"] in {*answered[role], "/live"}
         discover = yaml.safe_load(one(objects, "ConfigMap", "torchserve-edge")["data"]["gateway.yaml"])["discover"]
         service = one(objects, "Service", discover["host"])["spec"]
         assert service["clusterIP"] == "None"
@@ -255,7 +256,7 @@ def test_network_policies_let_through_what_is_needed_and_nothing_else() -> None:
             (source, target, port)
             for source, own in PEERS.items()
             for target in ("edge", "node", "client", "another pod")
-            for port in (53, 443, 8000, 8001, 8002, 8003, 8080, 8081, 8082, PORT)
+            for port in (53, 443, 8000, 8001, 8002, 8003, 8004, 8080, 8081, 8082, PORT)
             if is_let(objects, "Egress", own, PEERS[target], port)
             and is_let(objects, "Ingress", PEERS[target], own, port)
         }
