@@ -21,7 +21,7 @@ from pathlib import Path
 import yaml
 
 from deploy.container.settings import NodeSettings
-from deploy.gateway.envoy.resources import ROUTES, Resource, address
+from deploy.gateway.envoy.resources import ROUTES, Resource, address, passed_headers
 from deploy.gateway.management import DRAINING
 from deploy.run.node import Node
 from deploy.run.node import address as host_and_port
@@ -29,8 +29,6 @@ from deploy.run.node import address as host_and_port
 BOOTSTRAP = Path(__file__).with_name("envoy.yaml")
 READY = "ready"
 LISTENER, ROUTES_FILE = "node", "routes.json"
-# What Envoy adds of itself, and a worker would parse.
-ADDED = ["x-forwarded-proto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,10 @@ def bootstrap(settings: NodeSettings, torchserve: Node) -> Resource:
     """
     document: Resource = yaml.safe_load(BOOTSTRAP.read_text(encoding="utf-8"))
     resources = document["static_resources"]
-    resources["listeners"][0]["address"] = address(settings.address, settings.port)
+    (listener,) = resources["listeners"]
+    listener["address"] = address(settings.address, settings.port)
+    passed = passed_headers(settings.forward_headers, "node", "behind_gateway")
+    listener["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"].insert(0, passed)
     for cluster in resources["clusters"]:
         name = cluster["name"]
         endpoint = {"endpoint": {"address": address(*host_and_port(getattr(torchserve, name)))}}
@@ -70,7 +71,6 @@ def routes(view: View) -> Resource:
     return {
         "@type": ROUTES,
         "name": LISTENER,
-        "request_headers_to_remove": ADDED,
         "virtual_hosts": [{"name": LISTENER, "domains": ["*"], "routes": list(_routes(view))}],
     }
 
@@ -111,9 +111,7 @@ def _to(cluster: str, match: Resource, methods: str, token: str | None) -> Resou
         "match": {**match, "headers": [*match.get("headers", []), _method(methods)]},
         "route": {"cluster": cluster, "timeout": "0s"},
     }
-    if token is None:
-        route["request_headers_to_remove"] = ["authorization"]
-    else:
+    if token is not None:
         route["request_headers_to_add"] = [_header("authorization", f"Bearer {token}")]
     return route
 

@@ -30,6 +30,7 @@ class NodeSettings:
         address, port: where its Envoy listens.
         notice_s: seconds until every edge has seen that the node drains: the edges' `limits.unresponsive_s`, in which
             they ask four times.
+        forward_headers: as gateway.yaml has them.
     """
 
     config: Path
@@ -38,6 +39,7 @@ class NodeSettings:
     address: str = ADDRESS
     port: int = PORT
     notice_s: float = NOTICE_S
+    forward_headers: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> "NodeSettings":
@@ -58,9 +60,11 @@ class NodeSettings:
         add("address", "NODE_ADDRESS", str, ADDRESS, "where edges reach it")
         add("port", "NODE_PORT", int, PORT, "its port there")
         add("notice-s", "NODE_NOTICE_S", float, NOTICE_S, "seconds until edges have seen that the node drains")
+        add("forward-headers", "NODE_FORWARD_HEADERS", str, "", "the edges' forward_headers, separated by commas")
         options = vars(parser.parse_args(arguments))
         paths = {name: value.resolve() for name, value in options.items() if isinstance(value, Path)}
-        return cls(**{**options, **paths})
+        names = tuple(filter(None, options["forward_headers"].split(",")))
+        return cls(**{**options, **paths, "forward_headers": names})
 
     @property
     def envoy(self) -> Path:

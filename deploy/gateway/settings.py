@@ -20,6 +20,7 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
+from deploy.gateway.envoy.resources import passed_headers
 from deploy.models import ROOT
 from deploy.run.node import Node, NoNodes
 from deploy.run.node import read as read_nodes
@@ -100,7 +101,8 @@ class Limits:
     body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 32 << 20
     api_body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 8 << 20
     form_bytes: Annotated[int, Field(ge=1, le=1 << 20)] = 64 << 10
-    header_bytes: Annotated[int, Field(ge=1024, le=96 << 10)] = 16 << 10
+    form_parts: Annotated[int, Field(ge=1, le=10_000)] = 200
+    header_bytes: Annotated[int, Field(ge=1024, le=7 << 10)] = 7 << 10
     headers: Annotated[int, Field(ge=10, le=1000)] = 100
     header_s: Seconds = 10.0
     body_s: Seconds = 60.0
@@ -125,6 +127,7 @@ class Settings:
     management: bool = False
     canaries: dict[Annotated[str, Field(min_length=1, max_length=256)], Canary] = Field(default_factory=dict)
     aliases: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:@+-]{1,256}$")], str] = Field(default_factory=dict)
+    forward_headers: Annotated[tuple[HeaderName, ...], Field(max_length=32)] = ()
 
     @model_validator(mode="after")
     def _check_parts(self) -> Self:
@@ -135,6 +138,7 @@ class Settings:
             raise ValueError("keys: two have one client or one key")
         if self.nodes and self.discover is not None:
             raise ValueError("nodes and discover exclude each other")
+        passed_headers(self.forward_headers)
         if self.management and not self.keys:
             raise ValueError("management: true lets everybody load and unload models: set keys")
         return self

@@ -8,7 +8,7 @@ module fills in what the settings say.
 import math
 
 from deploy.gateway.envoy.local_reply import local_reply
-from deploy.gateway.envoy.resources import Resource, address, filled, lua, seconds, watched
+from deploy.gateway.envoy.resources import Resource, address, filled, lua, passed_headers, seconds, watched
 from deploy.gateway.envoy.routes import APIS, GRPC, HTTP
 from deploy.gateway.settings import Key, Settings, Tls
 from deploy.models import ROOT
@@ -54,13 +54,14 @@ def _listener(settings: Settings, name: str, port: int) -> Resource:
         body_bytes=limits.body_bytes,
         inflate_ratio=PACKED_RATIO if name == GRPC else INFLATE_RATIO,
         inflate=lua("inflate", name="gateway.inflate"),
-        http_request=lua("http_request", f"local FORM_BYTES = {limits.form_bytes}\n"),
+        http_request=lua("http_request", f"local FORM_BYTES, FORM_PARTS = {limits.form_bytes}, {limits.form_parts}\n"),
         http_response=lua("http_response"),
         model=lua("model", name="gateway.model"),
         api_paths=rf"({'|'.join(APIS)})(\?.*)?",
         grpc_unpack=lua("grpc_unpack", f"local COMPRESSED_BYTES = {compressed_bytes}\n"),
         grpc_outer=lua("grpc_outer"),
         grpc_inner=lua("grpc_inner"),
+        passed_headers=passed_headers(settings.forward_headers, "node", "control"),
     )
     listener: Resource = filled(
         "listener",

@@ -28,8 +28,9 @@ def local_reply(settings: Settings, *, is_grpc: bool) -> Resource:
         if (seconds := retry_after_s(key)) > 1:
             own = {**answers[429], "headers": {"Retry-After": str(seconds)}}
             mappers += made([_status(429), _header("x-client", "exact", key.client)], 429, own, limits)
-    for status, answer in answers.items():
-        mappers += made([_status(status)], status, answer, limits)
+    for name, answer in answers.items():
+        status = answer.get("status", name)
+        mappers += made([_status(status), *answer.get("filters", [])], status, answer, limits)
     return {"mappers": mappers}
 
 

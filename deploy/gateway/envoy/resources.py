@@ -1,10 +1,13 @@
 """The vocabulary of Envoy's API that the other modules share: durations, addresses, scripts, files."""
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from handlers.errors import InvalidConfig
 
 Resource = dict[str, Any]
 
@@ -55,3 +58,19 @@ def filled(name: str, part: str | None = None, /, **values: Any) -> Any:
         return document
 
     return fill(_document(name) if part is None else _document(name)[part])
+
+
+def passed_headers(own: Iterable[str], *lists: str) -> Resource:
+    """Make a filter that removes every header of a request but those of these lists of headers.yaml, and some more.
+
+    Raises:
+        InvalidConfig: one of `own` must never reach a node.
+    """
+    names = {name.lower() for name in own}
+    if refused := [name for name in sorted(names) if name in filled("headers", "never") or name.startswith("x-envoy-")]:
+        raise InvalidConfig(f"forward_headers: {', '.join(refused)} must not reach a node")
+    names.update(*(filled("headers", part) for part in lists))
+    kept = ", ".join(f'["{name}"] = true' for name in sorted(names))
+    source = f"local KEPT = {{{kept}}}\nfunction envoy_match(name) return not KEPT[name] end"
+    made: Resource = filled("headers", "filter", source=source)
+    return made

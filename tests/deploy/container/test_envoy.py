@@ -48,7 +48,9 @@ class Node:
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     run = tmp_path_factory.mktemp("node")
-    settings = NodeSettings(config=Path("unused"), run=run, address="127.0.0.2", port=free_ports(1)[0])
+    settings = NodeSettings(
+        config=Path("unused"), run=run, address="127.0.0.2", port=free_ports(1)[0], forward_headers=("X-Do",)
+    )
     torchserve = StandIn("torchserve", {"m"})
     process = Envoy(settings.envoy, [LISTENER])
     prepare(settings.envoy)

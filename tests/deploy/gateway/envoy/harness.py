@@ -39,7 +39,8 @@ class Gateway:
         self.models = {"m": ["1.0", "2.0"]}
         http, grpc_port, probe = free_ports(3)
         ports = Ports(http=http, grpc=grpc_port, control=self.control.port, probe=probe)
-        self.settings = replace(settings, ports=ports)
+        # X-Do is of the stand-ins.
+        self.settings = replace(settings, ports=ports, forward_headers=("X-Do", *settings.forward_headers))
         self.envoy = Envoy(run)
         self.serve()
         self.envoy.keep(bootstrap(self.settings))

@@ -54,7 +54,7 @@ LEAST = Limits(
     header_s=0.01, body_s=0.01, idle_s=0.01, response_s=0.01, attempt_connect_s=0.01, unresponsive_s=0.01,
 )  # fmt: skip
 MOST = Limits(
-    body_bytes=1 << 30, form_bytes=1 << 20, header_bytes=96 << 10, headers=1000, attempts=10,
+    body_bytes=1 << 30, form_bytes=1 << 20, header_bytes=7 << 10, headers=1000, attempts=10,
     header_s=86400, body_s=86400, idle_s=86400, response_s=86400, attempt_connect_s=86400, unresponsive_s=86400,
 )  # fmt: skip
 
