@@ -61,11 +61,7 @@ def filled(name: str, part: str | None = None, /, **values: Any) -> Any:
 
 
 def passed_headers(own: Iterable[str], *lists: str) -> Resource:
-    """Make a filter that removes every header of a request but those of these lists of headers.yaml, and some more.
-
-    Raises:
-        InvalidConfig: one of `own` must never reach a node.
-    """
+    """Make a filter that removes every header of a request but `own` and those of these lists of headers.yaml."""
     names = {name.lower() for name in own}
     if refused := [name for name in sorted(names) if name in filled("headers", "never") or name.startswith("x-envoy-")]:
         raise InvalidConfig(f"forward_headers: {', '.join(refused)} must not reach a node")

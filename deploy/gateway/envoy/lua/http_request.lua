@@ -25,18 +25,19 @@ local function note_pairs(fields, text, separators)
   return status
 end
 
--- Whatever looks like a delimiter counts, wherever it stands.
+-- A delimiter stands at the beginning of a line, wherever that is; so does what ends the form, and looks like one.
 local function note_parts(fields, body, boundary)
-  local length, delimiter = body:length(), "--" .. boundary
-  for start = 0, length - 1, PIECE do
-    local piece = body:getBytes(start, math.min(PIECE + HEAD, length - start))
+  local length, delimiter = body:length(), "\n--" .. boundary
+  for start = -1, length - 1, PIECE do
+    local from = math.max(start, 0)
+    local piece = (start < 0 and "\n" or "") .. body:getBytes(from, math.min(PIECE + HEAD, length - from))
     local found, last = piece:find(delimiter, 1, true)
     while found and found <= PIECE do
-      local head = piece:sub(last + 1, last + HEAD):match("^\r?(\n.-)\n\r?\n")
+      local head = piece:sub(last + 1, last + HEAD):match("^\r?(\n.-)\n\r?\n") or ""
+      local name = head:match('[;%s][Nn][Aa][Mm][Ee]%s*=%s*"?([^";\r\n]*)')
       -- multipart/mixed has parts within a part, all of its name.
-      local is_plain = head and not head:lower():find("multipart/mixed", 1, true)
-      local name = is_plain and head:match('[;%s][Nn][Aa][Mm][Ee]%s*=%s*"?([^";\r\n]*)')
-      local status = piece:sub(last + 1, last + 2) ~= "--" and note(fields, name)
+      local is_mixed = head:lower():find("multipart/mixed", 1, true)
+      local status = piece:sub(last + 1, last + 2) ~= "--" and note(fields, not is_mixed and name)
       if status then
         return status
       end
@@ -50,29 +51,27 @@ local function boundary_of(headers, kind)
   local lower = kind:lower()
   local _, last = lower:find(";%s*boundary%s*=%s*")
   local boundary = last and (kind:match('^"([^"\\;]+)"', last + 1) or kind:match('^[^%s";,]+', last + 1))
-  if boundary then
+  if boundary and #boundary <= 70 then
     local charset = lower:match(";%s*charset%s*=[^;]*") or ""
     headers:replace("content-type", 'multipart/form-data; boundary="' .. boundary .. '"' .. charset)
+    return boundary
   end
-  return boundary
-end
-
-local function refused(handle)
-  local headers, fields = handle:headers(), {[0] = 0}
-  local kind, path = headers:get("content-type") or "", headers:get(":path")
-  local lower, query = kind:lower(), path:match("%?(.*)")
-  local is_form, is_multipart = lower:find("^application/x%-www%-form%-urlencoded"), lower:find("^multipart/form%-data")
-  local boundary = is_multipart and boundary_of(headers, kind)
-  local body = (is_form or boundary) and handle:body()
-  local length = body and body:length() or 0
-  return #path > PATH_BYTES and "431" or is_multipart and not boundary and "400"
-    or is_form and length > FORM_BYTES and "413" or query and note_pairs(fields, query, "&;")
-    or length > 0 and (boundary and note_parts(fields, body, boundary)
-      or is_form and note_pairs(fields, body:getBytes(0, length), "&"))
 end
 
 function envoy_on_request(handle)
-  local status = refused(handle)
+  local headers, fields = handle:headers(), {[0] = 0}
+  local kind, path = headers:get("content-type") or "", headers:get(":path")
+  local query, status = path:match("%?(.*)"), nil
+  if kind:lower():find("^multipart/form%-data") then
+    local boundary = boundary_of(headers, kind)
+    local body = boundary and handle:body()
+    status = not boundary and "400" or body and note_parts(fields, body, boundary)
+  elseif kind:lower():find("^application/x%-www%-form%-urlencoded") then
+    local body = handle:body()
+    local length = body and body:length() or 0
+    status = length > FORM_BYTES and "413" or length > 0 and note_pairs(fields, body:getBytes(0, length), "&")
+  end
+  status = #path > PATH_BYTES and "431" or status or query and note_pairs(fields, query, "&;")
   if status then
     handle:streamInfo():dynamicMetadata():set(ABOUT, "form", status)
     handle:respond({[":status"] = status}, "")

@@ -17,14 +17,13 @@ end
 
 function envoy_on_request(handle)
   local headers = handle:headers()
-  local encoding = (headers:get("content-encoding") or ""):lower()
+  -- x-gzip is gzip (RFC 9110, 8.4.1.3).
+  local encoding = (headers:get("content-encoding") or ""):lower():gsub("^x%-", "")
   local is_deflate = encoding == "deflate"
   if not is_deflate and encoding ~= "gzip" then
     return
   end
-  if is_deflate then
-    headers:replace("content-encoding", "gzip")
-  end
+  headers:replace("content-encoding", "gzip")
   handle:streamInfo():dynamicMetadata():set(ABOUT, "is_inflated", true)
   -- The decompressor takes Content-Encoding away, by which http_request.lua would be called.
   headers:replace("x-inflated", "1")

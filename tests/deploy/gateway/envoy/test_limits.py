@@ -49,6 +49,63 @@ def test_forms_beyond_their_limit_are_refused(strict: Gateway) -> None:
     assert (send(1000), send(1001)) == (200, 413)
 
 
+def parts(*names: str, value: bytes = b"x") -> bytes:
+    """Write a form of parts, with the boundary b."""
+    each = (
+        b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (name.encode(), value) for name in names
+    )
+    return b"".join(each) + b"--b--\r\n"
+
+
+PARTS, PAIRS = "multipart/form-data; boundary=b", "application/x-www-form-urlencoded"
+MIXED = b'--b\r\nContent-Disposition: form-data; name="a"\r\nContent-Type: multipart/mixed; boundary=c\r\n\r\n--c\r\n'
+
+
+@pytest.mark.parametrize(
+    ("query", "kind", "body", "status"),
+    [
+        ("", PARTS, parts("data", "top_k", value=b"\r\n--B\r\n\0" * 20_000), 200),
+        ("", 'Multipart/Form-Data; charset=latin-1; Boundary="b"', parts("data", "Data", "filename"), 200),
+        ("?top_k=3", PARTS, parts("data").replace(b"\r\n", b"\n"), 200),
+        ("", PARTS, parts(*map(str, range(200))), 200),
+        ("", PARTS, parts(*map(str, range(201))), 413),
+        ("", PARTS, parts("data", "data"), 400),
+        ("", PARTS, parts("data", value=bytes(65_400)) + parts("data"), 400),
+        ("?data=x", PARTS, parts("data"), 400),
+        ("", PARTS, parts("data").replace(b"name=", b"filename="), 400),
+        ("", PARTS, MIXED, 400),
+        ("", "multipart/form-data", parts("data"), 400),
+        ("", PAIRS, b"data=x&top_k=3&text=top_k", 200),
+        ("", PAIRS, b"data=x&d%61ta=y", 400),
+        ("", PAIRS, b"&".join(b"%d" % number for number in range(201)), 413),
+        ("?top_k=1&t=2", "text/plain", b"x&x", 200),
+        ("?top_k=1&top%5fk=2", "text/plain", b"x", 400),
+    ],
+)
+def test_forms_and_queries_have_few_fields_each_of_its_own_name(
+    gateway: Gateway, query: str, kind: str, body: bytes, status: int
+) -> None:
+    answer = gateway.ask("POST", f"/predictions/m{query}", data=body, headers={"Content-Type": kind})
+    assert answer.status_code == status, answer.text
+    if status == 200:
+        assert answer.json()["bytes"] == len(body)
+    else:
+        assert answer.json()["type"] == ("MalformedForm" if status == 400 else "BodyTooLarge")
+
+
+def test_content_type_of_a_form_has_the_boundary_that_was_read(gateway: Gateway) -> None:
+    """TorchServe would read none of the first, and other parts of the second."""
+    for kind, written in (
+        ("multipart/form-data; a=1; c=2; boundary=b", 'multipart/form-data; boundary="b"'),
+        (
+            "multipart/form-data; charset=latin-1; boundary=b; boundary=c",
+            'multipart/form-data; boundary="b"; charset=latin-1',
+        ),
+    ):
+        found = gateway.received("POST", "/predictions/m", data=parts("data"), headers={"Content-Type": kind})
+        assert found["headers"]["content-type"] == written
+
+
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
 def test_bombs_are_cut_off_where_the_limit_of_bodies_is(
     strict: Gateway, encoding: str, pack: Callable[[bytes], bytes]

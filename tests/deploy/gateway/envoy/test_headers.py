@@ -1,0 +1,84 @@
+"""Which headers of a request reach a node or the control process, and how large a head may be."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from deploy.gateway.settings import Limits, Settings
+from tests.deploy.gateway.envoy.harness import Gateway
+
+# What handlers read, with values of theirs; and what ends at the gateway, of every kind.
+READ = {
+    "content-type": "text/plain; charset=utf-8", "content-encoding": "br", "accept": "text/event-stream",
+    "inference-header-content-length": "1", "x-priority": "1", "x-timeout-ms": "9000", "x-api": "rerank",
+    "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate": "a=1", "x-request-id": "me",
+    "x-tenant": "shop",
+}  # fmt: skip
+DROPPED = {
+    "expect": "x", "te": "trailers", "trailer": "x-a", "keep-alive": "timeout=5", "proxy-connection": "keep-alive",
+    "x-unknown": "1", "cookie": "a=b", "origin": "http://a", "if-none-match": "1", "user-agent": "me",
+    "authorization": "Bearer mine", "x-client": "me", "x-model-metadata": "1", "x-envoy-retry-on": "5xx",
+    "x-forwarded-for": "1.2.3.4", "forwarded": "for=1.2.3.4", "accept-language": "en", "range": "bytes=0-1",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    settings = Settings(limits=Limits(headers=1000), forward_headers=("X-Tenant",))
+    with Gateway(tmp_path_factory.mktemp("heads"), settings) as gateway:
+        yield gateway
+
+
+def test_only_what_handlers_read_reaches_a_node_by_any_protocol(heads: Gateway) -> None:
+    found = heads.received("POST", "/predictions/m", data=iter([b"x"]), headers={**READ, **DROPPED})["headers"]
+    assert found == {**READ, "host": found["host"], "content-length": "1"}
+    # Headers that Connection names belong to that connection alone.
+    nominated = heads.received("POST", "/predictions/m", headers={"Connection": "close, X-Tenant", "X-Tenant": "shop"})
+    assert "x-tenant" not in nominated["headers"]
+    words = [word for header in {**READ, **DROPPED}.items() for word in ("-H", ": ".join(header))]
+    curl = ["curl", "--silent", "--fail", "--http2-prior-knowledge", "-H", "X-Do:", "-d", "x", "-D-", *words]
+    answer = subprocess.run([*curl, f"{heads.url}/predictions/m"], capture_output=True, text=True, check=True).stdout
+    assert answer.startswith("HTTP/2 200")
+    for name in READ:
+        assert f'"{name}": ' in answer, name
+    assert [name for name in DROPPED if f'"{name}": ' in answer] == []
+    # gRPC's client has its own, or refuses these.
+    own = {"te", "content-type", "content-encoding", "keep-alive", "proxy-connection", "user-agent"}
+    metadata = {name: value for name, value in {**READ, **DROPPED}.items() if name not in own}
+    _, message = heads.call("ModelInfer", b"\x0a\x01m", **metadata)
+    assert message["headers"].keys() == (READ.keys() | {"host", "content-length"}) - {"content-encoding", "accept"}
+
+
+def test_control_process_gets_what_it_reads(heads: Gateway) -> None:
+    found = heads.received("GET", "/v2/models/m", headers={**READ, **DROPPED})["headers"]
+    assert not found.keys() & {
+        "expect",
+        "te",
+        "trailer",
+        "upgrade",
+        "cookie",
+        "x-unknown",
+        "authorization",
+        "user-agent",
+    }
+    assert (found["origin"], found["if-none-match"], found["host"]) == ("http://a", "1", "localhost")
+
+
+@pytest.mark.parametrize(
+    "name", ["Expect", "te", "Transfer-Encoding", "Host", "Authorization", "X-Envoy-Retry-On", "X-Client"]
+)
+def test_headers_of_framing_and_of_the_gateway_cannot_be_forwarded(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name.lower()} must not reach a node"):
+        Settings(forward_headers=("X-Tenant", name))
+
+
+def test_heads_and_paths_that_a_node_would_refuse_are_refused(heads: Gateway) -> None:
+    def status(path_bytes: int = 0, header_bytes: int = 0, names: int = 1) -> int:
+        query = "?a=" + "b" * (path_bytes - len("/predictions/m?a=")) if path_bytes else ""
+        headers = {f"X-Tenant{number or ''}": "a" * (header_bytes // names) for number in range(names)}
+        return heads.ask("POST", f"/predictions/m{query}", headers=headers).status_code
+
+    assert [status(path_bytes=size) for size in (3072, 3073, 5000)] == [200, 431, 431]
+    # The other headers of this client have some 150.
+    assert [status(header_bytes=size) for size in (6900, 7300, 9000)] == [200, 431, 431]

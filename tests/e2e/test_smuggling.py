@@ -1,0 +1,133 @@
+"""Requests that two parsers of HTTP end at different bytes, while other clients ask for other answers."""
+
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from zipfile import ZipFile
+
+import grpc
+import pytest
+import requests
+import ts
+
+from deploy.models import ROOT, model
+from deploy.run.server import Server
+from deploy.sandbox import Sandbox
+from tests.e2e.conftest import curl
+from tests.waiting import until
+
+PATH = "/predictions/colours"
+# What others ask for and get; the request within each attack asks for navy.
+OTHERS = {"#d2691e": "chocolate", "#ffffff": "white", "#ff0000": "red", "#008000": "green"}
+LINE = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\n".encode()
+INNER = LINE + b"Content-Length: 7\r\n\r\n#00007a"
+# A body that ends for one parser before INNER, and after it for the other.
+ENDS = b"0\r\n\r\n" + INNER
+SIZE = len(ENDS)
+LONG = b"Content-Length: %d\r\n" % SIZE
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+QUOTED = b'5;a="\r\nxxxxx\r\n' + ENDS + b'"\r\nxxxxx\r\n0\r\n\r\n'
+# Name -> the bytes, and how often TorchServe itself answers them: twice is once too often.
+ATTACKS = {
+    "Expect": (LINE + b"Expect: x\r\nContent-Length: %d\r\n\r\n" % len(INNER) + INNER, 2),
+    "CVE-2021-43797, a control character in a name": (
+        LINE + LONG + b"\x0bTransfer-Encoding: chunked\r\n\r\n" + ENDS,
+        2,
+    ),
+    "CVE-2025-58056, a line feed in a chunk's extension": (
+        LINE + CHUNKED + b"\r\n%x;\n" % SIZE + b"x" * SIZE + b"\r\n" + ENDS + b"\r\n0\r\n\r\n",
+        2,
+    ),
+    "CVE-2026-33870, a quoted extension": (LINE + CHUNKED + b"\r\n" + QUOTED, 2),
+    "CVE-2026-42580, a chunk of 4 GiB and 4 bytes": (LINE + CHUNKED + b"\r\n100000004\r\ntest\r\n" + ENDS, 2),
+    "CVE-2026-42581, both lengths in HTTP/1.0": (LINE.replace(b"1.1", b"1.0") + LONG + CHUNKED + b"\r\n" + ENDS, 1),
+    "CVE-2026-42585, a coding behind chunked": (
+        LINE + LONG + b"Transfer-Encoding: chunked, identity\r\n\r\n" + ENDS,
+        1,
+    ),
+    "CVE-2026-89044, a coding named xchunked": (
+        LINE + LONG + b"Transfer-Encoding: chunked, xchunked\r\n\r\n" + ENDS,
+        1,
+    ),
+    "CVE-2026-50020, control characters in front": (INNER + b"\x00\x01\x7f" + INNER, 2),
+    "both lengths": (LINE + LONG + CHUNKED + b"\r\n" + ENDS, 2),
+    "two codings": (LINE + LONG + CHUNKED + b"Transfer-Encoding: identity\r\n\r\n" + ENDS, 2),
+    "a folded coding": (LINE + LONG + b"Transfer-Encoding:\r\n chunked\r\n\r\n" + ENDS, 2),
+    "a space before the colon": (LINE + LONG + b"Transfer-Encoding : chunked\r\n\r\n" + ENDS, 2),
+    "two lengths": (LINE + b"Content-Length: 0\r\n" + LONG + b"\r\n" + ENDS, 1),
+    "a length with a sign": (LINE + b"Content-Length: +5\r\n\r\n" + ENDS, 1),
+    "a trailer": (LINE + CHUNKED + b"Trailer: Expect\r\n\r\n7\r\n#00007a\r\n0\r\nExpect: x\r\n\r\n", 1),
+    "an upgrade": (LINE + LONG + b"Connection: Upgrade, X-Priority\r\nUpgrade: h2c\r\nX-Priority: 1\r\n\r\n" + ENDS, 1),
+}
+
+
+@pytest.fixture(scope="module")
+def served(server: Server, gateway: Sandbox, archive: Callable[..., str]) -> Iterator[Sandbox]:
+    name = archive(model("colours", ROOT / "examples" / "custom-task" / "models.yaml"))
+    server.register("colours", name, batch_size=8, max_batch_delay_ms=1, workers=1)
+    until(lambda: requests.post(gateway.http + PATH, data="#ff0000", timeout=60).status_code == 200)
+    yield gateway
+    server.management.unregister("colours")
+
+
+def send(url: str, attack: bytes) -> int:
+    """Send bytes to a port, and count the answers, until none comes any more."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    received = b""
+    with socket.create_connection((host, int(port)), timeout=0.3) as connection, suppress(OSError):
+        connection.sendall(attack)
+        while piece := connection.recv(65536):
+            received += piece
+    return received.count(b"HTTP/1.1 ")
+
+
+def wrong_answers(served: Sandbox, attack: Callable[[], object]) -> list[str]:
+    """Attack while others ask; return what they got and did not ask for."""
+
+    def ask(colour: str) -> list[str]:
+        with requests.Session() as session:
+            answers = [session.post(served.http + PATH, data=colour, timeout=60).text for _ in range(25)]
+        return [answer for answer in answers if answer != f'{{"name":"{OTHERS[colour]}"}}']
+
+    with ThreadPoolExecutor(2 * len(OTHERS)) as threads:
+        asked = [threads.submit(ask, colour) for colour in OTHERS]
+        attacks = [threads.submit(attack) for _ in range(12)]
+        for each in attacks:
+            each.result()
+        return [answer for each in asked for answer in each.result()]
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_smuggled_request_reaches_no_node(served: Sandbox, server: Server, name: str) -> None:
+    attack, answers = ATTACKS[name]
+    assert send(server.settings.inference_url, attack) == answers
+    assert wrong_answers(served, lambda: send(served.http, attack)) == []
+
+
+def test_expect_of_other_protocols_reaches_no_node(served: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "body").write_bytes(INNER)
+    words = ("-o", "/dev/null", "--http2-prior-knowledge", "-H", "Expect: x", "-T", str(tmp_path / "body"))
+    assert wrong_answers(served, lambda: curl(*words, served.http + PATH)) == []
+    # An unknown field with the request in it, and the model's name.
+    message = b"\x7a" + bytes([len(INNER) % 128 | 128, len(INNER) // 128]) + INNER + b"\x0a\x07colours"
+    with grpc.insecure_channel(served.grpc) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+        def infer() -> None:
+            with suppress(grpc.RpcError):
+                call(message, metadata=[("expect", "x")], timeout=60)
+
+        assert wrong_answers(served, infer) == []
+
+
+def test_torchserve_uses_none_of_the_parts_that_two_advisories_name() -> None:
+    """CVE-2026-42584 is of a client's HTTP, CVE-2026-41417 of requests whose URI is changed and sent on."""
+    (jar,) = (Path(ts.__file__).parent / "frontend").glob("*.jar")
+    with ZipFile(jar) as classes:
+        own = [name for name in classes.namelist() if name.startswith("org/pytorch/") and name.endswith(".class")]
+        assert len(own) > 100
+        code = b"".join(map(classes.read, own))
+    for part in (b"HttpServerCodec", b"HttpClientCodec", b"setUri", b"HttpRequestEncoder", b"RtspEncoder"):
+        assert (part in code) == (part == b"HttpServerCodec"), part
