@@ -21,45 +21,37 @@ from tests.waiting import until
 PATH = "/predictions/colours"
 # What others ask for and get; the request within each attack asks for navy.
 OTHERS = {"#d2691e": "chocolate", "#ffffff": "white", "#ff0000": "red", "#008000": "green"}
-LINE = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\n".encode()
-INNER = LINE + b"Content-Length: 7\r\n\r\n#00007a"
-# A body that ends for one parser before INNER, and after it for the other.
-ENDS = b"0\r\n\r\n" + INNER
-SIZE = len(ENDS)
-LONG = b"Content-Length: %d\r\n" % SIZE
-CHUNKED = b"Transfer-Encoding: chunked\r\n"
-QUOTED = b'5;a="\r\nxxxxx\r\n' + ENDS + b'"\r\nxxxxx\r\n0\r\n\r\n'
-# Name -> the bytes, and how often TorchServe itself answers them: twice is once too often.
+INNER = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\nContent-Length: 7\r\n\r\n#00007a".encode()
+# Chunks that end before INNER, in a body that by its length ends after it.
+REST = b"#00007a\r\n0\r\n\r\n" + INNER
+ENDS = b"7\r\n" + REST
+LONG, CODED = b"Content-Length: %d" % len(ENDS), b"Transfer-Encoding: "
+CHUNKED = CODED + b"chunked"
+
+
+def post(*lines: bytes, body: bytes = ENDS, version: bytes = b"1.1") -> bytes:
+    return b"\r\n".join((f"POST {PATH} HTTP/".encode() + version, b"Host: a", *lines, b"", body))
+
+
+# Name -> the bytes, and how often TorchServe's own port answers them: twice is once too often.
 ATTACKS = {
-    "Expect": (LINE + b"Expect: x\r\nContent-Length: %d\r\n\r\n" % len(INNER) + INNER, 2),
-    "CVE-2021-43797, a control character in a name": (
-        LINE + LONG + b"\x0bTransfer-Encoding: chunked\r\n\r\n" + ENDS,
-        2,
-    ),
-    "CVE-2025-58056, a line feed in a chunk's extension": (
-        LINE + CHUNKED + b"\r\n%x;\n" % SIZE + b"x" * SIZE + b"\r\n" + ENDS + b"\r\n0\r\n\r\n",
-        2,
-    ),
-    "CVE-2026-33870, a quoted extension": (LINE + CHUNKED + b"\r\n" + QUOTED, 2),
-    "CVE-2026-42580, a chunk of 4 GiB and 4 bytes": (LINE + CHUNKED + b"\r\n100000004\r\ntest\r\n" + ENDS, 2),
-    "CVE-2026-42581, both lengths in HTTP/1.0": (LINE.replace(b"1.1", b"1.0") + LONG + CHUNKED + b"\r\n" + ENDS, 1),
-    "CVE-2026-42585, a coding behind chunked": (
-        LINE + LONG + b"Transfer-Encoding: chunked, identity\r\n\r\n" + ENDS,
-        1,
-    ),
-    "CVE-2026-89044, a coding named xchunked": (
-        LINE + LONG + b"Transfer-Encoding: chunked, xchunked\r\n\r\n" + ENDS,
-        1,
-    ),
+    "Expect": (post(b"Expect: x", b"Content-Length: %d" % len(INNER), body=INNER), 2),
+    "CVE-2021-43797, a control character in a name": (post(LONG, b"\x0b" + CHUNKED), 2),
+    "CVE-2025-58056, a line feed in an extension": (post(CHUNKED, body=b"7;\n" + REST), 2),
+    "CVE-2026-33870, a quoted extension": (post(CHUNKED, body=b'7;a="\r\n' + REST), 2),
+    "CVE-2026-42580, a chunk of 4 GiB and 7 bytes": (post(CHUNKED, body=b"100000007\r\n" + REST), 1),
+    "CVE-2026-42581, both lengths in HTTP/1.0": (post(LONG, CHUNKED, version=b"1.0"), 2),
+    "CVE-2026-42585, a coding behind chunked": (post(LONG, CHUNKED + b", identity"), 2),
+    "CVE-2026-89044, a coding named xchunked": (post(LONG, CHUNKED + b", xchunked"), 2),
     "CVE-2026-50020, control characters in front": (INNER + b"\x00\x01\x7f" + INNER, 2),
-    "both lengths": (LINE + LONG + CHUNKED + b"\r\n" + ENDS, 2),
-    "two codings": (LINE + LONG + CHUNKED + b"Transfer-Encoding: identity\r\n\r\n" + ENDS, 2),
-    "a folded coding": (LINE + LONG + b"Transfer-Encoding:\r\n chunked\r\n\r\n" + ENDS, 2),
-    "a space before the colon": (LINE + LONG + b"Transfer-Encoding : chunked\r\n\r\n" + ENDS, 2),
-    "two lengths": (LINE + b"Content-Length: 0\r\n" + LONG + b"\r\n" + ENDS, 1),
-    "a length with a sign": (LINE + b"Content-Length: +5\r\n\r\n" + ENDS, 1),
-    "a trailer": (LINE + CHUNKED + b"Trailer: Expect\r\n\r\n7\r\n#00007a\r\n0\r\nExpect: x\r\n\r\n", 1),
-    "an upgrade": (LINE + LONG + b"Connection: Upgrade, X-Priority\r\nUpgrade: h2c\r\nX-Priority: 1\r\n\r\n" + ENDS, 1),
+    "both lengths": (post(LONG, CHUNKED), 2),
+    "two codings": (post(LONG, CHUNKED, CODED + b"identity"), 2),
+    "a folded coding": (post(LONG, CODED + b"\r\n chunked"), 2),
+    "a space before the colon": (post(LONG, b"Transfer-Encoding : chunked"), 1),
+    "two lengths": (post(b"Content-Length: 0", LONG), 1),
+    "a length with a sign": (post(b"Content-Length: +5"), 1),
+    "a trailer": (post(CHUNKED, b"Trailer: Expect", body=b"1\r\nx\r\n0\r\nExpect: x\r\n\r\n"), 1),
+    "an upgrade": (post(LONG, b"Connection: Upgrade", b"Upgrade: h2c"), 1),
 }
 
 

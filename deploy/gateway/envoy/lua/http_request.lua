@@ -52,8 +52,9 @@ local function boundary_of(headers, kind)
   local _, last = lower:find(";%s*boundary%s*=%s*")
   local boundary = last and (kind:match('^"([^"\\;]+)"', last + 1) or kind:match('^[^%s";,]+', last + 1))
   if boundary and #boundary <= 70 then
-    local charset = lower:match(";%s*charset%s*=[^;]*") or ""
-    headers:replace("content-type", 'multipart/form-data; boundary="' .. boundary .. '"' .. charset)
+    local charset = lower:match(';%s*charset%s*=%s*"?([^%s";]+)')
+    headers:replace("content-type", 'multipart/form-data; boundary="' .. boundary .. '"' ..
+      (charset and "; charset=" .. charset or ""))
     return boundary
   end
 end

@@ -52,33 +52,21 @@ def test_only_what_handlers_read_reaches_a_node_by_any_protocol(heads: Gateway) 
 
 def test_control_process_gets_what_it_reads(heads: Gateway) -> None:
     found = heads.received("GET", "/v2/models/m", headers={**READ, **DROPPED})["headers"]
-    assert not found.keys() & {
-        "expect",
-        "te",
-        "trailer",
-        "upgrade",
-        "cookie",
-        "x-unknown",
-        "authorization",
-        "user-agent",
-    }
-    assert (found["origin"], found["if-none-match"], found["host"]) == ("http://a", "1", "localhost")
+    its = {"host", "x-forwarded-host", "origin", "if-none-match"}
+    assert its <= found.keys()
+    assert [name for name in found.keys() - READ.keys() - its if not name.startswith("x-envoy-")] == []
 
 
-@pytest.mark.parametrize(
-    "name", ["Expect", "te", "Transfer-Encoding", "Host", "Authorization", "X-Envoy-Retry-On", "X-Client"]
-)
-def test_headers_of_framing_and_of_the_gateway_cannot_be_forwarded(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name.lower()} must not reach a node"):
-        Settings(forward_headers=("X-Tenant", name))
+def test_headers_of_framing_and_of_the_gateway_cannot_be_forwarded() -> None:
+    for name in ("Expect", "te", "Transfer-Encoding", "Host", "Authorization", "X-Envoy-Retry-On", "X-Client"):
+        with pytest.raises(ValueError, match=f"{name.lower()} must not reach a node"):
+            Settings(forward_headers=("X-Tenant", name))
 
 
 def test_heads_and_paths_that_a_node_would_refuse_are_refused(heads: Gateway) -> None:
-    def status(path_bytes: int = 0, header_bytes: int = 0, names: int = 1) -> int:
-        query = "?a=" + "b" * (path_bytes - len("/predictions/m?a=")) if path_bytes else ""
-        headers = {f"X-Tenant{number or ''}": "a" * (header_bytes // names) for number in range(names)}
-        return heads.ask("POST", f"/predictions/m{query}", headers=headers).status_code
+    def status(query: str = "", header: str = "") -> int:
+        return heads.ask("POST", f"/predictions/m{query}", headers={"X-Tenant": header}).status_code
 
-    assert [status(path_bytes=size) for size in (3072, 3073, 5000)] == [200, 431, 431]
-    # The other headers of this client have some 150.
-    assert [status(header_bytes=size) for size in (6900, 7300, 9000)] == [200, 431, 431]
+    assert [status(query="?" + "a" * (size - len("/predictions/m?"))) for size in (3072, 3073)] == [200, 431]
+    # This client's other headers have some 150 bytes.
+    assert [status(header="a" * size) for size in (6900, 7300)] == [200, 431]
