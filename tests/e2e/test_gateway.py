@@ -72,7 +72,7 @@ def test_failed_requests_are_no_reason_to_leave_a_node_out(served: Sandbox, sess
     url = f"{served.http}/predictions/{MOBILENET}"
     for number in range(5):
         answers = [session.post(f"{url}{query}", data=b"no image", timeout=60) for query in ("", f"?{'a' * 6000}") * 2]
-        assert [answer.status_code for answer in answers] == [415, 400] * 2
+        assert [answer.status_code for answer in answers] == [415, 431] * 2
         (node,) = session.get(f"{served.control}/control/nodes", timeout=30).json()
         assert node["is_routed"], number
 
