@@ -1,4 +1,7 @@
-"""Requests that two parsers of HTTP end at different bytes, while other clients ask for other answers."""
+"""Requests that two parsers of HTTP end at different bytes, while other clients ask for other answers.
+
+What reaches a node by HTTP/2 and gRPC is in tests/deploy/gateway/envoy/test_headers.py.
+"""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -7,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from zipfile import ZipFile
 
-import grpc
 import pytest
 import requests
 import ts
@@ -15,7 +17,6 @@ import ts
 from deploy.models import ROOT, model
 from deploy.run.server import Server
 from deploy.sandbox import Sandbox
-from tests.e2e.conftest import curl
 from tests.waiting import until
 
 PATH = "/predictions/colours"
@@ -96,22 +97,6 @@ def test_smuggled_request_reaches_no_node(served: Sandbox, server: Server, name:
     attack, answers = ATTACKS[name]
     assert send(server.settings.inference_url, attack) == answers
     assert wrong_answers(served, lambda: send(served.http, attack)) == []
-
-
-def test_expect_of_other_protocols_reaches_no_node(served: Sandbox, tmp_path: Path) -> None:
-    (tmp_path / "body").write_bytes(INNER)
-    words = ("-o", "/dev/null", "--http2-prior-knowledge", "-H", "Expect: x", "-T", str(tmp_path / "body"))
-    assert wrong_answers(served, lambda: curl(*words, served.http + PATH)) == []
-    # An unknown field with the request in it, and the model's name.
-    message = b"\x7a" + bytes([len(INNER) % 128 | 128, len(INNER) // 128]) + INNER + b"\x0a\x07colours"
-    with grpc.insecure_channel(served.grpc) as channel:
-        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-
-        def infer() -> None:
-            with suppress(grpc.RpcError):
-                call(message, metadata=[("expect", "x")], timeout=60)
-
-        assert wrong_answers(served, infer) == []
 
 
 def test_torchserve_uses_none_of_the_parts_that_two_advisories_name() -> None:
