@@ -27,7 +27,7 @@ from deploy.run.node import Node
 from deploy.run.node import address as host_and_port
 
 BOOTSTRAP = Path(__file__).with_name("envoy.yaml")
-READY = "ready"
+READY, STARTING = "ready", "starting"
 LISTENER, ROUTES_FILE = "node", "routes.json"
 
 
@@ -41,7 +41,7 @@ class View:
         tokens: that TorchServe wants to see, by the API that takes each; none where it wants none.
     """
 
-    words: str = "starting"
+    words: str = STARTING
     is_draining: bool = False
     tokens: Mapping[str, str] = field(default_factory=dict)
 
@@ -84,8 +84,9 @@ def _routes(view: View) -> Iterator[Resource]:
     # The list of models has pages, and nothing else of a query.
     no_query = [{"name": ":path", "string_match": {"safe_regex": {"regex": r"[^?]*"}}}]
     for match in ({"path": "/models"}, {"safe_regex": {"regex": r"/models/.+"}, "headers": no_query}):
-        if view.is_draining:
-            error = json.dumps({"code": 503, "type": DRAINING, "message": "This node drains."})
+        if view.is_draining or view.words == STARTING:
+            kind, message = (DRAINING, "This node drains.") if view.is_draining else (STARTING, "This node starts.")
+            error = json.dumps({"code": 503, "type": kind, "message": message})
             yield _answer({**match, "headers": [_method("GET")]}, 503, error, "application/json")
         yield _to("management", match, "GET", view.tokens.get("management"))
     yield _to("metrics", {"path": "/metrics"}, "GET", None)

@@ -40,7 +40,7 @@ LOGS = ("model_log.log", "ts_log.log")
 
 
 def health(described: Iterable[Mapping[str, Any]]) -> tuple[str, float]:
-    """Return which models have too few workers, or READY, and the longest responseTimeout in seconds.
+    """Return which models have no READY worker, or READY, and the longest responseTimeout in seconds.
 
     Args:
         described: what TorchServe answers of each version.
@@ -48,11 +48,10 @@ def health(described: Iterable[Mapping[str, Any]]) -> tuple[str, float]:
     lacking = []
     response_timeout_s = 0.0
     for each in described:
-        wanted = max(1, int(each["minWorkers"]))
         ready = sum(worker["status"] == "READY" for worker in each["workers"])
         response_timeout_s = max(response_timeout_s, float(each.get("responseTimeout", 120)))
-        if ready < wanted:
-            lacking.append(f"{each['modelName']} {each['modelVersion']}: {ready} of {wanted} workers READY")
+        if not ready:
+            lacking.append(f"{each['modelName']} {each['modelVersion']}: no worker is READY")
     return "; ".join(lacking) or READY, response_timeout_s
 
 

@@ -1,6 +1,7 @@
 """`make gateway`: Envoy in front of the nodes, and the process that configures it.
 
 start  in the background, until `stop`; what it prints works
+check  whether the settings can be applied, and a running gateway has applied them
 run    stays, for systemd and containers
 stop   when the last answer is out
 """
@@ -18,7 +19,7 @@ import psutil
 
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.settings import CONFIG, RUN, Settings, read
-from deploy.gateway.supervisor import GatewayFailed, listens, started, supervise
+from deploy.gateway.supervisor import PROBLEM, GatewayFailed, listens, problem_of, started, supervise
 from deploy.models import ROOT
 from deploy.run.machine import LocalNode, reachable
 from deploy.run.node import NODES, write
@@ -49,6 +50,7 @@ def start(options: argparse.Namespace, settings: Settings) -> None:
     if (pid := running(options.run)) is not None:
         print(f"gateway: already running, process {pid}")
         print_addresses(settings)
+        check(options, settings)
         return
     alone = LocalNode("node-1", options.nodes.parent / "node-1", Server(ROOT / "config.properties"))
     if options.nodes == NODES.resolve() and not NODES.exists() and alone.server.pid() is not None:
@@ -69,6 +71,16 @@ def start(options: argparse.Namespace, settings: Settings) -> None:
         time.sleep(0.1)
     print(f"gateway: started, process {pid}, logs in {options.run.name}/")
     print_addresses(settings)
+
+
+def check(options: argparse.Namespace, _: Settings) -> None:
+    """Check that a gateway that runs works as configured.
+
+    Raises:
+        GatewayFailed: it does not; the message says why.
+    """
+    if running(options.run) is not None and (problem := problem_of(options.run / PROBLEM)):
+        raise GatewayFailed(problem)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
@@ -153,7 +165,7 @@ def print_addresses(settings: Settings) -> None:
 def main(arguments: list[str]) -> int:
     """Run a command; 1 with one line when it fails."""
     parser = argparse.ArgumentParser(prog="python -m deploy.gateway", description=__doc__.partition("\n")[0])
-    parser.add_argument("command", choices=["start", "run", "stop"], help="run stays until the gateway ends")
+    parser.add_argument("command", choices=["start", "run", "check", "stop"], help="run stays until the gateway ends")
     parser.add_argument("--config", type=Path, default=CONFIG, metavar="PATH", help="gateway.yaml")
     parser.add_argument("--nodes", type=Path, default=NODES, metavar="PATH", help="what make serve started")
     parser.add_argument("--run", type=Path, default=RUN, metavar="PATH", help="folder of logs and of what is kept")
@@ -167,7 +179,7 @@ def main(arguments: list[str]) -> int:
         elif sys.platform != "linux":
             raise GatewayFailed("needs Linux: Envoy comes as a wheel for Linux alone")
         else:
-            {"start": start, "run": run}[options.command](options, read(options.config))
+            {"start": start, "run": run, "check": check}[options.command](options, read(options.config))
     except (GatewayFailed, ServerError, InvalidConfig, OSError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 1

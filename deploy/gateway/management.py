@@ -43,6 +43,10 @@ class NodeFailed(Exception):
     """A node did not answer as a TorchServe does; the message says how."""
 
 
+class NodeGone(NodeFailed):
+    """Nothing listens at a node's address, or it has closed the connection."""
+
+
 class NodeDrains(Exception):
     """A node answers, and says that it is about to end."""
 
@@ -91,7 +95,7 @@ async def ask(
     except TimeoutError:
         raise NodeFailed(f"no answer in {timeout_s:g} s") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise NodeFailed(f"cannot be reached ({type(error).__name__})") from None
+        raise NodeGone(f"cannot be reached ({type(error).__name__})") from None
     except ValueError:
         raise NodeFailed(f"{method} {path.partition('?')[0]}: no JSON") from None
 

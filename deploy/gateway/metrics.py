@@ -44,6 +44,8 @@ METRICS = (
     ("gateway_workers", "gauge", "Workers that the version should have on the node."),
     ("gateway_workers_ready", "gauge", "Workers that are READY."),
     ("gateway_worker_restarts_total", "counter", "Times that a worker was seen with another process than before."),
+    ("gateway_settings_unapplied", "gauge", "Whether gateway.yaml cannot be applied."),
+    ("gateway_files_rejected", "gauge", "Files of its configuration that Envoy has not accepted."),
     ("gateway_queued_requests", "gauge", "Requests in TorchServe's queue of the version, when it was asked last."),
 )
 
@@ -156,14 +158,16 @@ def own(fleet: Fleet, answered: Container[str]) -> str:
         answered: the nodes whose metrics came.
     """
     values: dict[str, list[tuple[str, int]]] = {name: [] for name, _, _ in METRICS}
+    values["gateway_settings_unapplied"].append(("", int(bool(fleet.unapplied))))
+    values["gateway_files_rejected"].append(("", len(fleet.rejected)))
     for node in fleet.nodes:
         values["gateway_node_up"].append((f'node="{node}"', int(node in answered)))
         values["gateway_node_draining"].append((f'node="{node}"', int(node in fleet.draining)))
     for model in fleet.registered.values():
-        name = model.name.replace("\\", "\\\\").replace('"', '\\"')
+        name = _escaped(model.name)
         for number, version in model.versions.items():
             for node, replica in version.replicas.items():
-                labels = f'node="{node}",model="{name}",version="{number}"'
+                labels = f'node="{node}",model="{name}",version="{_escaped(number)}"'
                 values["gateway_workers"].append((labels, replica.workers))
                 values["gateway_workers_ready"].append((labels, replica.ready_workers))
                 values["gateway_worker_restarts_total"].append((labels, replica.restarts))
@@ -174,3 +178,7 @@ def own(fleet: Fleet, answered: Container[str]) -> str:
         lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
         lines += [f"{name}{{{labels}}} {value}" for labels, value in values[name]]
     return "\n".join(lines) + "\n"
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"')

@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
-from deploy.gateway.management import Models, NodeDrains, NodeFailed, metadata, registered
+from deploy.gateway.management import Models, NodeDrains, NodeFailed, NodeGone, metadata, registered
 from deploy.gateway.state import Model, Replica, Version
 from deploy.run import node as node_files
 from deploy.run.node import Node
+from torchserve_client.names import fault
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Watch:
         is_draining: whether it has said that it is about to end; until it describes its models again.
         is_described: whether it ever said what is registered there.
         problem: why it did not answer; "" where it did.
+        unserved: what is registered there under a name that no URL can carry.
     """
 
     def __init__(self, node: Node, session: aiohttp.ClientSession, changed: Callable[[], None], models: Models) -> None:
@@ -66,6 +68,9 @@ class Watch:
         self.metadata: dict[tuple[str, str], Mapping[str, Any]] = {}
         self.is_up = self.is_draining = self.is_described = False
         self.problem = ""
+        self.unserved: frozenset[tuple[str, str]] = frozenset()
+        # Whether it was gone when it was asked last.
+        self._was_gone = False
         self._session, self._changed = session, changed
         self._looking = asyncio.Lock()
         self._task = asyncio.create_task(self._follow())
@@ -78,12 +83,17 @@ class Watch:
         async with self._looking:
             problem = ""
             try:
-                found = await registered(self._session, self.node)
-                self.models = {key: _after(self.models.get(key), replica) for key, replica in found.items()}
+                was_restoring = self._is_restoring()
+                found = self._servable(await registered(self._session, self.node))
+                missing = self._missing(found, was_restoring or self._is_restoring())
+                found = {key: _after(self.models.get(key), replica) for key, replica in found.items()}
+                self.models = {**found, **missing}
                 self.is_up, self.is_draining, self.is_described = True, False, True
+                self._was_gone = False
             except NodeFailed as error:
                 # One that drained before stays so: a node that drained and ended is not one that failed.
                 self.is_up, problem = False, str(error)
+                self._was_gone |= isinstance(error, NodeGone)
             except NodeDrains:
                 self.is_up, self.is_draining, problem = True, True, "drains"
             if problem != self.problem:
@@ -91,6 +101,39 @@ class Watch:
             self.problem = problem
         self._ask_new()
         self._changed()
+
+    def forget(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Expect these no more, if they are missing."""
+        gone = {key for key in keys if key in self.models and self.models[key].is_missing}
+        self.models = {key: replica for key, replica in self.models.items() if key not in gone}
+
+    def _is_restoring(self) -> bool | None:
+        """Whether the node still restores what it served; None if it does not say so."""
+        if (name := self.node.restore_file) is not None and Path(name).with_name(node_files.STARTED).exists():
+            return Path(name).exists()
+        # A node in a container shows its models once it has all (deploy.container.envoy).
+        return False if self.node.inference == self.node.management else None
+
+    def _missing(self, found: Models, is_restoring: bool | None) -> Models:
+        """Return what the node had, and has not back since it started again."""
+        gone = {key: replica for key, replica in self.models.items() if key not in found}
+        if is_restoring is None:
+            # It has started again if it was gone, and no worker has its former process.
+            kept = [key for key in self.models if key in found]
+            is_same = any(found[key].processes.items() & self.models[key].processes.items() for key in kept)
+            is_new = self._was_gone and not is_same
+            gone = {key: replica for key, replica in gone.items() if is_new or replica.is_missing}
+        elif not is_restoring:
+            gone = {}
+        return {key: replace(each, is_missing=True, ready_workers=0, queued=None) for key, each in gone.items()}
+
+    def _servable(self, found: Models) -> Models:
+        """Leave out what no URL can name, which is logged once."""
+        faults = {key: reason for key in found if (reason := fault(key[0]) or fault(key[1]))}
+        for key in faults.keys() - self.unserved:
+            logger.error("%s: %r, version %r is not served: its name %s", self.node.name, *key, faults[key])
+        self.unserved = frozenset(faults)
+        return {key: replica for key, replica in found.items() if key not in faults}
 
     def close(self) -> None:
         """Watch no more."""

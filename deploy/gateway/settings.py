@@ -124,7 +124,9 @@ class Settings:
     tls: Tls | None = None
     keys: tuple[Key, ...] = ()
     limits: Limits = Field(default_factory=Limits)
+    key_file: str | None = None
     management: bool = False
+    invocations: str | None = None
     canaries: dict[Annotated[str, Field(min_length=1, max_length=256)], Canary] = Field(default_factory=dict)
     aliases: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:@+-]{1,256}$")], str] = Field(default_factory=dict)
     forward_headers: Annotated[tuple[HeaderName, ...], Field(max_length=32)] = ()
@@ -166,19 +168,37 @@ def read(path: Path = CONFIG) -> Settings:
         OSError: it cannot be read.
     """
     try:
-        document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise InvalidConfig(f"{path.name}{where}: no YAML") from None
-    try:
         # As JSON, in which a list may be a tuple and an object a dataclass, and nothing else is what it is not.
-        settings = TypeAdapter(Settings).validate_json(json.dumps(document or {}, default=str))
+        settings = TypeAdapter(Settings).validate_json(json.dumps(_document(path), default=str))
     except ValidationError as error:
         raise InvalidConfig(f"{path.name}: {problems(error, 'it')}") from None
-    if settings.keys and path.stat().st_mode & stat.S_IRWXO:
-        raise InvalidConfig(f"{path.name}: its keys may be read by others: chmod 600 {path}")
+    except (TypeError, ValueError):
+        raise InvalidConfig(f"{path.name}: contains a key that is not text, or itself") from None
+    secret = ROOT / settings.key_file if settings.key_file else path
+    if settings.keys and secret.stat().st_mode & stat.S_IRWXO:
+        raise InvalidConfig(f"{secret.name}: its keys may be read by others: chmod 600 {secret}")
     return settings
+
+
+def _document(path: Path) -> Any:
+    """Parse the settings, with the keys of `key_file` as `keys`."""
+    document = _parse(path) or {}
+    if isinstance(document, dict) and isinstance(name := document.get("key_file"), str):
+        if document.get("keys"):
+            raise InvalidConfig(f"{path.name}: keys and key_file exclude each other")
+        if not (keys := _parse(ROOT / name)):
+            raise InvalidConfig(f"{name}: contains no keys")
+        document["keys"] = keys
+    return document
+
+
+def _parse(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise InvalidConfig(f"{path.name}{where}: not valid YAML") from None
 
 
 # -- read anew --------------------------------------------------------------------------------------------------------
@@ -203,7 +223,12 @@ def lookup(host: str) -> list[str]:
 
 
 class Configuration:
-    """Settings and nodes, as files have them."""
+    """Settings and nodes, as files have them.
+
+    Attributes:
+        problem: why they could not be read the last time; "" if they could.
+        is_shut: whether gateway.yaml then adds or changes keys, or may: it cannot be parsed.
+    """
 
     def __init__(self, config: Path, nodes: Path, known: Sequence[Node] = (), lookup: Lookup = lookup) -> None:
         """Read nothing yet.
@@ -217,7 +242,8 @@ class Configuration:
         self._config, self._nodes, self._lookup = config, nodes, lookup
         self._settings: Settings | None = None
         self._current = tuple(known)
-        self._problem = ""
+        self.problem, self.is_shut = "", False
+        self._logged = ""
 
     def read(self) -> tuple[Settings, tuple[Node, ...]]:
         """Read both; where nodes have a name this takes as long as a name server.
@@ -253,18 +279,29 @@ class Configuration:
         try:
             after = self.read()
         except (InvalidConfig, OSError) as error:
-            self._log(f"{error}; what was read before stays")
+            self.problem, self.is_shut = f"{error}; what was read before stays", self._changes_keys()
+            self._log(self.problem)
             return None
+        self.problem, self.is_shut = "", False
         if after == before:
             return None
         logger.info("read anew; nodes: %s", ", ".join(node.name for node in after[1]))
         return after
 
+    def _changes_keys(self) -> bool:
+        """Return whether the file has other keys than before; what cannot be read may have."""
+        before = {(key.client, key.key) for key in self._settings.keys} if self._settings else set()
+        try:
+            keys = {(each["client"], each["key"]) for each in _document(self._config).get("keys") or ()}
+        except (InvalidConfig, OSError, LookupError, TypeError, AttributeError):
+            return True
+        return bool(keys) and keys != before
+
     def _log(self, problem: str) -> None:
         """Log a problem once, however often it is found."""
-        if problem and problem != self._problem:
+        if problem and problem != self._logged:
             logger.error("%s", problem)
-        self._problem = problem
+        self._logged = problem
 
 
 def node_at(address: str, port: int) -> Node:

@@ -27,6 +27,7 @@ class Replica:
         generation: differs after a registration anew or a worker's restart, when what it says of itself may differ.
         processes: a worker's id -> its process, the last where it has none at the moment.
         restarts: how often a worker was seen with another process than before.
+        is_missing: whether the node has started again and does not have it back yet.
         queued: requests that wait in TorchServe's queue of it; None where the node does not answer.
     """
 
@@ -35,6 +36,7 @@ class Replica:
     batch_size: int
     max_batch_delay_ms: int
     is_default: bool
+    is_missing: bool = False
     # What is no reason to configure Envoy anew.
     generation: tuple[str, ...] = field(default=(), compare=False)
     processes: Mapping[str, int] = field(default_factory=dict, compare=False)
@@ -43,8 +45,8 @@ class Replica:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has workers, and all are READY."""
-        return 0 < self.workers <= self.ready_workers
+        """Whether it has a worker that is READY: a second one of an adaptive model never is."""
+        return self.ready_workers > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,13 @@ class Version:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has replicas, and all their workers are READY."""
+        """Whether it has replicas, and each has a worker that is READY."""
         return bool(self.replicas) and all(replica.is_ready for replica in self.replicas.values())
+
+    @property
+    def present(self) -> set[str]:
+        """The names of the nodes that have it now."""
+        return {node for node, replica in self.replicas.items() if not replica.is_missing}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,9 @@ class Fleet:
         withdrawn: the model's name and the version of what is registered and off the routes.
         canaries: by the model's name.
         is_up: whether any node answered when it was asked last.
+        unapplied: why gateway.yaml cannot be applied; "" if it is.
+        is_shut: whether no request may reach a node, since keys may lack.
+        rejected: the files that Envoy has not accepted.
     """
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
@@ -116,6 +126,17 @@ class Fleet:
     withdrawn: frozenset[tuple[str, str]] = frozenset()
     canaries: Mapping[str, Canary] = field(default_factory=dict)
     is_up: bool = False
+    unapplied: str = ""
+    is_shut: bool = False
+    rejected: frozenset[str] = frozenset()
+
+    @property
+    def problem(self) -> str:
+        """Why the gateway does not work as configured; "" if it does."""
+        shut = "; every inference gets 503, since keys may have changed" if self.is_shut else ""
+        files = ", ".join(sorted(self.rejected))
+        rejected = f"Envoy has not accepted {files} (envoy.log) and serves what it accepted before" if files else ""
+        return "; ".join(filter(None, (self.unapplied, rejected))) + shut
 
     @property
     def models(self) -> dict[str, Model]:
@@ -131,13 +152,16 @@ class Fleet:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a node answers, and all workers of every version are READY, on all nodes but those that are draining.
+        """Whether a node answers, and every version has a READY worker on a node that is not draining.
 
-        A version that is on draining nodes alone is not ready; nothing registered at all is.
+        Nothing registered at all is ready.
         """
-        return self.is_up and all(
-            replicas and all(replica.is_ready for replica in replicas)
-            for model in self.models.values()
-            for version in model.versions.values()
-            for replicas in [[replica for node, replica in version.replicas.items() if node not in self.draining]]
+        return (
+            self.is_up
+            and not self.problem
+            and all(
+                any(replica.is_ready for node, replica in version.replicas.items() if node not in self.draining)
+                for model in self.models.values()
+                for version in model.versions.values()
+            )
         )

@@ -34,6 +34,8 @@ from torchserve_client.errors import ManagementError
 
 logger = logging.getLogger(__name__)
 
+# The file in which the control process says why the gateway does not work as configured; empty if it does.
+PROBLEM = "problem"
 # Seconds until the control process must answer, since it looks at the nodes first; without a sign of life after which
 # it hangs; and until it must have ended.
 START_S, HANG_S, STOP_S = 60.0, 15.0, 15.0
@@ -56,7 +58,8 @@ class Control:
         """Describe it; starts nothing."""
         self.has_answered = False
         self._words = ["deploy.gateway.control", str(config), str(nodes), str(run)]
-        self._log = run / "control.log"
+        self._log, self._problem = run / "control.log", run / PROBLEM
+        self._said = ""
         self._process: subprocess.Popen[bytes] | None = None
         # When it last showed life, and when another may be started, on the monotonic clock.
         self._alive_s = self._again_s = 0.0
@@ -81,6 +84,9 @@ class Control:
         with suppress(OSError):
             if self._life.recv(4096, socket.MSG_DONTWAIT):
                 self._alive_s, self.has_answered = now, True
+                if (problem := problem_of(self._problem)) != self._said:
+                    logger.error("%s", problem or "the gateway works as configured again")
+                    self._said = problem
         if self._process.poll() is None and now - self._alive_s > HANG_S:
             logger.error("the control process has shown no life for %d s: it is killed", now - self._alive_s)
             self._process.kill()
@@ -181,6 +187,14 @@ def started(words: Sequence[str], log: Path, stdin: int = subprocess.DEVNULL) ->
             # Ctrl-C in the terminal is for the supervisor, which ends the processes in order.
             start_new_session=True,
         )
+
+
+def problem_of(file: Path) -> str:
+    """Read why a gateway does not work as configured; "" if it does."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def listens(host: str, port: int) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from deploy.models import ROOT
-from deploy.run.node import NODES, Node, replace
+from deploy.run.node import NODES, RESTORE, Node, replace
 from deploy.run.properties import Settings, moved
 from deploy.run.server import WHOLE, Server, ServerError, Share
 
@@ -67,6 +67,7 @@ class LocalNode:
                 management=_reached(settings.management_url),
                 metrics=_reached(settings.metrics_url),
                 token_file=str(self.server.keys.resolve()) if settings.has_tokens else None,
+                restore_file=str(self.folder.resolve() / RESTORE),
             )
         except ValidationError as error:
             (problem, *_) = error.errors(include_url=False)

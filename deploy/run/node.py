@@ -15,6 +15,8 @@ from deploy.models import ROOT
 from handlers.config import SETTINGS
 
 NODES = ROOT / ".nodes" / "nodes.json"
+# In a node's folder: a mark while it is started by our commands, and what it is to restore until it has.
+STARTED, RESTORE = "served", "restore.json"
 
 # Labels of metrics, names of files and parts of paths are made of it.
 NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
@@ -36,6 +38,8 @@ class Node:
         metrics: where Prometheus' format is read.
         token_file: a file with `{"management": {"key": ...}, "inference": {"key": ...}}` as TorchServe writes it; None
             where token authorization is off.
+        restore_file: a file that exists while the node restores what it served, if STARTED is beside it; None of a node
+            on another machine.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Node:
     management: str
     metrics: str
     token_file: str | None = None
+    restore_file: str | None = None
 
     @field_validator("name")
     @classmethod

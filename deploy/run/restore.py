@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from deploy.run.machine import LocalNode
-from deploy.run.node import replace
+from deploy.run.node import RESTORE, STARTED, replace
 from deploy.run.properties import parse
 from torchserve_client.archives import describe
 from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError, NotReady
@@ -56,8 +56,8 @@ class Record:
 
     def __init__(self, local: LocalNode) -> None:
         """Find the record of a node: in its folder, and in the snapshots among its TorchServe's logs."""
-        self._mark = local.folder / "served"
-        self._pending = local.folder / "restore.json"
+        self._mark = local.folder / STARTED
+        self._pending = local.folder / RESTORE
         self._snapshots = local.server.logs / "config"
 
     def exists(self) -> bool:

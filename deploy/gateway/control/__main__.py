@@ -93,6 +93,8 @@ async def control(config: Path, nodes_file: Path, run: Path) -> None:
         while True:
             if (changed := await asyncio.to_thread(configuration.changed)) is not None:
                 gateway.configure(*changed)
+            gateway.unapplied, gateway.is_shut = configuration.problem, configuration.is_shut
+            gateway.update()
             await asyncio.sleep(LOOK_S)
 
     runners, following = [], asyncio.create_task(follow())

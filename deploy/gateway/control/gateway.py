@@ -7,7 +7,8 @@ every two seconds: the nodes' metrics ─> Traffic
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +19,14 @@ from aiohttp import web
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from deploy.gateway.control.errors import RequestError
 from deploy.gateway.envoy import files
-from deploy.gateway.envoy.process import Endpoints, Envoy
+from deploy.gateway.envoy.listeners import LISTENERS
+from deploy.gateway.envoy.process import POLL_S, Endpoints, Envoy, Update
 from deploy.gateway.nodes import Watch, models, read_kept, read_known, write_known
 from deploy.gateway.settings import Canary, Settings
 from deploy.gateway.state import Fleet
+from deploy.gateway.supervisor import PROBLEM
 from deploy.gateway.traffic import Traffic
 from deploy.run import node as node_files
 from deploy.run.node import Node
@@ -38,6 +42,8 @@ SCRAPE_S = 2.0
 FIRST_LOOK_S = 3.0
 # Seconds in which changes are gathered before they are written: one round of looks often brings several.
 SETTLE_S = 0.1
+# Seconds in which Envoy must have read its files.
+CONFIRM_S = 5.0
 # Seconds until Envoy's files are tried again, where they could not be written.
 RETRY_S = 2.0
 # The files of what was registered on the nodes last, and of what was decided.
@@ -71,6 +77,7 @@ class Gateway:
         decided: what operators decided last.
         fleet: what Envoy is configured by.
         traffic: what the nodes have counted.
+        unapplied, is_shut: what the control process found of gateway.yaml (`Configuration`).
     """
 
     def __init__(self, settings: Settings, nodes: Sequence[Node], envoy: Envoy, run: Path) -> None:
@@ -79,10 +86,15 @@ class Gateway:
         self.watches: dict[str, Watch] = {}
         self.decided = read_kept(run / DECISIONS, DECIDED, Decided())
         self.fleet = Fleet()
+        self.unapplied, self.is_shut = "", False
         self.traffic = Traffic()
         self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         self._envoy, self._run = envoy, run
         self._known = read_known(run / KNOWN)
+        # Versions of files that Envoy has rejected, all files that it has not accepted, and the keys that it has.
+        self._rejected: dict[str, str] = {}
+        self._unaccepted: frozenset[str] = frozenset()
+        self._keys = settings.keys
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -148,6 +160,9 @@ class Gateway:
     def update(self) -> None:
         """Make the fleet anew; Envoy's files are due where it differs."""
         watches = self.watches
+        for watch in watches.values():
+            # An operator unregisters what is not back.
+            watch.forget(self.decided.withdrawn)
         if watches and all(watch.is_described for watch in watches.values()):
             # What is registered anew under its name is served.
             registered = {key for watch in watches.values() for key in watch.models}
@@ -159,7 +174,12 @@ class Gateway:
             models(watches),
             self.decided.withdrawn,
             is_up=any(watch.is_up for watch in watches.values()),
+            unapplied=self.unapplied,
+            is_shut=self.is_shut or (LISTENERS in self._unaccepted and self.settings.keys != self._keys),
+            rejected=self._unaccepted,
         )
+        if fleet.problem != self.fleet.problem:
+            logger.error("%s", fleet.problem or "works as configured again")
         served, canaries = fleet.models, {}
         for name, canary in self.canaries().items():
             # A version that has gone gets no requests.
@@ -175,7 +195,7 @@ class Gateway:
         return {**self.settings.canaries, **self.decided.canaries}
 
     async def write(self) -> None:
-        """Write Envoy's files of what is known and decided now; Envoy reads them within some ms.
+        """Write Envoy's files of what is known and decided now, and wait until Envoy has read them.
 
         Raises:
             OSError: its files cannot be written.
@@ -183,8 +203,53 @@ class Gateway:
         self.update()
         async with self._writing:
             self._changed.clear()
-            await asyncio.to_thread(files.write, self.settings, self.fleet, self._run)
+            before = await self._ask_envoy(self._envoy.updates) or {}
+            await asyncio.to_thread(files.write, self.settings, self.fleet, self._run, self._rejected)
             write_known(self._run / KNOWN, self.watches.values())
+            node_files.replace(self._run / PROBLEM, self.fleet.problem)
+            await self._confirm(before)
+
+    async def apply(self) -> None:
+        """Write what a request decided.
+
+        Raises:
+            RequestError: Envoy does not accept it.
+            OSError: its files cannot be written.
+        """
+        await self.write()
+        if self._unaccepted - {LISTENERS}:
+            raise RequestError(503, f"it is decided and has no effect yet: {self.fleet.problem}")
+
+    async def _confirm(self, before: Mapping[str, Update]) -> None:
+        """Find what Envoy has not accepted of its files, and put back what it accepted before.
+
+        Args:
+            before: what Envoy had counted; a version that is not in use was rejected if the count has grown.
+        """
+        names, deadline = files.statistics(self.fleet), time.monotonic() + CONFIRM_S
+        while True:
+            # No Envoy: it starts with these files.
+            if (now := await self._ask_envoy(self._envoy.updates)) is None:
+                return
+            found = await asyncio.to_thread(files.written, self._run, names)
+            other = {name for name in found if now.get(names[name], Update(found[name])).version != found[name]}
+            rejected = {
+                name: found[name]
+                for name in other
+                if now[names[name]].rejected > before.get(names[name], Update()).rejected
+            }
+            if other == rejected.keys() or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(POLL_S)
+        self._rejected |= rejected
+        accepted = [each for each in found.items() if each[0] not in other and each[0] not in self._rejected]
+        await asyncio.to_thread(files.accept, self._run, accepted)
+        if rejected:
+            await asyncio.to_thread(files.write, self.settings, self.fleet, self._run, self._rejected)
+        self._unaccepted = frozenset(other | self._rejected.keys())
+        if LISTENERS not in self._unaccepted:
+            self._keys = self.settings.keys
+        self.update()
 
     async def scrape(self, age_s: float = 0.0) -> None:
         """Take in the nodes' counters, unless that was done within the last `age_s`."""
@@ -221,6 +286,8 @@ class Gateway:
         while True:
             try:
                 await self.scrape()
+                async with self._writing:
+                    await self._confirm({})
             except Exception:
                 logger.exception("scrape")
             await asyncio.sleep(SCRAPE_S)

@@ -11,6 +11,9 @@ SERVICE = f"{PACKAGE}.GRPCInferenceService"
 
 # See `handlers.protocol.grpc_messages.classes`.
 _MESSAGES = {
+    # Of grpc.health.v1; its status is an enumeration, which is written as a number.
+    "CheckRequest": "service string 1",
+    "CheckResponse": "status int32 1",
     "ServerLiveRequest": "",
     "ServerLiveResponse": "live bool 1",
     "ServerReadyRequest": "",

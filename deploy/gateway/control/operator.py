@@ -64,7 +64,7 @@ async def drain(request: web.Request) -> web.Response:
     asked = await read(request, DrainingRequest)
     draining = gateway.decided.draining
     gateway.decide(draining=draining | {name} if asked.draining else draining - {name})
-    await gateway.write()
+    await gateway.apply()
     return web.json_response(_node(gateway, name, await gateway.endpoints()))
 
 
@@ -84,7 +84,7 @@ def _node(gateway: Gateway, name: str, endpoints: Endpoints | None) -> dict[str,
 
 
 @routes.get("/control/canaries")
-@routes.get("/control/canaries/{model}")
+@routes.get("/control/canaries/{model:[^/]+}")
 async def canaries(request: web.Request) -> web.Response:
     """Answer every canary, by its model, or a model's."""
     found = {model: asdict(canary) for model, canary in request.app[GATEWAY].canaries().items()}
@@ -95,7 +95,7 @@ async def canaries(request: web.Request) -> web.Response:
     return web.json_response(found[model])
 
 
-@routes.put("/control/canaries/{model}")
+@routes.put("/control/canaries/{model:[^/]+}")
 async def try_canary(request: web.Request) -> web.Response:
     """Send a version a share of a model's traffic."""
     gateway, name = request.app[GATEWAY], request.match_info["model"]
@@ -105,16 +105,16 @@ async def try_canary(request: web.Request) -> web.Response:
         raise RequestError(400, f"version {version.version} of {name} is its default version: nothing to try")
     chosen = replace(asked, version=version.version)
     gateway.decide(canaries={**gateway.decided.canaries, name: chosen})
-    await gateway.write()
+    await gateway.apply()
     return web.json_response(asdict(chosen))
 
 
-@routes.delete("/control/canaries/{model}")
+@routes.delete("/control/canaries/{model:[^/]+}")
 async def end_canary(request: web.Request) -> web.Response:
     """Send it nothing but its share of gateway.yaml; it is no error where there was none."""
     gateway, name = request.app[GATEWAY], request.match_info["model"]
     gateway.decide(canaries={model: canary for model, canary in gateway.decided.canaries.items() if model != name})
-    await gateway.write()
+    await gateway.apply()
     return web.Response(status=204)
 
 
@@ -130,7 +130,7 @@ async def models(request: web.Request) -> web.Response:
     return web.json_response([_withdrawal(fleet, model, version, endpoints) for model, version in every])
 
 
-@routes.get("/control/models/{model}")
+@routes.get("/control/models/{model:[^/]+}")
 async def model(request: web.Request) -> web.Response:
     """Answer one model, all versions together, or one of them (`?version=`)."""
     gateway = request.app[GATEWAY]
@@ -138,7 +138,7 @@ async def model(request: web.Request) -> web.Response:
     return web.json_response(_withdrawal(gateway.fleet, found, version, await gateway.endpoints()))
 
 
-@routes.put("/control/models/{model}")
+@routes.put("/control/models/{model:[^/]+}")
 async def withdraw(request: web.Request) -> web.Response:
     """Take a model, or a version of it, off the routes, or put it back."""
     gateway, name = request.app[GATEWAY], request.match_info["model"]
@@ -155,7 +155,7 @@ async def withdraw(request: web.Request) -> web.Response:
         _check_default(gateway.fleet, name, version)
     versions = {(name, each) for each in found.versions if version in (None, each)}
     gateway.decide(withdrawn=withdrawn | versions if asked.withdrawn else withdrawn - versions)
-    await gateway.write()
+    await gateway.apply()
     return web.json_response(_withdrawal(gateway.fleet, found, version, await gateway.endpoints()))
 
 

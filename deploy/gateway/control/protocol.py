@@ -26,7 +26,7 @@ from deploy.gateway.state import Fleet
 from handlers.protocol.responses import PROTOBUF
 from handlers.protocol.retrieval import error_document
 
-MODEL, VERSION = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
+MODEL, VERSION = "/v2/models/{model:[^/]+}", "/v2/models/{model:[^/]+}/versions/{version:[^/]+}"
 # Of Triton's extensions those that are refused by name.
 UNSUPPORTED = "/v2/{extension:trace|logging|systemsharedmemory|cudasharedmemory}"
 # Seconds that a scrape may be old from which statistics are answered: handlers report once a second.
@@ -73,13 +73,25 @@ async def ready(request: web.Request) -> web.Response:
 
 @routes.post(f"{VERSION}/infer")
 @routes.post(f"{MODEL}/infer")
-@routes.post("/predictions/{model}/{version}")
-@routes.post("/predictions/{model}")
+@routes.post("/predictions/{model:[^/]+}/{version:[^/]+}")
+@routes.post("/predictions/{model:[^/]+}")
 async def infer(request: web.Request) -> web.Response:
     """Refuse an inference; the body is read to its end, so that the client can send all of it."""
     async for _ in request.content.iter_any():
         pass
     raise _not_ready(request)
+
+
+@routes.post("/invocations")
+async def invoke(request: web.Request) -> web.Response:
+    """Refuse an inference that names no model, or none that is served."""
+    async for _ in request.content.iter_any():
+        pass
+    gateway = request.app[GATEWAY]
+    if name := request.query.get("model_name") or gateway.settings.invocations:
+        raise RequestError(404, f"Request for unknown model: '{name}' is not found")
+    how = "add ?model_name=MODEL, or set invocations: MODEL in gateway.yaml"
+    raise RequestError(400, f"/invocations names no model, and {len(gateway.fleet.models)} are served: {how}")
 
 
 @routes.post("/v2/repository/index")
@@ -89,7 +101,7 @@ async def index(request: web.Request) -> web.Response:
     return web.json_response(_index(request.app[GATEWAY], is_ready_only))
 
 
-@routes.post("/v2/repository/models/{model}/load")
+@routes.post("/v2/repository/models/{model:[^/]+}/load")
 async def load(request: web.Request) -> web.Response:
     """Register a model on all nodes."""
     parameters = (await read(request, dict[str, Any])).get("parameters")
@@ -97,7 +109,7 @@ async def load(request: web.Request) -> web.Response:
     return web.Response()
 
 
-@routes.post("/v2/repository/models/{model}/unload")
+@routes.post("/v2/repository/models/{model:[^/]+}/unload")
 async def unload(request: web.Request) -> web.Response:
     """Remove a model from all nodes."""
     await repository.unload(request.app[GATEWAY], request.match_info["model"])
@@ -155,6 +167,7 @@ def _model(name: str) -> dict[str, Any]:
 METHODS: dict[str, Callable[[Gateway, Any], Any]] = {
     "ServerLive": lambda _, __: {"live": True},
     "ServerReady": lambda gateway, _: {"ready": gateway.fleet.is_ready},
+    "Check": lambda gateway, asked: _health(gateway.fleet, asked.service),
     "ServerMetadata": lambda gateway, _: description.server(gateway.settings.management),
     "ModelReady": lambda gateway, asked: {"ready": _is_ready(gateway.fleet, asked.name, asked.version)},
     "ModelMetadata": lambda gateway, asked: description.metadata(gateway.fleet, asked.name, asked.version),
@@ -168,6 +181,7 @@ METHODS: dict[str, Callable[[Gateway, Any], Any]] = {
 }
 
 
+@routes.post("/grpc.health.v1.Health/{method:Check}")
 @routes.post(f"/{SERVICE}/{{method}}")
 async def grpc(request: web.Request) -> web.Response:
     """Answer one call."""
@@ -198,6 +212,13 @@ async def _statistics(gateway: Gateway, model: str, version: str) -> dict[str, A
 def _index(gateway: Gateway, is_ready_only: bool) -> list[dict[str, str]]:
     repository.check(gateway)
     return list(description.index(gateway.fleet, is_ready_only=is_ready_only))
+
+
+def _health(fleet: Fleet, service: str) -> dict[str, Any]:
+    """Answer https://github.com/grpc/grpc/blob/master/doc/health-checking.md: 1 is SERVING, 2 is NOT_SERVING."""
+    if service not in ("", SERVICE):
+        raise RequestError(404, "no such service")
+    return {"status": 1 if fleet.is_ready else 2}
 
 
 def _is_ready(fleet: Fleet, model: str, version: str) -> bool:

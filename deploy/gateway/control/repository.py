@@ -67,7 +67,7 @@ async def _on_all(gateway: Gateway, name: str, call: Callable[[Gateway, Node, st
     nodes = list(gateway.fleet.nodes.values())
     done = await asyncio.gather(*(call(gateway, node, name) for node in nodes), return_exceptions=True)
     await gateway.look()
-    await gateway.write()
+    await gateway.apply()
     failed = {node.name: problem for node, problem in zip(nodes, done, strict=True) if problem is not None}
     for problem in failed.values():
         if not isinstance(problem, NodeFailed):
@@ -100,6 +100,8 @@ async def _unload(gateway: Gateway, node: Node, name: str) -> None:
     for version in sorted(replicas, key=lambda version: replicas[version].is_default):
         path = f"/models/{quote(name, safe='')}/{quote(version, safe='')}"
         await _call(gateway, node, "DELETE", path, 200, 202, 404)
+    watch = gateway.watches[node.name]
+    watch.forget(key for key in watch.models if key[0] == name)
 
 
 async def _replicas(gateway: Gateway, node: Node, name: str) -> dict[str, Replica]:
@@ -108,7 +110,11 @@ async def _replicas(gateway: Gateway, node: Node, name: str) -> dict[str, Replic
     await watch.look()
     if not watch.is_up:
         raise NodeFailed(watch.problem)
-    return {version: replica for (model, version), replica in watch.models.items() if model == name}
+    return {
+        version: replica
+        for (model, version), replica in watch.models.items()
+        if model == name and not replica.is_missing
+    }
 
 
 async def _call(gateway: Gateway, node: Node, method: str, path: str, *statuses: int) -> int:

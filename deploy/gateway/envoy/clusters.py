@@ -10,6 +10,7 @@ default at that moment, so a rollout that changes it loses nothing while the gat
 What is withdrawn keeps its clusters, which no route names, until no node has it: they say what is still in flight.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import quote
@@ -26,6 +27,10 @@ TOKENS = "torchserve.tokens"
 FAILURES = 3
 # Requests in a row that end by a connection refused or reset, none answered between, before a node is left out.
 RESETS = 5
+# Characters of a file's name, which has 255 bytes at most with what files.py adds.
+FILE_NAME = 200
+# A dot ends a label of Envoy's metrics, and Envoy writes a colon as _. No two names may become one.
+STAT_NAMES = str.maketrans({".": ",", ",": "%2C", ":": "%3A", "%": "%25"})
 
 
 class Served(NamedTuple):
@@ -43,21 +48,32 @@ class Served(NamedTuple):
     @property
     def file(self) -> str:
         """Name the file of its endpoints; a model's name has no slash, so no two are one."""
-        return f"endpoints/{quote(self.cluster, safe='')}.json"
+        name = quote(self.cluster, safe="")
+        if len(name) > FILE_NAME:
+            # No quoted name has "=".
+            name = f"{name[:100]}={hashlib.sha256(name.encode()).hexdigest()}"
+        return f"endpoints/{name}.json"
+
+    @property
+    def stat(self) -> str:
+        """Name its statistics."""
+        return self.cluster.translate(STAT_NAMES)
 
 
 def cluster(model: str, version: str | None = None) -> str:
     """Name the cluster of a model, or of one version of it."""
-    return model if version is None else f"{model}/{version}"
+    if version is None:
+        return model if model != CONTROL else f"{model}/"
+    return f"{model}/{version}"
 
 
 def served(fleet: Fleet) -> Iterator[Served]:
     """List what the nodes have, each model before its versions; what is withdrawn, too."""
     for model in fleet.registered.values():
-        nodes = {name for version in model.versions.values() for name in version.replicas}
-        yield Served(model.name, None, sorted(nodes & fleet.nodes.keys()))
-        for version in model.versions.values():
-            yield Served(model.name, version.version, sorted(version.replicas.keys() & fleet.nodes.keys()))
+        nodes = {version: each.present & fleet.nodes.keys() for version, each in model.versions.items()}
+        yield Served(model.name, None, sorted(set().union(*nodes.values())))
+        for version, names in nodes.items():
+            yield Served(model.name, version, sorted(names))
 
 
 def clusters(settings: Settings, fleet: Fleet) -> list[Resource]:
@@ -116,13 +132,13 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
         "cluster",
         "model",
         name=each.cluster,
-        stat_name=each.cluster.replace(".", "_"),
+        stat_name=each.stat,
         endpoints=watched(each.file),
         connect_s=seconds(limits.attempt_connect_s),
         connections=limits.connections,
         interval_s=seconds(interval_s),
         failures=FAILURES,
-        path=f"/models/{quote(each.model)}" + (f"/{quote(each.version)}" if each.version else ""),
+        path=f"/models/{quote(each.model, safe='')}" + (f"/{quote(each.version, safe='')}" if each.version else ""),
         management_token=[filled("cluster", "management_token")] if has_tokens else None,
         inference_token={"append": filled("cluster", "inference_token")} if has_tokens else None,
         resets=RESETS,

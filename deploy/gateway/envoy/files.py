@@ -3,30 +3,42 @@
     (Settings, Fleet) -> endpoints/, clusters.json, routes-http.json, routes-grpc.json, secret-*.json, listeners.json
 
 What others need comes first: endpoints before their cluster, clusters before the routes to them. The folder and all
-in it are their owner's alone, since keys and tokens stand in there.
+in it are their owner's alone, since keys and tokens stand in there. Beside each file lies what Envoy accepted last: it
+comes back when Envoy rejects the file, so that an Envoy that starts again has a configuration.
 """
 
 import contextlib
 import hashlib
 import json
+import re
+import shutil
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 from deploy.gateway.envoy.clusters import clusters, endpoints, served
 from deploy.gateway.envoy.listeners import CLUSTERS, LISTENERS, listeners, secrets
 from deploy.gateway.envoy.resources import Resource
-from deploy.gateway.envoy.routes import GRPC, HTTP, routes
+from deploy.gateway.envoy.routes import GRPC, HTTP, routes, shut
 from deploy.gateway.management import tokens_of
 from deploy.gateway.settings import Settings, lookup
 from deploy.gateway.state import Fleet
 
 ENDPOINTS = "endpoints"
+ACCEPTED = ".accepted"
+# The start of a file that `put` writes.
+VERSION = re.compile(r'\{\s*"version_info": "(\w+)"')
 
 
-def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
+def write(settings: Settings, fleet: Fleet, run: Path, rejected: dict[str, str] | None = None) -> list[str]:
     """Write what changed, and remove the endpoints of what is no longer served.
 
     Host names are looked up and files of tokens read anew each time: this may block for as long as a name server takes.
+
+    Args:
+        settings, fleet: what Envoy is configured by.
+        run: the folder.
+        rejected: versions that Envoy has rejected, by file; those that are not wanted any more are removed.
 
     Returns:
         Names of the files that changed, those removed included.
@@ -45,8 +57,19 @@ def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
 
     with_keys = [(node.name, node.token_file) for node in fleet.nodes.values() if node.token_file is not None]
     tokens = {name: found for name, path in with_keys if (found := tokens_of(path)) is not None}
+    rejected = {} if rejected is None else rejected
+
+    def put_accepted(name: str, resources: list[Resource]) -> bool:
+        kept = run / (name + ACCEPTED)
+        if rejected.get(name) != version_of(resources):
+            rejected.pop(name, None)
+        elif kept.exists():
+            resources = json.loads(kept.read_bytes())["resources"]
+            resources = [shut(each) if "virtual_hosts" in each else each for each in resources]
+        return put(run / name, resources)
+
     parts = list(served(fleet))
-    changed = [each.file for each in parts if put(run / each.file, [endpoints(fleet, each, resolve, tokens)])]
+    changed = [each.file for each in parts if put_accepted(each.file, [endpoints(fleet, each, resolve, tokens)])]
     everything: dict[str, list[Resource]] = {
         **({name: [secret] for name, secret in secrets(settings.tls).items()} if settings.tls else {}),
         CLUSTERS: clusters(settings, fleet),
@@ -54,13 +77,48 @@ def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
         f"routes-{GRPC}.json": [routes(settings, fleet, GRPC)],
         LISTENERS: listeners(settings),
     }
-    changed += [name for name, resources in everything.items() if put(run / name, resources)]
+    changed += [name for name, resources in everything.items() if put_accepted(name, resources)]
     kept = {run / each.file for each in parts}
     for path in sorted((run / ENDPOINTS).glob("*.json")):
         if path not in kept:
             path.unlink()
+            path.with_name(path.name + ACCEPTED).unlink(missing_ok=True)
             changed.append(f"{ENDPOINTS}/{path.name}")
     return changed
+
+
+def statistics(fleet: Fleet) -> dict[str, str]:
+    """Return under which name Envoy counts the updates of each file."""
+    return {
+        CLUSTERS: "cluster_manager.cds",
+        LISTENERS: "listener_manager.lds",
+        **{f"routes-{name}.json": f"http.{name}.rds.{name}" for name in (HTTP, GRPC)},
+        **{each.file: f"cluster.{each.stat}" for each in served(fleet)},
+    }
+
+
+def written(run: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the version of each of these files that is there."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError), (run / name).open(encoding="utf-8") as file:
+            if match := VERSION.match(file.read(64)):
+                found[name] = match[1]
+    return found
+
+
+def accept(run: Path, versions: Iterable[tuple[str, str]]) -> None:
+    """Keep these files, which Envoy has accepted in these versions."""
+    for name, version in versions:
+        kept = name + ACCEPTED
+        if written(run, [kept]) != {kept: version}:
+            shutil.copy(run / name, run / f"{kept}.new")
+            (run / f"{kept}.new").replace(run / kept)
+
+
+def version_of(resources: list[Resource]) -> str:
+    """Name a version of a file."""
+    return hashlib.sha256(json.dumps(resources, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def prepare(run: Path) -> None:
@@ -76,8 +134,7 @@ def put(path: Path, resources: list[Resource]) -> bool:
     Raises:
         OSError: the folder cannot be written.
     """
-    version = hashlib.sha256(json.dumps(resources, sort_keys=True).encode()).hexdigest()[:16]
-    text = json.dumps({"version_info": version, "resources": resources}, indent=1)
+    text = json.dumps({"version_info": version_of(resources), "resources": resources}, indent=1)
     with contextlib.suppress(FileNotFoundError):
         if path.read_text(encoding="utf-8") == text:
             return False

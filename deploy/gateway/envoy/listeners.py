@@ -53,6 +53,7 @@ def _listener(settings: Settings, name: str, port: int) -> Resource:
         open_rate=filled("listener", "open_rate", tokens=_tokens(OPEN_BURST, OPEN_PER_S)),
         body_bytes=limits.body_bytes,
         inflate_ratio=PACKED_RATIO if name == GRPC else INFLATE_RATIO,
+        path=lua("path", name="gateway.path"),
         inflate=lua("inflate", name="gateway.inflate"),
         http_request=lua("http_request", f"local FORM_BYTES, FORM_PARTS = {limits.form_bytes}, {limits.form_parts}\n"),
         http_response=lua("http_response"),

@@ -22,10 +22,11 @@ def described(ready: int, workers: int, timeout_s: int = 120) -> dict[str, Any]:
     [
         ([], "ready"),
         ([described(1, 1, 90), described(2, 2, 30)], "ready"),
-        ([described(1, 1), described(1, 2)], "m 1.0: 1 of 2 workers READY"),
+        ([described(1, 1), described(1, 2)], "ready"),
+        ([described(1, 1), described(0, 2)], "m 1.0: no worker is READY"),
         # Scaled to none it answers no one.
-        ([described(0, 0)], "m 1.0: 0 of 1 workers READY"),
+        ([described(0, 0)], "m 1.0: no worker is READY"),
     ],
 )
-def test_node_is_ready_where_all_workers_of_all_models_are(models: list[dict[str, Any]], words: str) -> None:
+def test_node_is_ready_where_a_worker_of_every_model_is(models: list[dict[str, Any]], words: str) -> None:
     assert health(models) == (words, max([each["responseTimeout"] for each in models], default=0))

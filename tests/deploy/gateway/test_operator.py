@@ -202,6 +202,8 @@ def test_metrics_are_those_of_envoy_of_every_node_and_of_what_the_gateway_saw(sc
         "gateway_workers_ready" + of.format("node-2", 0),
         "gateway_worker_restarts_total" + of.format("node-1", 1),
         "gateway_worker_restarts_total" + of.format("node-2", 0),
+        "gateway_settings_unapplied{} 0",
+        "gateway_files_rejected{} 0",
         "gateway_queued_requests" + of.format("node-1", 7),
     ]
     everything = scene.metrics()

@@ -147,7 +147,7 @@ def test_point_is_what_counters_grew_by(
 
 
 def test_document_has_the_state_of_every_replica() -> None:
-    partly = {"a": READY, "b": Replica(2, 1, 8, 20, is_default=True)}
+    partly = {"a": READY, "b": Replica(2, 0, 8, 20, is_default=True)}
     versions = {"1.0": Version("1.0", partly, {"task": "any"}), "2.0": Version("2.0", {"b": READY})}
     fleet = Fleet(NODES, frozenset("b"), {"m": Model("m", versions, "1.0")}, canaries={"m": Canary("2.0", 5.0)})
     found = document(fleet, Traffic())
@@ -159,4 +159,4 @@ def test_document_has_the_state_of_every_replica() -> None:
         (False, {"task": "any"}),
         (True, None),
     ]
-    assert [(each["node"], each["ready_workers"]) for each in model["versions"][0]["replicas"]] == [("a", 1), ("b", 1)]
+    assert [(each["node"], each["ready_workers"]) for each in model["versions"][0]["replicas"]] == [("a", 1), ("b", 0)]

@@ -31,7 +31,8 @@ def test_one_node_is_the_repositorys_own_server(tmp_path: Path) -> None:
     (only,) = local_nodes(Layout(ROOT / "config.properties", 1), tmp_path)
     assert (only.name, only.is_alone, only.title, only.server.logs) == ("node-1", True, "TorchServe", ROOT / "logs")
     urls = {f"{api}": f"http://127.0.0.1:808{port}" for port, api in enumerate(("inference", "management", "metrics"))}
-    assert reachable([only]) == [Node(name="node-1", **urls)]
+    restore_file = str(tmp_path / "node-1" / "restore.json")
+    assert reachable([only]) == [Node(name="node-1", **urls, restore_file=restore_file)]
     assert not list(tmp_path.iterdir())
     # What listens on every interface is called on loopback; what the gateway cannot reach is no node of its own.
     wide = layout(tmp_path, 1, inference_address="http://0.0.0.0:8080")

@@ -5,7 +5,8 @@ local ABOUT = "gateway"
 -- HTTP status of TorchServe, or of a node's own Envoy -> gRPC status, and its message.
 local MEANING = {
   ["400"] = {"3", "the request is invalid"},
-  ["404"] = {"5", "neither this model nor this version is served"},
+  -- The gateway knows the model, and the node does not have it yet, or no more.
+  ["404"] = {"14", "the node does not serve this model at the moment"},
   ["413"] = {"8", "the request is too large"},
   ["429"] = {"14", "too many requests"},
   ["500"] = {"13", "the worker died, or did not answer in time"},

@@ -6,8 +6,8 @@ local INFER = "/inference.GRPCInferenceService/ModelInfer"
 local INVALID_ARGUMENT = "3"
 -- Bytes of a frame's head: one flag, and the length of the message in four.
 local HEAD = 5
--- No name of a model or version is longer.
-local NAME_BYTES = 255
+-- No name of a model or version is longer (torchserve_client.names).
+local NAME_BYTES = 1024
 local function fail(handle, status, message)
   handle:respond({[":status"] = "200", ["content-type"] = "application/grpc", ["grpc-status"] = status,
     ["grpc-message"] = message}, "")

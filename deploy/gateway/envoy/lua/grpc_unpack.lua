@@ -6,7 +6,7 @@ local INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED = "3", "8", "12"
 -- Bytes of a frame's head: one flag, and the length of the message in four.
 local HEAD = 5
 local GZIP_HEAD = "\31\139\8\0\0\0\0\0\0\255"
-local SERVICE = "^/inference%.GRPCInferenceService/(%w+)$"
+local SERVICE, HEALTH = "^/inference%.GRPCInferenceService/(%w+)$", "^/grpc%.health%.v1%.Health/(Check)$"
 local function fail(handle, status, message)
   handle:respond({[":status"] = "200", ["content-type"] = "application/grpc", ["grpc-status"] = status,
     ["grpc-message"] = message}, "")
@@ -37,9 +37,10 @@ function envoy_on_request(handle)
     handle:respond({[":status"] = "415"}, "")
     return
   end
-  local method = (headers:get(":path") or ""):match(SERVICE)
+  local path = headers:get(":path") or ""
+  local method = path:match(SERVICE) or path:match(HEALTH)
   if not method then
-    fail(handle, UNIMPLEMENTED, "only inference.GRPCInferenceService is served here")
+    fail(handle, UNIMPLEMENTED, "only inference.GRPCInferenceService is served here, and Check of grpc.health.v1.Health")
     return
   end
   if method == "ModelStreamInfer" then

@@ -4,7 +4,7 @@
 local ERROR_BYTES = 65536
 -- Status -> what TorchServe's own error means; its text is not passed on, since it may quote the request.
 local MEANING = {
-  ["404"] = "Neither this model nor this version is served.",
+  ["404"] = "The node does not serve this model at the moment.",
   ["413"] = "The body is larger than the node's max_request_size.",
   ["500"] = "The worker died, or did not answer in time.",
   ["503"] = "The model's queue is full, or none of its workers is up.",
@@ -30,6 +30,11 @@ function envoy_on_response(handle)
   if kind and message then
     -- What was taken of the handle before the body came holds no more.
     headers = handle:headers()
+    if status == "404" then
+      -- The gateway knows the model: the node has started anew and does not have it yet, or it was removed just now.
+      status = "503"
+      headers:replace("retry-after", "1")
+    end
     headers:replace(":status", status)
     local form = handle:metadata():get("form")
     if form == "api" then

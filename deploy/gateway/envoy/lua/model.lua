@@ -4,15 +4,42 @@
 -- it asks for, is the worker's affair.
 
 local ABOUT = "gateway.api"
--- Bytes of the body that are copied at once, and of those the ones that may hold "model" and its text; names are shorter.
-local PIECE, NAME = 65536, 1024
+-- Bytes of the body that are copied at once, and of those the ones that may hold "model" and its text: a name of 1,024
+-- bytes has six for each where all are escaped.
+local PIECE, NAME = 65536, 8192
 -- Brackets and quotes that are looked at, some 0.2 s of this thread; and members of the object.
 local MARKS, MEMBERS = 1000000, 1000
 
--- A name with any other character is no model's: it becomes one that is unknown.
+-- No model has this name: names have no control characters.
+local UNKNOWN = "\n"
+
+-- Writes a code point in UTF-8.
+local function utf8(code)
+  if code < 0x80 then
+    return string.char(code)
+  elseif code < 0x800 then
+    return string.char(0xC0 + math.floor(code / 64), 0x80 + code % 64)
+  end
+  local tail = string.char(0x80 + math.floor(code / 64) % 64, 0x80 + code % 64)
+  return (code < 0x10000 and string.char(0xE0 + math.floor(code / 4096))
+    or string.char(0xF0 + math.floor(code / 262144), 0x80 + math.floor(code / 4096) % 64)) .. tail
+end
+
+-- Reads the text of a JSON string that begins behind a quote; nil where it does not end.
+local function text_of(json)
+  -- Escaped backslashes and quotes first: the next quote is the last, and each other backslash begins an escape.
+  local text = json:gsub("\\\\", "\\u005c"):gsub('\\"', "\\u0022"):gsub("\\/", "/"):match('^([^"]*)"')
+  return text and text:gsub("\\u([dD][89abAB]%x%x)\\u([dD][c-fC-F]%x%x)", function(high, low)
+    return utf8((tonumber(high, 16) - 0xD800) * 1024 + tonumber(low, 16) - 0xDC00 + 0x10000)
+  end):gsub("\\u(%x%x%x%x)", function(code) return utf8(tonumber(code, 16)) end)
+end
+
+-- Returns a name that may be a model's; what is no UTF-8, or has a backslash or a control character, is none.
 local function plain(text)
-  text = text:gsub("\\u00(%x%x)", function(code) return string.char(tonumber(code, 16)) end):gsub("\\(.)", "%1")
-  return text:find("^[%w_./:@+-]+$") and text or "?"
+  local rest = text:gsub("[\194-\223][\128-\191]", ""):gsub("[\224-\239][\128-\191][\128-\191]", "")
+    :gsub("[\240-\244][\128-\191][\128-\191][\128-\191]", "")
+  local is_name = text ~= "" and not rest:find("[%c\\\128-\255]") and not text:find("\237[\160-\191]")
+  return is_name and text or UNKNOWN
 end
 
 local function model_of(body)
@@ -37,7 +64,8 @@ local function model_of(body)
         at = found + 2
       elseif mark == 34 then
         if not in_text and depth == 1 then
-          local name = piece:match('^"model"%s*:%s*"([^"]*)"', found)
+          local _, quote = piece:find('^"model"%s*:%s*"', found)
+          local name = quote and text_of(piece:sub(quote + 1, quote + NAME))
           members = members + 1
           if name or members > MEMBERS then
             return name and plain(name)

@@ -1,0 +1,11 @@
+-- Writes a path in one form, so that routes can be exact: no slash at its end, as TorchServe ignores it, and everything
+-- percent-encoded but what RFC 3986 calls unreserved. Envoy has resolved dots and encoded slashes before.
+
+function envoy_on_request(handle)
+  local headers = handle:headers()
+  local path, query = headers:get(":path"):match("^([^?]*)(.*)$")
+  path = path:gsub("%%(%x%x)", function(code) return string.char(tonumber(code, 16)) end)
+  path = path:gsub("[^%w_.~/-]", function(byte) return ("%%%02X"):format(byte:byte()) end):gsub("(.)/+$", "%1")
+  headers:replace(":path", path .. query)
+  handle:clearRouteCache()
+end
