@@ -167,9 +167,10 @@ def read(path: Path = CONFIG) -> Settings:
             key is.
         OSError: it cannot be read.
     """
+    document = _document(path)
     try:
         # As JSON, in which a list may be a tuple and an object a dataclass, and nothing else is what it is not.
-        settings = TypeAdapter(Settings).validate_json(json.dumps(_document(path), default=str))
+        settings = TypeAdapter(Settings).validate_json(json.dumps(document, default=str))
     except ValidationError as error:
         raise InvalidConfig(f"{path.name}: {problems(error, 'it')}") from None
     except (TypeError, ValueError):

@@ -50,9 +50,9 @@ class Scene:
         url, metrics_url: the control port's and the metrics port's.
     """
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, real: Envoy | None = None, **settings: Any) -> None:
         self.folder, self.settings = folder, Settings(**settings)
-        self.envoy = StillEnvoy(folder)
+        self.envoy, self.real = StillEnvoy(folder), real
         self.first, self.second = (StandIn(f"node-{number}", ["classifier/1.0"]) for number in (1, 2))
         self.open()
 
@@ -60,7 +60,7 @@ class Scene:
         """Start the control process."""
 
         async def start() -> None:
-            self.gateway = Gateway(self.settings, [self.first.node, self.second.node], self.envoy, self.folder)
+            self.gateway = Gateway(self.settings, [self.first.node, self.second.node], self.real or self.envoy, self.folder)
             await self.gateway.start()
             apps = (control_app(self.gateway), metrics_app(self.gateway))
             self._runners = [await serve(app, "127.0.0.1", 0) for app in apps]

@@ -2,14 +2,21 @@
 
 import gzip
 import hashlib
+import json
 import random
+import re
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
 
 import grpc
 import pytest
 
-from tests.deploy.gateway.envoy.harness import TIMEOUT_S, Gateway
+from deploy.gateway.settings import Settings
+from tests.deploy.gateway.envoy.harness import TIMEOUT_S, Gateway, wait
+from tests.deploy.gateway.envoy.stand_ins import models_of
 
 Pack = Callable[[bytes], bytes]
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -172,3 +179,82 @@ def test_grpc_calls_that_cannot_be_are_refused_with_a_reason(
 ) -> None:
     code, details = gateway.refused(method, message)
     assert (code, text in details) == (status, True), details
+
+
+# -- names --------------------------------------------------------------------------------------------------------
+
+NAMES = [
+    "n" * 200,
+    "모" * 200,
+    "sentence-transformers-paraphrase-multilingual-mpnet-base-v2-int8-cpu",
+    *("a b", "größe", "x+y", "a:b", "a;b,c=d", "$x!'()*@", "a{b}", "{", "a%2Fb", "%", 'a"b', "a?b#c", "[a|b]^`<>", "~"),
+    *("control", "stats", "m.n", "m_n", "m,n", "-", "...", "\U0001f600"),
+]
+
+
+def as_grpc(*texts: str) -> bytes:
+    """Write a ModelInferRequest's name and version."""
+    fields = [(number, text.encode()) for number, text in enumerate(texts, start=1)]
+    return b"".join(
+        bytes([number << 3 | 2]) + (bytes([size]) if size < 128 else bytes([size & 127 | 128, size >> 7])) + text
+        for number, text in fields
+        for size in [len(text)]
+    )
+
+
+def test_every_name_is_served_under_every_path_that_clients_write(gateway: Gateway) -> None:
+    """However they percent-encode it; what Envoy does not accept would leave all routes as they were."""
+    version = "1.0-3f786850e387550fdaf8c5e1a2c4a9c1e1c2f0d9"
+    for node in gateway.nodes:
+        node.models = models_of([f"{name}/{version}" for name in NAMES if "/" not in name])
+    gateway.serve(models={name: [version] for name in NAMES})
+    wait(lambda: gateway.ask("POST", f"/predictions/{quote(NAMES[-1])}").status_code == 200)
+    for name in NAMES:
+        canonical = f"/predictions/{quote(name, safe='')}"
+        for form in {quote(name, safe=safe) for safe in ("", "!'()*", "!$&'()*+,;=:@[]")}:
+            lower = re.sub(r"%..", lambda code: code[0].lower(), form)
+            for path, arrives in (
+                (f"/predictions/{form}", canonical),
+                (f"/predictions/{lower}/", canonical),
+                (f"/predictions/{form}/{version}/?x=1", f"{canonical}/{version}?x=1"),
+                (f"/v2/models/{form}/versions/{version}/infer", f"{canonical}/{version}"),
+                (f"/v2/models/{form}/infer/", canonical),
+                (f"/v1/models/{form}:predict", canonical),
+                (f"/invocations?model_name={quote(name, safe='')}", None),
+            ):
+                head = f"POST {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+                answer = gateway.raw(head.encode())
+                assert answer.startswith("HTTP/1.1 200"), (path, answer)
+                found = json.loads(answer.partition("x-received: ")[2].partition("\r\n")[0])
+                assert (found["by"][:4], found["path"]) == ("node", arrives or found["path"])
+        assert gateway.call("ModelInfer", as_grpc(name, version))[1]["path"] == f"{canonical}/{version}"
+        for text in (json.dumps(name), json.dumps(name, ensure_ascii=False)):
+            found = gateway.received("POST", "/v1/embeddings", data=f'{{"model": {text}}}'.encode())
+            assert (found["by"][:4], found["path"]) == ("node", canonical), name
+    gateway.restore()
+
+
+def test_versions_are_reached_with_and_without_zeros(gateway: Gateway) -> None:
+    for node in gateway.nodes:
+        node.models = models_of(["z/1", "z/2.0.0", "z/3.10"])
+    gateway.serve(models={"z": ["1", "2.0.0", "3.10"]})
+    wait(lambda: gateway.status("/predictions/z") == 200)
+    for asked, version in (("1", "1"), ("1.0", "1"), ("1.0.0.0", "1"), ("2", "2.0.0"), ("2.0", "2.0.0"), ("3.10", "3.10")):
+        assert gateway.received("POST", f"/predictions/z/{asked}")["path"] == f"/predictions/z/{version}"
+    assert [gateway.status(f"/predictions/z/{asked}") for asked in ("10", "3.1", "1x0", "")] == [404, 404, 404, 200]
+    gateway.restore()
+
+
+def test_invocations_go_to_the_only_model_or_to_the_one_of_the_settings(tmp_path: Path) -> None:
+    with Gateway(tmp_path, Settings(), nodes=1) as gateway:
+        assert gateway.received("POST", "/invocations?x=1")["path"] == "/predictions/m?x=1"
+        assert gateway.received("POST", "/invocations?model_name=x")["by"] == "control"
+        assert [gateway.ask("GET", path).status_code for path in ("/ping", "/invocations")] == [503, 404]
+        gateway.nodes[0].models = models_of(["m/1.0", "n/1.0"])
+        gateway.serve(models={"m": ["1.0"], "n": ["1.0"]}, is_up=True)
+        wait(lambda: gateway.received("POST", "/invocations")["by"] == "control")
+        assert gateway.ask("GET", "/ping").status_code == 200
+        gateway.settings = replace(gateway.settings, invocations="n")
+        gateway.serve(models={"m": ["1.0"], "n": ["1.0"]})
+        wait(lambda: gateway.received("POST", "/invocations")["by"] != "control")
+        assert gateway.received("POST", "/invocations")["path"] == "/predictions/n"
