@@ -18,6 +18,7 @@ from torchserve_client.errors import ClientError, InvalidPayload, LoadFailed, Ma
 from torchserve_client.gateway import DEFAULT_URL, Gateway, in_front_of
 from torchserve_client.management import Management
 from torchserve_client.metadata import Metadata
+from torchserve_client.names import fault
 from torchserve_client.nodes import Nodes
 from torchserve_client.rollout import Rollout, Wanted
 from torchserve_client.worker_log import WorkerLog, wait_loaded
@@ -84,6 +85,8 @@ def _lines() -> list[str]:
 def register(options: argparse.Namespace, management: Management) -> int:
     """Register an archive; with --wait until its workers are ready."""
     model, archive = options.model, options.url or f"{options.model}.mar"
+    if reason := fault(model):
+        raise InvalidPayload(f"{model!r} is not a valid model name: it {reason}")
     log = WorkerLog(options.logs / "model_log.log", model)
     before = management.versions(model, is_missing_ok=True)
     management.register(

@@ -20,6 +20,7 @@ from yarl import URL
 from deploy.gateway.state import Replica
 from deploy.run.node import Node
 from torchserve_client.management import OVERLAP, PAGE_MODELS
+from torchserve_client.names import fault
 
 # Seconds to connect, which takes no work of the node at all.
 CONNECT_S = 1.0
@@ -112,8 +113,8 @@ def tokens_of(path: str | Path) -> Mapping[str, str] | None:
 # -- what is registered -----------------------------------------------------------------------------------------------
 
 
-async def registered(session: aiohttp.ClientSession, node: Node) -> Models:
-    """Return every version of every model on a node.
+async def registered(session: aiohttp.ClientSession, node: Node) -> tuple[Models, dict[str, str]]:
+    """Return every version of every model on a node, and what no URL can name with the reason.
 
     Raises:
         NodeFailed: it does not answer, or not as a TorchServe does.
@@ -134,10 +135,12 @@ async def registered(session: aiohttp.ClientSession, node: Node) -> Models:
             begin = int(listed["nextPageToken"]) - OVERLAP if "nextPageToken" in listed else None
         except (LookupError, TypeError, ValueError):
             raise NodeFailed("GET /models: no list of models") from None
+    faults = {name: reason for name in names if (reason := fault(name))}
     models: dict[tuple[str, str], Replica] = {}
-    for found in await asyncio.gather(*map(describe, names)):
+    for found in await asyncio.gather(*(describe(name) for name in names if name not in faults)):
         models |= found
-    return models
+    faults |= {f"{name} {version}": reason for name, version in models if (reason := fault(version))}
+    return {key: replica for key, replica in models.items() if not fault(key[1])}, faults
 
 
 async def _versions(session: aiohttp.ClientSession, node: Node, name: str) -> dict[tuple[str, str], Replica]:

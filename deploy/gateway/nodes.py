@@ -23,7 +23,6 @@ from deploy.gateway.management import Models, NodeDrains, NodeFailed, NodeGone, 
 from deploy.gateway.state import Model, Replica, Version
 from deploy.run import node as node_files
 from deploy.run.node import Node
-from torchserve_client.names import fault
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,6 @@ class Watch:
         is_draining: whether it has said that it is about to end; until it describes its models again.
         is_described: whether it ever said what is registered there.
         problem: why it did not answer; "" where it did.
-        unserved: what is registered there under a name that no URL can carry.
     """
 
     def __init__(self, node: Node, session: aiohttp.ClientSession, changed: Callable[[], None], models: Models) -> None:
@@ -68,8 +66,8 @@ class Watch:
         self.metadata: dict[tuple[str, str], Mapping[str, Any]] = {}
         self.is_up = self.is_draining = self.is_described = False
         self.problem = ""
-        self.unserved: frozenset[tuple[str, str]] = frozenset()
-        # Whether it was gone when it was asked last.
+        # Names that no URL can carry, with the reason; and whether the node was gone when it was asked last.
+        self._faults: dict[str, str] = {}
         self._was_gone = False
         self._session, self._changed = session, changed
         self._looking = asyncio.Lock()
@@ -84,10 +82,13 @@ class Watch:
             problem = ""
             try:
                 was_restoring = self._is_restoring()
-                found = self._servable(await registered(self._session, self.node))
+                found, faults = await registered(self._session, self.node)
                 missing = self._missing(found, was_restoring or self._is_restoring())
                 found = {key: _after(self.models.get(key), replica) for key, replica in found.items()}
                 self.models = {**found, **missing}
+                for name in faults.keys() - self._faults:
+                    logger.error("%s: %r is not served: its name %s", self.node.name, name, faults[name])
+                self._faults = faults
                 self.is_up, self.is_draining, self.is_described = True, False, True
                 self._was_gone = False
             except NodeFailed as error:
@@ -126,14 +127,6 @@ class Watch:
         elif not is_restoring:
             gone = {}
         return {key: replace(each, is_missing=True, ready_workers=0, queued=None) for key, each in gone.items()}
-
-    def _servable(self, found: Models) -> Models:
-        """Leave out what no URL can name, which is logged once."""
-        faults = {key: reason for key in found if (reason := fault(key[0]) or fault(key[1]))}
-        for key in faults.keys() - self.unserved:
-            logger.error("%s: %r, version %r is not served: its name %s", self.node.name, *key, faults[key])
-        self.unserved = frozenset(faults)
-        return {key: replica for key, replica in found.items() if key not in faults}
 
     def close(self) -> None:
         """Watch no more."""

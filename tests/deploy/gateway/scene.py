@@ -60,7 +60,9 @@ class Scene:
         """Start the control process."""
 
         async def start() -> None:
-            self.gateway = Gateway(self.settings, [self.first.node, self.second.node], self.real or self.envoy, self.folder)
+            self.gateway = Gateway(
+                self.settings, [self.first.node, self.second.node], self.real or self.envoy, self.folder
+            )
             await self.gateway.start()
             apps = (control_app(self.gateway), metrics_app(self.gateway))
             self._runners = [await serve(app, "127.0.0.1", 0) for app in apps]

@@ -6,13 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 
-from deploy.gateway.control.gateway import Gateway
+from deploy.gateway.control.gateway import KNOWN, Gateway
+from deploy.gateway.envoy.clusters import served
+from deploy.gateway.nodes import read_known
 from deploy.gateway.state import Replica
 from deploy.run.node import Node
 from tests.deploy.gateway.envoy.harness import wait
-from tests.deploy.gateway.envoy.stand_ins import METADATA, described, run
+from tests.deploy.gateway.envoy.stand_ins import METADATA, described, models_of, run
 from tests.deploy.gateway.scene import Scene
 
 
@@ -123,6 +126,81 @@ def test_process_that_starts_anew_keeps_routes_until_it_has_seen_the_model_gone(
     run(gateway.close())
     scene.second.start()
     scene.open()
+
+
+# -- nodes that start again -----------------------------------------------------------------------------------------
+
+
+def restart(scene: Scene, *models: str) -> None:
+    """Have both nodes gone, and back with these models."""
+    for node in (scene.first, scene.second):
+        node.close()
+    scene.look()
+    for node in (scene.first, scene.second):
+        node.start()
+        node.models = models_of(models)
+    scene.look()
+
+
+def test_model_that_is_not_back_after_a_restart_is_known_until_it_is_restored_or_unregistered(scene: Scene) -> None:
+    def seen() -> tuple[list[str], bool, int]:
+        scene.look()
+        fleet = scene.gateway.fleet
+        return [*fleet.models], fleet.is_ready, scene.status("/v2/models/classifier/ready")
+
+    restart(scene, "other/1.0")
+    assert seen() == (["classifier", "other"], False, 503)
+    # Envoy sends it no requests: they would get a 404.
+    assert [each.nodes for each in served(scene.gateway.fleet) if each.model == "classifier"] == [[], []]
+    # It outlives the control process.
+    run(scene.gateway.write())
+    known = read_known(scene.folder / KNOWN)
+    assert all(
+        found["classifier", "1.0"].is_missing and not found["other", "1.0"].is_missing for found in known.values()
+    )
+    scene.first.models |= models_of(["classifier/1.0"])
+    assert seen() == (["classifier", "other"], True, 200)
+    # On a node that has not restarted it vanishes; what is missing on the other one an operator unregisters.
+    scene.first.models = models_of(["other/1.0"])
+    assert seen() == (["classifier", "other"], False, 503)
+    assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": True})[0] in (200, 404)
+    assert seen() == (["other"], True, 404)
+    assert scene.gateway.decided.withdrawn == set()
+
+
+@pytest.mark.parametrize(("is_restoring", "models"), [(True, ["classifier"]), (False, [])])
+def test_node_of_this_machine_says_when_it_has_restored_all_that_it_can(
+    scene: Scene, tmp_path: Path, is_restoring: bool, models: list[str]
+) -> None:
+    """As after `make serve`: its folder has `served`, and restore.json until it is done."""
+    restore = tmp_path / "node" / "restore.json"
+    restore.parent.mkdir()
+    restore.with_name("served").touch()
+    nodes = [replace(each.node, restore_file=str(restore)) for each in (scene.first, scene.second)]
+    watch(scene, nodes)
+    scene.look()
+    if is_restoring:
+        restore.touch()
+    restart(scene)
+    assert [*scene.gateway.fleet.models] == models
+    restore.unlink(missing_ok=True)
+    scene.look()
+    assert (scene.gateway.fleet.models, scene.gateway.fleet.is_ready) == ({}, True)
+
+
+def test_name_that_no_url_can_carry_is_not_served_and_hinders_no_other(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = ["a/b", "a\\b", "..", "\ud800", "n\n", "x" * 1025, ""]
+    for node in (scene.first, scene.second):
+        node.models |= {name: [described(name)] for name in odd} | {"m": [described("m", "1/2"), described("m", "2")]}
+    scene.look()
+    assert [*scene.gateway.fleet.models] == ["classifier", "m"]
+    run(scene.gateway.write())
+    assert [*scene.fleet.models["m"].versions] == ["2"]
+    scene.look()
+    # Once for each node.
+    assert caplog.text.count("'a/b' is not served: its name must not be a dot or two") == 2
 
 
 # -- metadata -----------------------------------------------------------------------------------------------------

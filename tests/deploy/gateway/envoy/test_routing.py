@@ -239,7 +239,14 @@ def test_versions_are_reached_with_and_without_zeros(gateway: Gateway) -> None:
         node.models = models_of(["z/1", "z/2.0.0", "z/3.10"])
     gateway.serve(models={"z": ["1", "2.0.0", "3.10"]})
     wait(lambda: gateway.status("/predictions/z") == 200)
-    for asked, version in (("1", "1"), ("1.0", "1"), ("1.0.0.0", "1"), ("2", "2.0.0"), ("2.0", "2.0.0"), ("3.10", "3.10")):
+    for asked, version in (
+        ("1", "1"),
+        ("1.0", "1"),
+        ("1.0.0.0", "1"),
+        ("2", "2.0.0"),
+        ("2.0", "2.0.0"),
+        ("3.10", "3.10"),
+    ):
         assert gateway.received("POST", f"/predictions/z/{asked}")["path"] == f"/predictions/z/{version}"
     assert [gateway.status(f"/predictions/z/{asked}") for asked in ("10", "3.1", "1x0", "")] == [404, 404, 404, 200]
     gateway.restore()
