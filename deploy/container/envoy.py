@@ -85,7 +85,7 @@ def _routes(view: View) -> Iterator[Resource]:
     no_query = [{"name": ":path", "string_match": {"safe_regex": {"regex": r"[^?]*"}}}]
     for match in ({"path": "/models"}, {"safe_regex": {"regex": r"/models/.+"}, "headers": no_query}):
         if view.is_draining or view.words == STARTING:
-            kind, message = (DRAINING, "This node drains.") if view.is_draining else (STARTING, "This node starts.")
+            kind, message = (DRAINING, "This node drains.") if view.is_draining else ("Starting", "This node starts.")
             error = json.dumps({"code": 503, "type": kind, "message": message})
             yield _answer({**match, "headers": [_method("GET")]}, 503, error, "application/json")
         yield _to("management", match, "GET", view.tokens.get("management"))

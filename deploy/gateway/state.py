@@ -68,11 +68,6 @@ class Version:
         """Whether it has replicas, and each has a worker that is READY."""
         return bool(self.replicas) and all(replica.is_ready for replica in self.replicas.values())
 
-    @property
-    def present(self) -> set[str]:
-        """The names of the nodes that have it now."""
-        return {node for node, replica in self.replicas.items() if not replica.is_missing}
-
 
 @dataclass(frozen=True, slots=True)
 class Model:

@@ -70,10 +70,10 @@ def cluster(model: str, version: str | None = None) -> str:
 def served(fleet: Fleet) -> Iterator[Served]:
     """List what the nodes have, each model before its versions; what is withdrawn, too."""
     for model in fleet.registered.values():
-        nodes = {version: each.present & fleet.nodes.keys() for version, each in model.versions.items()}
-        yield Served(model.name, None, sorted(set().union(*nodes.values())))
-        for version, names in nodes.items():
-            yield Served(model.name, version, sorted(names))
+        nodes = {name for version in model.versions.values() for name in version.replicas}
+        yield Served(model.name, None, sorted(nodes & fleet.nodes.keys()))
+        for version in model.versions.values():
+            yield Served(model.name, version.version, sorted(version.replicas.keys() & fleet.nodes.keys()))
 
 
 def clusters(settings: Settings, fleet: Fleet) -> list[Resource]:
@@ -104,6 +104,10 @@ def endpoints(
         if at is None or management_at is None:
             continue
         is_out = name in fleet.draining or (each.version is None and _has_withdrawn_default(fleet, each.model, name))
+        versions = fleet.registered[each.model].versions
+        asked = [versions[each.version]] if each.version else versions.values()
+        # Envoy would send requests to a node that is left out here for as long as it finds it healthy.
+        is_out |= all(version.replicas[name].is_missing for version in asked if name in version.replicas)
         checked = {"port_value": management_port, "address": address(management_at, management_port)}
         secrets = {api: f"Bearer {token}" for api, token in own.items()}
         found.append(

@@ -67,6 +67,16 @@ def node(started: Node) -> Node:
     return started
 
 
+def test_node_that_starts_shows_no_models_before_it_has_all(started: Node) -> None:
+    """The gateway would take the others for unregistered."""
+    started.show(View())
+    for path in ("/models?limit=1000", "/models/m/all"):
+        answer = started.ask("GET", path)
+        assert (answer.status_code, answer.json()["type"]) == (503, "Starting")
+    started.show(READY)
+    assert started.ask("GET", "/models").status_code == 200
+
+
 def test_node_starts_is_ready_or_drains_and_lives_all_the_while(node: Node) -> None:
     not_yet = replace(READY, words="m 1.0: 0 of 1 workers READY")
     for view, status in ((View(), 503), (not_yet, 503), (READY, 200), (replace(READY, is_draining=True), 503)):

@@ -104,6 +104,17 @@ def test_ready_means_that_a_worker_of_every_model_answers(scene: Scene) -> None:
     assert ready() == (False, 503)
 
 
+def test_health_is_answered_as_grpc_has_it(scene: Scene) -> None:
+    """https://github.com/grpc/grpc/blob/master/src/proto/grpc/health/v1/health.proto: field 1, SERVING is 1."""
+    check = "/grpc.health.v1.Health/Check"
+    service = b"inference.GRPCInferenceService"
+    for message in (b"", bytes([10, len(service)]) + service):
+        assert scene.call(check, message) == (0, "", b"\x08\x01")
+    assert scene.call(check, b"\x0a\x01x")[0] == 5
+    scene.register(described("classifier", ready=0))
+    assert scene.call(check) == (0, "", b"\x08\x02")
+
+
 # -- the repository -----------------------------------------------------------------------------------------------
 
 

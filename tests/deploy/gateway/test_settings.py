@@ -79,6 +79,10 @@ def test_nodes_are_those_of_the_settings_or_of_the_file(
     ("name", "text"),
     [
         ("gateway.yaml", "{"),
+        ("gateway.yaml", "limits: 2026-13-45"),
+        ("gateway.yaml", "2026-01-01: 1"),
+        ("gateway.yaml", "&a [*a]"),
+        ("gateway.yaml", "key_file: nowhere.yaml"),
         ("nodes.json", '[{"name": "A B"}]'),
     ],
 )

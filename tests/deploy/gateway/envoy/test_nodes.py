@@ -13,8 +13,8 @@ import pytest
 import requests
 
 from deploy.gateway.settings import Canary
-from deploy.gateway.state import Fleet
-from tests.deploy.gateway.envoy.harness import SERVED, Gateway, wait
+from deploy.gateway.state import Fleet, Model, Version
+from tests.deploy.gateway.envoy.harness import REPLICA, SERVED, Gateway, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn, described, models_of
 
 INFER = b"\x0a\x01m"
@@ -74,6 +74,21 @@ def test_what_one_node_no_longer_has_is_asked_of_the_other(gateway: Gateway, sta
     before = gateway.attempts()
     assert gateway.status("/predictions/m", x_do="lack") == status
     assert gateway.attempts() - before <= gateway.settings.limits.attempts
+
+
+def test_node_that_lacks_a_known_model_is_not_ready_yet(gateway: Gateway) -> None:
+    """It has started again, and Envoy has not asked for its health since."""
+    body = b'{\n  "code": 404,\n  "type": "ModelNotFoundException",\n  "message": "Model not found: m"\n}\n'
+    for node in gateway.nodes:
+        node.answers["new"] = (404, {"Content-Type": "application/json"}, body)
+    answer = gateway.ask("POST", "/predictions/m", headers={"X-Do": "new"})
+    assert (answer.status_code, answer.headers["Retry-After"], answer.json()["code"]) == (503, "1", 503)
+    assert gateway.refused("ModelInfer", INFER, x_do="new")[0] == 14
+    missing = dict.fromkeys(("node-0", "node-1"), replace(REPLICA, is_missing=True))
+    gateway.serve(replace(gateway.fleet(), registered={"m": Model("m", {"1.0": Version("1.0", missing)}, "1.0")}))
+    wait(lambda: gateway.status("/predictions/m") == 503)
+    assert gateway.ask("POST", "/predictions/m").headers["Retry-After"] == "1"
+    gateway.restore()
 
 
 def test_node_that_refuses_connections_is_left_out_until_it_is_ready_again(gateway: Gateway) -> None:

@@ -146,6 +146,7 @@ def test_compressed_bodies_that_are_cut_off_are_refused(gateway: Gateway) -> Non
         ("ModelInfer", b"\x0a\x07unknown", "/predictions/unknown"),
         ("ModelInfer", b"\x0a\x03a/b\x12\x011", "/predictions/a%2Fb/1"),
         ("ModelMetadata", b"\x0a\x01m", "/inference.GRPCInferenceService/ModelMetadata"),
+        ("/grpc.health.v1.Health/Check", b"", "/grpc.health.v1.Health/Check"),
     ],
 )
 def test_grpc_calls_arrive_as_a_post_of_their_message(
@@ -170,6 +171,7 @@ def test_grpc_compressed_messages_arrive_inflated(gateway: Gateway, compression:
         ("ModelInfer", b"\x12\x011", 3, "model_name is empty"),
         ("ModelInfer", b"\x0a\xff", 3, "no ModelInferRequest"),
         ("ModelStreamInfer", b"", 12, "ModelStreamInfer is not supported"),
+        ("/grpc.health.v1.Health/Watch", b"", 12, "and Check of grpc.health.v1.Health"),
         ("/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions", b"", 12, "only inference."),
         ("/predictions/m", b"", 12, "only inference."),
     ],
