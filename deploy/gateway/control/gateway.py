@@ -8,7 +8,7 @@ every two seconds: the nodes' metrics ─> Traffic
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 from deploy.gateway.control.errors import RequestError
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.listeners import LISTENERS
-from deploy.gateway.envoy.process import POLL_S, Endpoints, Envoy, Update
+from deploy.gateway.envoy.process import POLL_S, Endpoints, Envoy
 from deploy.gateway.nodes import Watch, models, read_kept, read_known, write_known
 from deploy.gateway.settings import Canary, Settings
 from deploy.gateway.state import Fleet
@@ -91,8 +91,7 @@ class Gateway:
         self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         self._envoy, self._run = envoy, run
         self._known = read_known(run / KNOWN)
-        # Versions of files that Envoy has rejected, all files that it has not accepted, and the keys that it has.
-        self._rejected: dict[str, str] = {}
+        # The files that Envoy has not accepted, and the keys that it has.
         self._unaccepted: frozenset[str] = frozenset()
         self._keys = settings.keys
         self._changed = asyncio.Event()
@@ -203,11 +202,13 @@ class Gateway:
         self.update()
         async with self._writing:
             self._changed.clear()
-            before = await self._ask_envoy(self._envoy.updates) or {}
-            await asyncio.to_thread(files.write, self.settings, self.fleet, self._run, self._rejected)
+            await asyncio.to_thread(files.write, self.settings, self.fleet, self._run)
             write_known(self._run / KNOWN, self.watches.values())
             node_files.replace(self._run / PROBLEM, self.fleet.problem)
-            await self._confirm(before)
+            self._unaccepted = await self._confirm()
+            if LISTENERS not in self._unaccepted:
+                self._keys = self.settings.keys
+        self.update()
 
     async def apply(self) -> None:
         """Write what a request decided.
@@ -220,36 +221,20 @@ class Gateway:
         if self._unaccepted - {LISTENERS}:
             raise RequestError(503, f"it is decided and has no effect yet: {self.fleet.problem}")
 
-    async def _confirm(self, before: Mapping[str, Update]) -> None:
-        """Find what Envoy has not accepted of its files, and put back what it accepted before.
-
-        Args:
-            before: what Envoy had counted; a version that is not in use was rejected if the count has grown.
-        """
+    async def _confirm(self) -> frozenset[str]:
+        """Return the files that Envoy does not accept, in whose place it gets what it accepted before."""
         names, deadline = files.statistics(self.fleet), time.monotonic() + CONFIRM_S
         while True:
             # No Envoy: it starts with these files.
-            if (now := await self._ask_envoy(self._envoy.updates)) is None:
-                return
+            if (versions := await self._ask_envoy(self._envoy.versions)) is None:
+                return frozenset()
             found = await asyncio.to_thread(files.written, self._run, names)
-            other = {name for name in found if now.get(names[name], Update(found[name])).version != found[name]}
-            rejected = {
-                name: found[name]
-                for name in other
-                if now[names[name]].rejected > before.get(names[name], Update()).rejected
-            }
-            if other == rejected.keys() or time.monotonic() > deadline:
+            other = {name for name, version in found.items() if versions.get(names[name], version) != version}
+            if not other or time.monotonic() > deadline:
                 break
             await asyncio.sleep(POLL_S)
-        self._rejected |= rejected
-        accepted = [each for each in found.items() if each[0] not in other and each[0] not in self._rejected]
-        await asyncio.to_thread(files.accept, self._run, accepted)
-        if rejected:
-            await asyncio.to_thread(files.write, self.settings, self.fleet, self._run, self._rejected)
-        self._unaccepted = frozenset(other | self._rejected.keys())
-        if LISTENERS not in self._unaccepted:
-            self._keys = self.settings.keys
-        self.update()
+        await asyncio.to_thread(files.settle, self._run, found.keys() - other, other)
+        return frozenset(other)
 
     async def scrape(self, age_s: float = 0.0) -> None:
         """Take in the nodes' counters, unless that was done within the last `age_s`."""
@@ -287,7 +272,9 @@ class Gateway:
             try:
                 await self.scrape()
                 async with self._writing:
-                    await self._confirm({})
+                    # An Envoy that has started again may reject what was written before, and may accept it later.
+                    if self._unaccepted or await self._confirm():
+                        self._changed.set()
             except Exception:
                 logger.exception("scrape")
             await asyncio.sleep(SCRAPE_S)

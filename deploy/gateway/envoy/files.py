@@ -30,15 +30,10 @@ ACCEPTED = ".accepted"
 VERSION = re.compile(r'\{\s*"version_info": "(\w+)"')
 
 
-def write(settings: Settings, fleet: Fleet, run: Path, rejected: dict[str, str] | None = None) -> list[str]:
+def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
     """Write what changed, and remove the endpoints of what is no longer served.
 
     Host names are looked up and files of tokens read anew each time: this may block for as long as a name server takes.
-
-    Args:
-        settings, fleet: what Envoy is configured by.
-        run: the folder.
-        rejected: versions that Envoy has rejected, by file; those that are not wanted any more are removed.
 
     Returns:
         Names of the files that changed, those removed included.
@@ -57,19 +52,8 @@ def write(settings: Settings, fleet: Fleet, run: Path, rejected: dict[str, str] 
 
     with_keys = [(node.name, node.token_file) for node in fleet.nodes.values() if node.token_file is not None]
     tokens = {name: found for name, path in with_keys if (found := tokens_of(path)) is not None}
-    rejected = {} if rejected is None else rejected
-
-    def put_accepted(name: str, resources: list[Resource]) -> bool:
-        kept = run / (name + ACCEPTED)
-        if rejected.get(name) != version_of(resources):
-            rejected.pop(name, None)
-        elif kept.exists():
-            resources = json.loads(kept.read_bytes())["resources"]
-            resources = [shut(each) if "virtual_hosts" in each else each for each in resources]
-        return put(run / name, resources)
-
     parts = list(served(fleet))
-    changed = [each.file for each in parts if put_accepted(each.file, [endpoints(fleet, each, resolve, tokens)])]
+    changed = [each.file for each in parts if put(run / each.file, [endpoints(fleet, each, resolve, tokens)])]
     everything: dict[str, list[Resource]] = {
         **({name: [secret] for name, secret in secrets(settings.tls).items()} if settings.tls else {}),
         CLUSTERS: clusters(settings, fleet),
@@ -77,7 +61,7 @@ def write(settings: Settings, fleet: Fleet, run: Path, rejected: dict[str, str] 
         f"routes-{GRPC}.json": [routes(settings, fleet, GRPC)],
         LISTENERS: listeners(settings),
     }
-    changed += [name for name, resources in everything.items() if put_accepted(name, resources)]
+    changed += [name for name, resources in everything.items() if put(run / name, resources)]
     kept = {run / each.file for each in parts}
     for path in sorted((run / ENDPOINTS).glob("*.json")):
         if path not in kept:
@@ -107,18 +91,17 @@ def written(run: Path, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def accept(run: Path, versions: Iterable[tuple[str, str]]) -> None:
-    """Keep these files, which Envoy has accepted in these versions."""
-    for name, version in versions:
+def settle(run: Path, accepted: Iterable[str], rejected: Iterable[str]) -> None:
+    """Keep the files that Envoy has accepted, and put back what was kept of the others, with probes that fail."""
+    for name in accepted:
         kept = name + ACCEPTED
-        if written(run, [kept]) != {kept: version}:
+        if written(run, [name])[name] != written(run, [kept]).get(kept):
             shutil.copy(run / name, run / f"{kept}.new")
             (run / f"{kept}.new").replace(run / kept)
-
-
-def version_of(resources: list[Resource]) -> str:
-    """Name a version of a file."""
-    return hashlib.sha256(json.dumps(resources, sort_keys=True).encode()).hexdigest()[:16]
+    for name in rejected:
+        with contextlib.suppress(FileNotFoundError):
+            resources = json.loads((run / (name + ACCEPTED)).read_bytes())["resources"]
+            put(run / name, [shut(each) if "virtual_hosts" in each else each for each in resources])
 
 
 def prepare(run: Path) -> None:
@@ -134,7 +117,8 @@ def put(path: Path, resources: list[Resource]) -> bool:
     Raises:
         OSError: the folder cannot be written.
     """
-    text = json.dumps({"version_info": version_of(resources), "resources": resources}, indent=1)
+    version = hashlib.sha256(json.dumps(resources, sort_keys=True).encode()).hexdigest()[:16]
+    text = json.dumps({"version_info": version, "resources": resources}, indent=1)
     with contextlib.suppress(FileNotFoundError):
         if path.read_text(encoding="utf-8") == text:
             return False

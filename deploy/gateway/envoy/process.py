@@ -95,13 +95,6 @@ class Endpoint(NamedTuple):
     is_healthy: bool
 
 
-class Update(NamedTuple):
-    """The version of a file that Envoy has accepted, and how many versions it has rejected."""
-
-    version: str = ""
-    rejected: int = 0
-
-
 # The name of a cluster -> the name of a node -> what it has there.
 Endpoints = Mapping[str, Mapping[str, Endpoint]]
 
@@ -204,22 +197,15 @@ class Envoy:
             if cluster["name"] != CONTROL
         }
 
-    def updates(self) -> dict[str, Update]:
-        """Return what became of Envoy's files, by the names of `files.statistics`.
+    def versions(self) -> dict[str, str]:
+        """Return the versions of its files that Envoy has accepted, by the names of `files.statistics`.
 
         Raises:
             NoAnswer: Envoy does not run.
         """
-        found: dict[str, Update] = {}
-        for line in ask(self._run, r"/stats?filter=\.(version_text|update_rejected)$").splitlines():
-            statistic, _, value = line.rpartition(": ")
-            name, _, kind = statistic.rpartition(".")
-            update = found.get(name, Update())
-            is_version = kind == "version_text"
-            found[name] = (
-                Update(value.strip('"'), update.rejected) if is_version else Update(update.version, int(value))
-            )
-        return found
+        lines = ask(self._run, "/stats?type=TextReadouts").splitlines()
+        found = (line.rpartition(": ") for line in lines)
+        return {name.removesuffix(".version_text"): version.strip('"') for name, _, version in found}
 
     def prometheus(self) -> str:
         """Return Envoy's own metrics, as Prometheus reads them.
