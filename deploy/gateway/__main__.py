@@ -74,11 +74,7 @@ def start(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def check(options: argparse.Namespace, _: Settings) -> None:
-    """Check that a gateway that runs works as configured.
-
-    Raises:
-        GatewayFailed: it does not; the message says why.
-    """
+    """Raise GatewayFailed if a gateway runs that does not work as configured."""
     if running(options.run) is not None and (problem := problem_of(options.run / PROBLEM)):
         raise GatewayFailed(problem)
 

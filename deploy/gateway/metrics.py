@@ -151,12 +151,7 @@ def _labelled(line: str, name: str, node: str) -> str:
 
 
 def own(fleet: Fleet, answered: Container[str]) -> str:
-    """Write what the control process knows of nodes and workers.
-
-    Args:
-        fleet: what is served, and who drains.
-        answered: the nodes whose metrics came.
-    """
+    """Write what the control process knows, with the nodes whose metrics came (`answered`)."""
     values: dict[str, list[tuple[str, int]]] = {name: [] for name, _, _ in METRICS}
     values["gateway_settings_unapplied"].append(("", int(bool(fleet.unapplied))))
     values["gateway_files_rejected"].append(("", len(fleet.rejected)))

@@ -47,23 +47,15 @@ KNOWN = TypeAdapter(list[Known])
 
 
 class Watch:
-    """What a node serves, as it was seen last.
-
-    Attributes:
-        node: the node.
-        models: what was registered when it answered last.
-        metadata: what its handlers said of themselves last, by the model's name and the version.
-        is_up: whether it answered the last time.
-        is_draining: whether it has said that it is about to end; until it describes its models again.
-        is_described: whether it ever said what is registered there.
-        problem: why it did not answer; "" where it did.
-    """
+    """What a node serves, as it was seen last."""
 
     def __init__(self, node: Node, session: aiohttp.ClientSession, changed: Callable[[], None], models: Models) -> None:
         """Watch a node over `session`, of which `models` were known; `changed` is called after every look."""
         self.node = node
         self.models = models
+        # By the model's name and the version.
         self.metadata: dict[tuple[str, str], Mapping[str, Any]] = {}
+        # Whether it answered the last time, is about to end, and ever said what is registered there.
         self.is_up = self.is_draining = self.is_described = False
         self.problem = ""
         # Names that no URL can carry, with the reason; and whether the node was gone when it was asked last.
@@ -216,11 +208,7 @@ def _default(versions: dict[str, dict[str, Replica]]) -> str | None:
 
 
 def write_known(path: Path, watches: Iterable[Watch]) -> None:
-    """Keep what is registered on each node, for `read_known`.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Keep what is registered on each node, for `read_known`."""
     known = [Known(watch.node, [(*key, replica) for key, replica in watch.models.items()]) for watch in watches]
     node_files.replace(path, KNOWN.dump_json(known, indent=1).decode())
 

@@ -224,25 +224,14 @@ def lookup(host: str) -> list[str]:
 
 
 class Configuration:
-    """Settings and nodes, as files have them.
-
-    Attributes:
-        problem: why they could not be read the last time; "" if they could.
-        is_shut: whether gateway.yaml then adds or changes keys, or may: it cannot be parsed.
-    """
+    """Settings and nodes, as files have them."""
 
     def __init__(self, config: Path, nodes: Path, known: Sequence[Node] = (), lookup: Lookup = lookup) -> None:
-        """Read nothing yet.
-
-        Args:
-            config: gateway.yaml.
-            nodes: nodes.json, written by what starts nodes on this machine.
-            known: the nodes of a name that has not been resolved yet.
-            lookup: from a name to its addresses; a test brings its own.
-        """
+        """Read nothing yet; `known` are the nodes of a name that has not been resolved."""
         self._config, self._nodes, self._lookup = config, nodes, lookup
         self._settings: Settings | None = None
         self._current = tuple(known)
+        # Why they could not be read the last time, and whether gateway.yaml may have other keys then.
         self.problem, self.is_shut = "", False
         self._logged = ""
 

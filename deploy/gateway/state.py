@@ -17,27 +17,19 @@ from deploy.run.node import Node
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One version of a model on one node.
+    """One version of a model on one node."""
 
-    Attributes:
-        workers: how many there are, or should be.
-        ready_workers: how many of them are READY.
-        batch_size, max_batch_delay_ms: of its registration.
-        is_default: whether requests that name no version are its own on that node.
-        generation: differs after a registration anew or a worker's restart, when what it says of itself may differ.
-        processes: a worker's id -> its process, the last where it has none at the moment.
-        restarts: how often a worker was seen with another process than before.
-        is_missing: whether the node has started again and does not have it back yet.
-        queued: requests that wait in TorchServe's queue of it; None where the node does not answer.
-    """
-
+    # How many there should be, and how many are READY.
     workers: int
     ready_workers: int
     batch_size: int
     max_batch_delay_ms: int
+    # Whether requests that name no version are its own on that node.
     is_default: bool
+    # Whether the node has started again and does not have it back yet.
     is_missing: bool = False
-    # What is no reason to configure Envoy anew.
+    # What is no reason to configure Envoy anew: it differs after a registration or a worker's restart, a worker's last
+    # process by its id, how often another was seen, and TorchServe's queue (None: the node does not answer).
     generation: tuple[str, ...] = field(default=(), compare=False)
     processes: Mapping[str, int] = field(default_factory=dict, compare=False)
     restarts: int = field(default=0, compare=False)
@@ -51,16 +43,11 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of a model.
-
-    Attributes:
-        version: the archive's, such as "1.0".
-        replicas: by the name of the node.
-        metadata: what its handler says of itself (`handlers.protocol.metadata`); None until one has answered.
-    """
+    """One version of a model, with its replicas by the name of the node."""
 
     version: str
     replicas: Mapping[str, Replica]
+    # What its handler says of itself (`handlers.protocol.metadata`); None until one has answered.
     metadata: Mapping[str, Any] | None = None
 
     @property
@@ -71,16 +58,11 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One name that requests may ask for.
-
-    Attributes:
-        name: as it is registered.
-        versions: by the archive's version.
-        default: the version of requests that name none: that of most nodes; None where no node has one.
-    """
+    """One name that requests may ask for, with its versions."""
 
     name: str
     versions: Mapping[str, Version]
+    # The version of requests that name none: that of most nodes; None where no node has one.
     default: str | None = None
 
     def find(self, asked: str) -> str | None:
@@ -101,19 +83,7 @@ def plain(version: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Everything behind the gateway.
-
-    Attributes:
-        nodes: by name.
-        draining: the names of those that get no new requests.
-        registered: every model on the nodes, by name.
-        withdrawn: the model's name and the version of what is registered and off the routes.
-        canaries: by the model's name.
-        is_up: whether any node answered when it was asked last.
-        unapplied: why gateway.yaml cannot be applied; "" if it is.
-        is_shut: whether no request may reach a node, since keys may lack.
-        rejected: the files that Envoy has not accepted.
-    """
+    """Everything behind the gateway; nodes, models and canaries are by name."""
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
     draining: frozenset[str] = frozenset()
@@ -121,6 +91,7 @@ class Fleet:
     withdrawn: frozenset[tuple[str, str]] = frozenset()
     canaries: Mapping[str, Canary] = field(default_factory=dict)
     is_up: bool = False
+    # Why gateway.yaml cannot be applied; whether so no request may reach a node; and the files that Envoy rejects.
     unapplied: str = ""
     is_shut: bool = False
     rejected: frozenset[str] = frozenset()

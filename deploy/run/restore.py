@@ -30,14 +30,7 @@ CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Registration:
-    """One version of a model, as it was registered and scaled.
-
-    Attributes:
-        archive: its file in the model store.
-        min_workers, max_workers: as it was scaled last.
-        is_default: whether requests that name no version are its own.
-        response_timeout_s, startup_timeout_s: an archive's own model-config.yaml wins over them.
-    """
+    """One version of a model, as it was registered and scaled last; an archive's own timeouts win."""
 
     model: str
     version: str

@@ -52,13 +52,7 @@ KNOWN, DECISIONS = "known.json", "decisions.json"
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class Decided:
-    """What stands until it is decided otherwise.
-
-    Attributes:
-        draining: names of nodes that get no new requests.
-        withdrawn: model and version of what is off the routes.
-        canaries: by the model's name.
-    """
+    """What stands until it is decided otherwise: of nodes, of versions of models, and of models."""
 
     draining: frozenset[str] = frozenset()
     withdrawn: frozenset[tuple[str, str]] = frozenset()
@@ -69,16 +63,7 @@ DECIDED = TypeAdapter(Decided)
 
 
 class Gateway:
-    """What is known of the nodes, what operators decided, and Envoy's files.
-
-    Attributes:
-        settings: as they were read last.
-        watches: the nodes, by name.
-        decided: what operators decided last.
-        fleet: what Envoy is configured by.
-        traffic: what the nodes have counted.
-        unapplied, is_shut: what the control process found of gateway.yaml (`Configuration`).
-    """
+    """What is known of the nodes, what operators decided, and Envoy's files."""
 
     def __init__(self, settings: Settings, nodes: Sequence[Node], envoy: Envoy, run: Path) -> None:
         """Wire the parts; in a running loop. `run` is the folder of what outlives a restart."""
@@ -86,6 +71,7 @@ class Gateway:
         self.watches: dict[str, Watch] = {}
         self.decided = read_kept(run / DECISIONS, DECIDED, Decided())
         self.fleet = Fleet()
+        # What the control process found of gateway.yaml (`Configuration`).
         self.unapplied, self.is_shut = "", False
         self.traffic = Traffic()
         self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
@@ -100,11 +86,7 @@ class Gateway:
         self._watch(nodes)
 
     async def start(self) -> None:
-        """Look at the nodes, configure Envoy, and go on doing so.
-
-        Raises:
-            ValueError: Envoy's files cannot be made.
-        """
+        """Look at the nodes, configure Envoy, and go on doing so."""
         await self.look(FIRST_LOOK_S)
         with suppress(OSError):
             await self.write()
@@ -146,11 +128,7 @@ class Gateway:
                 await asyncio.gather(*(watch.look() for watch in self.watches.values()))
 
     def decide(self, **parts: Any) -> None:
-        """Replace parts of what was decided: kept first, so that nothing holds that a restart would lose.
-
-        Raises:
-            OSError: the file cannot be written; nothing has changed.
-        """
+        """Replace parts of what was decided: kept first, so that nothing holds that a restart would lose."""
         decided = replace(self.decided, **parts)
         if decided != self.decided:
             node_files.replace(self._run / DECISIONS, DECIDED.dump_json(decided, indent=1).decode())
@@ -194,11 +172,7 @@ class Gateway:
         return {**self.settings.canaries, **self.decided.canaries}
 
     async def write(self) -> None:
-        """Write Envoy's files of what is known and decided now, and wait until Envoy has read them.
-
-        Raises:
-            OSError: its files cannot be written.
-        """
+        """Write Envoy's files of what is known and decided now, and wait until Envoy has read them."""
         self.update()
         async with self._writing:
             self._changed.clear()
@@ -211,12 +185,7 @@ class Gateway:
         self.update()
 
     async def apply(self) -> None:
-        """Write what a request decided.
-
-        Raises:
-            RequestError: Envoy does not accept it.
-            OSError: its files cannot be written.
-        """
+        """Write what a request decided; RequestError if Envoy does not accept it."""
         await self.write()
         if self._unaccepted - {LISTENERS}:
             raise RequestError(503, f"it is decided and has no effect yet: {self.fleet.problem}")

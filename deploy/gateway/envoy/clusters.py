@@ -88,13 +88,7 @@ def endpoints(
     """Make the endpoints of one cluster: its nodes that have an address, those that drain as such.
 
     A node that drains gets no new request, and keeps those it has. So does, of requests that name no version, one whose
-    own default is withdrawn.
-
-    Args:
-        fleet: all nodes.
-        each: whose endpoints.
-        resolve: from a host's name to its IP address; None where there is none.
-        tokens: by the node's name, and then by the API that takes each.
+    own default is withdrawn. `resolve` returns the IP address of a host, and `tokens` are by node and API.
     """
     found = []
     for name in each.nodes:

@@ -37,9 +37,6 @@ def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
 
     Returns:
         Names of the files that changed, those removed included.
-
-    Raises:
-        OSError: the folder cannot be written.
     """
     prepare(run)
 
@@ -112,11 +109,7 @@ def prepare(run: Path) -> None:
 
 
 def put(path: Path, resources: list[Resource]) -> bool:
-    """Write resources of one kind for Envoy, where they changed; say whether they did.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write resources of one kind for Envoy if they changed; return whether they did."""
     version = hashlib.sha256(json.dumps(resources, sort_keys=True).encode()).hexdigest()[:16]
     text = json.dumps({"version_info": version, "resources": resources}, indent=1)
     with contextlib.suppress(FileNotFoundError):

@@ -185,11 +185,7 @@ class Envoy:
         return pid if is_ours else None
 
     def endpoints(self) -> Endpoints:
-        """Return what each cluster of nodes has in flight, and where.
-
-        Raises:
-            NoAnswer: Envoy does not run.
-        """
+        """Return what each cluster of nodes has in flight, and where."""
         found = json.loads(ask(self._run, "/clusters?format=json")).get("cluster_statuses", [])
         return {
             cluster["name"]: {host["hostname"]: _endpoint(host) for host in cluster.get("host_statuses", [])}
@@ -198,21 +194,13 @@ class Envoy:
         }
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of its files that Envoy has accepted, by the names of `files.statistics`.
-
-        Raises:
-            NoAnswer: Envoy does not run.
-        """
+        """Return the versions of its files that Envoy has accepted, by the names of `files.statistics`."""
         lines = ask(self._run, "/stats?type=TextReadouts").splitlines()
         found = (line.rpartition(": ") for line in lines)
         return {name.removesuffix(".version_text"): version.strip('"') for name, _, version in found}
 
     def prometheus(self) -> str:
-        """Return Envoy's own metrics, as Prometheus reads them.
-
-        Raises:
-            NoAnswer: Envoy does not run.
-        """
+        """Return Envoy's own metrics, as Prometheus reads them."""
         return ask(self._run, "/stats/prometheus?usedonly")
 
     def statistic(self, name: str) -> int:
