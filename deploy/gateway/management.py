@@ -62,23 +62,7 @@ async def ask(
     method: str = "GET",
     headers: Mapping[str, str] | None = None,
 ) -> tuple[int, Any]:
-    """Ask a node.
-
-    Args:
-        session: of the process.
-        node: who is asked.
-        path: with its query, quoted: a name may hold what would be taken apart again.
-        timeout_s: for the whole answer.
-        api: `management` or `inference`.
-        method: of HTTP.
-        headers: beside the key.
-
-    Returns:
-        The status, and the document.
-
-    Raises:
-        NodeFailed: it did not answer, or not in JSON; or its file of keys is none.
-    """
+    """Ask an API of a node for a path, quoted and with its query; return the status and the document, or NodeFailed."""
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
     url = URL(f"{node.management if api == 'management' else node.inference}{path}", encoded=True)
     given, body = dict(headers or {}), bytearray()
@@ -114,12 +98,7 @@ def tokens_of(path: str | Path) -> Mapping[str, str] | None:
 
 
 async def registered(session: aiohttp.ClientSession, node: Node) -> tuple[Models, dict[str, str]]:
-    """Return every version of every model on a node, and what no URL can name with the reason.
-
-    Raises:
-        NodeFailed: it does not answer, or not as a TorchServe does.
-        NodeDrains: it is about to end.
-    """
+    """Return every version of every model on a node, and what no URL can name with the reason."""
     questions = asyncio.Semaphore(QUESTIONS)
 
     async def describe(name: str) -> dict[tuple[str, str], Replica]:

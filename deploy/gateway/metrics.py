@@ -121,12 +121,7 @@ def _split(line: str) -> tuple[str, float | None]:
 
 
 def merge(texts: Mapping[str, str], gateway: str) -> str:
-    """Make one exposition of many: those of one name together, as the format wants them.
-
-    Args:
-        texts: each node's, by its name, which becomes the label `node`.
-        gateway: Envoy's own and the control process', which get no label.
-    """
+    """Make one exposition of many, in which a node's name is the label `node` and the gateway's own have none."""
     families: dict[str, list[str]] = {}
     heads: dict[str, dict[str, str]] = {}
     for node, text in (("", gateway), *texts.items()):

@@ -97,8 +97,9 @@ class Watch:
 
     def forget(self, keys: Iterable[tuple[str, str]]) -> None:
         """Expect these no more, if they are missing."""
-        gone = {key for key in keys if key in self.models and self.models[key].is_missing}
-        self.models = {key: replica for key, replica in self.models.items() if key not in gone}
+        if gone := {key for key in keys if key in self.models and self.models[key].is_missing}:
+            self.models = {key: replica for key, replica in self.models.items() if key not in gone}
+            self._ask_new()
 
     def _is_restoring(self) -> bool | None:
         """Whether the node still restores what it served; None if it does not say so."""

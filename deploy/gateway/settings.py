@@ -208,13 +208,7 @@ Lookup = Callable[[str], Iterable[str]]
 
 
 def lookup(host: str) -> list[str]:
-    """Return the addresses of a host, by the system's resolver: IPv4, or IPv6 where there is no IPv4.
-
-    A machine with both is one node, not two.
-
-    Raises:
-        OSError: the name is not known, or no name server answers.
-    """
+    """Return a host's addresses: IPv4, or IPv6 where there is no IPv4, since a machine with both is one node."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     addresses = {
         family: {str(each[4][0]) for each in found if each[0] == family and "%" not in str(each[4][0])}
@@ -236,12 +230,7 @@ class Configuration:
         self._logged = ""
 
     def read(self) -> tuple[Settings, tuple[Node, ...]]:
-        """Read both; where nodes have a name this takes as long as a name server.
-
-        Raises:
-            InvalidConfig: one of them is not as it should be.
-            OSError: gateway.yaml cannot be read.
-        """
+        """Read both; where nodes have a name this takes as long as a name server."""
         settings, nodes = read(self._config), self._current
         found: list[str] = []
         if self._settings is not None and settings.ports != self._settings.ports:

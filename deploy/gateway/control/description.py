@@ -29,11 +29,7 @@ def server(is_managed: bool) -> dict[str, Any]:
 
 
 def find(fleet: Fleet, name: str, asked: str = "") -> tuple[Model, Version]:
-    """Find a version of a model; the default one where none is asked for.
-
-    Raises:
-        RequestError: there is none.
-    """
+    """Find a version of a model; the default one where none is asked for."""
     model = fleet.models.get(name)
     if model is None:
         raise RequestError(404, f"Request for unknown model: '{name}' is not found")
@@ -50,11 +46,7 @@ def is_model_ready(fleet: Fleet, version: Version) -> bool:
 
 
 def metadata(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
-    """Model metadata.
-
-    Raises:
-        RequestError: there is no such version, or it has not said yet what it is.
-    """
+    """Model metadata."""
     model, version = find(fleet, name, asked)
     said = _said(fleet, model, version)
     return {
@@ -74,9 +66,6 @@ def configuration(fleet: Fleet, name: str, asked: str = "") -> dict[str, Any]:
     Triton's batches are along the first dimension of every tensor, which `dims` leave out. Where a model counts rows
     along another, max_batch_size is 0, and `dims` are whole: to its clients that is a model which takes tensors as they
     are. `parameters` say then what it truly is.
-
-    Raises:
-        RequestError: as of `metadata`.
     """
     model, version = find(fleet, name, asked)
     said = _said(fleet, model, version)
@@ -131,11 +120,7 @@ def index(fleet: Fleet, *, is_ready_only: bool) -> Iterator[dict[str, str]]:
 
 
 def statistics(fleet: Fleet, traffic: Traffic, name: str = "", asked: str = "") -> Iterator[dict[str, Any]]:
-    """Triton's statistics of a model's versions, or of every model where no name is given.
-
-    Raises:
-        RequestError: there is no such version.
-    """
+    """Triton's statistics of a model's versions, or of every model where no name is given."""
     wanted = [(model, version) for model in fleet.models.values() for version in model.versions.values()]
     if name:
         model, version = find(fleet, name, asked)

@@ -50,11 +50,7 @@ def answer(request: web.Request, error: RequestError) -> web.Response:
 
 
 async def read(request: web.Request, kind: type[T]) -> T:
-    """Read a body of JSON; none is an empty object.
-
-    Raises:
-        RequestError: it is none, or not what it should be.
-    """
+    """Read a body of JSON; none is an empty object."""
     try:
         return TypeAdapter(kind).validate_json(await request.read() or b"{}")
     except ValidationError as error:
@@ -86,9 +82,6 @@ async def refuse_foreign(request: web.Request, handler: Handler) -> web.StreamRe
 
     A foreign Origin may not change anything. The Host must be an address or localhost: another name may have been bound
     to this machine by its owner. Envoy writes localhost there, and the client's into X-Forwarded-Host.
-
-    Raises:
-        RequestError: it is such a request.
     """
     name = urlsplit(f"//{request.host}").hostname or ""
     try:

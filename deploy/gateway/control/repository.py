@@ -33,11 +33,7 @@ def check(gateway: Gateway) -> None:
 
 
 async def load(gateway: Gateway, name: str, parameters: object = None) -> None:
-    """Register NAME.mar with one worker on each node that has no such model, and wait until it is READY.
-
-    Raises:
-        RequestError: the name or parameters are not accepted, no node has the archive, or some did not load it.
-    """
+    """Register NAME.mar with one worker on each node that has no such model, and wait until it is READY."""
     check(gateway)
     try:
         check_name(name)
@@ -50,11 +46,7 @@ async def load(gateway: Gateway, name: str, parameters: object = None) -> None:
 
 
 async def unload(gateway: Gateway, name: str) -> None:
-    """Remove every version of a model from all nodes.
-
-    Raises:
-        RequestError: no node has it, or some did not remove it.
-    """
+    """Remove every version of a model from all nodes."""
     check(gateway)
     await gateway.look()
     if name not in gateway.fleet.registered:
