@@ -24,6 +24,7 @@ def test_questions_and_mistakes_are_answered_as_the_protocol_has_it(scene: Scene
         ("GET", "/v2", 200, {"name": "torchserve-batching", "version": VERSION, "extensions": EXTENSIONS}),
         ("GET", "/v2/models/classifier/versions/1/ready", 200, None),
         ("GET", "/v2/models/x/ready", 404, {"error": UNKNOWN}),
+        ("GET", "/v2/models/%7Bx%7D/ready", 404, {"error": UNKNOWN.replace("x", "{x}")}),
         ("POST", "/v2/models/x/infer", 404, {"error": UNKNOWN}),
         ("GET", "/v2/models/classifier/versions/7", 404, {"error": version}),
         # Envoy knows a route for it as soon as it is found: only a newcomer comes here.
@@ -95,7 +96,8 @@ def test_ready_means_that_a_worker_of_every_model_answers(scene: Scene) -> None:
         return scene.gateway.fleet.is_ready, scene.status("/v2/models/classifier/ready")
 
     assert ready() == (True, 200)
-    scene.first.models["classifier"] = [described("classifier", workers=2, ready=1)]
+    # An adaptive model that was scaled to two: its second worker never becomes READY.
+    scene.register(described("classifier", workers=2, ready=1))
     assert ready() == (True, 200)
     # Registered without workers, as the management API does unasked.
     scene.first.models = {"classifier": [described("classifier")], "other": [described("other", workers=0, ready=0)]}
