@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import grpc
 import pytest
+from tritonclient.grpc import service_pb2
 
 from deploy.gateway.settings import Settings
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, Gateway, wait
@@ -194,16 +195,6 @@ NAMES = [
 ]
 
 
-def as_grpc(*texts: str) -> bytes:
-    """Write a ModelInferRequest's name and version."""
-    fields = [(number, text.encode()) for number, text in enumerate(texts, start=1)]
-    return b"".join(
-        bytes([number << 3 | 2]) + (bytes([size]) if size < 128 else bytes([size & 127 | 128, size >> 7])) + text
-        for number, text in fields
-        for size in [len(text)]
-    )
-
-
 def test_every_name_is_served_under_every_path_that_clients_write(gateway: Gateway) -> None:
     """However they percent-encode it; what Envoy does not accept would leave all routes as they were."""
     version = "1.0-3f786850e387550fdaf8c5e1a2c4a9c1e1c2f0d9"
@@ -229,7 +220,8 @@ def test_every_name_is_served_under_every_path_that_clients_write(gateway: Gatew
                 assert answer.startswith("HTTP/1.1 200"), (path, answer)
                 found = json.loads(answer.partition("x-received: ")[2].partition("\r\n")[0])
                 assert (found["by"][:4], found["path"]) == ("node", arrives or found["path"])
-        assert gateway.call("ModelInfer", as_grpc(name, version))[1]["path"] == f"{canonical}/{version}"
+        message = service_pb2.ModelInferRequest(model_name=name, model_version=version).SerializeToString()
+        assert gateway.call("ModelInfer", message)[1]["path"] == f"{canonical}/{version}"
         for text in (json.dumps(name), json.dumps(name, ensure_ascii=False)):
             found = gateway.received("POST", "/v1/embeddings", data=f'{{"model": {text}}}'.encode())
             assert (found["by"][:4], found["path"]) == ("node", canonical), name
