@@ -33,26 +33,17 @@ LISTENER, ROUTES_FILE = "node", "routes.json"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a node shows of itself.
+    """What a node shows of itself."""
 
-    Attributes:
-        words: READY where all that it is to serve is, else why it is not.
-        is_draining: whether it is about to end.
-        tokens: that TorchServe wants to see, by the API that takes each; none where it wants none.
-    """
-
+    # READY, or why what it is to serve is not.
     words: str = STARTING
     is_draining: bool = False
+    # What TorchServe wants to see, by API.
     tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 def bootstrap(settings: NodeSettings, torchserve: Node) -> Resource:
-    """Return the configuration that Envoy starts with.
-
-    Args:
-        settings: where it listens.
-        torchserve: where TorchServe answers.
-    """
+    """Return the configuration that Envoy starts with."""
     document: Resource = yaml.safe_load(BOOTSTRAP.read_text(encoding="utf-8"))
     resources = document["static_resources"]
     (listener,) = resources["listeners"]

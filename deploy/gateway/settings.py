@@ -160,13 +160,7 @@ def reached(address: str) -> str:
 
 
 def read(path: Path = CONFIG) -> Settings:
-    """Read the settings.
-
-    Raises:
-        InvalidConfig: it is no YAML, holds what there is not, or keys that others may read; every problem is named, no
-            key is.
-        OSError: it cannot be read.
-    """
+    """Read the settings; an InvalidConfig names every problem, and no key."""
     document = _document(path)
     try:
         # As JSON, in which a list may be a tuple and an object a dataclass, and nothing else is what it is not.

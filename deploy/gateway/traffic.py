@@ -60,12 +60,7 @@ class Sample(NamedTuple):
 
 
 class Traffic:
-    """Sums and samples of the counters of all nodes. One event loop calls it.
-
-    Attributes:
-        texts: the nodes' metrics as they were scraped last, by the node's name.
-        time_s: when that was, by a clock that does not run backwards.
-    """
+    """Sums and samples of the counters of all nodes. One event loop calls it."""
 
     def __init__(self) -> None:
         """Begin without any counter."""
@@ -88,13 +83,7 @@ class Traffic:
                 self.add(scraped, fleet, time.monotonic())
 
     def add(self, scraped: Mapping[str, Mapping[Counter, float]], fleet: Fleet, now_s: float) -> None:
-        """Add what the counters have grown by.
-
-        Args:
-            scraped: node -> its counters; nodes that did not answer are not in it.
-            fleet: the nodes and models that there are; of others only the sums are kept.
-            now_s: the time of the scrape.
-        """
+        """Add what the counters of the nodes that answered have grown by; of what is gone only the sums are kept."""
         self._last = {node: last for node, last in self._last.items() if node in fleet.nodes}
         # A point is what nodes counted that were scraped before.
         known = self._last.keys() & scraped.keys()
@@ -224,15 +213,7 @@ def _buckets(sums: Grown, histogram: str) -> dict[float, float]:
 
 
 def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
-    """Estimate a quantile as Prometheus' histogram_quantile does: linear within a bucket.
-
-    Args:
-        share: 0..1, 0.99 for p99.
-        buckets: upper end -> observations up to it, cumulative; the last is infinity.
-
-    Returns:
-        The value; the highest finite bound where it lies beyond; None without observations.
-    """
+    """Estimate a quantile of cumulative buckets as Prometheus' histogram_quantile does; None without observations."""
     bounds = sorted(buckets)
     if not bounds or buckets[bounds[-1]] <= 0:
         return None

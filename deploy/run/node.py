@@ -29,24 +29,15 @@ class NoNodes(Exception):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class Node:
-    """A node's addresses, http://HOST:PORT each, as the gateway reaches them.
-
-    Attributes:
-        name: lower-case letters, digits, dots and dashes; the label `node` of its metrics.
-        inference: where predictions are made.
-        management: where models are described and registered.
-        metrics: where Prometheus' format is read.
-        token_file: a file with `{"management": {"key": ...}, "inference": {"key": ...}}` as TorchServe writes it; None
-            where token authorization is off.
-        restore_file: a file that exists while the node restores what it served, if STARTED is beside it; None of a node
-            on another machine.
-    """
+    """A node's addresses, http://HOST:PORT each, as the gateway reaches them; and files, if it is on this machine."""
 
     name: str
     inference: str
     management: str
     metrics: str
+    # As TorchServe writes it: `{"management": {"key": ...}, "inference": {"key": ...}}`; None if it takes no token.
     token_file: str | None = None
+    # It exists while the node restores what it served, if STARTED is beside it.
     restore_file: str | None = None
 
     @field_validator("name")

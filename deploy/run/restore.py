@@ -131,15 +131,7 @@ def registrations(snapshot: str) -> list[Registration] | None:
 
 
 def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[str]:
-    """Register again what a node served, and yield a line for each version: that it is back, or why it is not.
-
-    Args:
-        local: a running node; what it serves already stays as it is.
-        wanted: what it served.
-
-    Raises:
-        Unreachable: the node does not answer any more.
-    """
+    """Register again what a node served, and yield a line for each version: that it is back, or why it is not."""
     management = local.server.management
     logs = [WorkerLog(local.server.logs / "model_log.log", each.model, each.version) for each in wanted]
     problems = [_register(local, each) for each in wanted]
