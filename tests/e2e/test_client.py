@@ -122,7 +122,7 @@ def test_all_pages_of_models_are_read_and_a_name_that_no_path_finds_breaks_nothi
 
     async def seen(server: Server) -> set[str]:
         async with aiohttp.ClientSession() as session:
-            return {name for name, _ in await listing.registered(session, sandbox.node_of(server))}
+            return {name for name, _ in (await listing.registered(session, sandbox.node_of(server)))[0]}
 
     # A server of its own: nothing can unregister `a/b`.
     with sandbox.started(model_store) as server:

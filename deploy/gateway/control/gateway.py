@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from deploy.gateway.control.errors import RequestError
 from deploy.gateway.envoy import files
-from deploy.gateway.envoy.listeners import LISTENERS
+from deploy.gateway.envoy.listeners import CLUSTERS, LISTENERS
 from deploy.gateway.envoy.process import POLL_S, Endpoints, Envoy
 from deploy.gateway.nodes import Watch, models, read_kept, read_known, write_known
 from deploy.gateway.settings import Canary, Settings
@@ -176,10 +176,15 @@ class Gateway:
         self.update()
         async with self._writing:
             self._changed.clear()
-            await asyncio.to_thread(files.write, self.settings, self.fleet, self._run)
-            write_known(self._run / KNOWN, self.watches.values())
-            node_files.replace(self._run / PROBLEM, self.fleet.problem)
-            self._unaccepted = await self._confirm()
+            if files.has_room(self.fleet):
+                await asyncio.to_thread(files.write, self.settings, self.fleet, self._run)
+                write_known(self._run / KNOWN, self.watches.values())
+                node_files.replace(self._run / PROBLEM, self.fleet.problem)
+                self._unaccepted = await self._confirm()
+            else:
+                # Envoy would abort. It serves on as it was configured last, and its probes fail.
+                await asyncio.to_thread(files.settle, self._run, (), files.ROUTE_FILES)
+                self._unaccepted = frozenset({CLUSTERS})
             if LISTENERS not in self._unaccepted:
                 self._keys = self.settings.keys
         self.update()

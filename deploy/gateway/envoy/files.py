@@ -10,6 +10,7 @@ comes back when Envoy rejects the file, so that an Envoy that starts again has a
 import contextlib
 import hashlib
 import json
+import logging
 import re
 import shutil
 from collections.abc import Iterable
@@ -24,10 +25,24 @@ from deploy.gateway.management import tokens_of
 from deploy.gateway.settings import Settings, lookup
 from deploy.gateway.state import Fleet
 
+logger = logging.getLogger(__name__)
+
 ENDPOINTS = "endpoints"
+ROUTE_FILES = tuple(f"routes-{name}.json" for name in (HTTP, GRPC))
+INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+# Instances that Envoy takes beside those of clusters, and other programs of its user.
+OTHER_INSTANCES = 24
 ACCEPTED = ".accepted"
 # The start of a file that `put` writes.
 VERSION = re.compile(r'\{\s*"version_info": "(\w+)"')
+
+
+def has_room(fleet: Fleet) -> bool:
+    """Return whether Envoy can watch the endpoints of every cluster: each takes an inotify instance of its user."""
+    count, most = sum(1 for _ in served(fleet)), int(INOTIFY.read_text()) - OTHER_INSTANCES
+    if count > most:
+        logger.error("%d models and versions; at most %d: raise fs.inotify.max_user_instances (sysctl -w)", count, most)
+    return count <= most
 
 
 def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:

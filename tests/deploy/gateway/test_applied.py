@@ -29,7 +29,7 @@ def rejected_routes(settings: Settings, fleet: Fleet, name: str) -> Resource:
 
 
 def test_configuration_that_envoy_rejects_is_reported_and_the_last_one_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     http, grpc = sandbox.free_ports(2)
     envoy, ports = Envoy(tmp_path), Ports(http=http, grpc=grpc)
@@ -60,6 +60,15 @@ def test_configuration_that_envoy_rejects_is_reported_and_the_last_one_serves(
             wait(lambda: statuses() == [200, 200, 200])
             assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": True})[0] == 200
             wait(lambda: statuses() == [404, 200, 200])
+            # Without an inotify instance for each cluster Envoy aborts.
+            (tmp_path / "limit").write_text(str(files.OTHER_INSTANCES))
+            monkeypatch.setattr(files, "INOTIFY", tmp_path / "limit")
+            assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": False})[0] == 503
+            wait(lambda: statuses() == [404, 503, 503])
+            assert "raise fs.inotify.max_user_instances" in caplog.text
+            monkeypatch.undo()
+            run(scene.gateway.write())
+            wait(lambda: statuses() == [200, 200, 200])
         finally:
             envoy.stop(0)
 
