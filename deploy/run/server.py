@@ -287,6 +287,8 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=output,  # type: ignore[call-overload]
             stderr=subprocess.STDOUT,
+            # Netty writes large parts of forms into files, whose mode is this process' (CVE-2021-21290).
+            umask=0o077,
             # Ctrl-C in the terminal that started it is not meant for the server.
             start_new_session=True,
             check=False,

@@ -55,6 +55,8 @@ def test_production_is_proven_ready_called_with_its_key_and_stopped(
     assert (raised.value.status, raised.value.type) == (400, "InvalidKeyException")
     server = site.server(CONFIG)
     server.authorize()
+    # Parts of forms that TorchServe writes into files are its owner's alone.
+    assert "Umask:\t0077" in Path(f"/proc/{server.pid()}/status").read_text()
     with pytest.raises(ManagementError) as caught:
         server.management.register(f"{MOBILENET}.mar", initial_workers=1, model_name="another")
     assert caught.value.status == 405
