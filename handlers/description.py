@@ -56,7 +56,7 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
     )
     model = Model(name, version, outputs, {given[name]: dimension for name, dimension in task.batch_dims.items()})
     items = task.items(own, model)
-    shape = Shape(items, config.max_body_bytes, model, task.inputs, config.max_instances, task.api)
+    shape = Shape(items, config.max_body_bytes, model, task.inputs, config.max_instances, task.api, task.media_types)
     payload = task.sample()
     item = None if payload is None else next(iter(decoded(task, [payload])), None)
     metadata = Metadata(

@@ -89,6 +89,10 @@ class CorruptInput(InvalidInput):
     code = 422
 
 
+class NonFiniteInput(CorruptInput):
+    """A floating-point input contains NaN or infinity, and the archive does not set `allow_non_finite`."""
+
+
 class TooLarge(InvalidInput):
     """A limit of the configuration is exceeded."""
 

@@ -58,7 +58,7 @@ from handlers.protocol import retrieval
 from handlers.protocol.headers import GRPC_HEADERS
 from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.requests import Allowance, Payload, Request, failed
-from handlers.protocol.responses import OneItem, Reply
+from handlers.protocol.responses import Form, OneItem, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,9 @@ GRPC_MODULE = "handlers.protocol.grpc_inference"
 PHRASES = {status.value: status.phrase for status in HTTPStatus}
 # The version that answered, for clients and routers of several versions.
 VERSION_HEADER = "X-Model-Version"
+# TorchServe sets these for GET /models/M?customized=true and for /explanations/M.
+DESCRIBE, EXPLAIN = "describe", "explain"
+NO_EXPLANATION = ItemError(501, "NotImplemented", "This model does not compute explanations; call /predictions.")
 
 
 # Called with a slot whose item's generation went on, the new tokens, and whether they are the last; True ends it.
@@ -117,11 +120,13 @@ class Pipeline:
         """Take a row apart. A bug in the hook is this request's own error; a request for metadata has no items."""
         came_s = time.perf_counter()
         names = {name.lower() for name, value in headers.items() if isinstance(value, str)}
-        if METADATA_HEADER in names:
+        if METADATA_HEADER in names or headers.get(DESCRIBE) == "True":
             _import_grpc()
             return Request((), self._task.metadata)
         try:
-            request = self._task.unpack(row, headers)
+            request = (
+                failed(headers, NO_EXPLANATION) if headers.get(EXPLAIN) == "True" else self._task.unpack(row, headers)
+            )
         except Exception as error:
             logger.error("A request failed: %s", where(error))
             request = failed(headers, INTERNAL_ERROR)
@@ -322,7 +327,7 @@ class Pipeline:
         form, limit = request.form, self._task.config.max_response_bytes
         if isinstance(form, retrieval.Answer):
             form = form.counted(sum(slot.tokens for slot in slots))
-        # Results that JSON cannot hold, such as NaN, are a bug of the model or the task, and become errors. Where the
+        # Results that JSON cannot represent, such as NaN, are a bug of the model or the task, and become errors. If the
         # form cannot write these either, the bug is ours.
         for _ in ("results", "errors"):
             try:
@@ -334,9 +339,18 @@ class Pipeline:
                 message = f"The answer has {size} bytes; max_response_bytes is {limit}. Ask for fewer items or less."
                 return request.form.pack([ItemError.of(ResponseTooLarge(message))] * len(slots))
             except Exception as error:
-                for slot in slots:
+                # Items whose result cannot be written fail; the others keep theirs.
+                for slot in [slot for slot in slots if len(slots) > 1 and not _is_writable(form, slot)] or slots:
                     _give_up(slot, error)
         return OneItem().pack([INTERNAL_ERROR])
+
+
+def _is_writable(form: Form, slot: Slot) -> bool:
+    try:
+        form.pack([slot.outcome])
+    except Exception:
+        return False
+    return True
 
 
 def _give_up(slot: Slot, error: Exception) -> None:

@@ -1,25 +1,52 @@
-"""Find the body of a row, within its limits, and read JSON. Pure.
+"""Find the body of a row, within its limits, choose its reader by its media type, and read JSON. Pure.
 
 row (dict from TorchServe), its headers -> body_of -> name of the field, its value, and BodyInfo
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
 import orjson
 
-from handlers.errors import BodyTooLarge, EmptyInput, MalformedJson, UnknownOption, UnknownShape, UnsupportedMedia
+from handlers.errors import (
+    BodyTooLarge,
+    EmptyInput,
+    InvalidText,
+    MalformedJson,
+    UnknownOption,
+    UnknownShape,
+    UnsupportedMedia,
+)
 from handlers.protocol.headers import content_type, header
 
 # The names under which TorchServe hands over a body and under which its handlers look for an input.
 BODY, DATA = "body", "data"
+BOM = "\ufeff"
 
 # The most options of an item. Those beside "instances" hold for every item of the list, which then has them all.
 MOST_OPTIONS = 100
 # The most fields of a form, as many as the gateway lets through: a worker spends microseconds on each.
 MOST_FIELDS = 200
+
+Reader = Literal["json", "form", "text", "unknown", "other"]
+# Media types (RFC 9110, section 8.3.1; RFC 6839 for +json) and their readers; the first pattern that matches decides.
+# A client that states no type, or application/octet-stream, does not state what the body contains.
+READERS: tuple[tuple[re.Pattern[str], Reader], ...] = (
+    (re.compile(r"(application|text)/json|[^/]+/.+\+json"), "json"),
+    (re.compile(r"multipart/.*|application/x-www-form-urlencoded"), "form"),
+    (re.compile(r"text/.*"), "text"),
+    (re.compile(r"|application/octet-stream"), "unknown"),
+    (re.compile(r".*"), "other"),
+)
+# Character sets that a text or JSON may have besides UTF-8, as Python names them; no other codec decodes client bytes.
+CHARSETS = re.compile(
+    r"utf-?(8|16|32)([-_]?[bl]e)?|(us-)?ascii|iso-8859-\d+|windows-125\d|shift_jis|euc-(jp|kr)|gb18030|big5"
+)
+UTF8_CHARSETS = ("", "utf-8", "utf8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +55,15 @@ class BodyInfo:
 
     Attributes:
         options: the other fields of its form.
-        content_type: the body's media type, without parameters; "" where its client named none.
+        content_type: the body's media type, in lower case and without parameters; "" if its client stated none.
         headers: the request's, as TorchServe has them.
+        reader: the reader that the media type selects.
     """
 
     options: Mapping[str, Any]
     content_type: str
     headers: Mapping[str, Any]
+    reader: Reader = "unknown"
 
 
 def body_of(row: Mapping[str, Any], headers: Mapping[str, Any], max_body_bytes: int) -> tuple[str, Any, BodyInfo]:
@@ -45,7 +74,8 @@ def body_of(row: Mapping[str, Any], headers: Mapping[str, Any], max_body_bytes: 
         came with it.
 
     Raises:
-        InvalidInput: it is compressed, too large or empty, or a form without a field for the input.
+        InvalidInput: it is compressed, too large or empty, a form without a field for the input, or in a character
+            set that is not supported.
     """
     if len(row) > MOST_FIELDS:
         raise BodyTooLarge(f"The form has more than {MOST_FIELDS} fields.")
@@ -59,7 +89,28 @@ def body_of(row: Mapping[str, Any], headers: Mapping[str, Any], max_body_bytes: 
     value = row[name]
     if isinstance(value, bytes | bytearray | str) and not value:
         raise EmptyInput("The body is empty.")
-    return name, value, BodyInfo(options, content_type(headers, name), headers)
+    media_type, charset = content_type(headers, name)
+    reader = reader_of(media_type)
+    if charset not in UTF8_CHARSETS and reader in ("json", "text") and isinstance(value, bytes | bytearray):
+        value = _decode(value, charset)
+    return name, value, BodyInfo(options, media_type, headers, reader)
+
+
+@lru_cache(maxsize=256)
+def reader_of(media_type: str) -> Reader:
+    """Return the reader of a media type, which has no parameters and is in lower case."""
+    return next(reader for pattern, reader in READERS if pattern.fullmatch(media_type))
+
+
+def _decode(body: bytes | bytearray, charset: str) -> str:
+    if not CHARSETS.fullmatch(charset):
+        raise UnsupportedMedia("The character set of Content-Type is not supported; send UTF-8.")
+    try:
+        return body.decode(charset)
+    except UnicodeDecodeError as error:
+        raise InvalidText(f"The body is not valid {charset} at byte {error.start}.") from None
+    except LookupError:  # iso-8859-99
+        raise UnsupportedMedia("The character set of Content-Type is not supported; send UTF-8.") from None
 
 
 def _input_field(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -88,13 +139,14 @@ def _form_value(value: Any) -> Any:
 
 
 def parse_json(body: bytes | bytearray | memoryview | str) -> Any:
-    """Read JSON.
+    """Read JSON; a byte order mark before it is skipped, as RFC 8259, section 8.1, allows.
 
     Raises:
-        MalformedJson: it is none.
+        MalformedJson: the body is not valid JSON.
     """
+    mark = BOM if isinstance(body, str) else BOM.encode()
     try:
-        return orjson.loads(body)
+        return orjson.loads(body[len(mark) :] if body[: len(mark)] == mark else body)
     except orjson.JSONDecodeError as error:
         # The error says what was expected and where, and quotes nothing.
         raise MalformedJson(f"The body is not valid JSON: {error}") from None

@@ -6,6 +6,7 @@ none at all                 -> is_grpc: it came by TorchServe's own gRPC
 any other, by its name      -> header; of a field of a form, content_type
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,7 @@ from handlers.errors import InvalidPriority, InvalidTimeout
 PRIORITY_HEADER, TIMEOUT_HEADER = "x-priority", "x-timeout-ms"
 # int() raises for thousands of digits, and no level has more than these.
 MOST_DIGITS = 9
+CHARSET = re.compile(r"(?:^|;)\s*charset\s*=\s*[\"']?([^;\"'\s]*)")
 
 # The parameters of a request in another form than the Open Inference Protocol's.
 NO_PARAMETERS: Mapping[str, Any] = {}
@@ -40,15 +42,17 @@ def header(headers: Mapping[str, Any], name: str) -> str | None:
     return None
 
 
-def content_type(headers: Mapping[str, Any], name: str) -> str:
-    """Return the media type of one field, without its parameters; "" where its client named none."""
+def content_type(headers: Mapping[str, Any], name: str) -> tuple[str, str]:
+    """Return the media type of one field and its charset, both in lower case; "" if its client stated none."""
     part = headers.get(name)
-    return _media_type(part["content-type"]) if isinstance(part, Mapping) else ""
+    return _media_type(part["content-type"]) if isinstance(part, Mapping) else ("", "")
 
 
 @lru_cache(maxsize=256)
-def _media_type(content_type: str) -> str:
-    return content_type.partition(";")[0].strip().lower()
+def _media_type(content_type: str) -> tuple[str, str]:
+    media_type, _, parameters = content_type.lower().partition(";")
+    found = CHARSET.search(parameters)
+    return media_type.strip(), found[1] if found else ""
 
 
 def is_grpc(headers: Mapping[str, Any]) -> bool:

@@ -31,6 +31,8 @@ MOST_TENSORS = 1000
 TERMS = frozenset({"priority", "timeout"})
 # These parameters are the protocol's own or Triton's scheduler's; all others are options of the task.
 PROTOCOL_PARAMETERS = TERMS | {"binary_data_output", "sequence_id", "sequence_start", "sequence_end"}
+# Clients of MLServer send these with every request; Triton ignores them.
+PROTOCOL_PARAMETERS |= {"content_type", "headers"}
 TRITON_PREFIX = "triton_"
 
 # Position of a tensor among the inputs, the tensor as it was sent, its dtype and shape -> its data as an array.

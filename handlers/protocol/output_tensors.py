@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import ItemError
+from handlers.errors import ItemError, WrongOutput
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.responses import encode
 from handlers.protocol.tensors import datatype_of, to_bfloat16
@@ -39,8 +39,7 @@ class OutputTensors:
     Attributes:
         metadata: the tensors, in the order of an answer; -1 is a size that is the request's.
         arrays: makes the tensors, by name, of B results, at least one, without errors: each is (B, ...), FP32, INT64,
-            BF16 (`handlers.protocol.tensors`) or objects. It raises ValueError where a result holds a number that is
-            not finite.
+            BF16 (`handlers.protocol.tensors`) or objects. It raises WrongOutput if a result contains NaN or infinity.
     """
 
     metadata: Sequence[TensorMetadata]
@@ -70,7 +69,7 @@ def vectors(name: str, size: int = -1) -> OutputTensors:
     """Stack results that are vectors: FP32 (B, D); `size` is D, where it is known."""
     return OutputTensors(
         [TensorMetadata(name, "FP32", (-1, size))],
-        lambda results: {name: _finite(np.stack(results).astype(np.float32, copy=False))},
+        lambda results: {name: _finite(name, np.stack(results).astype(np.float32, copy=False))},
     )
 
 
@@ -101,7 +100,7 @@ def ranked(
         rows = [records(result) for result in results]
         return {
             name: _padded(
-                [_finite(np.array([record[name] for record in row], dtype)) for row in rows],
+                [_finite(name, np.array([record[name] for record in row], dtype)) for row in rows],
                 _NOTHING[np.dtype(dtype).kind],
             )
             for name, dtype in dtypes.items()
@@ -183,7 +182,7 @@ def errors_of(results: Sequence[Any]) -> NDArray[Any]:
     return np.array([encode(r.to_json()) if isinstance(r, ItemError) else b"" for r in results], object)
 
 
-def _finite(array: NDArray[Any]) -> NDArray[Any]:
+def _finite(name: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError("a result holds what is no number")
+        raise WrongOutput(f"{name}: the model returned NaN or infinity.")
     return array

@@ -3,11 +3,13 @@
     row (dict from TorchServe), its headers -> unpack -> Request: one payload per item, and the form of the answer
     one result per item -> Request.form.pack -> Reply (status, body and headers of that row; protocol.responses)
 
-What a body is decides how it is read; the task decides how what it holds becomes items (Items):
+The media type selects the reader of a body (bodies.READERS); the task makes items of its contents (Items):
 
-    raw bytes                                   Items.of_body
-    multipart or form, a field `data`           the same; other fields are options
+    raw bytes, text                             Items.of_body
+    multipart or form, a field `data`           its own media type decides; other fields are options
     JSON                                        Items.of_json
+    no type, or application/octet-stream        JSON if it parses as an object or list with fields of the task
+    POST /v2/models/M/infer through a gateway   JSON, whatever the type
     {"inputs": [tensor, ...], ...}              Open Inference Protocol: tensors, Items.of_tensors
     application/x-protobuf                      the same by gRPC (protocol.grpc_inference)
 
@@ -26,16 +28,21 @@ from handlers.errors import (
     InvalidInput,
     ItemError,
     MalformedJson,
+    UnsupportedMedia,
     WorkTooLarge,
 )
 from handlers.protocol import open_inference
-from handlers.protocol.bodies import BODY, BodyInfo, body_of, check_count, parse_json
+from handlers.protocol.bodies import BODY, BOM, BodyInfo, body_of, check_count, parse_json
 from handlers.protocol.headers import content_type, header
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.responses import PROTOBUF, Form, GrpcErrors, OneItem
 
 # A proxy that rewrites paths, as Envoy does, sends the original one in this header; clients cannot.
 ORIGINAL_PATH = "x-envoy-original-path"
+# The media types of a task that takes texts alone.
+TEXT = ("text/plain",)
+# Characters of a body in which JSON begins; white space may stand before it.
+_HEAD = 64
 
 Value = bytes | bytearray | str | Mapping[str, Any] | NDArray[Any]
 
@@ -137,6 +144,7 @@ class Shape:
         items: makes items of what a request holds.
         max_body_bytes: the most bytes of one body, of all fields together where it is a form.
         model: what answers in the Open Inference Protocol say of the model.
+        media_types: of its bodies other than JSON and forms; see `Hooks`.
         inputs: the names of its inputs.
         max_instances: the most items of one request.
         api: the API of handlers.protocol.retrieval that it serves; None for neither.
@@ -148,6 +156,7 @@ class Shape:
     inputs: frozenset[str] = frozenset()
     max_instances: int = 1
     api: str | None = None
+    media_types: tuple[str, ...] = ()
 
 
 def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> Request:
@@ -164,7 +173,7 @@ def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> 
     is_protobuf = _is_protobuf(headers)
     length = None if is_protobuf else header(headers, open_inference.LENGTH_HEADER)
     try:
-        name, value, sent = body_of(row, headers, shape.max_body_bytes)
+        _, value, sent = body_of(row, headers, shape.max_body_bytes)
         if not isinstance(value, bytes | bytearray | str):
             return _from_json(value, sent, shape)
         if is_protobuf:
@@ -172,7 +181,9 @@ def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> 
         if length is not None:
             document, binary = open_inference.split(value, length)
             return _from_inference(parse_json(document), binary, sent.options, shape)
-        return _from_body(value, name, sent, shape)
+        if _is_inference_path(headers):
+            return _from_inference(parse_json(value), memoryview(b""), sent.options, shape)
+        return _from_body(value, sent, shape)
     except InvalidInput as error:
         return Request((ItemError.of(error),), _error_form(headers, shape.model))
 
@@ -185,26 +196,58 @@ def failed(headers: Mapping[str, Any], error: ItemError) -> Request:
 def _error_form(headers: Mapping[str, Any], model: Model) -> Form:
     if _is_protobuf(headers):
         return GrpcErrors()
-    is_inference = header(headers, open_inference.LENGTH_HEADER) is not None
-    # Without a document, the path that a gateway has rewritten tells which protocol its client speaks.
-    is_inference |= (header(headers, ORIGINAL_PATH) or "").startswith("/v2/models/")
+    is_inference = header(headers, open_inference.LENGTH_HEADER) is not None or _is_inference_path(headers)
     return open_inference.Inference(model) if is_inference else OneItem()
 
 
+def _is_inference_path(headers: Mapping[str, Any]) -> bool:
+    """Whether the path that a gateway has rewritten was the Open Inference Protocol's."""
+    return (header(headers, ORIGINAL_PATH) or "").startswith("/v2/models/")
+
+
 def _is_protobuf(headers: Mapping[str, Any]) -> bool:
-    return content_type(headers, BODY) == PROTOBUF
+    return content_type(headers, BODY)[0] == PROTOBUF
 
 
-def _from_body(value: bytes | bytearray | str, name: str, sent: BodyInfo, shape: Shape) -> Request:
-    if sent.content_type == "application/json":
+def _from_body(value: bytes | bytearray | str, sent: BodyInfo, shape: Shape) -> Request:
+    if sent.reader == "json":
         return _from_json(parse_json(value), sent, shape)
-    # `curl -T request.json` names no type; no image and hardly a text starts like this and is JSON to its end.
-    if name == BODY and not sent.content_type and value[:1] in (b"{", "{"):
-        try:
-            return _from_json(parse_json(value), sent, shape)
-        except MalformedJson:
-            pass
+    if sent.reader == "form":
+        # TorchServe parses a form, unless its type is in capitals or lacks the boundary.
+        raise UnsupportedMedia("The form cannot be parsed: send multipart/form-data, in lower case, with a boundary.")
+    if sent.reader in ("unknown", "text") and _is_json(document := _parsed(value), sent, shape):
+        return _from_json(document, sent, shape)
+    if sent.reader == "other" and shape.media_types == TEXT:
+        raise UnsupportedMedia(
+            "Content-Type: this model accepts text/plain, application/json, multipart/form-data, "
+            "application/x-www-form-urlencoded and application/octet-stream."
+        )
     return shape.items.of_body(value, sent)
+
+
+def _parsed(value: bytes | bytearray | str) -> Any:
+    """Return the JSON object or list that a body contains; None for any other body."""
+    head = value[:_HEAD] if isinstance(value, str) else value[:_HEAD].decode("utf-8", "ignore")
+    try:
+        return parse_json(value) if head.lstrip(BOM + " \t\r\n")[:1] in ("{", "[") else None
+    except MalformedJson:
+        return None
+
+
+def _is_json(document: Any, sent: BodyInfo, shape: Shape) -> bool:
+    """Whether a client that did not state JSON sent it: no text has the fields of a request by chance."""
+    if document is None or open_inference.is_inference(document):
+        return document is not None
+    if sent.reader == "text":
+        return False
+    fields = {*shape.inputs, "instances"}
+    if any(
+        isinstance(each, dict) and fields & each.keys()
+        for each in ([document] if isinstance(document, dict) else document)
+    ):
+        return True
+    # An object of unknown fields is an error, except as a text.
+    return isinstance(document, dict) and not (sent.content_type and shape.media_types == TEXT)
 
 
 def _from_json(document: Any, sent: BodyInfo, shape: Shape) -> Request:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import numpy as np
 import orjson
 
-from handlers.errors import ItemError
+from handlers.errors import ItemError, WrongOutput
 
 # The media type of requests that Envoy's bridge makes of gRPC calls, and of their answers.
 PROTOBUF = "application/x-protobuf"
@@ -70,7 +70,8 @@ class Form(Protocol):
             results: one per payload of the request, in order; each is an ItemError or a value that JSON can hold.
 
         Raises:
-            ValueError, TypeError: a result cannot be written, such as NaN.
+            WrongOutput: a result contains NaN or infinity.
+            TypeError: a result contains a type that JSON does not have.
         """
 
 
@@ -148,14 +149,28 @@ def encode(value: Any) -> bytes:
     """Write a value as compact UTF-8 JSON, arrays included; TorchServe itself would indent it.
 
     Raises:
-        ValueError: it holds a number that JSON does not have, such as NaN.
+        WrongOutput: it contains NaN or infinity; the message names the field.
         TypeError: it holds something else that JSON does not have.
     """
     body = encode_padded(value)
     if b"null" in body:
         # orjson writes null for NaN and infinity, for which the slower encoder raises.
-        json.dumps(value, allow_nan=False, default=np.ndarray.tolist)
+        try:
+            json.dumps(value, allow_nan=False, default=np.ndarray.tolist)
+        except ValueError:
+            raise WrongOutput(f"{_non_finite(value) or 'result'}: the model returned NaN or infinity.") from None
     return body
+
+
+def _non_finite(value: Any) -> str | None:
+    """Return the name of the innermost field that contains NaN or infinity; "" outside any field, None without one."""
+    if isinstance(value, dict):
+        found = {name: _non_finite(each) for name, each in value.items()}
+        return next((each or name for name, each in found.items() if each is not None), None)
+    if isinstance(value, list | tuple):
+        return next((each for each in map(_non_finite, value) if each is not None), None)
+    is_number = isinstance(value, float) or (isinstance(value, np.ndarray | np.generic) and value.dtype.kind == "f")
+    return "" if is_number and not np.isfinite(value).all() else None
 
 
 def encode_padded(value: Any) -> bytes:

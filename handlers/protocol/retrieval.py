@@ -20,7 +20,15 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from handlers.errors import EmptyInput, InvalidInput, ItemError, TooManyInstances, UnknownOption, UnknownShape
+from handlers.errors import (
+    EmptyInput,
+    InvalidInput,
+    ItemError,
+    TooManyInstances,
+    UnknownOption,
+    UnknownShape,
+    WrongOutput,
+)
 from handlers.protocol.bodies import body_of, check_count, parse_json
 from handlers.protocol.headers import header
 from handlers.protocol.requests import Payload, Request, Shape
@@ -97,7 +105,7 @@ class Answer:
         """Make the answer of results, none of which is an error.
 
         Raises:
-            ValueError: a result holds what is no number.
+            WrongOutput: a result contains NaN or infinity.
         """
         raise NotImplementedError
 
@@ -128,7 +136,7 @@ class Embeddings(Answer):
         """See `Answer`."""
         vectors = np.stack(results).astype("<f4", copy=False)
         if not np.isfinite(vectors).all():
-            raise ValueError("a vector holds what is no number")
+            raise WrongOutput("embedding: the model returned NaN or infinity.")
         written = [base64.b64encode(row).decode() for row in vectors] if self.is_base64 else list(vectors)
         data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(written)]
         return {"object": "list", "data": data, "model": self.model, "usage": _usage(self.tokens)}
@@ -152,7 +160,7 @@ class Ranking(Answer):
         """See `Answer`."""
         scores = np.array([result["score"] for result in results])
         if not np.isfinite(scores).all():
-            raise ValueError("a score is no number")
+            raise WrongOutput("relevance_score: the model returned NaN or infinity.")
         best = np.argsort(-scores, kind="stable")[: self.top_n].tolist()
         ranked = [{"index": index, "relevance_score": float(scores[index])} for index in best]
         if self.documents is not None:

@@ -20,7 +20,7 @@ from handlers.protocol.fields import Fields
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Payload
 from handlers.tensor_models.answers import described, row_outputs
-from handlers.tensor_models.checks import checked_outputs, shown_outputs
+from handlers.tensor_models.checks import check_finite, checked_outputs, shown_outputs
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.files import NPY, NPZ
 from handlers.tensor_models.items import TensorItems
@@ -97,7 +97,10 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         """Read a row's values, where they are JSON's still."""
         if payload.options:
             parse_options(NoOptions, payload.options)
-        row = self.rows.row(self._items.decoded(payload))
+        arrays = self._items.decoded(payload)
+        if not self.config.allow_non_finite:
+            check_finite(arrays, self._items.given)
+        row = self.rows.row(arrays)
         if self._graph is not None:
             self._expect_accepted(self._graph, row)
         return row

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import EmptyInput, InvalidText, TensorMismatch, UnknownShape, WrongOutput, shown
+from handlers.errors import EmptyInput, InvalidText, NonFiniteInput, TensorMismatch, UnknownShape, WrongOutput, shown
 from handlers.protocol.output_tensors import ERROR
 from handlers.protocol.tensors import BF16, DTYPES, datatype_of, encoded, from_bfloat16, objects, to_bfloat16
 from handlers.tensor_models.signature import Shape, Signature, Tensor, without
@@ -50,6 +50,13 @@ def checked(tensors: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], s
             raise TensorMismatch(f"{name}: {tensor} is expected; nothing was sent.")
     _check_rows(arrays, inputs, signature)
     return arrays
+
+
+def check_finite(arrays: Mapping[str, NDArray[Any]], given: Mapping[str, str]) -> None:
+    """Check that a row has numbers only; `given` has the clients' name of an input, by the model's."""
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise NonFiniteInput(f"{given.get(name, name)}: contains NaN or infinity; allow_non_finite is false.")
 
 
 def _check_range(name: str, array: NDArray[Any], tensor: Tensor) -> None:

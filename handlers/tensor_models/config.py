@@ -78,6 +78,8 @@ class TensorsConfig(HandlerConfig):
         precision: the engine's arithmetic. fp32, since it is not known what the model bears; `auto` is the faster
             of that and bf16, where the processor has bf16.
         max_batch_size: the most rows of one request, as clients are told, and of one run of the model.
+        allow_non_finite: whether inputs may contain NaN and infinity. Without it such a row is a 422: OpenVINO's ReLU
+            and max pooling turn NaN into a plausible number.
         split_requests: whether a request may have up to `max_instances` rows, which are run `max_batch_size` at a time.
         inputs, outputs: what the model's own file does not say, by name; those of a function's outputs, and of a
             TorchScript file's, in their order.
@@ -87,6 +89,7 @@ class TensorsConfig(HandlerConfig):
 
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "fp32"
     max_batch_size: Count = 64
+    allow_non_finite: bool = False
     split_requests: bool = False
     inputs: dict[str, Annotated[InputConfig, nested(InputConfig)]] = field(default_factory=dict)
     outputs: dict[str, Annotated[OutputConfig, nested(OutputConfig)]] = field(default_factory=dict)

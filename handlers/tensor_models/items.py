@@ -62,6 +62,7 @@ class TensorItems:
         self._inputs = {name: signature.inputs[own] for name, own in given.items()}
         # The same under the names that clients use, for messages.
         self._named_so = {name: replace(tensor, name=name) for name, tensor in self._inputs.items()}
+        self.given = {own: name for name, own in given.items()}
         self._needed = [name for name, own in given.items() if own not in signature.masks]
         self._most_rows, self._most_bytes, self._most_answer_bytes = most_rows, most_bytes, most_answer_bytes
 

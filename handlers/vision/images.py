@@ -62,6 +62,8 @@ TURNS = {
 # The orientations that change width and height.
 SIDEWAYS = frozenset((5, 6, 7, 8))
 
+URL_SAFE = str.maketrans("-_", "+/")
+
 
 def decode_image(value: Any, config: ImageConfig, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
     """Decode one image, and cut its square: (crop_size, crop_size, 3) uint8, RGB, upright; see `opened`."""
@@ -175,9 +177,14 @@ def _decoded(
 def _from_base64(text: Any) -> bytes:
     if not isinstance(text, str):
         raise UnknownShape('"b64" must be a string.')
+    if text[:5].lower() == "data:":
+        head, _, text = text.partition(",")
+        if not head.lower().endswith(";base64"):
+            raise CorruptInput('"b64": a data URI must be base64.')
+    # `base64 FILE` wraps its lines; RFC 4648 has a URL-safe alphabet, and JavaScript leaves the padding out.
+    digits = "".join(text.split()).translate(URL_SAFE).rstrip("=")
     try:
-        # `base64 FILE` wraps its lines.
-        return base64.b64decode("".join(text.split()), validate=True)
+        return base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)
     except ValueError:
         raise CorruptInput('"b64" is not valid base64.') from None
 

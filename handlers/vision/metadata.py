@@ -11,10 +11,11 @@ scan: 75 bytes make one, and one of 50,000,000 pixels takes 22 ms.
 """
 
 import re
+import zlib
 from dataclasses import dataclass
-from struct import Struct
+from struct import Struct, error, unpack_from
 
-from PIL import Image
+import numpy as np
 from PIL.ExifTags import Base
 
 from handlers.errors import CorruptInput, ImageTooLarge
@@ -28,8 +29,8 @@ MOST_SCANS = 64
 MOST_CHUNKS = 20_000
 # Blocks of a GIF before its first frame: XMP of a megabyte is 4000.
 MOST_BLOCKS = 10_000
-# Bytes of Exif that Pillow reads for the orientation: 340 entries; cameras write some 20.
-EXIF_BYTES = 4096
+# Bytes that a compressed text of a PNG may unpack to; Pillow's own limit.
+TEXT_BYTES = 1 << 20
 
 JPEG, PNG, GIF = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", (b"GIF87a", b"GIF89a")
 EXIF, XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
@@ -43,9 +44,16 @@ SOS, EOI = 0xDA, 0xD9
 SCAN, END = b"\xff\xda", b"\xff\xd9"
 # Of a segment or a scan's data: 0xFF is followed by 0 or a restart; anything else is a marker.
 NEXT_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
+TEXT_CHUNKS = frozenset((b"tEXt", b"zTXt", b"iTXt"))
 NEEDED_CHUNKS = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
 # The length, name and checksum of a chunk.
 CHUNK_OVERHEAD = 12
+# The keywords of a PNG's texts with XMP (Adobe's specification, part 3) and with Exif in hexadecimal (ImageMagick).
+PNG_XMP, PNG_EXIF = b"XML:com.adobe.xmp", b"Raw profile type exif"
+# The TIFF header of Exif and the entries of its directory (TIFF 6.0, section 2), by byte order.
+TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
+# The first type, BYTE, SHORT and LONG, in which programs write an orientation -> its bytes.
+ORIENTATION_TYPES = {1: 1, 3: 2, 4: 4}
 ORIENTATION_XMP = re.compile(rb"tiff:Orientation(?:=[\"']|>)([1-8])")
 
 LENGTH, CHUNK_LENGTH = Struct(">H"), Struct(">I")
@@ -57,8 +65,8 @@ class Stripped:
 
     Attributes:
         body: what decoding needs.
-        exif: the first Exif block, with or without its name; empty where there is none.
-        xmp: the first XMP packet; likewise.
+        exif: the Exif block, with or without its name; empty if there is none.
+        xmp: the first XMP packet; empty if there is none.
     """
 
     body: bytes | bytearray
@@ -87,21 +95,39 @@ def strip(body: bytes | bytearray) -> Stripped:
 
 def orientation(exif: bytes, xmp: bytes) -> int:
     """Read the orientation, 1 to 8, from Exif or else from XMP; 1 where neither has it, and for a broken block."""
-    directory = Image.Exif()
     try:
-        directory.load(exif[:EXIF_BYTES])
-        found = directory.get(Base.Orientation)
-    except Exception:  # Pillow raises anything for a broken block
+        found = _exif_orientation(exif.removeprefix(EXIF))
+    except (error, ValueError):  # a broken block
         found = None
     if found is None and (match := ORIENTATION_XMP.search(xmp)):
         found = int(match[1])
-    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+    return found if found is not None and 1 <= found <= 8 else 1
+
+
+def _exif_orientation(tiff: bytes) -> int | None:
+    """Find the orientation in the first directory, which may be anywhere; Pillow takes a step for each entry.
+
+    Raises:
+        struct.error, ValueError: the block is broken.
+    """
+    if (order := TIFF_ORDERS.get(tiff[:4])) is None:
+        return None
+    (at,) = unpack_from(f"{order}I", tiff, 4)
+    (count,) = unpack_from(f"{order}H", tiff, at)
+    entry = [("tag", f"{order}u2"), ("type", f"{order}u2"), ("count", f"{order}u4"), ("value", "V4")]
+    count = min(count, (len(tiff) - at - 2) // 12)
+    entries = np.frombuffer(tiff, entry, count, at + 2)
+    # Of several, the last counts, as in Pillow.
+    for _, kind, number, value in entries[entries["tag"] == Base.Orientation][-1:].tolist():
+        if number == 1 and kind in ORIENTATION_TYPES:
+            return int.from_bytes(value[: ORIENTATION_TYPES[kind]], "little" if order == "<" else "big")
+    return None
 
 
 def _jpeg(body: bytes | bytearray) -> Stripped:
     view = memoryview(body)
     kept: list[bytes | bytearray | memoryview] = [body[:2]]
-    first: dict[bytes, bytes] = {EXIF: b"", XMP: b""}
+    first = {EXIF: bytearray(), XMP: bytearray()}
     at = 2
     for _ in range(MOST_SEGMENTS):
         match = NEXT_MARKER.search(body, at)
@@ -112,8 +138,11 @@ def _jpeg(body: bytes | bytearray) -> Stripped:
         if marker == SOS:
             break
         for name in first if marker == APP1 else ():
-            if not first[name] and body.startswith(name, start + LENGTH.size):
-                first[name] = bytes(view[start + LENGTH.size : at])
+            # A long Exif block is several segments.
+            if body.startswith(name, start + LENGTH.size) and (
+                not first[name] or (name == EXIF and len(first[EXIF]) < TEXT_BYTES)
+            ):
+                first[name] += view[start + LENGTH.size + len(name) : at]
         if marker not in DROPPED_SEGMENTS and marker not in STANDALONE:
             kept += [bytes((0xFF, marker)), view[start:at]]
     else:
@@ -123,7 +152,7 @@ def _jpeg(body: bytes | bytearray) -> Stripped:
     end = end if end >= len(END) else len(body)
     if body.count(SCAN, at, end) >= MOST_SCANS:
         raise ImageTooLarge(f"The JPEG has more than {MOST_SCANS} scans.")
-    return Stripped(b"".join([*kept, SCAN, view[start:end]]), first[EXIF], first[XMP])
+    return Stripped(b"".join([*kept, SCAN, view[start:end]]), bytes(first[EXIF]), bytes(first[XMP]))
 
 
 def _end(body: bytes | bytearray, start: int) -> int:
@@ -137,12 +166,12 @@ def _end(body: bytes | bytearray, start: int) -> int:
 def _png(body: bytes | bytearray) -> Stripped:
     view = memoryview(body)
     kept: list[bytes | bytearray | memoryview] = [body[: len(PNG)]]
-    exif = xmp = b""
+    exif = xmp = raw = b""
     at = len(PNG)
     for _ in range(MOST_CHUNKS):
         if at + CHUNK_OVERHEAD > len(body):
             # Pillow judges a file that is cut off.
-            return Stripped(b"".join([*kept, view[at:]]), exif, xmp)
+            return Stripped(b"".join([*kept, view[at:]]), exif or _from_hex(raw), xmp)
         (length,) = CHUNK_LENGTH.unpack_from(body, at)
         name, end = bytes(view[at + 4 : at + 8]), at + CHUNK_OVERHEAD + length
         if end > len(body) and name not in NEEDED_CHUNKS:
@@ -152,12 +181,40 @@ def _png(body: bytes | bytearray) -> Stripped:
             kept.append(view[at:end])
         elif name == b"eXIf" and not exif:
             exif = bytes(view[at + 8 : end - 4])
-        elif name == b"iTXt" and not xmp and body.startswith(b"XML:com.adobe.xmp\0", at + 8):
-            xmp = bytes(view[at + 8 : end - 4])
+        elif name in TEXT_CHUNKS and body.startswith((PNG_XMP + b"\0", PNG_EXIF + b"\0"), at + 8):
+            keyword, _, text = bytes(view[at + 8 : end - 4]).partition(b"\0")
+            text = _text(name, text)
+            xmp, raw = (xmp or text, raw) if keyword == PNG_XMP else (xmp, raw or text)
         if name == b"IEND":
-            return Stripped(b"".join(kept), exif, xmp)
+            return Stripped(b"".join(kept), exif or _from_hex(raw), xmp)
         at = end
     raise ImageTooLarge(f"The PNG has more than {MOST_CHUNKS} chunks.")
+
+
+def _text(name: bytes, text: bytes) -> bytes:
+    """Return the text of a chunk without its keyword, decompressed; empty if it is broken or too long."""
+    is_packed = name == b"zTXt" or (name == b"iTXt" and text[:1] == b"\1")
+    if name == b"iTXt":
+        # A flag, the method, a language, the keyword in that language.
+        text = text[2:].partition(b"\0")[2].partition(b"\0")[2]
+    elif is_packed:
+        text = text[1:]
+    if not is_packed:
+        return text
+    packed = zlib.decompressobj()
+    try:
+        text = packed.decompress(text, TEXT_BYTES)
+    except zlib.error:
+        return b""
+    return b"" if packed.unconsumed_tail else text
+
+
+def _from_hex(profile: bytes) -> bytes:
+    """Decode ImageMagick's form of a profile: an empty line, its name, its length, and hexadecimal digits."""
+    try:
+        return bytes.fromhex("".join(profile.decode("ascii").split("\n")[3:]))
+    except ValueError:
+        return b""
 
 
 def _check_gif(body: bytes | bytearray) -> None:

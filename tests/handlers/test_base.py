@@ -272,6 +272,19 @@ def test_every_row_has_server_timing(handler: DoublingHandler) -> None:
         assert "X-Model-Version" not in answer.headers
 
 
+def test_description_and_explanation_are_no_predictions(handler: DoublingHandler) -> None:
+    described, explained = serve(handler, [{}, {"body": {"number": 1}}], [{"describe": "True"}, {"explain": "True"}])
+    assert (described.status, described.body["name"]) == (200, "model")
+    assert (explained.status, explained.body["type"]) == (501, "NotImplemented")
+
+
+def test_item_whose_result_is_not_finite_fails_alone(handler: DoublingHandler) -> None:
+    (answer,) = serve(handler, [listed(1, 1e308, 3)])
+    good, wrong, last = answer.body["predictions"]
+    assert (good, last) == (2.0, 6.0)
+    assert (wrong["error"]["code"], wrong["error"]["type"]) == (500, "WrongOutput")
+
+
 def test_answer_names_the_version_of_its_archive(tmp_path: Path) -> None:
     handler = DoublingHandler()
     handler.worker_context = context(tmp_path, {})

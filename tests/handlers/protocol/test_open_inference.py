@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from handlers.errors import ItemError
+from handlers.errors import ItemError, WrongOutput
 from handlers.protocol.fields import Fields
 from handlers.protocol.open_inference import Inference
 from handlers.protocol.output_tensors import (
@@ -218,13 +218,13 @@ def test_item_that_failed_has_an_empty_row_and_its_error(is_binary: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("outputs", "result"),
+    ("outputs", "result", "name"),
     [
-        (vectors("embedding"), np.array([np.nan], np.float32)),
-        (ranked(LABELS), [{"label": "a", "score": float("inf")}]),
-        (documents(), float("nan")),
+        (vectors("embedding"), np.array([np.nan], np.float32), "embedding"),
+        (ranked(LABELS), [{"label": "a", "score": float("inf")}], "score"),
+        (documents(), [{"places": [{"score": float("nan")}]}], "score"),
     ],
 )
-def test_result_that_is_no_number_is_an_error(outputs: OutputTensors, result: Any) -> None:
-    with pytest.raises(ValueError, match=r"."):
+def test_result_that_is_not_finite_is_an_error_that_names_it(outputs: OutputTensors, result: Any, name: str) -> None:
+    with pytest.raises(WrongOutput, match=f"^{name}: the model returned NaN or infinity"):
         Inference(Model("model", "2.0", outputs)).pack([result])

@@ -1,12 +1,13 @@
 """Bodies of every shape to items with options, and results to bodies."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from handlers.errors import ItemError
+from handlers.errors import ItemError, WrongOutput
 from handlers.protocol import open_inference
 from handlers.protocol.fields import Fields
 from handlers.protocol.requests import Payload, Request, Shape, unpack
@@ -59,6 +60,67 @@ def test_accepted_body_is_items_with_their_options(
     row: dict[str, Any], headers: dict[str, Any], expected: Request
 ) -> None:
     assert unpack(row, headers, SHAPE) == expected
+
+
+TEXTS = replace(SHAPE, items=Fields(frozenset({"text"}), 3), inputs=frozenset({"text"}), media_types=("text/plain",))
+TENSOR = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["hi"]}
+ASKED, WRAPPED = b'{"text": "hi"}', b'{"instances": [{"text": "hi"}]}'
+INFERENCE = json.dumps({"inputs": [TENSOR]}).encode()
+JSON_TYPES = ["text/json", "Application/Problem+JSON;charset=utf-8", "application/octet-stream", ""]
+V2 = {"x-envoy-original-path": "/v2/models/m/infer"}
+
+
+def typed(media_type: str, name: str = "body") -> dict[str, Any]:
+    return {name: {"content-type": media_type}}
+
+
+@pytest.mark.parametrize("media_type", JSON_TYPES)
+@pytest.mark.parametrize("name", ["body", "data"])  # a body; a part of a form, or TorchServe's gRPC
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf \n"])
+def test_json_of_any_json_type_and_of_none_is_json(media_type: str, name: str, mark: bytes) -> None:
+    for body in (ASKED, WRAPPED):
+        (payload,) = unpack({name: bytearray(mark + body)}, typed(media_type, name), TEXTS).payloads
+        assert payload == Payload({"text": "hi"})
+
+
+@pytest.mark.parametrize(
+    ("media_type", "body", "text"),
+    [
+        ("text/plain", ASKED, ASKED),
+        ("TEXT/Plain; charset=UTF-8", "Grüße".encode(), "Grüße".encode()),
+        ('text/plain; charset="ISO-8859-1"', "Grüße".encode("latin-1"), "Grüße"),
+        ("application/octet-stream", b'{"a": 1}', b'{"a": 1}'),
+        ("application/octet-stream", b'[{"a": 1}]', b'[{"a": 1}]'),
+        ("application/octet-stream", b"{text", b"{text"),
+    ],
+)
+def test_text_stays_a_text(media_type: str, body: bytes, text: bytes | str) -> None:
+    assert unpack({"body": body}, typed(media_type), TEXTS).payloads == (Payload(text),)
+
+
+@pytest.mark.parametrize(
+    ("media_type", "status"),
+    [
+        ("image/jpeg", 415),
+        ("application/xml", 415),
+        ("multipart/mixed; boundary=x", 415),
+        ("Multipart/Form-Data; boundary=x", 415),
+        ("text/plain; charset=idna", 415),
+        ("text/plain; charset=iso-8859-99", 415),
+        ("text/plain; charset=utf-16", 400),
+    ],
+)
+def test_type_that_is_no_text_is_refused(media_type: str, status: int) -> None:
+    (error,) = unpack({"body": ASKED + b" "}, typed(media_type), TEXTS).payloads
+    assert isinstance(error, ItemError) and error.code == status
+
+
+@pytest.mark.parametrize("media_type", ["text/plain;charset=UTF-8", "application/octet-stream", "image/png", ""])
+def test_open_inference_request_is_one_whatever_its_type(media_type: str) -> None:
+    headers = typed(media_type)
+    for sent in (headers | V2, *([headers] if media_type != "image/png" else [])):
+        request = unpack({"body": bytearray(INFERENCE)}, sent, TEXTS)
+        assert request.payloads == (Payload({"text": "hi"}),) and isinstance(request.form, open_inference.Inference)
 
 
 @pytest.mark.parametrize(
@@ -132,5 +194,5 @@ def test_results_and_errors_keep_their_places(form: Form, results: list[Any], st
 
 @pytest.mark.parametrize("value", [[1.0, float("inf")], np.array([np.nan], np.float32), {"a": {1}}])
 def test_value_that_json_lacks_is_an_error(value: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
+    with pytest.raises((WrongOutput, TypeError)):
         OneItem().pack([value])

@@ -89,10 +89,12 @@ def test_every_way_to_send_an_image_is_answered_as_torchvision_does(
     assert handler.engine.description == {"openvino": "openvino cpu fp32", "torch": "torch cpu float32"}[engine]
     cat = photograph("chelsea")
     wrapped = "\n".join([b64(cat)[:76], b64(cat)[76:]])
+    url_safe = base64.urlsafe_b64encode(cat).decode().rstrip("=")
     rows: list[Any] = [cat, bytearray(cat), {"data": cat}, {"photo": cat}, {"body": {"b64": b64(cat)}}]
+    rows += [{"body": {"b64": each}} for each in (f"data:image/jpeg;base64,{b64(cat)}", url_safe)]
     rows += [json.dumps({"b64": wrapped}).encode(), *(photograph(name) for name in NAMES)]
     answers = serve(handler, rows)
-    for name, answer in zip(["chelsea"] * 6 + [*NAMES], answers, strict=True):
+    for name, answer in zip(["chelsea"] * 8 + [*NAMES], answers, strict=True):
         assert answer.status == 200, answer
         assert list(answer.body.values()) == sorted(answer.body.values(), reverse=True)
         assert deviation(of_all(handler, answer.body), oracle[name]) < SAME

@@ -86,3 +86,14 @@ def test_numbers_that_json_has_not_are_null_in_it_and_themselves_elsewhere(tmp_p
     x = np.zeros((1, 2))
     assert ask(handler, *inference({"x": x})).body["outputs"][0]["data"] == [None, None]
     np.testing.assert_array_equal(columns(ask(handler, *inference({"x": x}, True)))["y"], [[-np.inf, np.nan]])
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_row_with_nan_or_infinity_is_refused_alone_unless_the_archive_allows_it(wrong: float, tmp_path: Path) -> None:
+    for allowed in (False, True):
+        folder = tmp_path / str(allowed)
+        handler = function(folder, "def infer(x):\n    return {'y': np.maximum(x, 0)}\n", allow_non_finite=allowed)
+        answer = ask(handler, *inference({"x": np.array([1, wrong, 3], np.float32)}, True))
+        y, errors = columns(answer)["y"], columns(answer).get("error", [b"", b"", b""])
+        np.testing.assert_array_equal(y, np.maximum([1, wrong if allowed else np.nan, 3], 0))
+        assert [b"NonFiniteInput" in each for each in errors] == [False, not allowed, False]

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 from torchvision.transforms import functional
 
 from deploy.models import ROOT
@@ -99,9 +100,22 @@ def exif(orientation: int) -> Image.Exif:
 XMP = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
 
 
+# TIFF's header, whose first directory is behind 5,000 bytes: one entry, a SHORT.
+FAR_EXIF = b"Exif\0\0MM\0*" + struct.pack(">I", 5008) + bytes(5000) + struct.pack(">HHHIHHI", 1, 0x0112, 3, 1, 8, 0, 0)
+
+
+def described_png(keyword: str, text: str, *, is_international: bool = False) -> bytes:
+    texts = PngInfo()
+    (texts.add_itxt if is_international else texts.add_text)(keyword, text, zip=True)
+    return encoded(chelsea(), "PNG", pnginfo=texts)
+
+
 @pytest.mark.parametrize(
     "body",
     [
+        encoded(chelsea(), "JPEG", exif=FAR_EXIF, quality=95),
+        described_png("Raw profile type exif", f"\nexif\n  {len(FAR_EXIF)}\n{FAR_EXIF.hex()}\n"),
+        described_png("XML:com.adobe.xmp", XMP.decode(), is_international=True),
         *(encoded(chelsea().resize((902, 600)), "JPEG", exif=exif(turned), quality=95) for turned in range(1, 9)),
         encoded(chelsea(), "PNG", exif=exif(6)),
         encoded(chelsea(), "WEBP", exif=exif(3), lossless=True),
