@@ -139,11 +139,7 @@ def _form_value(value: Any) -> Any:
 
 
 def parse_json(body: bytes | bytearray | memoryview | str) -> Any:
-    """Read JSON; a byte order mark before it is skipped, as RFC 8259, section 8.1, allows.
-
-    Raises:
-        MalformedJson: the body is not valid JSON.
-    """
+    """Read JSON; a byte order mark before it is skipped, as RFC 8259, section 8.1, allows."""
     mark = BOM if isinstance(body, str) else BOM.encode()
     try:
         return orjson.loads(body[len(mark) :] if body[: len(mark)] == mark else body)
@@ -153,10 +149,6 @@ def parse_json(body: bytes | bytearray | memoryview | str) -> Any:
 
 
 def check_count(options: Mapping[str, Any]) -> None:
-    """Refuse more options than any item has.
-
-    Raises:
-        UnknownOption: there are more than MOST_OPTIONS.
-    """
+    """Refuse more options than any item has."""
     if len(options) > MOST_OPTIONS:
         raise UnknownOption(f"{len(options)} options; at most {MOST_OPTIONS} are taken.")

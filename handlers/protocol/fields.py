@@ -27,19 +27,7 @@ def instances_of(
     read: Callable[[Any, Mapping[str, Any]], Payload],
     form: Form,
 ) -> Request:
-    """Read {"instances": [...]}; an instance that is wrong is an item's error.
-
-    Args:
-        document: has "instances"; its other fields are options of all of them.
-        options: further options of all of them.
-        most: how many there may be.
-        read: makes an item of an instance and these options; it may raise InvalidInput.
-        form: how the answer is written.
-
-    Raises:
-        UnknownShape, EmptyInput, TooManyInstances: the list is none, empty or too long.
-        UnknownOption: there are too many options.
-    """
+    """Read {"instances": [...]}; an instance that is wrong is an item's error."""
     shared = {**options, **{name: value for name, value in document.items() if name != "instances"}}
     check_count(shared)
     instances = document["instances"]
@@ -78,13 +66,11 @@ class Fields:
     tensors: Mapping[str, str] = field(default_factory=dict)
 
     def of_body(self, body: bytes | bytearray | str, sent: BodyInfo) -> Request:
-        """See `Items`."""
         # Of a task that takes more than texts, a body is one where its media type says so.
         is_text = len(self.inputs) > 1 and "text" in self.inputs and sent.content_type.startswith("text/")
         return Request((Payload({"text": body} if is_text else body, sent.options),))
 
     def of_json(self, document: Any, sent: BodyInfo) -> Request:
-        """See `Items`."""
         if isinstance(document, dict) and "instances" in document:
             return instances_of(document, sent.options, self.max_instances, self._payload, Instances())
         return Request((self._payload(document, sent.options),))
@@ -102,7 +88,6 @@ class Fields:
     def of_tensors(
         self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
     ) -> tuple[Payload | ItemError, ...]:
-        """See `Items`; item i is row i of every tensor."""
         inputs = self._inputs_of(tensors)
         columns = {
             name: _column(name, array, self.item_dimensions if name in inputs and array.dtype.kind != "O" else 0)

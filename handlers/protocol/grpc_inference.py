@@ -81,18 +81,7 @@ class GrpcInference(Inference):
 
 
 def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
-    """Read one request.
-
-    Args:
-        body: a ModelInferRequest, which may be compressed.
-        model: the requested model.
-        max_bytes: the most bytes of the message, uncompressed.
-
-    Raises:
-        MalformedMessage: the body is no such message.
-        BodyTooLarge: it would be larger than `max_bytes`.
-        UnknownShape, MalformedTensor: see `handlers.protocol.open_inference.read`.
-    """
+    """Read one request, of at most `max_bytes` once it is decompressed."""
     body = decompressed(body, max_bytes)
     _check_count(body)
     try:
@@ -131,12 +120,7 @@ def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
 
 
 def decompressed(body: bytes | bytearray, max_bytes: int) -> bytes | bytearray:
-    """Decompress a body that begins as gzip or zlib does; return others as they are.
-
-    Raises:
-        MalformedMessage: what follows is not.
-        BodyTooLarge: more than `max_bytes` come out of it; no more than that ever do.
-    """
+    """Decompress a body that begins as gzip or zlib does; return others as they are."""
     if not body.startswith(_COMPRESSED):
         return body
     decompressor = zlib.decompressobj(_ANY_HEAD)
@@ -152,10 +136,8 @@ def decompressed(body: bytes | bytearray, max_bytes: int) -> bytes | bytearray:
 
 
 def _check_count(body: bytes | bytearray) -> None:
-    """Refuse a message of too many fields before protobuf makes objects of them.
-
-    A million parameters took two seconds of the worker's only thread.
-    """
+    """Refuse a message of too many fields before protobuf makes objects of them."""
+    # A million parameters took two seconds of the worker's only thread.
     if len(body) <= 2 * MOST_FIELDS:
         return
     count = 0
@@ -170,12 +152,7 @@ def _check_count(body: bytes | bytearray) -> None:
 
 
 def _fields(body: bytes | bytearray, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the number of each field of a message, and where its value starts and ends.
-
-    Raises:
-        IndexError: the message is cut off.
-        MalformedMessage: a field is of a type that no message of this service has.
-    """
+    """Yield the number of each field of a message, and where its value starts and ends; IndexError: it is cut off."""
     while start < end:
         tag, start = _varint(body, start)
         kind = tag & 7

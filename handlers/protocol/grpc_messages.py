@@ -44,13 +44,9 @@ _INFERENCE = {
 
 
 def classes(messages: Mapping[str, str], enums: Mapping[str, str] = NO_ENUMS) -> dict[str, Any]:
-    """Make the classes of messages, by name; one within another is an attribute of that class, too.
-
-    Args:
-        messages: name -> its fields: name, type, number. Behind a type, * is a repeated field and % a map from strings
-            to it; behind a number, :NAME is the oneof that it belongs to. A message within another has both names.
-        enums: name of an enumeration -> its values, from 0.
-    """
+    """Make the classes of messages, by name; one within another is an attribute of that class, too."""
+    # Fields are name, type, number. Behind a type, * is a repeated field and % a map from strings to it; behind a
+    # number, :NAME is the oneof that it belongs to. An enumeration has its values from 0.
     file = FileDescriptorProto(name="handlers/grpc_service.proto", package=PACKAGE, syntax="proto3")
     described: dict[str, DescriptorProto] = {}
     for name, fields in messages.items():

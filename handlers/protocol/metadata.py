@@ -32,42 +32,27 @@ class TensorMetadata:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metadata:
-    """The form of the answer to a request for metadata; see `handlers.protocol.responses.Form`.
-
-    Attributes:
-        name, version: as registered; the version is None where the archive has none.
-        platform: what serves it, and on which engine.
-        task: the module of its task.
-        mode: `classic` or `adaptive`.
-        inputs, outputs: its tensors; the first dimension of each counts rows, or its `batch_dim`.
-        max_batch_size: the most rows that one request may carry: `max_instances`, or as many short ones as
-            `max_request_tokens` has room for.
-        max_instances: the setting.
-        options: what a request may set for an item, by name: its "type" and further words of JSON Schema, its
-            "default" and maybe a "description".
-        accepts: media types of the bodies that are understood.
-        proofs: how near its answers in a precision are to those in fp32, by precision; see handlers.proofs.
-        precision: the engine's arithmetic; None where that says nothing.
-        device: `cpu` or `cuda`: where the worker runs it.
-    """
+    """The form of the answer to a request for metadata; see `handlers.protocol.responses.Form`."""
 
     name: str
-    version: str | None
+    version: str | None  # None if the archive has none
     platform: str
     task: str
     mode: str
     inputs: Sequence[TensorMetadata]
     outputs: Sequence[TensorMetadata]
+    # The most rows of a request: `max_instances`, or as many short ones as `max_request_tokens` has room for.
     max_batch_size: int
     max_instances: int
+    # By name: "type" and further words of JSON Schema, "default" and maybe "description".
     options: Mapping[str, Any]
     accepts: Sequence[str]
+    # How near its answers in a precision are to those in fp32, by precision; see handlers.proofs.
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     precision: str | None = None
     device: str = "cpu"
 
     def pack(self, results: Sequence[Any]) -> Reply:  # noqa: ARG002
-        """See `Form`; there are no results."""
         document = asdict(self)
         for tensor in (*document["inputs"], *document["outputs"]):
             if tensor["batch_dim"] == 0:

@@ -41,22 +41,16 @@ ReadData = Callable[[int, Mapping[str, Any], np.dtype[Any], tuple[int, ...]], ND
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """The form of an answer; see `handlers.protocol.responses.Form`.
-
-    Attributes:
-        model: the model whose outputs are requested.
-        id: the request's id, which the answer repeats; None where it has none.
-        wanted: the names of the outputs, in the client's order, and whether each is binary; empty for all of them.
-        is_binary: whether outputs that the client does not name are binary.
-    """
+    """The form of an answer; see `handlers.protocol.responses.Form`."""
 
     model: Model = field(default_factory=Model)
     id: str | None = None
+    # The outputs in the client's order, and whether each is binary; empty for all of them, as is_binary says.
     wanted: Mapping[str, bool] = field(default_factory=dict)
     is_binary: bool = False
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        """See `Form`. Every item has its row, with nothing in it where it failed; if all failed, {"error": ...}."""
+        # Every item has its row, with nothing in it where it failed.
         if all(isinstance(result, ItemError) for result in results):
             return self._failed(results[0])
         try:
@@ -66,14 +60,7 @@ class Inference:
         return self._written(outputs)
 
     def _outputs(self, results: Sequence[Any]) -> dict[str, tuple[NDArray[Any], bool]]:
-        """Return the tensors that the client wants, in its order, by name; beside each, whether it is to be binary.
-
-        Args:
-            results: one per item, at least one of them no error.
-
-        Raises:
-            UnknownShape: the client names an output that the model turns out not to have.
-        """
+        """Return the tensors that the client wants, in its order, by name; beside each, whether it is to be binary."""
         arrays = self.model.arrays(results)
         wanted = dict(self.wanted) or dict.fromkeys(arrays, self.is_binary)
         if any(isinstance(result, ItemError) for result in results):
@@ -114,27 +101,14 @@ class Inference:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """One request, read.
-
-    Attributes:
-        tensors: the inputs and options of each item, by name, in the client's order; at least one.
-        parameters: the options of all items.
-        form: how the answer is written.
-        terms: those of TERMS that the client sent, unchecked.
-    """
-
     tensors: Mapping[str, NDArray[Any]]
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, Any]  # the options of all items
     form: Inference
-    terms: Mapping[str, Any] = field(default_factory=dict)
+    terms: Mapping[str, Any] = field(default_factory=dict)  # those of TERMS that the client sent, unchecked
 
 
 def split(body: bytes | bytearray | str, header: str) -> tuple[memoryview, memoryview]:
-    """Separate the JSON document of a body from the binary tensors behind it, by the value of LENGTH_HEADER.
-
-    Raises:
-        MalformedTensor: the value is not a length within the body.
-    """
+    """Separate the JSON document of a body from the binary tensors behind it, by the value of LENGTH_HEADER."""
     view = memoryview(body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body)
     is_number = header.isascii() and header.isdigit() and len(header) < 20
     if not is_number or int(header) > len(view):
@@ -148,11 +122,7 @@ def is_inference(document: Any) -> bool:
 
 
 def read_json(document: Any, binary: memoryview, model: Model) -> InferRequest:
-    """Read a request in JSON, from the parsed document and the bytes behind it.
-
-    Raises:
-        UnknownShape, MalformedTensor: see `read`; or not all of the bytes are a tensor's.
-    """
+    """Read a request in JSON, from the parsed document and the bytes behind it."""
     left = binary
 
     def data(_: int, tensor: Mapping[str, Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -175,18 +145,6 @@ def read_json(document: Any, binary: memoryview, model: Model) -> InferRequest:
 
 
 def read(document: Any, read_data: ReadData, form: type[Inference], model: Model) -> InferRequest:
-    """Read one request.
-
-    Args:
-        document: has "inputs", and may have "id", "parameters" and "outputs", as the protocol's JSON does.
-        read_data: reads the data of a tensor; called once for each, in their order.
-        form: how the answer is to be written.
-        model: the requested model.
-
-    Raises:
-        UnknownShape: a part of the document is not what the protocol says, or names an output that does not exist.
-        MalformedTensor: a tensor's data, datatype and shape do not agree; the message says which tensor.
-    """
     if not is_inference(document) or not document["inputs"]:
         raise UnknownShape('"inputs" must be a list of tensors, at least one.')
     if len(document["inputs"]) > MOST_TENSORS:

@@ -133,26 +133,16 @@ LABELS = {"label": object, "score": np.float32}
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What an answer says of the model.
-
-    Attributes:
-        name: the name under which it is registered.
-        version: its version; None leaves it out of answers.
-        outputs: how its results become tensors.
-        batch_dims: the dimension of an output that counts rows, where it is not the first, by name.
-    """
+    """What an answer says of the model."""
 
     name: str = ""
-    version: str | None = None
+    version: str | None = None  # None leaves it out of answers
     outputs: OutputTensors = field(default_factory=documents)
+    # The dimension of an output that counts rows, if it is not the first.
     batch_dims: Mapping[str, int] = field(default_factory=dict)
 
     def arrays(self, results: Sequence[Any]) -> dict[str, NDArray[Any]]:
-        """Return the outputs, by name: a row for every item, with nothing in it where the item failed.
-
-        Args:
-            results: one per item, at least one of them no error.
-        """
+        """Return the outputs, by name: a row for every item, with nothing in it where the item failed."""
         is_good = np.array([not isinstance(result, ItemError) for result in results])
         arrays = dict(self.outputs.arrays([result for result in results if not isinstance(result, ItemError)]))
         if is_good.all():
@@ -165,13 +155,9 @@ class Model:
         return arrays
 
     def output(self, name: str) -> str | None:
-        """Find the output that a request asks for; where a model has one, clients may call it by any name.
-
-        Returns:
-            Its name among `outputs`, or ERROR; None where there is no such output. Where the model's outputs are known
-            only once it has run, any name is one until then.
-        """
+        """Find the output that a request asks for; where a model has one, clients may call it by any name."""
         names = self.outputs.names
+        # Where the model's outputs are known only once it has run, any name is one until then.
         if name in (*names, ERROR) or not names:
             return name
         return names[0] if len(names) == 1 else None

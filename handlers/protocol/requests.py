@@ -138,38 +138,19 @@ class Items(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a task accepts.
-
-    Attributes:
-        items: makes items of what a request holds.
-        max_body_bytes: the most bytes of one body, of all fields together where it is a form.
-        model: what answers in the Open Inference Protocol say of the model.
-        media_types: of its bodies other than JSON and forms; see `Hooks`.
-        inputs: the names of its inputs.
-        max_instances: the most items of one request.
-        api: the API of handlers.protocol.retrieval that it serves; None for neither.
-    """
+    """What a task accepts."""
 
     items: Items
-    max_body_bytes: int
+    max_body_bytes: int  # of all fields together, if it is a form
     model: Model = field(default_factory=Model)
     inputs: frozenset[str] = frozenset()
     max_instances: int = 1
-    api: str | None = None
-    media_types: tuple[str, ...] = ()
+    api: str | None = None  # that of handlers.protocol.retrieval
+    media_types: tuple[str, ...] = ()  # of bodies other than JSON and forms; see `Hooks`
 
 
 def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> Request:
-    """Take one row apart.
-
-    Args:
-        row: field name -> value; values are bytes, or JSON or text that is decoded (`decode_input_request=true`).
-        headers: the request's, and field name -> {"content-type": as sent}, as TorchServe has them.
-        shape: what the task accepts.
-
-    Returns:
-        The request. A row that is wrong as a whole becomes one ItemError.
-    """
+    """Take one row apart."""
     is_protobuf = _is_protobuf(headers)
     length = None if is_protobuf else header(headers, open_inference.LENGTH_HEADER)
     try:

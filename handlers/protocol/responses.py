@@ -87,7 +87,6 @@ class OneItem:
     value_of: Callable[[Any], Any] | None = None
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        """See `Form`."""
         (result,) = results
         if isinstance(result, ItemError):
             return Reply(result.code, encode(result.to_json()))
@@ -96,16 +95,11 @@ class OneItem:
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """The answer is {"predictions": [...]}, where errors stand in their places as {"error": {...}}.
-
-    Attributes:
-        value_of: see `OneItem`.
-    """
+    """The answer is {"predictions": [...]}, where errors stand in their places as {"error": {...}}."""
 
     value_of: Callable[[Any], Any] | None = None
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        """See `Form`. The status is 200 when at least one item has a result, otherwise that of the first error."""
         value_of = self.value_of or (lambda result: result)
         predictions = [{"error": r.to_json()} if isinstance(r, ItemError) else value_of(r) for r in results]
         write = encode if self.value_of is None else encode_padded
@@ -117,7 +111,6 @@ class GrpcErrors:
     """The form of an answer to a gRPC request that fails whole; see `Form`."""
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        """See `Form`; the first of the results is an ItemError."""
         first, *_ = results
         return Reply(first.code, b"", PROTOBUF, error_headers(first.code, first.message))
 
@@ -128,12 +121,7 @@ def code_of(status: int) -> int:
 
 
 def error_headers(status: int, message: str) -> dict[str, str]:
-    """Write an error for Envoy.
-
-    Args:
-        status: the HTTP status, 400 or more.
-        message: one sentence for people, cut to MOST_CHARACTERS.
-    """
+    """Write an error for Envoy; the message is cut to MOST_CHARACTERS."""
     text = quote(message[:MOST_CHARACTERS], safe=_PLAIN, errors="replace")
     return {STATUS_HEADER: str(code_of(status)), MESSAGE_HEADER: text}
 
@@ -146,12 +134,7 @@ def status_of(results: Sequence[Any]) -> int:
 
 
 def encode(value: Any) -> bytes:
-    """Write a value as compact UTF-8 JSON, arrays included; TorchServe itself would indent it.
-
-    Raises:
-        WrongOutput: it contains NaN or infinity; the message names the field.
-        TypeError: it holds something else that JSON does not have.
-    """
+    """Write a value as compact UTF-8 JSON, arrays included; WrongOutput names the field with NaN or infinity."""
     body = encode_padded(value)
     if b"null" in body:
         # orjson writes null for NaN and infinity, for which the slower encoder raises.
@@ -174,9 +157,5 @@ def _non_finite(value: Any) -> str | None:
 
 
 def encode_padded(value: Any) -> bytes:
-    """Write a value as `encode` does, but take arrays that are padded with NaN, which is written as null.
-
-    Raises:
-        TypeError: it holds something that JSON does not have.
-    """
+    """Write a value as `encode` does, but take arrays that are padded with NaN, which is written as null."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -57,31 +57,18 @@ _FIELD = re.compile(r"(?:Options: )?([A-Za-z_.]+): ")
 
 
 def error_document(status: int, code: str, message: str, param: str | None) -> Mapping[str, Any]:
-    """Write an error as OpenAI does.
-
-    Args:
-        status: of HTTP, 400 or more.
-        code: the error's name, stable for programs.
-        message: one sentence for people.
-        param: the field of the request that it is about, if any.
-    """
+    """Write an error as OpenAI does."""
     kind = ERROR_TYPES.get(status, INVALID_REQUEST if status < 500 else SERVER_ERROR)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The form of an answer of both APIs.
-
-    Attributes:
-        model: the name of the model, as registered.
-        is_list: whether the request may have had several items, so that an error names the index of its item.
-        tokens: how many tokens all items had, special ones and truncation counted as the model took them.
-    """
+    """The form of an answer of both APIs."""
 
     model: str
-    is_list: bool = True
-    tokens: int = 0
+    is_list: bool = True  # an error then names the index of its item
+    tokens: int = 0  # of all items, special ones and truncation counted as the model took them
     # The names that an item of the task has in messages, and the request's field that it came from.
     items: ClassVar[tuple[str, ...]] = ()
     field: ClassVar[str] = ""
@@ -91,7 +78,7 @@ class Answer:
         return replace(self, tokens=tokens)
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        """See `Form`. One item that failed refuses the request, as OpenAI does, with its index."""
+        # One item that failed refuses the request, as OpenAI does, with its index.
         errors = [(index, result) for index, result in enumerate(results) if isinstance(result, ItemError)]
         if not errors:
             return Reply(200, encode_padded(self.document(results)))
@@ -102,11 +89,7 @@ class Answer:
         return Reply(error.code, encode_padded(error_document(error.code, error.type, message, param)), headers=final)
 
     def document(self, results: Sequence[Any]) -> Mapping[str, Any]:
-        """Make the answer of results, none of which is an error.
-
-        Raises:
-            WrongOutput: a result contains NaN or infinity.
-        """
+        """Make the answer of results, none of which is an error."""
         raise NotImplementedError
 
     def _named(self, message: str, index: int, *, is_alone: bool) -> tuple[str, str | None]:
@@ -122,18 +105,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings(Answer):
-    """Vectors, in the order of their texts; see `Answer`.
+    """Vectors, in the order of their texts; see `Answer`."""
 
-    Attributes:
-        is_base64: whether a vector is written as base64 of its float32, little-endian; else as numbers.
-    """
-
-    is_base64: bool = False
+    is_base64: bool = False  # float32, little-endian
     items = ("text", "image")
     field = "input"
 
     def document(self, results: Sequence[Any]) -> Mapping[str, Any]:
-        """See `Answer`."""
         vectors = np.stack(results).astype("<f4", copy=False)
         if not np.isfinite(vectors).all():
             raise WrongOutput("embedding: the model returned NaN or infinity.")
@@ -144,20 +122,14 @@ class Embeddings(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Ranking(Answer):
-    """Documents with their scores, best first; see `Answer`.
-
-    Attributes:
-        top_n: the most documents; None for all.
-        documents: their texts, where the answer is to have them.
-    """
+    """Documents with their scores, best first; see `Answer`."""
 
     top_n: int | None = None
-    documents: Sequence[str] | None = None
+    documents: Sequence[str] | None = None  # their texts, if the answer is to have them
     items = ("document", "text")
     field = "documents"
 
     def document(self, results: Sequence[Any]) -> Mapping[str, Any]:
-        """See `Answer`."""
         scores = np.array([result["score"] for result in results])
         if not np.isfinite(scores).all():
             raise WrongOutput("relevance_score: the model returned NaN or infinity.")
@@ -173,11 +145,7 @@ def _usage(tokens: int) -> Mapping[str, int]:
 
 
 def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> Request | None:
-    """Take one row apart whose client asks for one of the APIs; see `requests.unpack`.
-
-    Returns:
-        The request, which fails whole where its body is wrong; None where no API is asked for.
-    """
+    """Take one row apart whose client asks for one of the APIs; see `requests.unpack`."""
     asked = header(headers, HEADER)
     if asked is None:
         return None

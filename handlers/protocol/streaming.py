@@ -25,17 +25,7 @@ HEADERS = {"Cache-Control": "no-cache"}
 
 
 def asked(request: Request, headers: Mapping[str, Any], *, is_adaptive: bool) -> Request:
-    """Find out whether the answer to a request is to be streamed.
-
-    Args:
-        request: unpacked, its options unchecked.
-        headers: the request's.
-        is_adaptive: whether the worker can answer in pieces at all.
-
-    Returns:
-        The request as it is where the client asks for no pieces, or it fails anyway. Otherwise one that is streamed,
-        whose option `stream` is true, or one that fails.
-    """
+    """Find out whether the answer to a request is to be streamed."""
     payloads = [payload for payload in request.payloads if isinstance(payload, Payload)]
     options = [payload.options[OPTION] for payload in payloads if OPTION in payload.options]
     accepts_events = MEDIA_TYPE in (header(headers, "Accept") or "").lower()
@@ -67,17 +57,8 @@ def chunk(body: bytes, headers: Mapping[str, str]) -> Reply:
 
 
 def last(text: str, reply: Reply, *, has_begun: bool) -> Reply:
-    """Make the reply that ends a request.
-
-    Args:
-        text: what is left of its text, maybe nothing.
-        reply: what a plain request would be answered with.
-        has_begun: whether a chunk was sent.
-
-    Returns:
-        The events that end the stream. What has not begun is answered in one go, like any other: with all its events,
-        or where it failed with its error and its own status.
-    """
+    """Make the reply that ends a request."""
+    # What has not begun is answered in one go, like any other.
     if not has_begun and reply.status >= 400:
         return reply
     kind = b"event: error\n" if reply.status >= 400 else b""

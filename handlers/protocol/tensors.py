@@ -53,23 +53,14 @@ _LENGTH = struct.Struct("<I")
 
 
 def read_dtype(datatype: Any) -> np.dtype[Any]:
-    """Find the dtype of a datatype's name.
-
-    Raises:
-        MalformedTensor: it is none of DTYPES.
-    """
+    """Find the dtype of a datatype's name."""
     if not isinstance(datatype, str) or datatype not in DTYPES:
         raise MalformedTensor(f'"datatype" must be one of {", ".join(DTYPES)}.')
     return DTYPES[datatype]
 
 
 def read_shape(shape: Any) -> tuple[int, ...]:
-    """Read a shape of any size; nothing is allocated for it.
-
-    Raises:
-        MalformedTensor: it is not a list of at most MAX_DIMENSIONS whole numbers from 0 to MAX_SIZE; or those of them
-            that are not 0 multiply to more.
-    """
+    """Read a shape of any size; nothing is allocated for it."""
     if (
         not isinstance(shape, list)
         or len(shape) > MAX_DIMENSIONS
@@ -85,15 +76,7 @@ def read_shape(shape: Any) -> tuple[int, ...]:
 
 
 def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) -> NDArray[Any]:
-    """Read a binary tensor.
-
-    Args:
-        dtype, shape: as `read_dtype` and `read_shape` found them.
-        data: exactly the tensor's bytes; arrays of numbers use them where they are.
-
-    Raises:
-        MalformedTensor: the bytes do not make up the shape.
-    """
+    """Read a binary tensor of exactly these bytes; arrays of numbers use them where they are."""
     count = math.prod(shape)
     if dtype.kind == "O":
         return objects(_elements(data, count)).reshape(shape)
@@ -139,16 +122,7 @@ def _elements(data: memoryview, count: int) -> list[bytes]:
 
 
 def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArray[Any]:
-    """Read a tensor's "data".
-
-    Args:
-        dtype, shape: as `read_dtype` and `read_shape` found them.
-        data: a flat list, row by row, or lists nested as the shape is.
-
-    Raises:
-        MalformedTensor: it is no such list, or its elements are not the datatype's, or not as many as the shape has; or
-            the datatype is BF16, which JSON lacks.
-    """
+    """Read a tensor's "data": a flat list, row by row, or lists nested as the shape is."""
     if dtype == BF16:
         raise MalformedTensor("BF16 must be binary, with parameters.binary_data_size.")
     if not isinstance(data, list):
@@ -167,20 +141,14 @@ def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArra
 
 
 def nested(data: Any) -> tuple[NDArray[Any], set[type]]:
-    """Make an array of objects of a value of JSON, nested as it is, and find their types.
-
-    They stay objects: otherwise numpy makes a number of true, and gives every string the room of the longest.
-    """
+    """Make an array of objects of a value of JSON, nested as it is, and find their types."""
+    # They stay objects: otherwise numpy makes a number of true, and gives every string the room of the longest.
     objects = np.array(data, object)
     return objects, set(map(type, objects.ravel().tolist()))
 
 
 def converted(objects: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Make an array of a dtype of objects whose types are those of JSON_TYPES.
-
-    Raises:
-        OverflowError: a number is beyond the dtype's range.
-    """
+    """Make an array of a dtype of objects whose types are those of JSON_TYPES; OverflowError: beyond its range."""
     try:
         with np.errstate(over="raise"):
             return np.asarray(objects.astype(dtype))
@@ -201,10 +169,7 @@ def to_binary(array: NDArray[Any]) -> bytes:
 
 
 def to_json(array: NDArray[Any]) -> Sequence[Any] | NDArray[Any]:
-    """Write a tensor's "data", flat, for an encoder that takes arrays; bytes that are not UTF-8 are replaced.
-
-    Numbers of BF16 are written as they are, though JSON does not take them in.
-    """
+    """Write a tensor's "data", flat, for an encoder that takes arrays; bytes that are not UTF-8 are replaced."""
     if array.dtype == BF16:
         array = from_bfloat16(array)
     if array.dtype.kind == "O":
@@ -213,11 +178,7 @@ def to_json(array: NDArray[Any]) -> Sequence[Any] | NDArray[Any]:
 
 
 def encoded(array: NDArray[Any]) -> list[bytes]:
-    """Write the elements of BYTES as bytes, row by row: text as UTF-8.
-
-    Raises:
-        UnicodeEncodeError: a text has a lone surrogate, which UTF-8 lacks.
-    """
+    """Write the elements of BYTES as bytes, row by row: text as UTF-8."""
     return [element.encode() if isinstance(element, str) else element for element in array.ravel()]
 
 
