@@ -38,13 +38,14 @@ Reader = Literal["json", "form", "text", "unknown", "other"]
 READERS: tuple[tuple[re.Pattern[str], Reader], ...] = (
     (re.compile(r"(application|text)/json|[^/]+/.+\+json"), "json"),
     (re.compile(r"multipart/.*|application/x-www-form-urlencoded"), "form"),
-    (re.compile(r"text/.*"), "text"),
+    (re.compile(r"text/plain"), "text"),
     (re.compile(r"|application/octet-stream"), "unknown"),
     (re.compile(r".*"), "other"),
 )
 # Character sets that a text or JSON may have besides UTF-8, as Python names them; no other codec decodes client bytes.
 CHARSETS = re.compile(
-    r"utf-?(8|16|32)([-_]?[bl]e)?|(us-)?ascii|iso-8859-\d+|windows-125\d|shift_jis|euc-(jp|kr)|gb18030|big5"
+    r"utf-?(8|16|32)([-_]?[bl]e)?|(us-)?ascii|iso-8859-\d+|latin-?\d|(windows-|cp)125\d|koi8-[ru]|"
+    r"shift_jis|euc-(jp|kr)|gb18030|gbk|gb2312|big5"
 )
 UTF8_CHARSETS = ("", "utf-8", "utf8")
 

@@ -67,7 +67,7 @@ class Fields:
 
     def of_body(self, body: bytes | bytearray | str, sent: BodyInfo) -> Request:
         # Of a task that takes more than texts, a body is one where its media type says so.
-        is_text = len(self.inputs) > 1 and "text" in self.inputs and sent.content_type.startswith("text/")
+        is_text = len(self.inputs) > 1 and "text" in self.inputs and sent.reader == "text"
         return Request((Payload({"text": body} if is_text else body, sent.options),))
 
     def of_json(self, document: Any, sent: BodyInfo) -> Request:

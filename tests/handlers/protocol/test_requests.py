@@ -89,6 +89,7 @@ def test_json_of_any_json_type_and_of_none_is_json(media_type: str, name: str, m
         ("text/plain", ASKED, ASKED),
         ("TEXT/Plain; charset=UTF-8", "Grüße".encode(), "Grüße".encode()),
         ('text/plain; charset="ISO-8859-1"', "Grüße".encode("latin-1"), "Grüße"),
+        ("text/plain; charset=gbk", "北京".encode("gbk"), "北京"),
         ("application/octet-stream", b'{"a": 1}', b'{"a": 1}'),
         ("application/octet-stream", b'[{"a": 1}]', b'[{"a": 1}]'),
         ("application/octet-stream", b"{text", b"{text"),
@@ -103,6 +104,8 @@ def test_text_stays_a_text(media_type: str, body: bytes, text: bytes | str) -> N
     [
         ("image/jpeg", 415),
         ("application/xml", 415),
+        ("text/html", 415),
+        ("text/x-json", 415),
         ("multipart/mixed; boundary=x", 415),
         ("Multipart/Form-Data; boundary=x", 415),
         ("text/plain; charset=idna", 415),
