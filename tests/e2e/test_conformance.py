@@ -111,6 +111,11 @@ class Clients:
             return bytes(channel.unary_unary(method)(request, timeout=TIMEOUT_S))
 
 
+def form(content: bytes, head: bytes = b"") -> bytes:
+    """Write a form of one part, `data`, with the boundary b."""
+    return b'--b\r\nContent-Disposition: form-data; name="data"' + head + b"\r\n\r\n" + content + b"\r\n--b--\r\n"
+
+
 def is_grpc(which: str) -> bool:
     return which.startswith("grpc")
 
@@ -373,6 +378,67 @@ def test_malformed_request_is_an_error_in_the_protocols_form(lab: Clients) -> No
         with pytest.raises(grpc.RpcError) as caught:
             lab.rpc(method, message)
         assert caught.value.code() == code, method
+
+
+# -- forms that clients really send ---------------------------------------------------------------------------------
+
+FRENCH = "Déjà vu : où êtes-vous allés à Noël ?"
+DOCUMENT = json.dumps({"text": FRENCH}).encode()
+FORM = "multipart/form-data; boundary=b"
+URL_ENCODED = "application/x-www-form-urlencoded"
+JSON_PART = b"\r\nContent-Type: application/json"
+# Bodies for a classic model of texts, and the label or error of each, at TorchServe and through the gateway.
+BODIES: list[tuple[str | None, bytes, str]] = [
+    *[
+        (kind, DOCUMENT, "fr")
+        for kind in ("TEXT/Json", "application/vnd.api+json; v=1", "application/octet-stream", None)
+    ],
+    ("application/json", b"\xef\xbb\xbf" + DOCUMENT, "fr"),
+    ("application/octet-stream", FRENCH.encode(), "fr"),
+    ("text/plain; charset=iso-8859-1", FRENCH.encode("latin-1"), "fr"),
+    ("text/plain; charset=klingon", FRENCH.encode(), "UnsupportedMedia"),
+    ("image/jpeg", DOCUMENT, "UnsupportedMedia"),
+    ("multipart/mixed; boundary=b", DOCUMENT, "UnsupportedMedia"),
+    (URL_ENCODED, DOCUMENT, "UnknownShape"),
+    (URL_ENCODED, b"data=Bonjour+tout+le+monde&top_k=2", "fr"),
+    (FORM, form(DOCUMENT, JSON_PART), "fr"),
+    (FORM, form(FRENCH.encode()), "fr"),
+]
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_media_type_selects_the_reader_of_a_body(server: Server, lab: Clients, is_direct: bool) -> None:
+    place = server.settings.inference_url if is_direct else lab.http
+    for kind, body, expected in BODIES:
+        headers = {"Content-Type": kind} if kind else {}
+        answer = requests.post(f"{place}/predictions/{LANGUAGES}", body, headers=headers, timeout=TIMEOUT_S)
+        found = answer.json()
+        assert (found[0]["label"] if answer.ok else found["type"]) == expected, (kind, body)
+
+
+def test_tensors_and_embeddings_are_json_whatever_their_type(lab: Clients) -> None:
+    """As in Triton; `curl -d` calls each body a form."""
+    tensor = {"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": [FRENCH]}
+    # Clients of MLServer send these parameters.
+    tensors = json.dumps({"inputs": [tensor], "parameters": {"content_type": "str", "headers": {}}}).encode()
+    texts_ = json.dumps({"model": EMBEDDING, "input": FRENCH}).encode()
+    for kind in ("application/json", URL_ENCODED, "text/plain;charset=UTF-8", "application/octet-stream"):
+        (output,) = lab.post(f"/v2/models/{EMBEDDING}/infer", tensors, Content_Type=kind).json()["outputs"]
+        assert output["shape"] == [1, SIZE], kind
+        (vector,) = lab.post("/v1/embeddings", texts_, Content_Type=kind).json()["data"]
+        np.testing.assert_allclose(vector["embedding"], output["data"], atol=2e-2)
+    wanted = {"inputs": [tensor], "outputs": [{"name": "output__0", "parameters": {"classification": 2}}]}
+    refused = lab.post(f"/v2/models/{EMBEDDING}/infer", wanted)
+    assert (refused.status_code, "classification" in refused.json()["error"]) == (400, True)
+
+
+def test_description_and_explanation_of_torchserve_are_no_predictions(server: Server, models: tuple[str, ...]) -> None:
+    for name in (EMBEDDING, LANGUAGES):
+        url = f"{server.settings.management_url}/models/{name}?customized=true"
+        (described,) = requests.get(url, timeout=TIMEOUT_S).json()
+        assert name in json.dumps(described["customizedMetadata"])
+        refused = requests.post(f"{server.settings.inference_url}/explanations/{name}", DOCUMENT, timeout=TIMEOUT_S)
+        assert (refused.status_code, "explanations" in refused.json()["message"]) == (501, True)
 
 
 # -- refused, and let through --------------------------------------------------------------------------------------
