@@ -120,9 +120,12 @@ class Pipeline:
         """Take a row apart. A bug in the hook is this request's own error; a request for metadata has no items."""
         came_s = time.perf_counter()
         names = {name.lower() for name, value in headers.items() if isinstance(value, str)}
-        if METADATA_HEADER in names or headers.get(DESCRIBE) == "True":
+        # Predictions have EXPLAIN, so no client's header makes a description of one.
+        is_described = headers.get(DESCRIBE) == "True" and EXPLAIN not in headers
+        if METADATA_HEADER in names or is_described:
             _import_grpc()
-            return Request((), self._task.metadata)
+            # Without the headers of gRPC's answers, TorchServe repeats a description in adaptive mode forever.
+            return Request((), self._task.metadata, is_grpc=is_described)
         try:
             request = (
                 failed(headers, NO_EXPLANATION) if headers.get(EXPLAIN) == "True" else self._task.unpack(row, headers)

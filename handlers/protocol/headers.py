@@ -45,7 +45,11 @@ def header(headers: Mapping[str, Any], name: str) -> str | None:
 def content_type(headers: Mapping[str, Any], name: str) -> tuple[str, str]:
     """Return the media type of one field and its charset, both in lower case; "" if its client stated none."""
     part = headers.get(name)
-    return _media_type(part["content-type"]) if isinstance(part, Mapping) else ("", "")
+    media_type, charset = _media_type(part["content-type"]) if isinstance(part, Mapping) else ("", "")
+    # TorchServe drops the parameters of a body's type; the request's own header has them.
+    sent = header(headers, "Content-Type") if media_type and not charset else None
+    of_header = _media_type(sent) if sent else ("", "")
+    return of_header if of_header[0] == media_type else (media_type, charset)
 
 
 @lru_cache(maxsize=256)

@@ -432,13 +432,18 @@ def test_tensors_and_embeddings_are_json_whatever_their_type(lab: Clients) -> No
     assert (refused.status_code, "classification" in refused.json()["error"]) == (400, True)
 
 
-def test_description_and_explanation_of_torchserve_are_no_predictions(server: Server, models: tuple[str, ...]) -> None:
+def test_description_and_explanation_of_torchserve_are_no_predictions(
+    server: Server, models: tuple[str, ...], lab: Clients
+) -> None:
+    """TorchServe would repeat a description of an adaptive model, and the model would answer nobody else."""
     for name in (EMBEDDING, LANGUAGES):
         url = f"{server.settings.management_url}/models/{name}?customized=true"
         (described,) = requests.get(url, timeout=TIMEOUT_S).json()
         assert name in json.dumps(described["customizedMetadata"])
         refused = requests.post(f"{server.settings.inference_url}/explanations/{name}", DOCUMENT, timeout=TIMEOUT_S)
         assert (refused.status_code, "explanations" in refused.json()["message"]) == (501, True)
+        # A client that sends the header of a description gets its prediction.
+        assert isinstance(lab.post(f"/predictions/{name}", DOCUMENT, describe="True").json(), list)
 
 
 # -- refused, and let through --------------------------------------------------------------------------------------

@@ -99,6 +99,13 @@ def test_text_stays_a_text(media_type: str, body: bytes, text: bytes | str) -> N
     assert unpack({"body": body}, typed(media_type), TEXTS).payloads == (Payload(text),)
 
 
+def test_charset_is_that_of_the_header_where_torchserve_drops_it() -> None:
+    sent = typed("text/plain") | {"CONTENT-TYPE": "Text/Plain; charset=latin1"}
+    assert unpack({"body": "Grüße".encode("latin-1")}, sent, TEXTS).payloads == (Payload("Grüße"),)
+    part = typed("text/plain", "data") | {"content-type": "multipart/form-data; charset=latin1"}
+    assert unpack({"data": "Grüße".encode()}, part, TEXTS).payloads == (Payload("Grüße".encode()),)
+
+
 @pytest.mark.parametrize(
     ("media_type", "status"),
     [
