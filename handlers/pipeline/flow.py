@@ -124,8 +124,7 @@ class Pipeline:
         is_described = headers.get(DESCRIBE) == "True" and EXPLAIN not in headers
         if METADATA_HEADER in names or is_described:
             _import_grpc()
-            # Without the headers of gRPC's answers, TorchServe repeats a description in adaptive mode forever.
-            return Request((), self._task.metadata, is_grpc=is_described)
+            return Request((), self._task.metadata)
         try:
             request = (
                 failed(headers, NO_EXPLANATION) if headers.get(EXPLAIN) == "True" else self._task.unpack(row, headers)

@@ -111,7 +111,8 @@ class Terms:
 
 def _seconds(timeout_ms: str) -> float:
     try:
-        milliseconds = float(timeout_ms)
+        # Python reads 1_000 and the digits of every script.
+        milliseconds = float(timeout_ms) if timeout_ms.isascii() and "_" not in timeout_ms else 0.0
     except ValueError:
         milliseconds = 0.0
     if not (isfinite(milliseconds) and milliseconds > 0):

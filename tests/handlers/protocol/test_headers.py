@@ -37,6 +37,12 @@ def test_header_that_is_no_level_or_time_is_invalid_and_not_quoted(value: str) -
         Terms.of({"X-Timeout-Ms": f"-{value}"}, 3)
 
 
+@pytest.mark.parametrize("value", ["1_000", "\u0661", "0", "150ms"])
+def test_timeout_is_a_number_as_http_writes_it(value: str) -> None:
+    with pytest.raises(InvalidTimeout):
+        Terms.of({"X-Timeout-Ms": value}, 3)
+
+
 @pytest.mark.parametrize("value", [-1, 1.0, True, "1", None, [1], 10**400])
 def test_parameters_that_are_no_level_or_time_are_invalid(value: Any) -> None:
     with pytest.raises(InvalidPriority, match=r"^priority must be a whole number from 1 \(first\) to 3, or 0 "):
