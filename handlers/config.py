@@ -14,9 +14,11 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from handlers.errors import InvalidConfig, UnknownOption, shown
-from handlers.protocol.bodies import check_count
 
 T = TypeVar("T")
+
+# The most options of an item. Those beside "instances" hold for every item of the list, which then has them all.
+MOST_OPTIONS = 100
 
 # A client is told so many of its mistakes: an item may have as many options as its body has room for, and every item of
 # a list its own list of them.
@@ -177,6 +179,12 @@ def parse(cls: Callable[..., T], values: Any) -> T:
         return cls(**values)
     except ValidationError as error:
         raise InvalidConfig(f"handler: {_problems(error)}") from None
+
+
+def check_count(options: Mapping[str, Any]) -> None:
+    """Refuse more options than any item has."""
+    if len(options) > MOST_OPTIONS:
+        raise UnknownOption(f"{len(options)} options; at most {MOST_OPTIONS} are taken.")
 
 
 def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:

@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import orjson
 
+from handlers.config import check_count
 from handlers.errors import (
     BodyTooLarge,
     EmptyInput,
     InvalidText,
     MalformedJson,
-    UnknownOption,
     UnknownShape,
     UnsupportedMedia,
 )
@@ -27,8 +27,6 @@ from handlers.protocol.headers import content_type, header
 BODY, DATA = "body", "data"
 BOM = "\ufeff"
 
-# The most options of an item. Those beside "instances" hold for every item of the list, which then has them all.
-MOST_OPTIONS = 100
 # The most fields of a form, as many as the gateway lets through: a worker spends microseconds on each.
 MOST_FIELDS = 200
 
@@ -147,9 +145,3 @@ def parse_json(body: bytes | bytearray | memoryview | str) -> Any:
     except orjson.JSONDecodeError as error:
         # The error says what was expected and where, and quotes nothing.
         raise MalformedJson(f"The body is not valid JSON: {error}") from None
-
-
-def check_count(options: Mapping[str, Any]) -> None:
-    """Refuse more options than any item has."""
-    if len(options) > MOST_OPTIONS:
-        raise UnknownOption(f"{len(options)} options; at most {MOST_OPTIONS} are taken.")
