@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handlers.engines import available_threads
-from handlers.pipeline import Task
+from handlers.pipeline.task import Task
 
 # Linux describes processors there.
 PROCESSORS = Path("/proc/cpuinfo")

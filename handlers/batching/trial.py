@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from handlers.batching import measurements
 from handlers.batching.measurements import Candidate, Measured, Seeds
 from handlers.engines import Arrangement, Divisible, Engine, Precise
-from handlers.pipeline import Task
+from handlers.pipeline.task import Task
 from handlers.protocol.requests import Payload
 from handlers.warm_up import decoded, run
 

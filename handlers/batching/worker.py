@@ -36,8 +36,8 @@ from handlers.batching.trial import Choice, Trial, on_engine
 from handlers.engines import Divisible, available_threads
 from handlers.errors import InvalidConfig
 from handlers.metrics import EXCHANGES, Recorder
-from handlers.pipeline import Task
 from handlers.pipeline.flow import Pipeline
+from handlers.pipeline.task import Task
 from handlers.protocol.responses import Reply
 from handlers.warm_up import Allowed, Rehearsal
 

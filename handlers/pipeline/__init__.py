@@ -6,5 +6,3 @@
 
 It may import handlers.protocol and handlers.engines, and what is below these.
 """
-
-from handlers.pipeline.task import Task as Task
