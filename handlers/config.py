@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 # The most options of an item. Those beside "instances" hold for every item of the list, which then has them all.
 MOST_OPTIONS = 100
+TOO_MANY = f"{{}} options; at most {MOST_OPTIONS} are taken."
 
 # A client is told so many of its mistakes: an item may have as many options as its body has room for, and every item of
 # a list its own list of them.
@@ -181,12 +182,6 @@ def parse(cls: Callable[..., T], values: Any) -> T:
         raise InvalidConfig(f"handler: {_problems(error)}") from None
 
 
-def check_count(options: Mapping[str, Any]) -> None:
-    """Refuse more options than any item has."""
-    if len(options) > MOST_OPTIONS:
-        raise UnknownOption(f"{len(options)} options; at most {MOST_OPTIONS} are taken.")
-
-
 def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
     """Build one item's options.
 
@@ -197,7 +192,8 @@ def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
     Raises:
         UnknownOption: lists the first problems, and the options that there are.
     """
-    check_count(values)
+    if len(values) > MOST_OPTIONS:
+        raise UnknownOption(TOO_MANY.format(len(values)))
     try:
         return cls(**values)
     except ValidationError as error:

@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 import orjson
 
-from handlers.config import check_count
+from handlers.config import MOST_OPTIONS, TOO_MANY
 from handlers.errors import (
     BodyTooLarge,
     EmptyInput,
     InvalidText,
     MalformedJson,
+    UnknownOption,
     UnknownShape,
     UnsupportedMedia,
 )
@@ -145,3 +146,9 @@ def parse_json(body: bytes | bytearray | memoryview | str) -> Any:
     except orjson.JSONDecodeError as error:
         # The error says what was expected and where, and quotes nothing.
         raise MalformedJson(f"The body is not valid JSON: {error}") from None
+
+
+def check_count(options: Mapping[str, Any]) -> None:
+    """Refuse more options than any item has."""
+    if len(options) > MOST_OPTIONS:
+        raise UnknownOption(TOO_MANY.format(len(options)))

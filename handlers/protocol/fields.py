@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.config import check_count
 from handlers.errors import EmptyInput, InvalidInput, InvalidText, ItemError, TooManyInstances, UnknownShape, shown
-from handlers.protocol.bodies import BodyInfo
+from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Form, Instances
 from handlers.protocol.tensors import BF16, from_bfloat16

@@ -24,7 +24,6 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from handlers.config import check_count
 from handlers.errors import (
     InvalidInput,
     ItemError,
@@ -33,7 +32,7 @@ from handlers.errors import (
     WorkTooLarge,
 )
 from handlers.protocol import open_inference
-from handlers.protocol.bodies import BODY, BOM, BodyInfo, body_of, parse_json
+from handlers.protocol.bodies import BODY, BOM, BodyInfo, body_of, check_count, parse_json
 from handlers.protocol.headers import content_type, header
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.responses import PROTOBUF, Form, GrpcErrors, OneItem

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from handlers.config import check_count
 from handlers.errors import (
     EmptyInput,
     InvalidInput,
@@ -30,7 +29,7 @@ from handlers.errors import (
     UnknownShape,
     WrongOutput,
 )
-from handlers.protocol.bodies import body_of, parse_json
+from handlers.protocol.bodies import body_of, check_count, parse_json
 from handlers.protocol.headers import header
 from handlers.protocol.requests import Payload, Request, Shape
 from handlers.protocol.responses import Reply, encode_padded

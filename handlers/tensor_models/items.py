@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.config import check_count
 from handlers.errors import BatchTooLarge, ItemError, TensorMismatch, UnknownShape, UnsupportedMedia, shown
-from handlers.protocol.bodies import BodyInfo
+from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.fields import instances_of
 from handlers.protocol.headers import header
 from handlers.protocol.output_tensors import Model
