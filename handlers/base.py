@@ -5,6 +5,7 @@ handle: rows -> handlers.pipeline.flow, in classic mode; the connection -> handl
 """
 
 import logging
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -19,7 +20,7 @@ from handlers.config import parse
 from handlers.connection_keeper import ConnectionKeeper, frontend_connection
 from handlers.description import described, precision_of
 from handlers.engines import available_threads
-from handlers.errors import LOAD_FAILED, InvalidConfig
+from handlers.errors import LOAD_FAILED, InvalidConfig, reason, where
 from handlers.pipeline.flow import Pipeline
 from handlers.pipeline.task import Config, Hooks, Item
 from handlers.torchserve import BaseHandler, device, reporter
@@ -103,9 +104,12 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
                 self._start_classic(window, trial)
             self.metadata = replace(self.metadata, precision=precision_of(self.engine))
         except Exception as error:
-            # TorchServe logs the cause below several tracebacks; log it once on a line of its own.
-            logger.error("%s %s: %s: %s", LOAD_FAILED, name, type(error).__name__, error)
-            raise
+            is_known = isinstance(error, InvalidConfig)
+            cause = f"InvalidConfig: {error}" if is_known else f"{reason(error)}; raised in {where(error)}"
+            logger.error("%s %s: %s", LOAD_FAILED, name, cause)
+            # TorchServe logs what is raised; the line has all that a traceback has.
+            sys.tracebacklimit = 0
+            raise error from None
         self.reporter.start()
         self.initialized = True
         logger.warning("Loaded %s: %s", name, self.engine.description)

@@ -183,6 +183,19 @@ OUT_OF_TIME = ItemError(
 EXPIRED = ItemError(504, "QueueTimeout", "The request waited longer than it may; no work was spent on it.")
 
 
+# A message of a library has so many characters of use.
+REASON_LENGTH = 240
+
+
+def reason(error: BaseException) -> str:
+    """Take from an error the line that says what is wrong; libraries write theirs into pages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if line.startswith("-- No conversion rule")]
+    line = (named or lines[-1:] or [""])[0].removeprefix("-- ")
+    line = line if len(line) <= REASON_LENGTH else line[:REASON_LENGTH] + "..."
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
 def where(error: BaseException) -> str:
     """Return where a bug was raised, for the log: type and frames, not the message, which may quote a payload."""
     frames = traceback.extract_tb(error.__traceback__)

@@ -14,6 +14,9 @@ from typing import Any, Literal
 Measure = Literal["top-1", "labels", "accuracy", "vectors", "map", "miou", "ranks"]
 # Those whose agreement is no share of samples that did not change.
 AVERAGES = ("accuracy", "vectors", "map", "miou", "ranks")
+# So many samples must count: 300 that agree bear a share of 0.99 with a confidence of 95 % (the rule of three); of
+# accuracies, one sample in a hundred is the least change that they show.
+FEWEST_SAMPLES: Mapping[str, int] = {"top-1": 300, "labels": 300, "accuracy": 100}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Proof:
         samples: how many answers were compared; of top-1 and labels those where fp32's first label leads clearly.
         least: the agreement that was asked for.
         detail: further figures, for people.
+        broken: how many answers hold NaN or infinity, in fp32 or in this precision.
     """
 
     measure: Measure
@@ -36,15 +40,18 @@ class Proof:
     samples: int
     least: float
     detail: str = ""
+    broken: int = 0
 
     @property
     def holds(self) -> bool:
         """Whether it is as near as was asked for."""
-        return self.agreement >= self.least
+        return not self.broken and self.agreement >= self.least
 
     @property
     def is_refuted(self) -> bool:
         """Whether more answers differ than was asked for, and more than one: one of twenty says little of 0.99."""
+        if self.broken:
+            return True
         if self.measure in AVERAGES:
             return not self.holds and self.samples > 0
         return not self.holds and round((1 - self.agreement) * self.samples) > 1
@@ -53,7 +60,19 @@ class Proof:
         """Write it as archive.sh prints it, and the log."""
         change = "" if self.largest_change is None else f", largest change {self.largest_change:.4f}"
         detail = f", {self.detail}" if self.detail else ""
+        if self.broken:
+            detail += f", {self.broken} answers with NaN or infinity"
+        if not self.samples:
+            return f"{self.measure}: nothing compared, since no answer in fp32 is clear{change}{detail}"
         return f"{self.measure} {self.agreement:.4f} of {self.samples} samples{change}{detail}"
+
+    @property
+    def weakness(self) -> str:
+        """Say what too few samples show at most, by the rule of three; empty if there are enough."""
+        fewest = FEWEST_SAMPLES.get(self.measure, 0)
+        if not 0 < self.samples < fewest:
+            return ""
+        return f", weak: so few show {max(0.0, 1 - 3 / self.samples):.2f} at most; --validate with {fewest} or more"
 
     def to_json(self) -> dict[str, Any]:
         """Give it as JSON has it."""

@@ -9,6 +9,7 @@ import functools
 import gc
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def _logging() -> Iterator[None]:
     yield
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
+    vars(sys).pop("tracebacklimit", None)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -12,7 +12,7 @@ from deploy.models import ROOT
 FLOORS = {
     "handlers": (
         {"errors", "metrics", "probabilities", "proofs"},
-        {"archive_files", "config", "connection_keeper", "torchserve"},
+        {"archive_files", "checkpoints", "config", "connection_keeper", "torchserve"},
         {"protocol", "engines"},
         {"pipeline"},
         {"warm_up"},

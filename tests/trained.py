@@ -12,7 +12,8 @@ import torch
 from torch._utils import _rebuild_tensor_v2
 
 from deploy.build.sources import source
-from deploy.build.weights import StateDict, load
+from deploy.build.state_dicts import StateDict
+from deploy.build.weights import load
 from deploy.models import model
 
 FILE = "assets/2025_resnet_imagenet_1k_pretrained_state_dict.pkl"

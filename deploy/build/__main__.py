@@ -16,7 +16,7 @@ from deploy.build.sources import NotMade, WeightsUnavailable
 from deploy.models import MODEL_LIST, ROOT, TENSORS, Model, UnknownModel, model, models
 from handlers.config import parse
 from handlers.engines.function import FILE, FOLDER
-from handlers.errors import InvalidConfig
+from handlers.errors import InvalidConfig, reason
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import SIGNATURE, Said, Tensor, signed
 
@@ -24,7 +24,7 @@ from handlers.tensor_models.signature import SIGNATURE, Said, Tensor, signed
 def main(arguments: list[str]) -> int:
     """Build what the command line names; 1 when one could not be built."""
     options = parsed(arguments)
-    cache_path = cache_of(os.environ)
+    cache_path, name = cache_of(os.environ), options.models.name
     try:
         for name in list(models(options.models)) if options.all else options.names:
             started = time.monotonic()
@@ -47,12 +47,16 @@ def main(arguments: list[str]) -> int:
                 print(f"archive.sh: left out: {error}", file=sys.stderr)
                 continue
             report(archive, time.monotonic() - started)
-            if reason := why_classic(recipe.entry.config()):
-                print(f"{os.path.relpath(archive.path)}: classic mode, since model-config.yaml has {reason}")
+            if cause := why_classic(recipe.entry.config()):
+                print(f"{os.path.relpath(archive.path)}: classic mode, since model-config.yaml has {cause}")
             if signature := signature_of(recipe.entry, archive.path):
                 print(f"{os.path.relpath(archive.path)}: {signature}")
-    except (UnknownModel, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError) as error:
-        print(f"archive.sh: {error}", file=sys.stderr)
+    except Exception as error:
+        if options.debug:
+            raise
+        is_known = isinstance(error, UnknownModel | WeightsUnavailable | InvalidConfig | ArchiverFailed | OSError)
+        line = " ".join(str(error).split()) if is_known else f"{name}: {reason(error)}; --debug prints the traceback"
+        print(f"archive.sh: {line}", file=sys.stderr)
         return 1
     return 0
 
@@ -79,6 +83,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         help="refuse a converted translation model whose answers to samples.txt are farther than that from fp32's",
     )
     parser.add_argument("--force", action="store_true", help="build even what is up to date")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     _add_precision(parser)
     options = parser.parse_args(arguments)
     if bool(options.names) == options.all:

@@ -337,6 +337,6 @@ def report(archive: Archive, seconds: float) -> None:
         print(f"{place}: {', '.join(f'{name} {value}' for name, value in archive.label.items())}")
     for precision, proof in archive.proofs.items():
         short = "" if not proof.is_refuted else f", less than {proof.least:g}: `precision: auto` leaves it out"
-        print(f"{place}: {precision}: {proof}{short}")
+        print(f"{place}: {precision}: {proof}{proof.weakness}{short}")
     if archive.version.endswith("-untrained"):
         print(f"{place}: UNTRAINED: its weights are random, its answers mean nothing", file=sys.stderr)

@@ -6,6 +6,7 @@ What is there already stands in it as links, so that nothing is written that the
 """
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ from pathlib import Path
 import huggingface_hub
 import safetensors.torch
 import torch
+import transformers
 
-from deploy.build.sources import Source, WeightsUnavailable, files_beside, served_files
+from deploy.build.sources import Source, WeightsUnavailable, served_files, unserved_files
+from deploy.build.state_dicts import read_state
 from deploy.models import Model
 from handlers.archive_files import CHECKPOINT
 
@@ -37,29 +40,41 @@ def checkpoint(model: Model, origin: Source, *, with_code: bool = False, with_we
     """
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "checkpoint"
-        if origin.kind == "hub":
-            source = _downloaded(model, origin, with_weights=with_weights)
-            _link(source, served_files(source, with_code=with_code), folder)
-        elif origin.kind == "folder":
-            source = Path(origin.location)
-            _link(source, served_files(source, with_code=with_code), folder)
-        elif origin.kind == "file":
-            _converted(model, Path(origin.location), folder, with_code=with_code)
-        else:
+        if origin.kind not in ("hub", "folder", "file"):
             raise WeightsUnavailable(
                 f"{model.name}: no {origin.kind} weights for {model.handler}; give --weights FOLDER or a hub id"
             )
-        if not (folder / "config.json").is_file():
-            raise WeightsUnavailable(f"{model.name}: {origin.location} holds no config.json")
-        if not with_weights:
-            for weights in folder.glob("*.safetensors*"):
-                weights.unlink()
-        elif not list(folder.glob("*.safetensors")):
+        named = Path(origin.location)
+        source = _downloaded(model, origin, with_weights=with_weights) if origin.kind == "hub" else named
+        if origin.kind == "file":
+            source = named.parent
+        _check(model, source)
+        served = served_files(source, with_code=with_code)
+        _link(source, served, folder)
+        if origin.kind == "file" or not with_weights:
+            for path in folder.glob("*.safetensors*"):
+                path.unlink()
+        if origin.kind == "file" and with_weights:
+            _convert(model, named, folder)
+        if with_weights and not list(folder.glob("*.safetensors")):
             raise WeightsUnavailable(
-                f"{model.name}: {origin.location} has no model.safetensors; a pickle is read only when "
-                "--weights names the file itself"
+                f"{model.name}: {origin.location} has no model.safetensors; a pickle is read only when --weights names "
+                "the file itself; if there are several, load them in Python and write them with save_pretrained"
             )
         yield folder
+        if others := unserved_files(source, [*served, named]):
+            print(f"{model.name}: left out of the archive: {', '.join(others)}", file=sys.stderr)
+
+
+def _check(model: Model, source: Path) -> None:
+    """Raise WeightsUnavailable if a folder does not hold a whole model."""
+    if (source / "adapter_config.json").is_file():
+        raise WeightsUnavailable(
+            f"{model.name}: {source} holds an adapter (adapter_config.json), not a whole model; merge it with peft's "
+            "merge_and_unload() and save the result with save_pretrained"
+        )
+    if not (source / "config.json").is_file():
+        raise WeightsUnavailable(f"{model.name}: {source} holds no config.json; give the folder that has it")
 
 
 def pack(source: Path, folder: Path, *, with_weights: bool) -> None:
@@ -95,16 +110,19 @@ def _downloaded(model: Model, origin: Source, *, with_weights: bool) -> Path:
         ) from error
 
 
-def _converted(model: Model, path: Path, folder: Path, *, with_code: bool) -> None:
-    """Read a pickle that the user named without running code, and write it as safetensors beside its configuration."""
-    folder.mkdir()
-    _link(path.parent, files_beside(path, with_code=with_code), folder)
-    for weights in folder.glob("*.safetensors*"):
-        weights.unlink()
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise WeightsUnavailable(f"{model.name}: {path} cannot be read: {reason}") from error
+def _convert(model: Model, path: Path, folder: Path) -> None:
+    """Read weights without running code, and write them with the names that transformers has, in safetensors."""
+    state = read_state(model, path, _expected(folder))
     unshared = {name: tensor.clone().contiguous() for name, tensor in state.items()}
     safetensors.torch.save_file(unshared, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _expected(folder: Path) -> list[str]:
+    """List the names of the weights of the class that config.json names; none if transformers does not have it."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            return [*getattr(transformers, config.architectures[0])._from_config(config).state_dict()]
+    except Exception:
+        # Whoever loads the model reports what is wrong with it; names are known of transformers' own classes alone.
+        return []

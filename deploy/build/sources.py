@@ -6,6 +6,7 @@ This is decided without reading them and without importing torch: whether an arc
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,11 +23,13 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Serving reads these files. READMEs, other frameworks' weights and training state are not among them.
 SERVED = re.compile(
     r"(.*/)?("
-    r"config\.json|generation_config\.json|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|"
+    r"config\.json|generation_config\.json|modules\.json|sentence_[^/]*config\.json|config_sentence_transformers\.json|"
     r"(pre)?processor_config\.json|"
     r"special_tokens_map\.json|added_tokens\.json|tokenizer[^/]*|vocab[^/]*|merges\.txt|[^/]*\.spm|[^/]*\.model|"
     r"model[^/]*\.safetensors|model\.safetensors\.index\.json)"
 )
+# What a user may think is served: settings, and weights of all kinds.
+MODELS = (".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack", ".model", ".spm")
 # Code is served only where the archive's settings trust it.
 CODE = ".py"
 
@@ -143,7 +146,7 @@ def _path(model: Model, path: Path) -> Source:
         raise WeightsUnavailable(f"{model.name}: {path.name} needs {', '.join(missing)}, which is not beside it")
     if task_of(model).takes_hub_ids:
         # The configuration and tokenizer beside it go into the archive with it.
-        parts += files_beside(path, with_code=True)
+        parts += served_files(path.parent, with_code=True)
     return Source("file", str(path), f"file {[_identity(file, path.parent) for file in parts]}")
 
 
@@ -153,16 +156,10 @@ def _identity(path: Path, folder: Path) -> str:
 
 
 def served_files(source: Path, *, with_code: bool) -> list[Path]:
-    """List the files of a checkpoint that serving reads, wherever below its folder they lie."""
-    return [path for path in sorted(source.rglob("*")) if _is_served(path, source, with_code=with_code)]
+    """List the files of a checkpoint that serving reads: in its folder, and in the folders that modules.json names.
 
-
-def files_beside(path: Path, *, with_code: bool) -> list[Path]:
-    """List the files that belong to weights given as one file: those beside it, and of the folders that it names.
-
-    What lies below the weights' folder for other reasons, other models say, is left where it is.
+    Other folders hold other models, such as a trainer's checkpoints; only code is read from anywhere.
     """
-    source = path.parent
     folders = [source]
     modules = source / "modules.json"
     if modules.is_file():
@@ -173,9 +170,13 @@ def files_beside(path: Path, *, with_code: bool) -> list[Path]:
             named = []
         folders += [source / name for name in named if name not in ("", ".", "..") and Path(name).name == name]
     files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
-    return [file for file in files if _is_served(file, source, with_code=with_code)]
+    code = sorted(source.rglob(f"*{CODE}")) if with_code else []
+    served = [file for file in files if SERVED.fullmatch(file.relative_to(source).as_posix())]
+    return [file for file in (*served, *code) if file.is_file()]
 
 
-def _is_served(path: Path, source: Path, *, with_code: bool) -> bool:
-    name = path.relative_to(source).as_posix()
-    return path.is_file() and (bool(SERVED.fullmatch(name)) or (with_code and path.suffix == CODE))
+def unserved_files(source: Path, served: Iterable[Path]) -> list[str]:
+    """List what looks like a model or its settings and is not among the served files; a folder stands for its own."""
+    others = {path for path in source.rglob("*") if path.name.endswith(MODELS)} - {*served}
+    parts = sorted(path.relative_to(source).parts for path in others)
+    return [*dict.fromkeys(f"{names[0]}/" if len(names) > 1 else names[0] for names in parts)]

@@ -7,19 +7,19 @@ import contextlib
 import io
 import socket
 import urllib.error
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 import torchvision
 
 from deploy.build.sources import RANDOM_SEED, Source, WeightsUnavailable
+from deploy.build.state_dicts import StateDict, read_state
 from deploy.models import Model
+from handlers.vision.pixel_network import AUXILIARY
 
 # The download server may be silent for so many seconds: a closed network should not look like a hanging build.
 NETWORK_TIMEOUT_S = 20
-
-StateDict = dict[str, torch.Tensor]
 
 
 def load(model: Model, arch: str, origin: Source, **options: Any) -> StateDict:
@@ -34,11 +34,24 @@ def load(model: Model, arch: str, origin: Source, **options: Any) -> StateDict:
         return _random(arch, **options)
     if origin.kind == "torchvision":
         return _published(model, arch, origin.location)
-    try:
-        return _state_dict(torch.load(origin.location, map_location="cpu", weights_only=True))
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise WeightsUnavailable(f"{model.name}: {origin.location} is no state dict: {reason}") from error
+    return read_state(model, Path(origin.location), shapes(arch, **options))
+
+
+def shapes(arch: str, **options: Any) -> dict[str, torch.Size]:
+    """Return the shapes of a network's weights by their names, without making them."""
+    with torch.device("meta"):
+        network = torchvision.models.get_model(arch, weights=None, **options)
+    return {name: tensor.shape for name, tensor in network.state_dict().items()}
+
+
+def class_count(model: Model, arch: str, state: StateDict, **options: Any) -> int:
+    """Read the number of classes off the head, which are the weights whose shape depends on that number."""
+    two, three = (shapes(arch, num_classes=count, **options) for count in (2, 3))
+    heads = [name for name, shape in two.items() if shape != three[name] and not AUXILIARY.match(name)]
+    sizes = {state[name].shape[:1] for name in heads if name in state}
+    if len(sizes) != 1 or not all(sizes):
+        raise WeightsUnavailable(f"{model.name}: the weights have no {heads[0]}, the head of {arch}; rename theirs so")
+    return sizes.pop()[0]
 
 
 def _published(model: Model, arch: str, name: str) -> StateDict:
@@ -63,16 +76,6 @@ def _published(model: Model, arch: str, name: str) -> StateDict:
     finally:
         socket.setdefaulttimeout(previous)
     return state
-
-
-def _state_dict(loaded: Any) -> StateDict:
-    """Take a state dict, or the one in a training checkpoint; DistributedDataParallel's prefix goes."""
-    for key in ("state_dict", "model"):
-        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
-            loaded = loaded[key]
-    if not isinstance(loaded, Mapping) or not all(isinstance(v, torch.Tensor) for v in loaded.values()):
-        raise ValueError("it holds no mapping of names to tensors")
-    return {name.removeprefix("module."): tensor for name, tensor in loaded.items()}
 
 
 def _random(arch: str, **options: Any) -> StateDict:

@@ -160,6 +160,10 @@ class OpenVinoEngine:
         self._model = self._core.read_model(int8_graph(graph) if self._precision == "int8" else graph)
         self.stream_counts: Sequence[int] = stream_counts(self._threads)
         self.input_names = tuple(port.any_name for port in self._model.inputs)
+        shapes = {port.any_name: port.partial_shape for port in self._model.outputs}
+        sizes = {name: [*shape][-1] for name, shape in shapes.items() if shape.rank.is_static and len(shape)}
+        # Of the last axes, but for free ones.
+        self.output_sizes = {name: size.get_length() for name, size in sizes.items() if size.is_static}
         self.description = f"openvino cpu {self._precision}"
         if len(self.precisions) == 1:
             # Without a choice, a graph that cannot be compiled is refused at once.

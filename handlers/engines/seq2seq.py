@@ -18,9 +18,10 @@ import numpy as np
 import torch
 import transformers
 
+from handlers import checkpoints
 from handlers.engines import Arrays, Listener, Outputs, Progress, available_threads
 from handlers.engines.torch import Precision, dtype_for, memory_errors
-from handlers.errors import InvalidConfig, OutOfTime
+from handlers.errors import OutOfTime
 
 # What an almost empty step of the decoder costs, in items, by device: a generate() of their own for a batch's shorter
 # texts pays from there on. Measured on Marian in bf16 on two cores: 8 ms for a step of one item, 24 ms for one of 32.
@@ -158,9 +159,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     with warnings.catch_warnings():
         # Marian's recommends a package whose result it does not use.
         warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
-        return transformers.AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=True
-        )
+        return checkpoints.load_tokenizer(folder, trust_remote_code=trust_remote_code)
 
 
 def load_model(folder: Path, device: torch.device, precision: Precision, *, trust_remote_code: bool = False) -> Any:
@@ -169,16 +168,8 @@ def load_model(folder: Path, device: torch.device, precision: Precision, *, trus
     Raises:
         InvalidConfig: the folder holds no such model, or torch has no such precision.
     """
-    try:
-        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
-            folder,
-            dtype=dtype_for(device, precision),
-            use_safetensors=True,
-            trust_remote_code=trust_remote_code,
-            local_files_only=True,
-        )
-    except (OSError, ValueError) as error:
-        raise InvalidConfig(f"{folder.name}: no model for translation: {str(error).partition(chr(10))[0]}") from error
+    dtype = dtype_for(device, precision)
+    model = checkpoints.load_strictly("AutoModelForSeq2SeqLM", folder, dtype=dtype, trust_remote_code=trust_remote_code)
     return model.to(device)
 
 

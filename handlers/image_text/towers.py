@@ -19,6 +19,7 @@ import transformers
 from numpy.typing import NDArray
 from PIL import Image
 
+from handlers.checkpoints import load_strictly
 from handlers.errors import InvalidConfig
 from handlers.vision.images import centre
 
@@ -139,8 +140,7 @@ def load_towers(checkpoint: Path, preprocessing: Preprocessing) -> Towers:
         InvalidConfig: the model is none that is served.
     """
     has_text = configuration(checkpoint).model_type in TWO_TOWERS
-    model = transformers.AutoModel.from_pretrained(
-        checkpoint, local_files_only=True, use_safetensors=True, dtype=torch.float32
-    ).eval()
+    # The vector of a model of IMAGES_ALONE is not what its pooler makes.
+    model = load_strictly("AutoModel", checkpoint, unused=r"^pooler\.", dtype=torch.float32)
     image = ImageTower(model, preprocessing).eval()
     return Towers(image, TextTower(model).eval() if has_text else None)

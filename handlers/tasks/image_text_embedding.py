@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import transformers
 
 from handlers.archive_files import GRAPH
+from handlers.checkpoints import load_tokenizer
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.several import SeveralEngines, SeveralGraphs
@@ -58,7 +58,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         return self._load_engine()
 
     def _load_tokenizer(self, model: Any) -> None:
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.checkpoint_dir, local_files_only=True)
+        self.tokenizer = load_tokenizer(self.checkpoint_dir)
         limit = min(model.text_config.max_position_embeddings, self.tokenizer.model_max_length)
         self.max_length = min(limit, self.config.max_length or limit)
         self.fixed_length = limit if model.model_type in UNMASKED else None

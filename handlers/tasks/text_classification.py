@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.checkpoints import checked_labels
 from handlers.engines import Engine, Outputs
 from handlers.probabilities import sigmoid, softmax
 from handlers.protocol.output_tensors import LABELS, ranked
@@ -28,7 +29,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
     def load(self) -> Engine:
         """See `BatchHandler.load`."""
         engine = super().load()
-        self.labels: dict[int, str] = self.model_config.id2label
+        self.labels = checked_labels(self.model_config.id2label, engine)
         self.function = self.config.function_to_apply
         if self.function == "auto":
             self.function = _function(self.model_config.problem_type, len(self.labels))

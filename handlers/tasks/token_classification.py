@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.checkpoints import checked_labels
 from handlers.engines import Engine, Outputs
 from handlers.probabilities import softmax
 from handlers.text.config import TokenClassificationConfig, TokenClassificationOptions
@@ -26,7 +27,7 @@ class TokenClassificationHandler(TextHandler[TokenClassificationConfig, Text[Tok
     def load(self) -> Engine:
         """See `BatchHandler.load`."""
         engine = super().load()
-        self.labels: dict[int, str] = self.model_config.id2label
+        self.labels = checked_labels(self.model_config.id2label, engine)
         self.unknown_id = self.tokenizer.unk_token_id
         # WordPiece marks the tokens that continue a word; others leave it to be guessed from the spaces.
         model = self.tokenizer.backend_tokenizer.model

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import transformers
 from numpy.typing import NDArray
 
 from handlers.base import BatchHandler
+from handlers.checkpoints import load_tokenizer
 from handlers.config import parse_options
 from handlers.engines import Arrays, Outputs
 from handlers.engines.function import FunctionEngine
@@ -41,9 +41,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Source]):
     def load(self) -> FunctionEngine:
         """See `BatchHandler.load`."""
         config = self.config
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
-            self.checkpoint_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
-        )
+        self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
         self.tokenizer_lock = threading.Lock()
         self.max_length = source_limit(self.checkpoint_dir, config.max_length)
         self.pad_id = self.tokenizer.pad_token_id or 0

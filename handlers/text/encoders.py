@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 
+from handlers.checkpoints import load_strictly, load_tokenizer
 from handlers.errors import InvalidConfig
 
 # Tokenizers warn of a text's length, and some of their errors quote the text.
@@ -140,15 +141,10 @@ def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -
     Raises:
         InvalidConfig: the folder holds no such model.
     """
-    auto_class = getattr(transformers, head.auto_class)
-    options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-        model = auto_class.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **options).eval()
-    except (OSError, ValueError) as error:
-        raise InvalidConfig(
-            f"{folder.name}: no model for {head.auto_class}: {str(error).partition(chr(10))[0]}"
-        ) from error
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    options = {"dtype": torch.float32, "trust_remote_code": trust_remote_code}
+    # The pooler makes another vector than that of the token states.
+    model = load_strictly(head.auto_class, folder, unused=r"(^|\.)pooler\." if head.is_pooled else "(?!)", **options)
     taken = signature(model.forward).parameters
     given = ("input_ids", "attention_mask", *tokenizer.model_input_names)
     inputs = tuple(name for name in INPUT_NAMES if name in taken and name in given)
@@ -165,9 +161,10 @@ def token_limit(folder: Path) -> int | None:
     sentence-transformers' max_seq_length comes first; then the lesser of the tokenizer's model_max_length and the size
     of the position table. RoBERTa's table is longer than it can use by its padding index and one.
     """
-    length = _json(folder / "sentence_bert_config.json").get("max_seq_length")
-    if isinstance(length, int):
-        return length
+    # The file's name has the kind of the model in older versions: sentence_roberta_config.json.
+    for path in sorted(folder.glob("sentence_*_config.json")):
+        if isinstance(length := _json(path).get("max_seq_length"), int):
+            return length
     config = _json(folder / "config.json")
     positions = config.get("max_position_embeddings")
     if positions is not None and config.get("model_type") in ROBERTA_LIKE:

@@ -12,6 +12,7 @@ import transformers
 
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
+from handlers.checkpoints import load_tokenizer
 from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, padded
 from handlers.engines.openvino import OpenVinoEngine
@@ -55,9 +56,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     def load(self) -> Engine:
         """See `BatchHandler.load`."""
         config = self.config
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
-            self.checkpoint_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
-        )
+        self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
         if self.needs_places and not self.tokenizer.is_fast:
             raise InvalidConfig("tokenizer: places in the text need a fast one; the archive lacks tokenizer.json")
         self.model_config = transformers.AutoConfig.from_pretrained(

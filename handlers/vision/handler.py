@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
+from handlers.checkpoints import checked_labels
 from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.protocol.metadata import TensorMetadata
@@ -61,7 +62,9 @@ class ImageHandler(BatchHandler[Config, Seen], Generic[Config]):
         self.read_geometry()
         config = self.config
         if not self.uses_torch:
-            return OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)
+            graph = OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)
+            checked_labels(dict(enumerate(self.labels)), graph)
+            return graph
         from handlers.engines.torch import TorchEngine  # noqa: PLC0415
 
         network, outputs = self.network()

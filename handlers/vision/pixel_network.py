@@ -4,13 +4,18 @@ checkpoint, state dict -> read_processor, load_checkpoint, load_state -> a netwo
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from handlers.checkpoints import listed, load_strictly
 from handlers.errors import InvalidConfig
+
+# Heads of torchvision's networks that are for training alone; a checkpoint may lack them.
+AUXILIARY = re.compile(r"(aux_classifier|aux[12]|AuxLogits)\.")
 
 
 class PixelNetwork(torch.nn.Module):
@@ -70,11 +75,7 @@ def load_checkpoint(checkpoint: Path, auto_class: str, families: Sequence[str]) 
     config = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=True)
     if config.model_type not in families:
         raise InvalidConfig(f"{config.model_type} is none of the families that are served: {', '.join(families)}")
-    return (
-        getattr(transformers, auto_class)
-        .from_pretrained(checkpoint, local_files_only=True, use_safetensors=True, dtype=torch.float32)
-        .eval()
-    )
+    return load_strictly(auto_class, checkpoint, dtype=torch.float32)
 
 
 def read_state(weights: Path) -> Mapping[str, Any]:
@@ -86,9 +87,14 @@ def read_state(weights: Path) -> Mapping[str, Any]:
 
 
 def load_state(network: Any, state: Mapping[str, Any], arch: str) -> Any:
-    """Give a network its weights; InvalidConfig where they are another one's."""
+    """Load the weights of a network, but for AUXILIARY ones; InvalidConfig if they are those of another network."""
     try:
-        network.load_state_dict(state)
+        found = network.load_state_dict(state, strict=False)
+        problems = {"they lack": found.missing_keys, f"{arch} does not have": found.unexpected_keys}
+        problems = {words: [name for name in names if not AUXILIARY.match(name)] for words, names in problems.items()}
+        reasons = [f"{words} {listed(names)}" for words, names in problems.items() if names]
     except RuntimeError as error:
-        raise InvalidConfig(f"the weights are not those of {arch}: {str(error).splitlines()[1].strip()}") from error
+        reasons = [str(error).splitlines()[1].strip()]
+    if reasons:
+        raise InvalidConfig(f"the weights are not those of {arch}: {'; '.join(reasons)}")
     return network.eval()

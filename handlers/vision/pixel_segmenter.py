@@ -136,6 +136,4 @@ def of_torchvision(state: Mapping[str, Any], arch: str, classes: int, geometry: 
         raise InvalidConfig(f"arch: {arch} is no network of torchvision.models.segmentation")
     _check_classes(classes)
     network = torchvision.models.get_model(arch, weights=None, weights_backbone=None, num_classes=classes)
-    # The second head is for training.
-    kept = {name: value for name, value in state.items() if not name.startswith("aux_classifier.")}
-    return PixelSegmenter(load_state(network, kept, arch), "out", geometry).eval()
+    return PixelSegmenter(load_state(network, state, arch), "out", geometry).eval()

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from inspect import cleandoc
 from pathlib import Path
@@ -22,6 +23,7 @@ from deploy.models import ROOT
 from handlers.archive_files import CONFIG, Build, sums
 from handlers.base import BatchHandler
 from handlers.engines import Arrays
+from handlers.engines.function import FunctionEngine
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Request
@@ -311,6 +313,20 @@ def test_worker_with_a_wrong_config_does_not_load_and_says_why_in_one_line(
         DoublingHandler().initialize(context(tmp_path, {"max_itms": 3}))
     (line,) = [record.getMessage() for record in caplog.records if "Cannot load" in record.getMessage()]
     assert line.startswith(f"Cannot load model: InvalidConfig: {problem}")
+
+
+def test_worker_whose_library_fails_logs_one_line_with_the_place_and_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(DoublingHandler):
+        def load(self) -> FunctionEngine:
+            raise KeyError("a page\nof words")
+
+    with pytest.raises(KeyError) as raised:
+        Failing().initialize(context(tmp_path, {}))
+    (line,) = [record.getMessage() for record in caplog.records if "Cannot load" in record.getMessage()]
+    assert re.fullmatch(r"Cannot load model: KeyError: .*; raised in KeyError < load \(.*test_base.py:\d+\) < .*", line)
+    assert traceback.format_exception(raised.value) == ["KeyError: 'a page\\nof words'\n"]
 
 
 # -- the shape of it -------------------------------------------------------------------------------------------------

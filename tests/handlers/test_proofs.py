@@ -1,5 +1,7 @@
+import numpy as np
 import pytest
 
+from deploy.build.precision.answers import proof
 from handlers.proofs import Measure, Proof, read_proofs
 
 
@@ -16,9 +18,19 @@ from handlers.proofs import Measure, Proof, read_proofs
 def test_precision_is_refuted_by_answers_that_differ_and_not_by_one_of_few(
     measure: Measure, agreement: float, samples: int, holds: bool, is_refuted: bool
 ) -> None:
-    proof = Proof(measure, agreement, None, samples, 0.99)
-    assert (proof.holds, proof.is_refuted) == (holds, is_refuted)
-    assert read_proofs({"bf16": proof.to_json()}) == {"bf16": proof}
+    found = Proof(measure, agreement, None, samples, 0.99)
+    assert (found.holds, found.is_refuted) == (holds, is_refuted)
+    assert read_proofs({"bf16": found.to_json()}) == {"bf16": found}
+
+
+def test_proof_says_that_it_compared_nothing_how_weak_it_is_and_what_is_broken() -> None:
+    nothing = Proof("top-1", 0.0, 0.01, 0, 0.99, "20 near ties left out")
+    assert str(nothing).startswith("top-1: nothing compared, since no answer in fp32 is clear, largest change 0.0100")
+    assert "show 0.85 at most; --validate with 300 or more" in Proof("top-1", 1.0, 0.01, 20, 0.99).weakness
+    assert not Proof("top-1", 1.0, 0.01, 300, 0.99).weakness
+    rows = [np.array([[0.9, 0.1]])] * 2
+    broken = proof("image_classification", rows, [rows[0], rows[1] * np.nan], least=0.0)
+    assert (broken.holds, broken.is_refuted, broken.broken) == (False, True, 1)
 
 
 def test_proof_with_other_fields_is_refused() -> None:

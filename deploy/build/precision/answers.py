@@ -105,7 +105,14 @@ def proof(
     compared = kind.compare(exact, answers) if truths is None else compared_accuracy(exact, answers, truths)
     measure: Measure = kind.measure if truths is None else "accuracy"
     agreement, change = round(compared.agreement, 6), round(compared.largest_change, 6)
-    return Proof(measure, agreement, change, compared.samples, kind.least if least is None else least, compared.detail)
+    broken = sum(not (_is_finite(one) and _is_finite(other)) for one, other in zip(exact, answers, strict=True))
+    least = kind.least if least is None else least
+    return Proof(measure, agreement, change, compared.samples, least, compared.detail, broken)
+
+
+def _is_finite(answer: Any) -> bool:
+    parts = map(np.asarray, answer if isinstance(answer, Span | Boxes) else [answer])
+    return all(np.isfinite(part).all() for part in parts if part.dtype.kind == "f")
 
 
 def _classes(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001

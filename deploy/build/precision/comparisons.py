@@ -14,7 +14,7 @@ A share of all answers would count ties: of crops of photographs that show nothi
 changes its class in int8, and so do some between two processors in fp32.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +26,6 @@ Array = NDArray[np.floating[Any]]
 
 # A sample counts where fp32's first label has so much more probability than its second.
 LEAD = 0.2
-# So many samples must count: 300 that agree bear a share of 0.99 with a confidence of 95 % (the rule of three); of
-# accuracies, one sample in a hundred is the least change that they show.
-FEWEST_SAMPLES: Mapping[str, int] = {"top-1": 300, "labels": 300, "accuracy": 100}
 # Boxes that fp32 is as sure of are those to be found, and the overlaps that count, as COCO has them.
 SURE, OVERLAPS = 0.5, np.linspace(0.5, 0.95, 10)
 

@@ -20,7 +20,6 @@ import openvino
 from numpy.typing import NDArray
 
 from deploy.build.precision.answers import ask, exact_settings, is_comparable, proof
-from deploy.build.precision.comparisons import FEWEST_SAMPLES
 from deploy.build.precision.inputs import (
     FEWEST,
     IMAGES,
@@ -43,7 +42,7 @@ from handlers.config import parse
 from handlers.engines import Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig, ItemError
-from handlers.proofs import Proof
+from handlers.proofs import FEWEST_SAMPLES, Proof
 
 Arrays = Mapping[str, NDArray[Any]]
 

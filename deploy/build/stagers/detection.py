@@ -13,6 +13,7 @@ from deploy.build.stagers.vision import export, labels_of
 from deploy.build.weights import load
 from deploy.models import Engine, Model
 from handlers.archive_files import GRAPH
+from handlers.checkpoints import checked_labels
 from handlers.config import parse
 from handlers.vision.config import ObjectDetectionConfig
 from handlers.vision.pixel_detector import PixelDetector, canvas, load_detector
@@ -29,7 +30,7 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     config = parse(ObjectDetectionConfig, model.config().get("handler"))
     detector: PixelDetector | PixelSsd
     if config.arch is not None:
-        state = load(model, config.arch, origin)
+        state = load(model, config.arch, origin, weights_backbone=None)
         detector, classes = load_ssd(state, config.arch)
         size = (RULES[config.arch].side, RULES[config.arch].side)
         # Numbers that no class has are all "N/A" in COCO.
@@ -40,7 +41,7 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         with checkpoint(model, origin) as source:
             size = canvas(source)
             detector = load_detector(source)
-            labels = transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label
+            labels = checked_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)
             pack(source, folder, with_weights=engine != "openvino")
     if engine != "torch":
         openvino.save_model(export(detector, size, ("logits", "boxes")), folder / GRAPH, compress_to_fp16=False)

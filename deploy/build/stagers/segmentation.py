@@ -10,9 +10,10 @@ import transformers
 from deploy.build.hub import checkpoint, pack
 from deploy.build.sources import Source
 from deploy.build.stagers.vision import export, labels_of
-from deploy.build.weights import load
+from deploy.build.weights import class_count, load
 from deploy.models import Engine, Model
 from handlers.archive_files import GRAPH
+from handlers.checkpoints import checked_labels
 from handlers.config import parse
 from handlers.vision.config import ImageSegmentationConfig
 from handlers.vision.pixel_segmenter import Geometry, load_segmenter, of_torchvision
@@ -29,16 +30,15 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     if config.arch is not None:
         geometry = Geometry.of(config, folder)
         state = load(model, config.arch, origin, weights_backbone=None)
-        # The last tensor is a bias of a head; its first axis is the classes.
-        labels = labels_of(model, config.arch, next(reversed(state.values())).shape[0])
+        labels = labels_of(model, config.arch, class_count(model, config.arch, state, weights_backbone=None))
         segmenter = of_torchvision(state, config.arch, len(labels), geometry)
         if engine != "openvino":
             torch.save(state, folder / "model.pt")
     else:
         with checkpoint(model, origin) as source:
             geometry = Geometry.of(config, source)
-            names = transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label
-            labels = [names[index] for index in range(len(names))]
+            names = checked_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)
+            labels = [*names.values()]
             segmenter = load_segmenter(source, None, len(labels), geometry)
             pack(source, folder, with_weights=engine != "openvino")
     if engine != "torch":

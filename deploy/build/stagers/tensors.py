@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import openvino
 import torch
 
@@ -18,13 +19,13 @@ from deploy.build.tensors.files import model_file
 from deploy.build.tensors.functions import stage_function
 from deploy.build.tensors.graphs import Graph, read_graph, shape_of, shaped
 from deploy.build.tensors.programs import Program, converted, read_program
-from deploy.build.tensors.proof import agree, prove, reason, rows
+from deploy.build.tensors.proof import agree, prove, rows
 from deploy.models import Engine, Model
 from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.program import ProgramEngine
-from handlers.errors import InvalidConfig
+from handlers.errors import InvalidConfig, reason
 from handlers.protocol.tensors import datatype_of
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import SIGNATURE, Said, Signature, Tensor, signed
@@ -109,6 +110,8 @@ def _with_outputs(program: Program, said: Said, config: TensorsConfig) -> Said:
         found = _engine(program, signature, [*config.outputs]).run(row)
     except Exception as error:
         raise InvalidConfig(f"it does not run on one row: {reason(error)}") from error
+    if not all(isinstance(array, np.ndarray) for array in found.values()):
+        raise InvalidConfig("forward must return a tensor, or a tuple or dictionary of tensors")
     return Said(said.inputs, tuple(Tensor(name, datatype_of(array)) for name, array in found.items()))
 
 

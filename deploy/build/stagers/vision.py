@@ -1,7 +1,9 @@
 """Stages what an archive of image classification holds, made from a state dict; and exports for all tasks on images."""
 
 import json
+import os
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,13 +12,14 @@ import torch
 import torchvision
 
 from deploy.build.sources import Source, WeightsUnavailable
-from deploy.build.weights import StateDict, load
+from deploy.build.weights import class_count, load
 from deploy.models import Engine, Model
 from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.errors import InvalidConfig
 from handlers.vision.config import ImageClassificationConfig
 from handlers.vision.pixel_classifier import PixelClassifier
+from handlers.vision.pixel_network import load_state
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
@@ -30,27 +33,17 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     if config.arch not in torchvision.models.list_models(torchvision.models):
         raise InvalidConfig(f"{model.name}: arch: {config.arch} is no classifier of torchvision.models")
     state = load(model, config.arch, origin)
-    # The classifier's head comes last in a state dict of torchvision; its first axis is the classes.
-    class_count = next(reversed(state.values())).shape[0]
-    labels = labels_of(model, config.arch, class_count)
+    classes = class_count(model, config.arch, state)
+    labels = labels_of(model, config.arch, classes)
     (folder / "index_to_name.json").write_text(json.dumps(dict(enumerate(labels)), ensure_ascii=False))
-    classifier = _classifier(config, state, class_count)
+    empty = torchvision.models.get_model(config.arch, weights=None, num_classes=classes)
+    classifier = load_state(empty, state, config.arch)
     if engine != "torch":
         pixels = PixelClassifier(classifier, config.mean, config.std).eval()
         graph = export(pixels, (config.crop_size, config.crop_size), ("logits",))
         openvino.save_model(graph, folder / GRAPH, compress_to_fp16=False)
     if engine != "openvino":
         torch.save(state, folder / "model.pt")
-
-
-def _classifier(config: ImageClassificationConfig, state: StateDict, class_count: int) -> torch.nn.Module:
-    classifier: torch.nn.Module = torchvision.models.get_model(config.arch, weights=None, num_classes=class_count)
-    try:
-        classifier.load_state_dict(state)
-    except RuntimeError as error:
-        problem = str(error).splitlines()[1].strip()
-        raise WeightsUnavailable(f"the weights are not those of {config.arch}: {problem}") from error
-    return classifier
 
 
 def export(
@@ -83,14 +76,16 @@ def labels_of(model: Model, arch: str, class_count: int, *, are_unique: bool = T
     own = model.folder / "index_to_name.json"
     if own.is_file():
         names = json.loads(own.read_text(encoding="utf-8"))
-        # TorchServe's own example pairs each name with its WordNet id: ["n01440764", "tench"].
-        listed = [names.get(str(index)) for index in range(class_count)]
-        labels = [name[-1] if isinstance(name, list) else name for name in listed]
+        # TorchServe's example pairs names with WordNet's ids, ["n01440764", "tench"]; two of the names are not unique.
+        pairs = [name if isinstance(name, list) else [name] for name in map(names.get, map(str, range(len(names))))]
+        counts = Counter(pair[-1] for pair in pairs)
+        labels = [f"{pair[-1]} ({pair[0]})" if len(pair) > 1 < counts[pair[-1]] else pair[-1] for pair in pairs]
     else:
         labels = torchvision.models.get_model_weights(arch).DEFAULT.meta["categories"]
     if len(labels) != class_count or None in labels:
         raise WeightsUnavailable(
-            f"{model.name}: the weights have {class_count} classes; name them in {own.relative_to(own.parents[2])}"
+            f"{model.name}: the weights have {class_count} classes; name them in {os.path.relpath(own)}, from 0 to "
+            f"{class_count - 1}; there are {len(labels)} names"
         )
     if are_unique and len(set(labels)) != class_count:
         raise WeightsUnavailable(f"{model.name}: two classes have the same name; an answer could not hold both")

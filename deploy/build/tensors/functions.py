@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.build.tensors.files import ModelFile
-from deploy.build.tensors.proof import NotRun, prove, reason, rows
+from deploy.build.tensors.proof import NotRun, prove, rows
 from deploy.models import Model
 from handlers.engines.function import FOLDER, FunctionEngine, load_function
-from handlers.errors import InvalidConfig
+from handlers.errors import InvalidConfig, reason
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import Said, Tensor, signed
 

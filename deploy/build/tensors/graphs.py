@@ -13,9 +13,8 @@ import openvino
 import openvino.opset8
 from openvino.frontend import FrontEndManager
 
-from deploy.build.tensors.proof import reason
 from handlers.engines.program import ONLY_OUTPUT, OUTPUT
-from handlers.errors import InvalidConfig
+from handlers.errors import InvalidConfig, reason
 from handlers.tensor_models.signature import Said, Shape, Signature, Tensor
 
 DATATYPES = {

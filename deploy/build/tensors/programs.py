@@ -18,8 +18,7 @@ import torch
 from torch.export.graph_signature import OutputKind
 
 from deploy.build.tensors.graphs import TYPES, Graph, output_names
-from deploy.build.tensors.proof import reason
-from handlers.errors import InvalidConfig
+from handlers.errors import InvalidConfig, reason
 from handlers.tensor_models.config import InputConfig, TensorsConfig
 from handlers.tensor_models.signature import Said, Signature, Tensor
 
@@ -75,7 +74,10 @@ def _exported(path: Path, config: TensorsConfig) -> tuple[Program, Said]:
     try:
         exported = torch.export.load(path)
     except Exception as error:
-        raise InvalidConfig(f"it is no program that torch.export.save wrote: {reason(error)}") from error
+        raise InvalidConfig(
+            f"it is no program that torch.export.save wrote, or not one of tensors, in tuples or dictionaries, such as "
+            f"with transformers' outputs: {reason(error)}"
+        ) from error
     positional, keywords = exported.call_spec.in_spec.children()
     if keywords.num_leaves or positional.num_leaves != positional.num_children:
         raise InvalidConfig("its arguments must be positional, and each a tensor; export it anew")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import InvalidConfig, WrongOutput
+from handlers.errors import InvalidConfig, WrongOutput, reason
 from handlers.protocol.tensors import DTYPES, objects
 from handlers.tensor_models.checks import checked_outputs
 from handlers.tensor_models.config import TensorsConfig
@@ -31,8 +31,6 @@ TOLERANCES = {"FP16": 4e-3, "BF16": 4e-2}
 TOLERANCE = 1e-4
 # Of a graph and the program it was made from: OpenVINO computes in 32 bits what is of 16 or 64.
 CONVERTED_TOLERANCE = 4e-2
-# A message of a library has so many characters of use.
-REASON_LENGTH = 240
 
 
 class NotRun(InvalidConfig):
@@ -149,15 +147,6 @@ def _noise(array: NDArray[Any], noise: np.random.Generator) -> NDArray[Any]:
 def _copied(arrays: Arrays) -> dict[str, NDArray[Any]]:
     """Copy what a function may write into."""
     return {name: array.copy() for name, array in arrays.items()}
-
-
-def reason(error: BaseException) -> str:
-    """Take from an error the line that says what is wrong; libraries write theirs into pages."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if line.startswith("-- No conversion rule")]
-    line = (named or lines[-1:] or [""])[0].removeprefix("-- ")
-    line = line if len(line) <= REASON_LENGTH else line[:REASON_LENGTH] + "..."
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def _is_equal(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:

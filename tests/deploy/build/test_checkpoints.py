@@ -34,22 +34,18 @@ def lay(folder: Path, *names: str) -> None:
 
 @pytest.mark.parametrize("with_code", [False, True])
 def test_checkpoint_of_a_folder_links_what_is_served_and_code_only_where_it_is_trusted(
-    with_code: bool, tmp_path: Path
+    with_code: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = {"config.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"}
-    lay(tmp_path, *wanted, "README.md", "pytorch_model.bin", "optimizer.pt", "modeling_own.py", "vocab.py/x.py")
+    wanted = {"config.json", "tokenizer.json", "model.safetensors", "modules.json", "1_Pooling/config.json"}
+    # A trainer's folder has whole checkpoints below it.
+    others = ["README.md", "pytorch_model.bin", "checkpoint-500/config.json", "checkpoint-500/model.safetensors"]
+    lay(tmp_path, *wanted, *others, "modeling_own.py", "vocab.py/x.py")
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "1_Pooling"}]))
     with checkpoint(MODEL, source(MODEL, str(tmp_path)), with_code=with_code) as folder:
         assert served(folder) == wanted | ({"modeling_own.py", "vocab.py/x.py"} if with_code else set())
         # Nothing is copied.
         assert all((folder / name).is_symlink() for name in wanted)
-
-
-def test_checkpoint_of_a_folder_with_a_pickle_alone_is_refused(archive_sh: ArchiveSh) -> None:
-    folder = archive_sh.write_list("own", "sentence_embedding", config={})
-    lay(folder, "config.json", "pytorch_model.bin")
-    assert "has no model.safetensors; a pickle is read only when --weights names" in archive_sh.refused(
-        "own", "--weights", str(folder)
-    )
+    assert "left out of the archive: checkpoint-500/, pytorch_model.bin\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("with_weights", [False, True])

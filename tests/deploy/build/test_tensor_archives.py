@@ -140,6 +140,15 @@ def test_program_that_openvino_computes_otherwise_is_refused(tmp_path: Path, mon
         staged(scaled_pt2(tmp_path / "m.pt2"))
 
 
+def test_torchscript_that_returns_a_dictionary_in_a_tuple_is_refused(tmp_path: Path) -> None:
+    class Nested(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            return x, {"same": x}
+
+    with pytest.raises(InvalidConfig, match="forward must return a tensor, or a tuple or dictionary of tensors"):
+        staged(script(tmp_path / "m.pt", Nested()), {"inputs": {"x": {"datatype": "FP32", "shape": [-1, 4]}}})
+
+
 def test_program_that_mixes_its_rows_is_refused_for_torch_too(tmp_path: Path) -> None:
     class OverRows(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ ROBERTA = {"max_position_embeddings": 514, "model_type": "roberta", "pad_token_i
     ("files", "limit"),
     [
         ({"sentence_bert_config.json": {"max_seq_length": 128}, "config.json": BERT}, 128),
+        ({"sentence_xlm-roberta_config.json": {"max_seq_length": 16}, "config.json": BERT}, 16),
         ({"config.json": BERT}, 512),
         ({"config.json": ROBERTA}, 512),
         ({"config.json": {}, "tokenizer_config.json": {"model_max_length": 10**30}}, None),

@@ -1,0 +1,103 @@
+"""State dicts of any file that a training program saves, under the names that the network has.
+
+file -> mappings, lists and tensors, without running code -> the state dict among them -> without wrappers' prefixes
+"""
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from deploy.build.sources import WeightsUnavailable
+from deploy.models import Model
+
+StateDict = dict[str, torch.Tensor]
+
+# Attributes through which a wrapper holds a module, anywhere in a name: torch.compile, FSDP, activation checkpoints.
+WRAPPERS = re.compile(r"^module\.|\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
+# Beside the network in a training program's own module: AveragedModel's counter, and losses with class weights.
+TRAINING = ("n_averaged", "criterion.", "loss.", "loss_fn.")
+# NumPy's numbers and arrays, such as the best accuracy, with what makes them: of bytes alone.
+NUMBERS: list[Any] = [np.dtype, np.ndarray, np.float64(0).__reduce__()[0], np.empty(0).__reduce__()[0]]
+NUMBERS += {type(np.dtype(code)) for code in np.typecodes["All"]}
+
+
+def read_state(model: Model, path: Path, expected: Collection[str]) -> StateDict:
+    """Read the weights of one network.
+
+    Args:
+        model: the entry that they are for.
+        path: a file of safetensors or of torch.save.
+        expected: the network's own names; they find it among others, and its prefix. Empty if they are not known.
+
+    Raises:
+        WeightsUnavailable: the file holds no state dict, or more than one network; the message contains the remedy.
+    """
+    try:
+        loaded = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else _unpickled(path)
+    except Exception as error:
+        raise WeightsUnavailable(
+            f"{model.name}: {path} cannot be read ({type(error).__name__}); save model.state_dict() with torch.save"
+        ) from error
+    found = {key: _unwrapped(state, expected) for key, state in _state_dicts(loaded).items()}
+    fits = {key: sum(name in state for name in expected) for key, state in found.items()}
+    best = [key for key, count in fits.items() if count == max(fits.values())]
+    if not best:
+        reason = "is no state dict: it holds no mapping of names to tensors; save model.state_dict(), not the model"
+        raise WeightsUnavailable(f"{model.name}: {path} {reason}")
+    if len(best) > 1:
+        reason = f"holds several networks: {', '.join(best)}; save the state dict of the one to serve"
+        raise WeightsUnavailable(f"{model.name}: {path} {reason}")
+    return found[best[0]]
+
+
+class _Skipped:
+    """Reads as an empty mapping: an object of a class that is not imported, such as a program's own settings."""
+
+    def __new__(cls, *arguments: object) -> Any:  # noqa: ARG004
+        return OrderedDict()
+
+
+def _unpickled(path: Path) -> Any:
+    with torch.serialization.safe_globals(NUMBERS):
+        skipped: list[Any] = []
+        with suppress(ValueError):  # not a ZIP file, as PyTorch wrote before 1.6: nothing is skipped
+            skipped += [(_Skipped, name) for name in torch.serialization.get_unsafe_globals_in_checkpoint(path)]
+        with torch.serialization.safe_globals(skipped):
+            return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _state_dicts(loaded: Any) -> dict[str, StateDict]:
+    """Find the state dicts that are nearest to the top of a checkpoint, by their keys."""
+    level, found = {"": loaded}, dict[str, StateDict]()
+    while level and not found:
+        level = {key: value for key, value in level.items() if isinstance(value, Mapping)}
+        for key, value in level.items():
+            tensors = {name: tensor.detach() for name, tensor in value.items() if isinstance(tensor, torch.Tensor)}
+            # A network's names have dots; those of an optimizer's state have none.
+            if any("." in str(name) for name in tensors):
+                found[key] = tensors
+        level = {f"{key}.{name}".lstrip("."): inner for key, value in level.items() for name, inner in value.items()}
+    return found
+
+
+def _unwrapped(state: StateDict, expected: Collection[str]) -> StateDict:
+    """Remove wrappers' names, and the prefix under which most of the expected names are found."""
+    plain = {WRAPPERS.sub("", name): tensor for name, tensor in state.items() if not name.startswith(TRAINING)}
+    starts = {name: [0, *(dot.end() for dot in re.finditer(r"\.", name))] for name in plain}
+    counts = Counter(name[:start] for name in plain for start in starts[name] if name[start:] in expected)
+    most = max(counts.values(), default=0)
+    if not most or 2 * most < len(expected):
+        return plain
+    prefix, *others = [prefix for prefix, count in counts.items() if count == most]
+    named = {name.removeprefix(prefix): tensor for name, tensor in plain.items()}
+    if others or len(named) < len(plain):
+        names = ", ".join([prefix, *others])
+        raise WeightsUnavailable(f"the weights hold several networks, under {names}; save the one to serve")
+    return named

@@ -1,0 +1,99 @@
+"""Weights in the forms that training programs save: each is loaded as it was, or refused in one line."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import torchvision
+
+from deploy.build.hub import checkpoint
+from deploy.build.sources import WeightsUnavailable, source
+from deploy.build.stagers.text import head_of
+from deploy.build.state_dicts import read_state
+from deploy.build.weights import class_count, shapes
+from deploy.models import Model
+from handlers.text.encoders import load_encoder
+from tests.tiny_models import checkpoint as tiny_checkpoint
+
+ARCH = "squeezenet1_1"
+State = dict[str, torch.Tensor]
+
+
+class Settings(dict[str, Any]):
+    """As a training program's own class, which a server does not have."""
+
+
+def prefixed(state: State, prefix: str) -> State:
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
+FORMS: dict[str, Callable[[State], Any]] = {
+    "sorted": lambda state: dict(sorted(state.items())),
+    "torch.compile in DistributedDataParallel": lambda state: prefixed(state, "module._orig_mod."),
+    "FSDP": lambda state: {n.replace("squeeze.", "_fsdp_wrapped_module.squeeze."): t for n, t in state.items()},
+    "tutorial": lambda state: {
+        "model_state_dict": state,
+        "optimizer": {"state": {0: {"step": 1}}},
+        "best": np.float64(0.5),
+    },
+    "torchvision's reference": lambda state: {"model": state, "args": argparse.Namespace(lr=0.1, out=Path("/out"))},
+    "Lightning": lambda state: {
+        "state_dict": prefixed(state, "net.") | {"criterion.weight": torch.ones(5)},
+        "hyper_parameters": Settings(lr=0.1),
+    },
+    "AveragedModel alone": lambda state: {"ema": prefixed(state, "module.") | {"n_averaged": torch.tensor(3)}},
+    "two networks of which one fits": lambda state: {"model": state, "judge": {"a.weight": torch.ones(2)}},
+}
+
+
+def read(folder: Path, saved: Any) -> State:
+    path = folder / "weights.pth"
+    torch.save(saved, path)
+    return read_state(Model("own", "image_classification", "1", folder), path, shapes(ARCH))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_state_dict_of_any_form_is_loaded_as_it_was(form: str, tmp_path: Path) -> None:
+    state = torchvision.models.get_model(ARCH, weights=None, num_classes=5).state_dict()
+    found = read(tmp_path, FORMS[form](state))
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    assert class_count(Model("own", "image_classification", "1", tmp_path), ARCH, found) == 5
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (
+            lambda network: dict.fromkeys(("model", "ema"), network.state_dict()),
+            "holds several networks: model, ema; save",
+        ),
+        (
+            lambda network: prefixed(network.state_dict(), "a.") | prefixed(network.state_dict(), "b."),
+            "hold several networks, under a., b.; save",
+        ),
+        (lambda network: network, "is no state dict: .* save model.state_dict"),
+    ],
+)
+def test_file_without_one_state_dict_is_refused_with_a_remedy(
+    form: Callable[[torch.nn.Module], Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(WeightsUnavailable, match=words):
+        read(tmp_path, form(torchvision.models.get_model(ARCH, weights=None)))
+
+
+def test_pickle_of_an_older_encoder_without_a_pooler_is_embedded(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "saved", "bert", "sentence_embedding")
+    state = safetensors.torch.load_file(folder / "model.safetensors")
+    older = {name: tensor for name, tensor in state.items() if not name.startswith("pooler.")}
+    buffers = {"embeddings.position_ids": torch.arange(192)[None]}
+    torch.save(FORMS["Lightning"](older | buffers), folder / "last.ckpt")
+    entry = Model("own", "sentence_embedding", "1", tmp_path)
+    with checkpoint(entry, source(entry, str(folder / "last.ckpt"))) as made:
+        found = load_encoder(head_of("sentence_embedding"), made).model.state_dict()
+    assert all(torch.equal(found[name], older[name]) for name in older)

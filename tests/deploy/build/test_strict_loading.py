@@ -1,0 +1,99 @@
+"""Checkpoints whose files do not belong together are refused in one line, as they are built and as they are loaded."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import transformers
+from safetensors import SafetensorError
+
+from deploy.build.__main__ import main
+from deploy.build.sources import WeightsUnavailable
+from deploy.build.stagers.vision import labels_of
+from deploy.build.tasks import loaded
+from deploy.models import Model
+from handlers.checkpoints import load_tokenizer
+from handlers.errors import InvalidConfig
+from handlers.text.config import TextClassificationConfig
+from tests.deploy.build.conftest import ArchiveSh
+from tests.tiny_models import checkpoint, staged
+
+
+def configured(**changes: object) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+def without_head(folder: Path) -> None:
+    transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)
+
+
+def labelled(*indices: int) -> dict[int, str]:
+    return {index: f"label {index}" for index in indices}
+
+
+MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no head": (without_head, "the weights lack classifier.bias, classifier.weight, which AutoModelForSequenceClass"),
+    "two labels": (configured(id2label=labelled(0, 1)), "config.json names 2 labels, the model has 6 outputs"),
+    "gaps": (configured(id2label=labelled(0, 1, 2, 3, 4, 9)), "id2label names 6 labels, but none for 5"),
+    "too few layers": (configured(num_hidden_layers=1), "config.json has fewer layers than the weights"),
+    "too many layers": (configured(num_hidden_layers=3), "the weights lack bert.encoder.layer.2."),
+    "another width": (configured(intermediate_size=128), "has shape [64] in the weights, and [128] by config.json"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer"),
+    "an adapter": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "merge_and_unload()"),
+    "a pickle alone": (lambda folder: (folder / "model.safetensors").rename(folder / "m.bin"), "a pickle is read only"),
+    "a broken file": (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "own: SafetensorError: "),
+}
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_checkpoint_whose_files_do_not_belong_together_is_refused(mistake: str, archive_sh: ArchiveSh) -> None:
+    folder = archive_sh.write_list("own", "text_classification", config={})
+    weights = checkpoint(folder / "weights", "bert", "text_classification")
+    make, words = MISTAKES[mistake]
+    make(weights)
+    assert words in archive_sh.refused("own", "--weights", str(weights), "--engine", "openvino")
+    if mistake == "a broken file":
+        with pytest.raises(SafetensorError):
+            main(archive_sh.arguments("own", "--weights", str(weights), "--debug"))
+
+
+def test_archive_whose_labels_are_not_its_graphs_outputs_is_not_loaded(tmp_path: Path) -> None:
+    folder = staged(tmp_path, "distilbert", "text_classification")
+    config = folder / "checkpoint" / "config.json"
+    content = json.loads(config.read_text())
+    config.unlink()
+    config.write_text(json.dumps({**content, "id2label": labelled(0, 1)}))
+    with pytest.raises(InvalidConfig, match="names 2 labels, the model has 6 outputs"):
+        loaded("text_classification", folder, TextClassificationConfig(engine="openvino"))
+
+
+def test_folder_with_a_bare_sentencepiece_model_has_a_tokenizer(tmp_path: Path) -> None:
+    lines = iter(Path("tests/sentences_en.txt").read_text().splitlines())
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=lines, model_prefix=str(tmp_path / "spiece"), vocab_size=300, minloglevel=2
+    )
+    transformers.T5Config().save_pretrained(tmp_path)
+    ids = load_tokenizer(tmp_path)("The bridge held.", add_special_tokens=False)["input_ids"]
+    assert ids == sentencepiece.SentencePieceProcessor(str(tmp_path / "spiece.model")).encode("The bridge held.")
+
+
+def test_labels_of_torchserves_own_example_are_told_apart_and_a_list_may_lie_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = Model("own", "image_classification", "1", Path("own"))
+    model.folder.mkdir()
+    names = {"0": ["n1", "crane"], "1": ["n2", "tench"], "2": ["n3", "crane"]}
+    (model.folder / "index_to_name.json").write_text(json.dumps(names))
+    assert labels_of(model, "resnet18", 3) == ["crane (n1)", "tench", "crane (n3)"]
+    with pytest.raises(
+        WeightsUnavailable, match=r"4 classes; name them in own/index_to_name\.json, from 0 to 3; there"
+    ):
+        labels_of(model, "resnet18", 4)
