@@ -49,7 +49,7 @@ def checkpoint(model: Model, origin: Source, *, with_code: bool = False, with_we
         if origin.kind == "file":
             source = named.parent
         _check(model, source)
-        served = served_files(source, with_code=with_code)
+        served = served_files(source, with_code=with_code, is_whole=origin.kind != "file")
         _link(source, served, folder)
         if origin.kind == "file" or not with_weights:
             for path in folder.glob("*.safetensors*"):

@@ -146,7 +146,7 @@ def _path(model: Model, path: Path) -> Source:
         raise WeightsUnavailable(f"{model.name}: {path.name} needs {', '.join(missing)}, which is not beside it")
     if task_of(model).takes_hub_ids:
         # The configuration and tokenizer beside it go into the archive with it.
-        parts += served_files(path.parent, with_code=True)
+        parts += served_files(path.parent, with_code=True, is_whole=False)
     return Source("file", str(path), f"file {[_identity(file, path.parent) for file in parts]}")
 
 
@@ -155,10 +155,11 @@ def _identity(path: Path, folder: Path) -> str:
     return f"{path.relative_to(folder).as_posix()}, {status.st_size} bytes, {status.st_mtime_ns}"
 
 
-def served_files(source: Path, *, with_code: bool) -> list[Path]:
+def served_files(source: Path, *, with_code: bool, is_whole: bool = True) -> list[Path]:
     """List the files of a checkpoint that serving reads: in its folder, and in the folders that modules.json names.
 
-    Other folders hold other models, such as a trainer's checkpoints; only code is read from anywhere.
+    Other folders hold other models, such as a trainer's checkpoints. Only code is read from all of them, if the whole
+    folder is the checkpoint, and not if weights in it were named.
     """
     folders = [source]
     modules = source / "modules.json"
@@ -170,7 +171,7 @@ def served_files(source: Path, *, with_code: bool) -> list[Path]:
             named = []
         folders += [source / name for name in named if name not in ("", ".", "..") and Path(name).name == name]
     files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
-    code = sorted(source.rglob(f"*{CODE}")) if with_code else []
+    code = [file for file in (sorted(source.rglob("*")) if is_whole else files) if with_code and file.suffix == CODE]
     served = [file for file in files if SERVED.fullmatch(file.relative_to(source).as_posix())]
     return [file for file in (*served, *code) if file.is_file()]
 
