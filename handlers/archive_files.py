@@ -32,6 +32,8 @@ LABEL = "label.json"
 GRAPH, INT8_GRAPH = "model.xml", "model-int8.xml"
 # `Build.proofs` as a file, from the builder that measured them.
 PROOFS = "proofs.json"
+# `Build.fidelity` as a file.
+FIDELITY = "fidelity.json"
 # The folder of a checkpoint, or of other files named as weights; it is not on the worker's import path.
 CHECKPOINT = "checkpoint"
 # SHA-256 releases the GIL. Two or three files of weights are most of an archive.
@@ -54,6 +56,8 @@ class Build:
             original's; empty where it made none.
         proofs: how near its answers are to fp32's, by precision, as `handlers.proofs.Proof.to_json` gives it; empty
             where nothing was compared.
+        fidelity: how near its answers in fp32 are to the model's own, and the settings that this needs; empty where
+            nothing was compared.
     """
 
     fingerprint: str
@@ -62,6 +66,7 @@ class Build:
     files: Mapping[str, str]
     label: Mapping[str, str | float] = field(default_factory=dict)
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    fidelity: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Write it as build.json has it, with a sum over itself."""

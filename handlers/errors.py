@@ -11,6 +11,7 @@ A message names field, limit and value, never a client's payload.
 
 import traceback
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 # The start of the log line with the reason why a model does not load; torchserve_client.worker_log looks for it.
@@ -141,6 +142,10 @@ class InvalidConfig(ValueError):
     """The archive's configuration is wrong; the message lists every problem."""
 
 
+class Unfaithful(InvalidConfig):
+    """The engine cannot run the model, or answers otherwise than it does; another engine may."""
+
+
 @dataclass(frozen=True, slots=True)
 class ItemError:
     """The reason why one item has no result.
@@ -190,7 +195,9 @@ REASON_LENGTH = 240
 def reason(error: BaseException) -> str:
     """Take from an error the line that says what is wrong; libraries write theirs into pages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # OpenVINO's reader of PyTorch goes on after the cause.
     named = [line for line in lines if line.startswith("-- No conversion rule")]
+    named += [line for before, line in pairwise(lines) if before == "Exception:"]
     line = (named or lines[-1:] or [""])[0].removeprefix("-- ")
     line = line if len(line) <= REASON_LENGTH else line[:REASON_LENGTH] + "..."
     return f"{type(error).__name__}: {line}" if line else type(error).__name__

@@ -64,7 +64,7 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
     Returns:
         The folder.
     """
-    tokenizer = _byte_level() if kind == "roberta" else word_piece()
+    tokenizer = byte_level() if kind == "roberta" else word_piece()
     inputs = ["input_ids", "token_type_ids", "attention_mask"] if kind == "bert" else ["input_ids", "attention_mask"]
     names = ("<s>", "</s>", "<pad>", "<unk>", "<mask>") if kind == "roberta" else SPECIAL
     roles = ("cls_token", "sep_token", "pad_token", "unk_token", "mask_token")
@@ -132,7 +132,7 @@ def word_piece() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _byte_level() -> tokenizers.Tokenizer:
+def byte_level() -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

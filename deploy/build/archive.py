@@ -24,15 +24,14 @@ from deploy.build.exports import Exports
 from deploy.build.fingerprint import (
     archive_fingerprint,
     build_of,
-    export_fingerprint,
     handler_files,
 )
 from deploy.build.precision import staging
 from deploy.build.precision.request import PrecisionRequest
 from deploy.build.sources import Source, source
-from deploy.build.tasks import Mode, imported_quietly, task_of
+from deploy.build.tasks import Mode, task_of
 from deploy.models import ROOT, Engine, Model
-from handlers.archive_files import BUILD, CONFIG, LABEL, PROOFS, Build, sums
+from handlers.archive_files import BUILD, CONFIG, FIDELITY, LABEL, PROOFS, Build, sums
 from handlers.batching.policy import CONTINUOUS, check_mode
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof, read_proofs
@@ -60,6 +59,7 @@ class Archive:
         is_new: whether this call built it, and not found it.
         label: what its builder says of a model that it converted; see `handlers.archive_files.Build`.
         proofs: how near its answers are to fp32's, by precision.
+        fidelity: how near they are to the model's own, in words; empty where nothing was compared.
     """
 
     path: Path
@@ -67,6 +67,7 @@ class Archive:
     is_new: bool
     label: Mapping[str, str | float] = field(default_factory=dict)
     proofs: Mapping[str, Proof] = field(default_factory=dict)
+    fidelity: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +130,15 @@ class Recipe:
             stage, temporary, out = (Path(work) / name for name in ("stage", "tmp", "out"))
             for folder in (stage, temporary, out):
                 folder.mkdir()
-            self._stage(origin, stage)
-            label, proofs = _taken(stage, LABEL), _taken(stage, PROOFS)
+            engine = self._stage(origin, stage)
+            label, proofs, fidelity = (_taken(stage, name) for name in (LABEL, PROOFS, FIDELITY))
             _check_quality(entry, label, self.min_chrf)
             _check_root(entry, stage, task.path.name)
             for name, path in handler_files().items():
                 (stage / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, stage / name)
-            config["handler"] = {**(config.get("handler") or {}), "engine": self.engine}
+            needed = fidelity.get("settings", {})
+            config["handler"] = {**(config.get("handler") or {}), "engine": engine, **needed}
             config_path = Path(work) / CONFIG
             config_path.write_text(yaml.safe_dump(config, sort_keys=False))
             build = Build(
@@ -146,6 +148,7 @@ class Recipe:
                 files=sums({**_packed(stage), task.path.name: task.path, CONFIG: config_path}),
                 label=label,
                 proofs=proofs,
+                fidelity=fidelity,
             )
             (stage / BUILD).write_text(build.to_json())
             arguments = {
@@ -159,22 +162,13 @@ class Recipe:
             }
             run_archiver(entry.name, arguments, temporary)
             _replace(out / self.path.name, self.path)
-        return Archive(self.path, self._version(origin), is_new=True, label=label, proofs=read_proofs(proofs))
+        said, found = fidelity.get("said", ""), read_proofs(proofs)
+        return Archive(self.path, self._version(origin), is_new=True, label=label, proofs=found, fidelity=said)
 
-    def _stage(self, origin: Source, folder: Path) -> None:
-        """Write what the task serves, or link it from the cache where it takes long to make."""
-        task = task_of(self.entry)
-
-        def make(empty: Path) -> None:
-            imported_quietly(task.builder).stage(self.entry, origin, self.engine, empty)
-
-        key = export_fingerprint(self.entry, task, origin, self.engine)
+    def _stage(self, origin: Source, folder: Path) -> Engine:
+        """Write what the task serves, or link it from the cache where it takes long to make; returns its engine."""
         exports = Exports(self.cache_path or self.export_path / ".exports")
-        if key is None:
-            make(folder)
-        else:
-            exports.take(key, make, folder)
-        staging.add(self.entry, self.wanted, folder, exports, key, is_trained=origin.is_trained)
+        return staging.stage(self.entry, origin, self.engine, self.wanted, exports=exports, folder=folder)
 
     def _version(self, origin: Source) -> str:
         return self.entry.version if origin.is_trained else f"{self.entry.version}-untrained"
@@ -335,6 +329,8 @@ def report(archive: Archive, seconds: float) -> None:
     )
     if archive.label:
         print(f"{place}: {', '.join(f'{name} {value}' for name, value in archive.label.items())}")
+    if archive.fidelity:
+        print(f"{place}: {archive.fidelity}")
     for precision, proof in archive.proofs.items():
         short = "" if not proof.is_refuted else f", less than {proof.least:g}: `precision: auto` leaves it out"
         print(f"{place}: {precision}: {proof}{proof.weakness}{short}")

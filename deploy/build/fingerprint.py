@@ -91,7 +91,7 @@ def export_fingerprint(model: Model, task: Task, origin: Source, engine: Engine,
 
 
 # What decodes the inputs of tasks whose precisions are proven: with other code, they are other inputs.
-DECODING = ("handlers.vision.images", "handlers.text.inputs", "handlers.text.answer_spans")
+DECODING = ("handlers.vision.images", "handlers.text.handler", "handlers.text.answer_spans")
 
 
 def precision_fingerprint(
@@ -108,7 +108,8 @@ def precision_fingerprint(
         root: the folder of deploy/ and handlers/.
     """
     settings = {name: value for name, value in (model.config().get("handler") or {}).items() if name != "scheduling"}
-    files = {**imported(root, "deploy.build.precision.prove", "deploy.build.precision.quantise", *DECODING), **samples}
+    programs = (f"deploy.build.precision.{name}" for name in ("fidelity", "prove", "quantise"))
+    files = {**imported(root, *programs, *DECODING), **samples}
     return _digest(files, export, facts, settings)
 
 

@@ -136,11 +136,12 @@ class Progressive(Protocol):
         """
 
 
-def padded(rows: Sequence[Sequence[int]], length: int, value: int) -> NDArray[np.int64]:
-    """Right-pad B rows of at most `length` numbers: (B, length) int64."""
+def padded(rows: Sequence[Sequence[int]], length: int, value: int, *, is_left: bool = False) -> NDArray[np.int64]:
+    """Pad B rows of at most `length` numbers, on the right or on the left: (B, length) int64."""
     array = np.full((len(rows), length), value, np.int64)
     for row, numbers in zip(array, rows, strict=True):
-        row[: len(numbers)] = numbers
+        first = length - len(numbers) if is_left else 0
+        row[first : first + len(numbers)] = numbers
     return array
 
 

@@ -19,7 +19,7 @@ from handlers.protocol.output_tensors import padded
 from handlers.protocol.requests import Payload
 from handlers.text.config import TokenizationConfig, TokenizationOptions
 from handlers.text.encoders import source_limit
-from handlers.text.inputs import Text, right_padded, text_of, tokenised
+from handlers.text.inputs import Text, padded_rows, text_of, tokenised
 
 Source = Text[TokenizationOptions]
 
@@ -85,7 +85,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Source]):
 
     def collate(self, items: Sequence[Source]) -> Arrays:
         """Pad the items to the longest: `input_ids` and `attention_mask`, (B, T) int64, right-padded."""
-        return right_padded([item.ids for item in items], max(map(_length, items)), self.pad_id)
+        return padded_rows([item.ids for item in items], max(map(_length, items)), self.pad_id)
 
     def split(self, outputs: Outputs, items: Sequence[Source]) -> Sequence[Any]:
         """Cut `input_ids` and `attention_mask`, (B, T), into {"input_ids": (t,), "attention_mask": (t,)} per item."""

@@ -24,7 +24,7 @@ from handlers.text.config import TranslationConfig, TranslationOptions
 from handlers.text.detection import AUTO, Detector, Source, SourceText, load_detector
 from handlers.text.documents import DEFAULT_LANGUAGE, Divided, cut, divided
 from handlers.text.encoders import source_limit
-from handlers.text.inputs import AnswerLengths, right_padded, text_of, tokenised
+from handlers.text.inputs import AnswerLengths, padded_rows, text_of, tokenised
 from handlers.text.languages import Target, read_languages, short_code
 from handlers.text.pieces import Detokenizer, TextPieces
 
@@ -236,7 +236,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
     def collate(self, items: Sequence[SourceText]) -> Arrays:
         """Pad the items to the longest: `input_ids` and `attention_mask`, (B, T) int64, right-padded."""
         length = self._length(max(len(item.ids) for item in items))
-        return right_padded([item.ids for item in items], length, self.tokenizer.pad_token_id)
+        return padded_rows([item.ids for item in items], length, self.tokenizer.pad_token_id)
 
     def forward(self, inputs: Arrays, items: Sequence[SourceText]) -> Outputs:
         """Translate all items in one run: `sequences`, (B, U) int64."""

@@ -33,7 +33,7 @@ class TextConfig(HandlerConfig):
         max_characters: the most characters of one text; a longer one is refused before it is tokenised.
         truncation: whether to cut a text that is too long, instead of refusing it.
         padding: `longest` pads to the longest text of the micro-batch, rounded up to one of few lengths; `max_length`
-            always pads to `max_length`.
+            always pads to `max_length`; `exact` pads nothing: texts of each length run by themselves.
         trust_remote_code: whether to run Python that the model's folder brings.
         max_request_characters: the most characters of all texts of one request, before they are tokenised.
     """
@@ -42,7 +42,7 @@ class TextConfig(HandlerConfig):
     max_length: Count | None = None
     max_characters: Count = 50_000
     truncation: bool = False
-    padding: Literal["longest", "max_length"] = "longest"
+    padding: Literal["longest", "max_length", "exact"] = "longest"
     trust_remote_code: bool = False
     max_instances: Count = 256
     max_body_bytes: Count = 2**20
@@ -122,6 +122,7 @@ class TokenizationConfig(TextConfig):
         max_tokens: the most padded tokens of one micro-batch; None for any, since no model runs.
     """
 
+    padding: Literal["longest", "max_length"] = "longest"
     max_items: Count = 1024
     max_tokens: Count | None = None
 

@@ -61,21 +61,26 @@ class Encoder(torch.nn.Module):
         self.input_names, self.output_names, self.pooling = input_names, output_names, pooling
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Run the model.
 
         Args:
-            input_ids, attention_mask, token_type_ids: (B, T) int64, right-padded.
+            input_ids, attention_mask, token_type_ids: (B, T) int64; those of `input_names`.
 
         Returns:
             One tensor per output name, (B, ...); vectors are in fp32.
         """
-        segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        result = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **segments)
+        given = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        others = {name: tensor for name, tensor in given.items() if tensor is not None}
+        result = self.model(input_ids=input_ids, return_dict=True, **others)
         if self.pooling is None:
             return tuple(result[name] for name in self.output_names)
-        vectors = self.pooling.pool(result["last_hidden_state"].float(), attention_mask)
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        vectors = self.pooling.pool(result["last_hidden_state"].float(), mask)
         return (torch.nn.functional.normalize(vectors, dim=-1) if self.pooling.is_normalized else vectors,)
 
 
@@ -89,8 +94,25 @@ def _cls(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # noqa: ARG
 
 
 def _last_token(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    last = (mask.sum(1) - 1).view(-1, 1, 1).expand(-1, 1, states.shape[-1])
+    # Padding may be on either side.
+    places = torch.arange(mask.shape[1], device=mask.device) * mask
+    last = places.argmax(1).view(-1, 1, 1).expand(-1, 1, states.shape[-1])
     return states.gather(1, last).squeeze(1)
+
+
+class OfLastToken(torch.nn.Module):
+    """A decoder's classifier whose configuration names no padding.
+
+    transformers takes the last token of one text alone, and refuses several: it finds their last tokens by the padding.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
+        states = self.model.base_model(input_ids=input_ids, attention_mask=attention_mask, **options)[0]
+        return {"logits": _last_token(self.model.score(states), attention_mask)}
 
 
 # sentence-transformers' 1_Pooling/config.json has these keys.
@@ -148,6 +170,10 @@ def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -
     taken = signature(model.forward).parameters
     given = ("input_ids", "attention_mask", *tokenizer.model_input_names)
     inputs = tuple(name for name in INPUT_NAMES if name in taken and name in given)
+    # Keys and values are kept for a next token, which there is none of; a graph cannot give them.
+    model.config.use_cache = False
+    if hasattr(model, "score") and getattr(model.config, "pad_token_id", None) is None:
+        model = OfLastToken(model)
     return Encoder(model, inputs, head.outputs, Pooling.read(folder) if head.is_pooled else None)
 
 

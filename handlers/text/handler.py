@@ -6,15 +6,17 @@ payload -> decode -> checked text -> prepare: one call of the tokenizer for all 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
+import numpy as np
 import transformers
 
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
 from handlers.checkpoints import load_tokenizer
 from handlers.config import parse_options
-from handlers.engines import Arrays, Engine, padded
+from handlers.engines import Arrays, Engine, Outputs, padded
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import InvalidConfig, ItemError
@@ -22,7 +24,7 @@ from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextConfig
 from handlers.text.encoders import Head, load_encoder, source_limit
-from handlers.text.inputs import Text, Tokens, right_padded, rounded_length, text_of, tokenised
+from handlers.text.inputs import Text, Tokens, padded_rows, rounded_length, text_of, tokenised
 
 Config = TypeVar("Config", bound=TextConfig)
 Item = TypeVar("Item", bound=Text[Any])
@@ -125,24 +127,58 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
 
     def padded_length(self, tokens: int) -> int:
         """The length in tokens that so many tokens are padded to."""
+        if self.config.padding == "exact":
+            return tokens
         return self.max_length if self.config.padding == "max_length" else rounded_length(tokens, self.max_length)
+
+    @cached_property
+    def pad_id(self) -> int:
+        """The token that fills rows up: the one that the model itself takes for padding, or else any it has."""
+        model = getattr(self, "model_config", None)
+        known = (getattr(model, "pad_token_id", None), self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        size = getattr(model, "vocab_size", None) or len(self.tokenizer)
+        return next((each for each in known if each is not None and 0 <= each < size), 0)
 
     def collate(self, items: Sequence[Item]) -> Arrays:
         """See `stack`; each item is a row."""
         return self.stack(items)
 
     def stack(self, rows: Sequence[Tokens]) -> Arrays:
-        """Pad rows to the longest of them.
+        """Pad rows to the longest of them, on the side that the tokenizer names.
 
         Returns:
-            `input_ids`, `attention_mask`, and `token_type_ids` where the model has them: (B, T) int64, right-padded.
+            `input_ids`, `attention_mask`, and `token_type_ids` where the model has them: (B, T) int64.
         """
         length = self.padded_length(max(len(row.ids) for row in rows))
-        pad_id = self.tokenizer.pad_token_id
-        arrays = right_padded([row.ids for row in rows], length, 0 if pad_id is None else pad_id)
-        arrays["token_type_ids"] = padded([row.type_ids for row in rows], length, 0)
-        return {name: array for name, array in arrays.items() if name in self.engine.input_names}
+        # Places in a text are counted from the left. Where nothing is padded, `forward` cuts the rest off.
+        is_left = self.tokenizer.padding_side == "left" and not (self.needs_places or self.config.padding == "exact")
+        arrays = padded_rows([row.ids for row in rows], length, self.pad_id, is_left=is_left)
+        arrays["token_type_ids"] = padded([row.type_ids for row in rows], length, 0, is_left=is_left)
+        wanted = {*self.engine.input_names, *(("attention_mask",) if self.config.padding == "exact" else ())}
+        return {name: array for name, array in arrays.items() if name in wanted}
+
+    def forward(self, inputs: Arrays, items: Sequence[Item]) -> Outputs:
+        """See `BatchHandler.forward`; where padding would change an answer, rows of each length run by themselves."""
+        if self.config.padding != "exact" or "attention_mask" not in inputs:
+            return super().forward(inputs, items)
+        lengths = inputs["attention_mask"].sum(1)
+        parts = []
+        for length in np.unique(lengths):
+            rows = np.flatnonzero(lengths == length)
+            cut = {name: inputs[name][rows, :length] for name in self.engine.input_names}
+            parts.append((rows, self.engine.run(cut)))
+        return {name: _joined([(rows, part[name]) for rows, part in parts]) for name in parts[0][1]}
 
     @abstractmethod
     def split(self, outputs: Mapping[str, Any], items: Sequence[Item]) -> Sequence[Any]:
         """See `BatchHandler.split`."""
+
+
+def _joined(parts: Sequence[tuple[Any, Any]]) -> Any:
+    """Put the rows of several outputs into one; what has a number for each token is filled up with zeros."""
+    shape = np.max([array.shape for _, array in parts], axis=0)
+    shape[0] = sum(map(len, (rows for rows, _ in parts)))
+    whole = np.zeros(shape, parts[0][1].dtype)
+    for rows, array in parts:
+        whole[(rows, *map(slice, array.shape[1:]))] = array
+    return whole

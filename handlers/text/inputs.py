@@ -2,7 +2,7 @@
 
 payload      -> text_of -> read_text   -> str: the one place for UTF-8, null characters, emptiness and characters
 token ids    -> tokenised              -> the item with its tokens, or the error of a text that has too many
-lists of ids -> right_padded           -> arrays of one length, and the mask of their tokens
+lists of ids -> padded_rows            -> arrays of one length, and the mask of their tokens
 """
 
 from collections.abc import Mapping, Sequence
@@ -132,15 +132,16 @@ def rounded_length(length: int, limit: int) -> int:
     return max(length, min(limit, -(-length // step) * step))
 
 
-def right_padded(rows: Sequence[Sequence[int]], length: int, pad_id: int) -> dict[str, NDArray[np.int64]]:
-    """Right-pad B rows of at most `length` token ids, and mask the padding.
+def padded_rows(
+    rows: Sequence[Sequence[int]], length: int, pad_id: int, *, is_left: bool = False
+) -> dict[str, NDArray[np.int64]]:
+    """Pad B rows of at most `length` token ids, on the right or on the left, and mask the padding.
 
     Returns:
         `input_ids` and `attention_mask`, (B, length) int64 each; the mask is 1 at tokens and 0 at padding.
     """
-    lengths = np.array([len(row) for row in rows])
-    mask = (np.arange(length) < lengths[:, None]).astype(np.int64)
-    return {"input_ids": padded(rows, length, pad_id), "attention_mask": mask}
+    mask = padded([[1] * len(row) for row in rows], length, 0, is_left=is_left)
+    return {"input_ids": padded(rows, length, pad_id, is_left=is_left), "attention_mask": mask}
 
 
 @dataclass(frozen=True, slots=True)

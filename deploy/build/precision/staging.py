@@ -1,50 +1,95 @@
-"""The step of a build that adds precisions and their proofs to what was exported, out of the cache where it can.
+"""The step of a build that stages what a task serves, checks it and adds precisions, out of the cache where it can.
 
-    files of an archive, with a graph for OpenVINO -> the cache, or prove.py -> the same, with proofs and an int8 graph
+task, weights -> the cache, or the builder -> files of an archive -> the cache, or fidelity.py and prove.py
+                                                                  -> the same, with settings, proofs, an int8 graph
 
 Imports no library of models: where the cache has it all, nothing is loaded.
 """
 
+import shutil
 import tempfile
 from pathlib import Path
 
 from deploy.build.exports import Exports, link_files
-from deploy.build.fingerprint import precision_fingerprint
+from deploy.build.fingerprint import export_fingerprint, precision_fingerprint
 from deploy.build.precision.inputs import TASKS, sample_files
 from deploy.build.precision.request import PrecisionRequest, processor
-from deploy.build.tasks import imported_quietly
-from deploy.models import Model
+from deploy.build.sources import Source
+from deploy.build.tasks import BUILT_IN, imported_quietly, task_of
+from deploy.models import Engine, Model
 from handlers.archive_files import GRAPH
+from handlers.engines.function import FOLDER
+from handlers.errors import InvalidConfig, Unfaithful
 
 
-def add(
-    model: Model, request: PrecisionRequest, folder: Path, exports: Exports, key: str | None, *, is_trained: bool
-) -> None:
-    """Add what was asked for, and what every archive of such a task has, to its files.
+def stage(
+    model: Model, origin: Source, engine: Engine, request: PrecisionRequest, *, exports: Exports, folder: Path
+) -> Engine:
+    """Write what the task serves, and what was asked for of precisions.
 
     Args:
         model: the entry of the list.
-        request: what was asked for, checked.
-        folder: the archive's files so far.
+        origin: where its weights come from.
+        engine: what the archive is to carry a model for; of `auto`, PyTorch alone is left where OpenVINO fails.
+        request: what was asked for of precisions, checked.
         exports: the cache.
-        key: the fingerprint of what was exported; None where nothing was.
-        is_trained: whether the weights mean anything.
+        folder: an empty one.
+
+    Returns:
+        The engine that the archive has.
 
     Raises:
-        InvalidConfig: the inputs do not do, or a precision is not near enough.
+        WeightsUnavailable: see the builder.
+        InvalidConfig: the configuration is wrong, no engine runs the model as it is, or a precision is not near enough.
     """
-    has_graph = (folder / GRAPH).is_file() and model.handler in TASKS
-    if key is None or not has_graph or not (is_trained or request.precision):
-        return
-    samples = {f"sample/{number}/{path.name}": path for number, path in enumerate(sample_files(model))}
-    own = precision_fingerprint(model, samples, key, request.identity(), processor())
+    try:
+        _stage(model, origin, engine, request, exports=exports, folder=folder)
+    except Unfaithful as error:
+        if engine != "auto" or request.precision is not None:
+            way_out = "" if engine == "torch" else "; --engine torch, which has no int8, may do"
+            raise InvalidConfig(f"{model.name}: {error}{way_out}") from error
+        shutil.rmtree(folder)
+        folder.mkdir()
+        try:
+            _stage(model, origin, "torch", request, exports=exports, folder=folder)
+        except InvalidConfig as other:
+            raise InvalidConfig(f"{model.name}: {error}; and {other}") from other
+        print(f"{model.name}: PyTorch runs it: {error}")
+        return "torch"
+    return engine
+
+
+def _stage(
+    model: Model, origin: Source, engine: Engine, request: PrecisionRequest, *, exports: Exports, folder: Path
+) -> None:
+    task = task_of(model)
 
     def make(empty: Path) -> None:
-        prove = imported_quietly("deploy.build.precision.prove")
-        prove.make(model, request, folder, empty, is_trained=is_trained)
+        imported_quietly(task.builder).stage(model, origin, engine, empty)
 
+    key = export_fingerprint(model, task, origin, engine)
+    if key is None:
+        make(folder)
+    else:
+        exports.take(key, make, folder)
+
+    def check(empty: Path) -> None:
+        imported_quietly("deploy.build.precision.fidelity").check(model, origin, engine, folder, empty)
+        has_graph = (folder / GRAPH).is_file() and model.handler in TASKS
+        if has_graph and (origin.is_trained or request.precision):
+            prove = imported_quietly("deploy.build.precision.prove")
+            prove.make(model, request, folder, empty, is_trained=origin.is_trained)
+
+    if model.handler not in BUILT_IN or (folder / FOLDER).is_dir():
+        # The builder has run its code.
+        return
     with tempfile.TemporaryDirectory(prefix=".precision-", dir=folder.parent) as work:
         found = Path(work) / "files"
         found.mkdir()
-        exports.take(own, make, found)
+        if key is None:
+            check(found)
+        else:
+            samples = {f"sample/{number}/{path.name}": path for number, path in enumerate(sample_files(model))}
+            own = precision_fingerprint(model, samples, key, request.identity(), processor())
+            exports.take(own, check, found)
         link_files(found, folder, [path.name for path in found.iterdir()])

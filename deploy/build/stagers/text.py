@@ -6,16 +6,22 @@ from pathlib import Path
 
 import openvino
 import torch
+import transformers
 
 from deploy.build.hub import checkpoint, pack
 from deploy.build.sources import Source
 from deploy.build.tasks import beside, task_class, task_of
+from deploy.build.tensors.proof import reason
 from deploy.models import Engine, Model
 from handlers.archive_files import GRAPH
 from handlers.config import parse
+from handlers.errors import Unfaithful
 from handlers.image_text.towers import TextTower
 from handlers.text.config import TextConfig
 from handlers.text.encoders import Encoder, Head, load_encoder
+
+# A configuration's names for how far a token sees, where it does not see all others.
+WINDOWS = ("sliding_window", "local_attention")
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
@@ -49,10 +55,17 @@ def export(encoder: Encoder | TextTower) -> openvino.Model:
     """Export an encoder as a graph: (B, T) int64 inputs, any B and T, under the encoder's names."""
     # Two of one and three of the other: an axis of length one could be taken for a constant.
     example = {name: torch.ones(2, 3, dtype=torch.int64) for name in encoder.input_names}
+    model = next((each for each in encoder.modules() if isinstance(each, transformers.PreTrainedModel)), None)
+    if model is not None and any(getattr(model.config.get_text_config(), name, None) for name in WINDOWS):
+        # Fused attention gives NaN for a token whose window holds padding alone, and later layers pass it on.
+        model.set_attn_implementation("eager")
     with torch.no_grad(), warnings.catch_warnings():
-        # Tracing warns of every Python branch in transformers; tests hold the graph against the model instead.
+        # Tracing warns of every Python branch in transformers; the check of fidelity finds those that matter.
         warnings.simplefilter("ignore")
-        graph = openvino.convert_model(encoder.eval(), example_input=example)
+        try:
+            graph = openvino.convert_model(encoder.eval(), example_input=example)
+        except Exception as error:
+            raise Unfaithful(f"OpenVINO cannot convert it: {reason(error)}") from error
     for port, name in zip(graph.outputs, encoder.output_names, strict=True):
         port.get_tensor().set_names({name})
     graph.reshape({port: openvino.PartialShape([-1, -1]) for port in graph.inputs})
