@@ -90,6 +90,10 @@ class CorruptInput(InvalidInput):
     code = 422
 
 
+class OutOfRange(CorruptInput):
+    """A whole number is outside the range that the model computes with, such as the rows of a table."""
+
+
 class NonFiniteInput(CorruptInput):
     """A floating-point input contains NaN or infinity, and the archive does not set `allow_non_finite`."""
 

@@ -157,10 +157,10 @@ class OpenVinoEngine:
         self._precision, *_ = self.precisions
         self._has_bf16 = "BF16" in capabilities
         self._graph, self._threads = graph, available_threads(threads)
-        self._model = self._core.read_model(int8_graph(graph) if self._precision == "int8" else graph)
+        self.model = self._core.read_model(int8_graph(graph) if self._precision == "int8" else graph)
         self.stream_counts: Sequence[int] = stream_counts(self._threads)
-        self.input_names = tuple(port.any_name for port in self._model.inputs)
-        shapes = {port.any_name: port.partial_shape for port in self._model.outputs}
+        self.input_names = tuple(port.any_name for port in self.model.inputs)
+        shapes = {port.any_name: port.partial_shape for port in self.model.outputs}
         sizes = {name: [*shape][-1] for name, shape in shapes.items() if shape.rank.is_static and len(shape)}
         # Of the last axes, but for free ones.
         self.output_sizes = {name: size.get_length() for name, size in sizes.items() if size.is_static}
@@ -179,7 +179,7 @@ class OpenVinoEngine:
         Raises:
             RuntimeError: the graph refuses them.
         """
-        self._model.clone().reshape({name: list(shape) for name, shape in shapes.items()})
+        self.model.clone().reshape({name: list(shape) for name, shape in shapes.items()})
 
     def in_precision(self, precision: str) -> "OpenVinoEngine":
         """See `handlers.engines.Precise`."""
@@ -204,7 +204,7 @@ class OpenVinoEngine:
     def _compiled(self, streams: int, threads: int) -> openvino.CompiledModel:
         arithmetic = ("bf16" if self._has_bf16 else "fp32") if self._precision == "int8" else self._precision
         return self._core.compile_model(
-            self._model,
+            self.model,
             "CPU",
             {
                 "INFERENCE_PRECISION_HINT": {"fp32": "f32", "fp16": "f16"}.get(arithmetic, arithmetic),

@@ -20,6 +20,7 @@ from handlers.protocol.fields import Fields
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Payload
 from handlers.tensor_models.answers import described, row_outputs
+from handlers.tensor_models.bounds import integer_bounds, outside
 from handlers.tensor_models.checks import check_finite, checked_outputs, shown_outputs
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.files import NPY, NPZ
@@ -54,6 +55,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         has_free_sizes = any(tensor.free for tensor in self.signature.inputs.values())
         self._graph = engine if has_free_sizes and isinstance(engine, OpenVinoEngine) else None
         self._accepted: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
+        self._bounds = integer_bounds(engine.model) if isinstance(engine, OpenVinoEngine) else {}
         self.inputs = frozenset(self.signature.inputs)
         self.input_tensors = {name: described(tensor) for name, tensor in self.signature.inputs.items()}
         self.batch_dims = {name: tensor.batch_dim for name, tensor in (self.signature.outputs or {}).items()}
@@ -101,6 +103,8 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         if not self.config.allow_non_finite:
             check_finite(arrays, self._items.given)
         row = self.rows.row(arrays)
+        if (problem := outside(row.arrays, self._bounds)) is not None:
+            raise OutOfRange(problem)
         if self._graph is not None:
             self._expect_accepted(self._graph, row)
         return row

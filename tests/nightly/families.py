@@ -86,9 +86,6 @@ FAMILIES: dict[str, Family] = {
     "falcon": Family("plain", {"alibi": False, "new_decoder_architecture": False}),
     "flaubert": Family("bytes", {"pad_index": 1}),
     "fnet": WORDS,
-    "funnel": Family(
-        "words", {"num_hidden_layers": None, "block_sizes": [1, 1], "d_head": 8, "d_model": 32, "d_inner": 64}
-    ),
     "gemma": Family("bytes", GROUPED),
     "gemma2": Family("bytes", {**GROUPED, **WINDOW}),
     "gemma3_text": Family("bytes", {**GROUPED, **WINDOW, "use_bidirectional_attention": True}),

@@ -69,7 +69,7 @@ def prove(run: Run, signature: Signature, config: TensorsConfig) -> None:
         except Exception as error:
             raise InvalidConfig(
                 f"it runs on one row, {sizes}, and not on {count} together: {reason(error)}; its batch dimension is "
-                "fixed inside it"
+                "fixed inside it; max_batch_size: 1 serves rows one by one"
             ) from error
         _check(together, signature, count)
         _compare(alone, together, again, signature)
@@ -113,7 +113,8 @@ def _compare(alone: list[Arrays], together: Arrays, again: Arrays, signature: Si
         # What differs from itself has noise of its own, and can be compared with nothing.
         if _is_equal(array, again[name], tolerance) and not _is_equal(array, expected, tolerance):
             raise InvalidConfig(
-                f"outputs.{name}: {len(alone)} rows together give other values than each alone, so it cannot be batched"
+                f"outputs.{name}: {len(alone)} rows together give other values than each alone, so it cannot be "
+                "batched; max_batch_size: 1 serves rows one by one"
             )
 
 

@@ -1,10 +1,13 @@
 """What clients send by mistake to a model of tensors: 400 with the tensor's name, what is expected, what was sent."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 
 from handlers.tasks.tensors import TensorsHandler
 from handlers.tensor_models.files import NPZ
@@ -16,10 +19,12 @@ from tests.handlers.tensor_models.models import (
     inference,
     inputs,
     instances,
+    loaded,
     npy,
     npz,
     plainly,
 )
+from tests.tensor_files import onnx_file, staged
 
 F32 = np.float32
 
@@ -132,3 +137,26 @@ def test_request_that_is_wrong_as_a_whole_is_told_so(case: Any, handler: Tensors
     assert message in json.dumps(wrong.body).replace('\\"', '"')
     assert not kind or wrong.body["type"] == kind
     assert good.body == {"y": [1, 2], "n": 3}
+
+
+def test_whole_number_that_openvino_would_compute_otherwise_or_has_no_place_for_fails_its_row_alone(
+    tmp_path: Path,
+) -> None:
+    whole, mod = (TensorProto.INT64, ["rows"]), helper.make_node("Mod", ["user", "thousand"], ["bucket"])
+    path = onnx_file(
+        tmp_path / "m.onnx",
+        [mod, helper.make_node("Gather", ["table", "at"], ["y"])],
+        {"user": whole, "at": whole},
+        {"bucket": whole, "y": (TensorProto.FLOAT, ["rows"])},
+        {"thousand": np.array([1000]), "table": np.arange(10, dtype=np.float32)},
+    )
+    handler = loaded(staged(path), {})
+    run = onnxruntime.InferenceSession(str(path)).run
+    rows = [(2**24, 9), (5, -10), (123456789, 0), (7, 10), (-7, -11)]
+    answers = plainly(handler, *(instances({"user": user, "at": at}) for user, at in rows))
+    for (user, at), answer in zip(rows[:2], answers, strict=False):
+        bucket, y = run(None, {"user": np.array([user]), "at": np.array([at])})
+        assert answer.body == {"predictions": [{"bucket": bucket[0], "y": y[0]}]}
+    for name, answer in zip(("user", "at", "at"), answers[2:], strict=True):
+        (error,) = answer.body["predictions"]
+        assert f"{name}: the model computes with whole numbers from " in error["error"]["message"]

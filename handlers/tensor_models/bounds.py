@@ -1,0 +1,69 @@
+"""Which whole numbers OpenVINO computes with as the model says: others would be answered wrongly, without an error.
+
+a graph -> for each input of whole numbers, where they go -> (least, most)
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import openvino
+
+# On a CPU OpenVINO 2026.4 computes these on whole numbers in float32, which has each of them up to this one.
+INEXACT = frozenset(
+    {"Divide", "Mod", "FloorMod", "Equal", "NotEqual", "ReduceSum", "ReduceMean", "ReduceProd", "Power"}
+)
+MOST_EXACT = 2**24
+# Operations that pass numbers on as they are.
+UNCHANGED = frozenset(
+    {"Convert", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Broadcast", "Tile", "Slice", "StridedSlice", "Split"}
+)
+
+
+def integer_bounds(model: openvino.Model) -> dict[str, tuple[int, int]]:
+    """Find the least and the most that an input may hold; inputs without bounds are left out.
+
+    Args:
+        model: a graph. An index into a table of constants must lie in the table, which OpenVINO does not check.
+    """
+    found = {port.any_name: _bounds(port.node.output(0)) for port in model.inputs if port.element_type.is_integral()}
+    return {name: (max(least), min(most)) for name, (least, most) in found.items() if least}
+
+
+def _bounds(source: Any) -> tuple[list[int], list[int]]:
+    least, most = [], []
+    seen, waiting = set(), [(source, True)]
+    while waiting:
+        output, is_unchanged = waiting.pop()
+        for target in output.get_target_inputs():
+            node, kind = target.get_node(), target.get_node().get_type_name()
+            if kind in INEXACT:
+                least.append(-MOST_EXACT)
+                most.append(MOST_EXACT)
+            size = _table_size(node) if kind == "Gather" and target.get_index() == 1 and is_unchanged else None
+            if size is not None:
+                least.append(-size)
+                most.append(size - 1)
+            key = (node.friendly_name, is_unchanged)
+            if kind not in ("ShapeOf", "Gather") and key not in seen:
+                seen.add(key)
+                goes_on = [each for each in node.outputs() if each.get_element_type().is_integral_number()]
+                waiting += [(each, is_unchanged and kind in UNCHANGED) for each in goes_on]
+    return least, most
+
+
+def _table_size(gather: Any) -> int | None:
+    """The number of places that a Gather's index may name; None where only a run tells."""
+    table, axis = gather.input_value(0).get_partial_shape(), gather.input_value(2).get_node()
+    if axis.get_type_name() != "Constant" or table.rank.is_dynamic:
+        return None
+    size = table[int(axis.get_data().ravel()[0])]
+    return size.get_length() if size.is_static else None
+
+
+def outside(arrays: Mapping[str, Any], bounds: Mapping[str, tuple[int, int]]) -> str | None:
+    """Say which input has a number outside its bounds, and what they are; None where all are inside."""
+    for name, (least, most) in bounds.items():
+        array = arrays.get(name)
+        if array is not None and array.size and not (least <= int(array.min()) and int(array.max()) <= most):
+            return f"{name}: the model computes with whole numbers from {least} to {most} only."
+    return None
