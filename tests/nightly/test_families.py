@@ -28,7 +28,7 @@ RESULTS = ("OpenVINO", "OpenVINO, exact", "torch", "torch, exact", "refused")
 
 
 def cell(family: str, task: str) -> str:
-    """Build one, and say which engine it has, whether padding is left out, and the largest error."""
+    """Build one; say which engine it has, whether padding is left out, and the largest error."""
     with tempfile.TemporaryDirectory() as work:
         weights, own, stage = (Path(work) / name for name in ("weights", "model", "stage"))
         own.mkdir()

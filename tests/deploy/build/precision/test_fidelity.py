@@ -47,7 +47,7 @@ def built(archive_sh: ArchiveSh, weights: Path, *arguments: str, **config: Any) 
         ("modernbert", "auto", None),  # a window of attention
         ("convbert", "auto", "exact"),  # its convolutions see padding
         ("fnet", "auto", "exact"),  # it takes no mask
-        ("gpt2 without padding", "auto", None),
+        ("gpt2:unpadded", "auto", None),
         ("xlnet", "auto", None),  # padded on the left
         ("t5", "torch", None),  # its graph cannot be exported
     ],
@@ -70,7 +70,7 @@ def test_archive_of_a_family_answers_as_transformers_alone_and_together(
     for text, answer in zip(TEXTS, answers, strict=True):
         with torch.no_grad():
             (expected,) = model(**tokenizer(text, return_tensors="pt")).logits.numpy()
-        assert answer == pytest.approx(expected, abs=1e-4 * np.abs(expected).max() + 1e-4)
+        np.testing.assert_allclose(answer, expected, 0, 1e-3 * np.abs(expected).max())
 
 
 def test_model_that_remembers_earlier_texts_is_refused_with_the_lengths_that_agree(archive_sh: ArchiveSh) -> None:
@@ -91,5 +91,6 @@ def test_graph_that_lacks_a_branch_of_its_model_is_left_to_pytorch_or_refused(ar
     (weights / "own.py").write_text(BRANCH)
     assert built(archive_sh, weights, trust_remote_code=True)["engine"] == "torch"
     line = archive_sh.refused("own", "--weights", str(weights), "--engine", "openvino")
-    assert "OpenVINO answers otherwise than the model, by 2 of the largest number at 33 tokens" in line
+    assert "OpenVINO answers otherwise than the model, by " in line
+    assert "at 33 tokens; max_length: 17" in line
     assert "--engine torch" in line
