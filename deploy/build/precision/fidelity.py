@@ -24,7 +24,7 @@ from deploy.build.precision.inputs import PAIRS, QUESTIONS, TEXTS, sample_payloa
 from deploy.build.sources import Source
 from deploy.build.tasks import loaded, task_of
 from deploy.build.tensors.proof import reason
-from deploy.models import TENSORS, Engine, Model
+from deploy.models import Engine, Model
 from handlers.archive_files import FIDELITY
 from handlers.config import parse
 from handlers.errors import InvalidConfig, Unfaithful
@@ -68,8 +68,7 @@ def check(model: Model, origin: Source, engine: Engine, folder: Path, out: Path)
     name = "PyTorch" if engine == "torch" else "OpenVINO" if is_text else "its engine"
     try:
         task = loaded(model.handler, folder, settings)
-        # Of models of tensors, the builder has run rows.
-        if model.handler != TENSORS and (sample := task.sample()) is not None:
+        if (sample := task.sample()) is not None:
             run(task, decoded(task, [sample]))
     except InvalidConfig:
         raise

@@ -16,9 +16,8 @@ from deploy.build.precision.inputs import TASKS, sample_files
 from deploy.build.precision.request import PrecisionRequest, processor
 from deploy.build.sources import Source
 from deploy.build.tasks import BUILT_IN, imported_quietly, task_of
-from deploy.models import Engine, Model
+from deploy.models import TENSORS, Engine, Model
 from handlers.archive_files import GRAPH
-from handlers.engines.function import FOLDER
 from handlers.errors import InvalidConfig, Unfaithful
 
 
@@ -80,8 +79,8 @@ def _stage(
             prove = imported_quietly("deploy.build.precision.prove")
             prove.make(model, request, folder, empty, is_trained=origin.is_trained)
 
-    if model.handler not in BUILT_IN or (folder / FOLDER).is_dir():
-        # The builder has run its code.
+    if model.handler not in BUILT_IN or model.handler in (TENSORS, "translation"):
+        # The builder runs rows or texts itself.
         return
     with tempfile.TemporaryDirectory(prefix=".precision-", dir=folder.parent) as work:
         found = Path(work) / "files"
