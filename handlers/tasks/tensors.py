@@ -14,7 +14,7 @@ from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.function import FILE, FOLDER, FunctionEngine, load_function
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.program import EXPORTED, SCRIPTED, ProgramEngine, load_program
-from handlers.errors import InvalidConfig, TensorMismatch
+from handlers.errors import InvalidConfig, OutOfRange, TensorMismatch
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.fields import Fields
 from handlers.protocol.output_tensors import Model

@@ -23,11 +23,10 @@ from deploy.build.hub import checkpoint
 from deploy.build.precision.inputs import PAIRS, QUESTIONS, TEXTS, sample_payloads
 from deploy.build.sources import Source
 from deploy.build.tasks import loaded, task_of
-from deploy.build.tensors.proof import reason
 from deploy.models import Engine, Model
 from handlers.archive_files import FIDELITY
 from handlers.config import parse
-from handlers.errors import InvalidConfig, Unfaithful
+from handlers.errors import InvalidConfig, Unfaithful, reason
 from handlers.text.encoders import Encoder, OfLastToken, load_encoder
 from handlers.warm_up import decoded, run
 

@@ -11,11 +11,10 @@ import transformers
 from deploy.build.hub import checkpoint, pack
 from deploy.build.sources import Source
 from deploy.build.tasks import beside, task_class, task_of
-from deploy.build.tensors.proof import reason
 from deploy.models import Engine, Model
 from handlers.archive_files import GRAPH
 from handlers.config import parse
-from handlers.errors import Unfaithful
+from handlers.errors import Unfaithful, reason
 from handlers.image_text.towers import TextTower
 from handlers.text.config import TextConfig
 from handlers.text.encoders import Encoder, Head, load_encoder
