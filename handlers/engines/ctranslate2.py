@@ -27,6 +27,8 @@ from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
 CONVERTED = "ctranslate2"
 # CTranslate2's names of the precisions that other engines have too; it knows its own besides.
 COMPUTE_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+# The key of a converted model's config.json that the builder sets if its search with beams differs from transformers'.
+GREEDY_ONLY = "greedy_only"
 ALLOCATION_FAILURES = ("out of memory", "bad_alloc", "failed to allocate")
 
 # What an almost empty step of the decoder costs on a CPU, in items. Measured on Marian in int8 on one core: 5.7 ms and
@@ -173,6 +175,8 @@ class CTranslate2Engine(Stream):
             raise InvalidConfig(f"{folder.name}: no converted model: {str(error).partition(chr(10))[0]}") from error
         self._ids = {token: number for number, token in enumerate(self._vocabulary)}
         has_start = converted.get("decoder_start_token") is not None
+        self.is_greedy_only = bool(converted.get(GREEDY_ONLY))
+        self.vocabulary_size = len(self._vocabulary)
         self._decoding = Decoding.read(generation, self._vocabulary, has_start=has_start)
         self._pad_id, self._longest_run_s = pad_id, longest_run_s
         self.description = f"ctranslate2 {where} {_listed([arithmetic])}"
@@ -198,8 +202,7 @@ class CTranslate2Engine(Stream):
         limits = [
             self._decoding.limit(most) for most in ([wanted] * len(sources) if isinstance(wanted, int) else wanted)
         ]
-        first = self._decoding.prefix(arguments)
-        prefix = [token if isinstance(token, str) else self._vocabulary[token] for token in first]
+        prefix = [self._vocabulary[number] for number in self._decoding.prefix(arguments)]
         options = self._decoding.options(arguments, max(limits))
         ends_s = time.perf_counter() + self._longest_run_s
         run = _Run(limits, ends_s, progress)

@@ -8,26 +8,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Settings of a GenerationConfig that change an answer and that CTranslate2 lacks, and their neutral values.
-FOREIGN: Mapping[str, tuple[Any, ...]] = {
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "encoder_repetition_penalty": (None, 1.0),
-    "begin_suppress_tokens": (None, []),
-    "exponential_decay_length_penalty": (None,),
-    "sequence_bias": (None,),
-    "guidance_scale": (None, 1.0),
-    "num_beam_groups": (None, 1),
-    "force_words_ids": (None,),
-    "constraints": (None,),
-}
-# A search ends with as many finished answers as beams; with `early_stopping: false`, with twice as many
-# (https://arxiv.org/abs/2204.05424), where transformers goes on until no better one is likely.
+# Settings of a GenerationConfig that this module translates, and those that cannot change an answer without sampling.
+_FOLLOWED = (
+    "bad_words_ids suppress_tokens decoder_start_token_id forced_bos_token_id forced_eos_token_id eos_token_id "
+    "bos_token_id pad_token_id no_repeat_ngram_size repetition_penalty length_penalty min_length min_new_tokens "
+    "max_length max_new_tokens num_beams early_stopping renormalize_logits"
+)
+_WITHOUT_EFFECT = (
+    "transformers_version do_sample temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff "
+    "num_return_sequences use_cache low_memory return_dict_in_generate remove_invalid_values output_attentions "
+    "output_hidden_states output_logits output_scores cache_implementation cache_config max_cache_len compile_config "
+    "disable_compile prefill_chunk_size text_decoder_lang_to_code_id"
+)
+HARMLESS = frozenset([*_FOLLOWED.split(), *_WITHOUT_EFFECT.split()])
+# Values that ask for nothing, of settings whose neutral value is not 0, false or empty.
+NEUTRAL: Mapping[str, float] = {"encoder_repetition_penalty": 1.0, "guidance_scale": 1.0, "num_beam_groups": 1}
+# A search ends with as many finished answers as beams; with `early_stopping: false`, the default of transformers, with
+# twice as many (https://arxiv.org/abs/2204.05424), where transformers goes on until no better one is likely.
 PATIENCE = 2.0
 
 
 def foreign_settings(generation: Any) -> list[str]:
     """List the settings of a GenerationConfig that CTranslate2 cannot follow, by name."""
-    return [name for name, neutral in FOREIGN.items() if getattr(generation, name, None) not in neutral]
+    settings = {name: value for name, value in generation.to_diff_dict().items() if not name.startswith("_")}
+    found = [name for name, value in settings.items() if name not in HARMLESS and value and value != NEUTRAL.get(name)]
+    # Several tokens that end an answer; a heuristic of transformers.
+    kinds = {"eos_token_id": int, "early_stopping": bool}
+    return found + [name for name, kind in kinds.items() if not isinstance(settings.get(name, False), kind)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +42,23 @@ class Decoding:
     """What holds for every text of a model.
 
     Attributes:
-        start: tokens that the decoder is started with beyond what the converted model knows itself; most have none.
+        start: the token that the decoder starts with, if the converted model does not name one.
         forced_bos: the token that comes first where no language decides; None for any.
         is_eos_forced: whether an answer that reaches its limit ends with the token of ends, which counts as one.
         suppressed: sequences of tokens that are never said.
         no_repeat_ngram_size, repetition_penalty, length_penalty: where a request does not say.
+        early_stopping: whether a search ends with as many answers as beams, if a request does not say.
         min_tokens: the fewest tokens of an answer.
     """
 
-    start: tuple[str, ...] = ()
+    start: int | None = None
     forced_bos: int | None = None
     is_eos_forced: bool = False
     suppressed: tuple[tuple[str, ...], ...] = ()
     no_repeat_ngram_size: int = 0
     repetition_penalty: float = 1.0
     length_penalty: float = 1.0
+    early_stopping: bool = False
     min_tokens: int = 0
 
     @classmethod
@@ -61,17 +70,17 @@ class Decoding:
             vocabulary: its tokens by their ids; those that conversion left out are never said in any case.
             has_start: whether the converted model knows the token that its decoder starts with.
         """
-        start = generation.decoder_start_token_id
         unsaid = [*(generation.bad_words_ids or []), *([number] for number in generation.suppress_tokens or [])]
         sequences = (tuple(vocabulary[i] for i in ids) for ids in unsaid if max(ids) < len(vocabulary))
         return cls(
-            start=() if has_start or start is None else (vocabulary[start],),
+            start=None if has_start else generation.decoder_start_token_id,
             forced_bos=generation.forced_bos_token_id,
             is_eos_forced=generation.forced_eos_token_id is not None,
             suppressed=tuple(sequences),
             no_repeat_ngram_size=generation.no_repeat_ngram_size or 0,
             repetition_penalty=generation.repetition_penalty or 1.0,
             length_penalty=1.0 if generation.length_penalty is None else generation.length_penalty,
+            early_stopping=bool(generation.early_stopping),
             # transformers counts the decoder's first token in min_length.
             min_tokens=max(generation.min_new_tokens or 0, (generation.min_length or 0) - 1),
         )
@@ -87,10 +96,10 @@ class Decoding:
             arguments: those of generate(); only those of the search count.
             limit: the most tokens of any answer of the micro-batch.
         """
-        beams = arguments.get("num_beams", 1)
+        beams, ends_early = arguments.get("num_beams", 1), arguments.get("early_stopping", self.early_stopping)
         return {
             "beam_size": beams,
-            "patience": PATIENCE if beams > 1 and arguments.get("early_stopping") is False else 1.0,
+            "patience": PATIENCE if beams > 1 and not ends_early else 1.0,
             "length_penalty": arguments.get("length_penalty", self.length_penalty),
             "no_repeat_ngram_size": arguments.get("no_repeat_ngram_size", self.no_repeat_ngram_size),
             "repetition_penalty": arguments.get("repetition_penalty", self.repetition_penalty),
@@ -103,7 +112,8 @@ class Decoding:
             "return_end_token": True,
         }
 
-    def prefix(self, arguments: Mapping[str, Any]) -> list[str | int]:
-        """Return what an answer begins with: tokens, and the id of the language's token."""
+    def prefix(self, arguments: Mapping[str, Any]) -> list[int]:
+        """Return the ids that an answer begins with: where the decoder starts, and the language's token."""
+        start = arguments.get("decoder_start_token_id", self.start)
         first = arguments.get("forced_bos_token_id", self.forced_bos)
-        return [*self.start, *([] if first is None else [first])]
+        return [each for each in (start, first) if each is not None]

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from handlers.engines import Arrays, Listener, Outputs
 from handlers.engines.ctranslate2 import CONVERTED, STEP_ITEMS, CTranslate2Engine
 from handlers.engines.seq2seq import Generator, load_model, load_tokenizer, read_generation, step_items
 from handlers.engines.torch import torch_precision
-from handlers.errors import InvalidConfig, ItemError, UnknownOption
+from handlers.errors import InvalidConfig, InvalidText, ItemError, UnknownOption
 from handlers.pipeline.micro_batches import Cost, Overhead
 from handlers.protocol.output_tensors import OutputTensors, columns
 from handlers.protocol.requests import Payload, Request
@@ -67,6 +68,8 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         engine: Generator | CTranslate2Engine = (
             self._converted(converted, generation) if self.ends_each else self._generator()
         )
+        self.is_greedy_only = getattr(engine, "is_greedy_only", False)
+        self.vocabulary_size = getattr(engine, "vocabulary_size", inf)
         self.overhead = Overhead(items=STEP_ITEMS if self.ends_each else step_items(self.device))
         self.languages = read_languages(self.tokenizer, generation)
         for name, code, codes in (
@@ -182,6 +185,8 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         )
         if sent.stream and not is_greedy:
             raise UnknownOption(f"stream: needs num_beams 1, not {beams}: a search knows its answer in the end only.")
+        if not is_greedy and self.is_greedy_only:
+            raise UnknownOption("num_beams: 1 in this archive, whose engine cannot search as the model does.")
         for name, limit in (("max_new_tokens", self.lengths.limit), ("num_beams", self.config.num_beams_limit)):
             if (getattr(options, name) or 0) > limit:
                 raise UnknownOption(f"{name}: {getattr(options, name)}; at most {limit}.")
@@ -206,7 +211,11 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
                     max_length=self.max_length if self.config.truncation else None,
                 )
             for index, ids in zip(indices, encodings["input_ids"], strict=True):
-                outcomes[index] = tokenised(self._limited(items[index], len(ids)), ids, self.max_length)
+                if max(ids, default=0) >= self.vocabulary_size:
+                    # Marian's padding, which conversion leaves out.
+                    outcomes[index] = ItemError.of(InvalidText("text: contains a special token of the model."))
+                else:
+                    outcomes[index] = tokenised(self._limited(items[index], len(ids)), ids, self.max_length)
         return outcomes
 
     def _limited(self, item: SourceText, source_tokens: int) -> SourceText:

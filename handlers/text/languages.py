@@ -6,7 +6,8 @@ codes -> ModelCodes: label -> the model's code, if it has one
 
 Marian (one pair)        nothing
 Marian (many targets)    ">>fra<< " before the text
-M2M100, NLLB, mBART      the tokenizer's `src_lang`; the target's token forced to come first
+M2M100, NLLB, mBART-50   the tokenizer's `src_lang`; the target's token forced to come first
+mBART-25                 the tokenizer's `src_lang`; the decoder starts with the target's token
 SeamlessM4T              the tokenizer's `src_lang`; generate(tgt_lang=...)
 T5 and others            nothing: a task's name, where there is one, is part of the text
 
@@ -127,7 +128,8 @@ def read_languages(tokenizer: Any, generation: Any) -> Languages:
         ids = {token: number for token, number in vocabulary.items() if CODE.fullmatch(token)}
     else:
         ids = {}
-    return Languages(frozenset(ids), {c: Target(arguments={"forced_bos_token_id": i}) for c, i in ids.items()})
+    place = "decoder_start_token_id" if type(tokenizer).__name__.startswith("MBartTokenizer") else "forced_bos_token_id"
+    return Languages(frozenset(ids), {code: Target(arguments={place: number}) for code, number in ids.items()})
 
 
 def key_of(code: str) -> str:

@@ -1,8 +1,9 @@
 """Stages what an archive of a translation model holds, made from a Hugging Face folder or hub id.
 
-a family that CTranslate2 has -> converted once -> ctranslate2/, and checkpoint/ without its weights
+a family that CTranslate2 has -> converted in fp32 -> its answers equal transformers' (deploy.build.generation)
+                              -> ctranslate2/ in the archive's precision, and checkpoint/ without its weights
                               -> both asked the sentences of samples.txt -> label.json: engine, precision, chrF
-any other, or --engine torch  -> checkpoint/ as it is
+any other, or --engine torch  -> its answers equal transformers' -> checkpoint/ as it is
 
 chrF (Popovic, WMT 2015) compares n-grams of characters; equal answers have 100. Of int8 against fp32 some 97 is usual.
 """
@@ -10,7 +11,7 @@ chrF (Popovic, WMT 2015) compares n-grams of characters; equal answers have 100.
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,13 +21,14 @@ import sacrebleu
 import transformers
 from ctranslate2.converters import TransformersConverter
 
+from deploy.build.generation import TEXTS, find_differences
 from deploy.build.hub import checkpoint, pack
 from deploy.build.sources import Source
 from deploy.build.tasks import loaded, named_by
 from deploy.models import Engine, Model
 from handlers.archive_files import CHECKPOINT, LABEL
 from handlers.config import parse
-from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, read_vocabulary
+from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, GREEDY_ONLY, read_vocabulary
 from handlers.engines.decoding import foreign_settings
 from handlers.engines.seq2seq import load_tokenizer, read_generation
 from handlers.errors import InvalidConfig
@@ -44,6 +46,8 @@ NORMALISED_BEFORE = {"bart": False, "mbart": True, "pegasus": True}
 
 # A text a line, beside a model's model-config.yaml.
 SAMPLES = "samples.txt"
+# The most of them that are also compared with transformers' answers, text by text.
+MOST_SAMPLES = 4
 # Texts of a micro-batch: enough for speed, and in fp32 little memory.
 BATCH = 16
 
@@ -64,14 +68,50 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     if path := named_by(model, DETECTOR):
         shutil.copyfile(path, folder / f"{DETECTOR}{path.suffix}")
         load_detector(folder)
-    with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
-        is_converted = engine == "auto" and converted(model.name, source, config, folder / CONVERTED)
-        pack(source, folder, with_weights=not is_converted)
-        if is_converted:
-            label: dict[str, str | float] = {"engine": "ctranslate2", "precision": stored_precision(config.precision)}
-            if texts := read_samples(model.folder):
-                label |= {"chrf": round(similarity(folder, source, config, texts), 1), "samples": len(texts)}
-            (folder / LABEL).write_text(json.dumps(label))
+    texts = read_samples(model.folder)
+    with checkpoint(model, origin, with_code=config.trust_remote_code) as source, TemporaryDirectory() as work:
+        exact = Path(work)
+        (exact / CHECKPOINT).symlink_to(source.resolve())
+        # Both are told the language, so neither needs a detector.
+        named = None if config.src_lang == AUTO else config.src_lang
+        plain = replace(config, detector=None, src_lang=named, precision="fp32")
+        asked = [*TEXTS, *texts[:MOST_SAMPLES]]
+        reason = convert(source, config, exact / CONVERTED, None) if engine == "auto" else ""
+        found: Mapping[int, str] = {}
+        if reason is None:
+            found = find_differences(source, exact, plain, asked)
+            if 1 in found or (found and config.num_beams > 1):
+                reason = f"its answers differ, first that to {next(iter(found.values()))[:40]!r}"
+        if reason:
+            print(f"{model.name}: torch runs it, not CTranslate2: {reason}", file=sys.stderr)
+        pack(source, folder, with_weights=reason is not None)
+        if reason is not None:
+            if found := find_differences(source, exact, replace(plain, engine="torch"), asked):
+                raise InvalidConfig(
+                    f"{model.name}: its answers differ from those of transformers' generate(), first that to "
+                    f"{next(iter(found.values()))[:40]!r}; this project cannot serve the model"
+                )
+            return
+        _store(source, config, exact / CONVERTED, folder / CONVERTED, is_greedy_only=bool(found))
+        label: dict[str, str | float] = {"engine": "ctranslate2", "precision": stored_precision(config.precision)}
+        if found:
+            label["beams"] = 1
+        if texts:
+            label |= {"chrf": round(similarity(folder, source, config, texts), 1), "samples": len(texts)}
+        (folder / LABEL).write_text(json.dumps(label))
+
+
+def _store(source: Path, config: TranslationConfig, exact: Path, target: Path, *, is_greedy_only: bool) -> None:
+    """Write the converted model in the archive's precision."""
+    precision = stored_precision(config.precision)
+    # fp32 keeps what the checkpoint has: weights of 16 bits are no better in 32, and twice as large.
+    if precision == "fp32":
+        shutil.copytree(exact, target)
+    else:
+        convert(source, config, target, COMPUTE_TYPES.get(precision, precision))
+    if is_greedy_only:
+        path = target / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), GREEDY_ONLY: True}))
 
 
 def stored_precision(precision: str) -> str:
@@ -79,33 +119,43 @@ def stored_precision(precision: str) -> str:
     return "int8" if precision == "auto" else precision
 
 
-def converted(name: str, source: Path, config: TranslationConfig, target: Path) -> bool:
+def convert(source: Path, config: TranslationConfig, target: Path, quantization: str | None) -> str | None:
     """Convert a checkpoint for CTranslate2.
 
     Args:
-        name: the model's, for what is said.
         source: the checkpoint.
         config: the archive's settings.
-        target: the folder to write; it is left out where CTranslate2 cannot run the model as it should.
+        target: the folder to write; it does not exist if CTranslate2 cannot run the model.
+        quantization: CTranslate2's name of the precision; None for the checkpoint's own.
 
     Returns:
-        Whether it was converted. Of a family that CTranslate2 has, stderr says why not.
+        The reason why CTranslate2 cannot run it, empty for a family that it does not have; None if it was converted.
     """
-    reason = _hindrance(source, config)
-    if reason is None:
-        precision = stored_precision(config.precision)
-        # fp32 keeps what the checkpoint has: weights of 16 bits are no better in 32, and twice as large.
-        quantization = None if precision == "fp32" else COMPUTE_TYPES.get(precision, precision)
-        # Its bar would stand between archive.sh's lines.
-        transformers.utils.logging.disable_progress_bar()
-        converter = _Converter(str(source), trust_remote_code=config.trust_remote_code)
+    if (reason := _hindrance(source, config)) is not None:
+        return reason
+    # Its bar would stand between archive.sh's lines.
+    transformers.utils.logging.disable_progress_bar()
+    converter = _Converter(str(source), trust_remote_code=config.trust_remote_code)
+    try:
         converter.convert(str(target), quantization=quantization)
-        if not _has_ids_of(source, target, config):
-            shutil.rmtree(target)
-            reason = "its vocabulary is not in the order of its tokenizer's"
-    if reason:
-        print(f"{name}: torch runs it, not CTranslate2: {reason}", file=sys.stderr)
-    return reason is None
+    except Exception as error:
+        shutil.rmtree(target, ignore_errors=True)
+        return f"its converter failed ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    if not _has_ids_of(source, target, config):
+        shutil.rmtree(target)
+        return "its vocabulary is not in the order of its tokenizer's"
+    _name_tokens(source, target)
+    return None
+
+
+def _name_tokens(source: Path, target: Path) -> None:
+    """Name the special tokens that a tokenizer lacks and config.json has, mBART's first: CTranslate2 needs a text."""
+    path, vocabulary = target / "config.json", read_vocabulary(target)
+    model, converted = (json.loads(each.read_text(encoding="utf-8")) for each in (source / "config.json", path))
+    for name in ("bos_token", "eos_token", "unk_token"):
+        if converted.get(name) is None:
+            converted[name] = vocabulary[model.get(f"{name}_id") or 0]
+    path.write_text(json.dumps(converted, indent=2))
 
 
 class _Converter(TransformersConverter):  # type: ignore[misc]
@@ -118,6 +168,9 @@ class _Converter(TransformersConverter):  # type: ignore[misc]
             # The converter asks the configuration what transformers has in the class.
             model.config.normalize_before = NORMALISED_BEFORE[kind]
             model.config.normalize_embedding = hasattr(model.model.encoder, "layernorm_embedding")
+        if kind == "t5":
+            # transformers 5 ties all of them; the converter scales the logits of those that it takes for tied.
+            model.config.tie_word_embeddings = model.config.scale_decoder_outputs
         return model
 
     def load_tokenizer(self, tokenizer_class: Any, model_name_or_path: str, **options: Any) -> Any:  # noqa: ARG002
@@ -131,6 +184,8 @@ def _hindrance(source: Path, config: TranslationConfig) -> str | None:
         return ""
     if model.get("share_encoder_decoder_embeddings") is False:
         return "it has a vocabulary for each language"
+    if model.get("encoder_attention_heads") != model.get("decoder_attention_heads"):
+        return "its decoder has another number of attention heads than its encoder"
     generation, _ = read_generation(source, trust_remote_code=config.trust_remote_code)
     if foreign := foreign_settings(generation):
         return f"its generation_config.json has {', '.join(foreign)}"
