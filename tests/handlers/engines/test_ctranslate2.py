@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from deploy.build.stagers.translation import converted
+from deploy.build.stagers.translation import convert
 from handlers.engines import Divisible, Progress, Progressive
 from handlers.engines.ctranslate2 import CTranslate2Engine, compute_type
 from handlers.engines.decoding import Decoding
@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def make(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Make:
     folder = tmp_path_factory.mktemp("converted") / "ctranslate2"
-    assert converted("tiny", checkpoint, TranslationConfig(precision="fp32"), folder)
+    assert convert(checkpoint, TranslationConfig(), folder, None) is None
     generation, _ = read_generation(checkpoint)
 
     def make(**settings: Any) -> CTranslate2Engine:
@@ -129,7 +129,7 @@ def test_run_that_fails_or_is_past_its_time_ends_and_the_next_one_answers(make: 
 def test_int8_is_what_a_cpu_takes_and_its_scores_follow_those_of_fp32(
     checkpoint: Path, make: Make, inputs: dict[str, Any], tmp_path: Path
 ) -> None:
-    assert converted("tiny", checkpoint, TranslationConfig(), tmp_path / "ctranslate2")
+    assert convert(checkpoint, TranslationConfig(), tmp_path / "ctranslate2", "int8") is None
     generation, _ = read_generation(checkpoint)
     int8 = CTranslate2Engine(tmp_path / "ctranslate2", generation, pad_id=PAD, device=CPU, threads=1)
     assert int8.description == "ctranslate2 cpu int8"
