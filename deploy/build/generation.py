@@ -30,7 +30,8 @@ TEXTS = (
     "hill on a mule, and old Marta writes down every ship that passes, its name, its flag and the hour.",
 )
 NEW_TOKENS, BEAMS = 32, 4
-# The part of the largest logit by which the model may prefer its token: rounding of fp32 moves logits by less.
+# The part of the largest logit by which the model may prefer its token, and the difference of two answers' scores:
+# rounding of fp32 moves both by less.
 TIE = 1e-3
 
 
@@ -61,13 +62,27 @@ class Reference:
         return "", {"decoder_start_token_id" if is_mbart25 else "forced_bos_token_id": number}
 
     @torch.inference_mode()
-    def generate(self, text: str, beams: int) -> tuple[str, list[int], Any]:
-        """Return the answer, its ids with those that the decoder starts with, and the model's inputs."""
+    def generate(self, text: str, beams: int, limit: int) -> tuple[str, list[int], Any]:
+        """Return the answer, its ids with those that the decoder starts with, and the model's inputs.
+
+        The answer is empty if a search finds two that score the same.
+        """
         inputs = self._tokenizer([self._prefix + text], return_tensors="pt")
         inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-        (ids,) = self._model.generate(
-            **inputs, **self._target, num_beams=beams, do_sample=False, max_new_tokens=NEW_TOKENS, max_length=None
-        ).tolist()
+        made = self._model.generate(
+            **inputs,
+            **self._target,
+            num_beams=beams,
+            num_return_sequences=min(2, beams),
+            do_sample=False,
+            max_new_tokens=limit,
+            max_length=None,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        ids = made.sequences[0].tolist()
+        if beams > 1 and made.sequences_scores[0] - made.sequences_scores[1] <= TIE:
+            return "", ids, inputs
         return self.decode(ids), ids, inputs
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -106,7 +121,8 @@ def find_differences(source: Path, staged: Path, config: TranslationConfig, text
         InvalidConfig: the archive cannot be loaded.
     """
     task = loaded("translation", staged, config)
-    options = {**task.sample().options, "max_new_tokens": NEW_TOKENS}
+    limit = min(NEW_TOKENS, task.lengths.limit)
+    options = {**task.sample().options, "max_new_tokens": limit}
     reference = Reference(source, options, trust_remote_code=config.trust_remote_code)
     found: dict[int, str] = {}
     for beams in (1, BEAMS):
@@ -115,7 +131,8 @@ def find_differences(source: Path, staged: Path, config: TranslationConfig, text
             some = [items[index] for index in indices]
             outputs = task.forward(task.collate(some), some)
             for item, ids, result in zip(some, outputs["sequences"].tolist(), task.split(outputs, some), strict=True):
-                wanted, own, inputs = reference.generate(item.text, beams)
-                if result["translation_text"] != wanted and not (beams == 1 and reference.is_tie(inputs, own, ids)):
+                wanted, own, inputs = reference.generate(item.text, beams, limit)
+                is_tie = reference.is_tie(inputs, own, ids) if beams == 1 else not wanted
+                if result["translation_text"] != wanted and not is_tie:
                     found.setdefault(beams, item.text)
     return found

@@ -185,11 +185,11 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         )
         if sent.stream and not is_greedy:
             raise UnknownOption(f"stream: needs num_beams 1, not {beams}: a search knows its answer in the end only.")
-        if not is_greedy and self.is_greedy_only:
-            raise UnknownOption("num_beams: 1 in this archive, whose engine cannot search as the model does.")
         for name, limit in (("max_new_tokens", self.lengths.limit), ("num_beams", self.config.num_beams_limit)):
             if (getattr(options, name) or 0) > limit:
                 raise UnknownOption(f"{name}: {getattr(options, name)}; at most {limit}.")
+        if not is_greedy and self.is_greedy_only:
+            raise UnknownOption("num_beams: 1 in this archive, whose engine cannot search as the model does.")
         self.languages.check(options.src_lang, options.tgt_lang, text)
         return options
 

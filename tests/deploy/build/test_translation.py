@@ -31,6 +31,12 @@ def entry(archive_sh: ArchiveSh, samples: list[str] | None = None, **settings: A
     return folder
 
 
+def made(folder: Path) -> Path:
+    """An empty folder for a checkpoint."""
+    (folder / "checkpoint").mkdir()
+    return folder / "checkpoint"
+
+
 def files(archive_sh: ArchiveSh) -> set[str]:
     folder = archive_sh.store / "tiny"
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
@@ -81,18 +87,23 @@ def test_archive_for_torch_has_the_weights_and_nothing_that_min_chrf_could_judge
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "reason"),
+    ("settings", "reason"),
     [
-        ("generation_config.json", ("encoder_no_repeat_ngram_size", 3), "its generation_config.json has encoder_no_"),
+        ({"encoder_no_repeat_ngram_size": 3}, "its generation_config.json has encoder_no_repeat_ngram_size"),
+        ({"eos_token_id": [0, 5]}, "its generation_config.json has eos_token_id"),
         # A family that it lacks is no news.
-        ("config.json", ("model_type", "seamless_m4t"), ""),
+        (None, ""),
     ],
 )
 def test_what_ctranslate2_cannot_follow_is_torchs_and_stderr_says_why(
-    name: str, change: tuple[str, Any], reason: str, checkpoint: Path, archive_sh: ArchiveSh
+    settings: dict[str, Any] | None, reason: str, checkpoint: Path, archive_sh: ArchiveSh
 ) -> None:
-    copy = Path(shutil.copytree(checkpoint, archive_sh.folder / "copy"))
-    (copy / name).write_text(json.dumps({**json.loads((copy / name).read_text()), change[0]: change[1]}))
+    if settings is None:
+        copy = tiny_seq2seq.seamless(made(archive_sh.folder))
+    else:
+        copy = Path(shutil.copytree(checkpoint, archive_sh.folder / "copy"))
+        path = copy / "generation_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
     entry(archive_sh)
     archive_sh("tiny", "--weights", str(copy))
     assert archive_sh.err.startswith(f"tiny: torch runs it, not CTranslate2: {reason}" if reason else "")
@@ -105,10 +116,10 @@ def test_what_ctranslate2_cannot_follow_is_torchs_and_stderr_says_why(
 
 
 def test_archive_carries_the_detector_that_its_configuration_names_and_is_built_anew_with_another(
-    checkpoint: Path, archive_sh: ArchiveSh
+    archive_sh: ArchiveSh,
 ) -> None:
     folder = entry(archive_sh, detector=IN_PACKAGE, src_lang="auto", tgt_lang="de")
-    arguments = ["tiny", "--weights", str(checkpoint), "--engine", "torch"]
+    arguments = ["tiny", "--weights", str(tiny_seq2seq.m2m100(made(archive_sh.folder))), "--engine", "torch"]
     archive_sh(*arguments)
     assert (archive_sh.store / "tiny" / "detector.ftz").read_bytes() == DETECTOR.read_bytes()
     assert "detector.ftz" in build_json(archive_sh)["files"]
