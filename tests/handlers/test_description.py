@@ -34,6 +34,7 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
         "samples": 20,
         "least": 0.98,
         "detail": "",
+        "broken": 0,
     }
     (tmp_path / BUILD).write_text(Build("f1", "weights", False, {}, proofs={"int8": proof}).to_json())
     handler = started(DoublingHandler(), tmp_path, {"max_instances": 10})
