@@ -27,6 +27,8 @@ SERVED = re.compile(
     r"(pre)?processor_config\.json|"
     r"special_tokens_map\.json|added_tokens\.json|tokenizer[^/]*|vocab[^/]*|merges\.txt|[^/]*\.spm|[^/]*\.model|"
     r"model[^/]*\.safetensors|model\.safetensors\.index\.json)"
+    # A module of sentence-transformers.
+    r"|\d+_\w+/pytorch_model\.bin"
 )
 # What a user may think is served: settings, and weights of all kinds.
 MODELS = (".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack", ".model", ".spm")

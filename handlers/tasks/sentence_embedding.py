@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tokenizers import normalizers
+
 from handlers.engines import Engine, Outputs
 from handlers.errors import ItemError, UnknownShape
 from handlers.protocol.output_tensors import vectors
@@ -13,6 +15,7 @@ from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text, tokenised
 from handlers.text.sentence_files import Dimensions, Prompts, Vocabulary, refused, token_ids
+from handlers.text.sentence_modules import transformer_settings, vector_size
 
 Sentence = Text[SentenceEmbeddingOptions]
 
@@ -29,7 +32,10 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
     def load(self) -> Engine:
         """See `BatchHandler.load`."""
         engine = super().load()
-        size: int = self.model_config.hidden_size
+        size = vector_size(self.checkpoint_dir, self.model_config.hidden_size)
+        if transformer_settings(self.checkpoint_dir).get("do_lower_case"):
+            backend = self.tokenizer.backend_tokenizer
+            backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [backend.normalizer])])
         self.prompts = Prompts.read(self.checkpoint_dir)
         self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
         self.output_tensors = vectors("embedding", size)

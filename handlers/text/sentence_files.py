@@ -43,10 +43,8 @@ class Prompts:
 
     @classmethod
     def read(cls, folder: Path) -> "Prompts":
-        """Read a model's own; none where it leaves a prompt's tokens out of its vector, which is not done here."""
+        """Read a model's own."""
         config = _json(folder / SENTENCE_CONFIG)
-        if _json(folder / "1_Pooling" / "config.json").get("include_prompt") is False:
-            return cls()
         texts = {name: text for name, text in (config.get("prompts") or {}).items() if isinstance(text, str)}
         return cls(texts, config.get("default_prompt_name"))
 
@@ -130,9 +128,13 @@ def activation(folder: Path) -> torch.nn.Module:
         config.get("sbert_ce_default_activation_function"),
     )
     name = next((each for each in names if isinstance(each, str)), "")
+    return torch_module(name) or torch.nn.Sigmoid()
+
+
+def torch_module(name: str) -> torch.nn.Module | None:
+    """Make the module of torch.nn that a model's files name; None if the name is another one."""
     found = getattr(torch.nn, name.rpartition(".")[2], None) if name.startswith("torch.") else None
-    is_module = isinstance(found, type) and issubclass(found, torch.nn.Module)
-    return found() if is_module and found is not None else torch.nn.Sigmoid()
+    return found() if isinstance(found, type) and issubclass(found, torch.nn.Module) else None
 
 
 class Vocabulary:

@@ -18,6 +18,7 @@ from handlers.errors import Unfaithful, reason
 from handlers.image_text.towers import TextTower
 from handlers.text.config import TextConfig
 from handlers.text.encoders import Encoder, Head, load_encoder
+from handlers.text.sentence_modules import read_modules
 
 # A configuration's names for how far a token sees, where it does not see all others.
 WINDOWS = ("sliding_window", "local_attention")
@@ -31,6 +32,9 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         InvalidConfig: the configuration is wrong, or the folder holds no model for the task.
     """
     config: TextConfig = parse(task_of(model).settings_class(), model.config().get("handler"))
+    if origin.kind == "folder" and head_of(model.handler).is_pooled:
+        # A model of words, not of a transformer, has no config.json: its modules are named first.
+        read_modules(Path(origin.location))
     with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         if engine != "torch":
             encoder = load_encoder(head_of(model.handler), source, trust_remote_code=config.trust_remote_code)

@@ -35,7 +35,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "task": "sentence_embedding",
         "kind": "distilbert",
         "files": {
-            "modules.json": [{"type": "x.Pooling", "path": "1_Pooling"}, {"type": "x.Normalize", "path": ""}],
+            "modules.json": [
+                {"type": "sentence_transformers.models.Transformer", "path": ""},
+                {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+                {"type": "sentence_transformers.models.Normalize", "path": "2_Normalize"},
+            ],
             "1_Pooling/config.json": {"pooling_mode_cls_token": True},
         },
     },

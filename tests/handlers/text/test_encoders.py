@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from handlers.errors import InvalidConfig
 from handlers.text.encoders import token_limit
+from handlers.text.sentence_modules import SentenceModules
 
 BERT = {"max_position_embeddings": 512, "model_type": "bert", "pad_token_id": 0}
 ROBERTA = {"max_position_embeddings": 514, "model_type": "roberta", "pad_token_id": 1}
@@ -27,3 +29,46 @@ def test_token_limit_is_what_the_models_files_say(files: dict[str, Any], limit: 
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     assert token_limit(tmp_path) == limit
+
+
+ST = "sentence_transformers.models."
+FIRST = {"type": f"{ST}Transformer", "path": ""}
+POOLING = {"type": f"{ST}Pooling", "path": "1"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "files", "words"),
+    [
+        ([FIRST, {"type": f"{ST}CNN", "path": "1"}], {}, f"{ST}CNN is not supported"),
+        ([FIRST, {"type": "custom_st.Pooling", "path": "1"}], {}, "custom_st.Pooling is not supported"),
+        ([{"type": f"{ST}StaticEmbedding", "path": ""}], {}, "StaticEmbedding, must be a Transformer"),
+        ([{"type": f"{ST}Transformer", "path": "0"}, POOLING], {}, "Transformer, must be a Transformer in the folder"),
+        ([FIRST], {}, "one Pooling must follow"),
+        ([FIRST, {"type": f"{ST}Pooling", "path": ""}], {}, "Pooling needs a folder/config.json"),
+        ([FIRST, POOLING], {"1/config.json": {"pooling_mode": "median"}}, "median is not supported"),
+        (
+            [FIRST, POOLING],
+            {
+                "1/config.json": {"include_prompt": False},
+                "config_sentence_transformers.json": {"prompts": {"query": "query: "}},
+            },
+            "include_prompt: false is not supported",
+        ),
+        ([FIRST, POOLING], {"sentence_bert_config.json": {"transformer_task": "fill-mask"}}, "fill-mask"),
+        ([FIRST, POOLING, {"type": f"{ST}Dense", "path": "2"}], {"2/config.json": {}}, "in_features"),
+        (
+            [FIRST, POOLING, {"type": f"{ST}Dense", "path": "2"}],
+            {"2/config.json": {"in_features": 4, "out_features": 2, "activation_function": "mine.Swish"}},
+            "mine.Swish is not a module of torch.nn",
+        ),
+        ([FIRST, POOLING, {"type": f"{ST}LayerNorm", "path": "2"}], {"2/config.json": {"dimension": 4}}, "2 has no"),
+    ],
+)  # fmt: skip
+def test_modules_that_are_not_served_are_refused_by_name(
+    modules: list[Any], files: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    for name, content in {"1/config.json": {}, "modules.json": modules, **files}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(InvalidConfig, match=words):
+        SentenceModules(tmp_path)

@@ -1,0 +1,225 @@
+"""The modules that sentence-transformers runs behind a transformer.
+
+modules.json, config.json of each module -> read_modules: their kinds and settings, checked
+settings -> SentenceModules: states (B, T, D) and a mask (B, T) -> vectors (B, E)
+"""
+
+import json
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+import safetensors.torch
+import torch
+
+from handlers.errors import InvalidConfig
+from handlers.text.sentence_files import SENTENCE_CONFIG, Prompts, torch_module
+
+# Modules after the transformer, by the last part of their type. Dropout does nothing outside of training.
+KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize", "Dropout")
+# Settings of a module, with the only value that is served.
+NEUTRAL = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
+NEUTRAL_TRANSFORMER = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
+# Older files have a flag for each mode. Vectors of several modes are concatenated in this order.
+FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+class Module(NamedTuple):
+    """One entry of modules.json."""
+
+    kind: str
+    folder: Path
+    settings: Mapping[str, Any]
+
+    @property
+    def modes(self) -> Sequence[str]:
+        """The modes of a Pooling."""
+        flags = [mode for flag, mode in FLAGS.items() if self.settings.get(flag) is True]
+        modes = self.settings.get("pooling_mode") or flags or ["mean"]
+        return [modes] if isinstance(modes, str) else modes
+
+    def size(self, size: int) -> int:
+        """Return the length of this module's vectors, made from vectors or states of a length."""
+        if self.kind == "Pooling":
+            return size * len(self.modes)
+        return int(self.settings["out_features"]) if self.kind == "Dense" else size
+
+
+def read_json(path: Path) -> Any:
+    """Read a file of JSON; an empty mapping if it does not exist."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def transformer_settings(folder: Path) -> Mapping[str, Any]:
+    """Read the settings of the transformer's module; older files are named after the model."""
+    files = sorted(folder.glob("sentence_*_config.json"), key=lambda path: path.name != "sentence_bert_config.json")
+    settings: Mapping[str, Any] = read_json(files[0]) if files else {}
+    return settings
+
+
+def read_modules(folder: Path) -> list[Module]:
+    """Read the modules after the transformer: a mean, or the last token of a language model, without modules.json.
+
+    Raises:
+        InvalidConfig: a module is not served.
+    """
+    listed = read_json(folder / "modules.json")
+    if not listed:
+        config = read_json(folder / "config.json")
+        is_causal = (config.get("architectures") or [""])[0].endswith("ForCausalLM") and config.get("is_causal", True)
+        return [Module("Pooling", folder, {"pooling_mode": "lasttoken" if is_causal else "mean"})]
+    modules = [_module(folder, each["type"], each["path"]) for each in listed[1:]]
+    first = listed[0]["type"]
+    if not first.startswith("sentence_transformers.") or first.rpartition(".")[2] != "Transformer" or listed[0]["path"]:
+        raise InvalidConfig(
+            f"modules.json: the first module, {first}, must be a Transformer in the folder itself; serve this model "
+            "with a task of your own"
+        )
+    _check_settings("Transformer", transformer_settings(folder), NEUTRAL_TRANSFORMER)
+    if [module.kind == "Pooling" for module in modules] != [True] + [False] * (len(modules) - 1):
+        raise InvalidConfig("modules.json: one Pooling must follow the Transformer, and only once")
+    if modules[0].settings.get("include_prompt") is False and any(Prompts.read(folder).texts.values()):
+        raise InvalidConfig(
+            f"Pooling: include_prompt: false is not supported beside prompts; without those of {SENTENCE_CONFIG}, the "
+            "model embeds texts as they are"
+        )
+    return modules
+
+
+def _module(folder: Path, name: str, path: str) -> Module:
+    kind = name.rpartition(".")[2]
+    if kind not in KINDS or not name.startswith("sentence_transformers."):
+        raise InvalidConfig(
+            f"modules.json: {name} is not supported, only Transformer, {', '.join(KINDS)}; serve this model with a "
+            "task of your own"
+        )
+    file = folder / path / "config.json"
+    has_settings = kind in ("Pooling", "Dense", "LayerNorm")
+    if has_settings and not (path and file.is_file()):
+        raise InvalidConfig(f"modules.json: {kind} needs {path or 'a folder'}/config.json")
+    module = Module(kind, folder / path, read_json(file) if path else {})
+    _check_settings(kind, module.settings, NEUTRAL)
+    wrong = [mode for mode in module.modes if mode not in POOLINGS]
+    if wrong:
+        raise InvalidConfig(f"Pooling: {', '.join(wrong)} is not supported; supported are {', '.join(POOLINGS)}")
+    return module
+
+
+def _check_settings(kind: str, settings: Mapping[str, Any], neutral: Mapping[str, Any]) -> None:
+    for name, value in neutral.items():
+        if settings.get(name) not in (None, value):
+            raise InvalidConfig(f"{kind}: {name}: {settings[name]} is not supported, only {value}")
+
+
+def vector_size(folder: Path, size: int) -> int:
+    """Return the length of a model's vectors; its states have `size` numbers."""
+    for module in read_modules(folder):
+        size = module.size(size)
+    return min(size, read_json(folder / SENTENCE_CONFIG).get("truncate_dim") or size)
+
+
+# Padding may hold NaN, and may stand on either side. `places` counts a text's tokens from 1; 0 is padding.
+def _mean(states: torch.Tensor, places: torch.Tensor, power: float = 1) -> torch.Tensor:
+    return states.where(places > 0, 0).sum(1) / (places > 0).sum(1).float().clamp(min=1e-9) ** power
+
+
+def _weighted_mean(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return (states.where(places > 0, 0) * places).sum(1) / places.sum(1).clamp(min=1e-9)
+
+
+POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "cls": lambda states, places: states.where(places == 1, 0).sum(1),
+    "max": lambda states, places: states.where(places > 0, -torch.inf).amax(1),
+    "mean": _mean,
+    "mean_sqrt_len_tokens": lambda states, places: _mean(states, places, 0.5),
+    "weightedmean": _weighted_mean,
+    "lasttoken": lambda states, places: states.where(places == places.amax(1, keepdim=True), 0).sum(1),
+}
+
+
+class Dense(torch.nn.Module):
+    """A linear layer and an activation; a residual connection may go around both."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """Build it from its config.json."""
+        super().__init__()
+        sizes = int(settings["in_features"]), int(settings["out_features"])
+        self.linear = torch.nn.Linear(*sizes, bias=settings.get("bias", True))
+        name = settings.get("activation_function", "torch.nn.Tanh")
+        activation = torch_module(name)
+        if activation is None:
+            raise InvalidConfig(f"Dense: activation_function: {name} is not a module of torch.nn")
+        self.activation = activation
+        self.residual: torch.nn.Module | None = None
+        if settings.get("use_residual"):
+            is_equal = sizes[0] == sizes[1]
+            self.residual = torch.nn.Identity() if is_equal else torch.nn.Linear(*sizes, bias=False)
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Project vectors, (B, in_features) -> (B, out_features)."""
+        projected: torch.Tensor = self.activation(self.linear(vectors))
+        return projected if self.residual is None else projected + self.residual(vectors)
+
+
+class Normalize(torch.nn.Module):
+    """Scales vectors to unit length."""
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Scale vectors, (B, E)."""
+        return torch.nn.functional.normalize(vectors, dim=-1)
+
+
+class SentenceModules(torch.nn.Module):
+    """All modules after the transformer. They are part of the graph, so (B, E) leaves it in place of (B, T, D)."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load them.
+
+        Raises:
+            InvalidConfig: a module is not served, or its weights are missing or another module's.
+        """
+        super().__init__()
+        pooling, *others = read_modules(folder)
+        self.modes, self.others = pooling.modes, torch.nn.ModuleList(map(_loaded, others))
+        self.most: int | None = read_json(folder / SENTENCE_CONFIG).get("truncate_dim")
+
+    def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Make vectors, (B, E) float32, of states, (B, T, D), and a mask, (B, T)."""
+        places = (mask.cumsum(1) * mask).unsqueeze(-1)
+        vectors = torch.cat([POOLINGS[mode](states.float(), places) for mode in self.modes], -1)
+        for module in self.others:
+            dtype = next((each.dtype for each in module.parameters()), vectors.dtype)
+            vectors = module(vectors.to(dtype)).float()
+        return vectors[:, : self.most]
+
+
+def _loaded(module: Module) -> torch.nn.Module:
+    if module.kind in ("Normalize", "Dropout"):
+        return Normalize() if module.kind == "Normalize" else torch.nn.Identity()
+    weights, pickled = module.folder / "model.safetensors", module.folder / "pytorch_model.bin"
+    try:
+        is_dense = module.kind == "Dense"
+        empty = Dense(module.settings) if is_dense else torch.nn.LayerNorm(int(module.settings["dimension"]))
+        state = (
+            safetensors.torch.load_file(weights)
+            if weights.is_file()
+            else torch.load(pickled, map_location="cpu", weights_only=True)
+        )
+        empty.load_state_dict({name.removeprefix("norm."): tensor for name, tensor in state.items()})
+    except FileNotFoundError:
+        raise InvalidConfig(
+            f"{module.kind}: {module.folder.name} has no {weights.name} and no {pickled.name}; give --weights FOLDER"
+        ) from None
+    except (OSError, RuntimeError, KeyError, pickle.UnpicklingError, safetensors.SafetensorError) as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise InvalidConfig(f"{module.kind}: {module.folder.name} cannot be loaded: {reason}") from error
+    return empty
