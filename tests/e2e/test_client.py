@@ -89,7 +89,7 @@ def test_arrays_are_predicted_in_chunks_and_from_files(  # noqa: PLR0917
                 asking.predict(name, {"INPUT_1": five[:4]})
     packed, kind = io.BytesIO(), "application/x-npz"
     np.savez_compressed(packed, INPUT_1=five[:2])
-    for address in (f"{server.settings.inference_url}/predictions/{name}", f"{gateway.http}/v2/models/{name}/infer"):
+    for address in (f"{server.settings.inference_url}/predictions/{name}", f"{gateway.http}/predictions/{name}"):
         headers = {"Content-Type": kind, "Accept": kind}
         answer = requests.post(address, packed.getvalue(), headers=headers, timeout=60)
         assert (answer.status_code, answer.headers["Content-Type"]) == (200, kind)

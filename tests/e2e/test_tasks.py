@@ -243,8 +243,9 @@ def test_task_in_both_modes_gives_each_its_own_answer_and_bad_items_fail_alone(
 
 def check_documents(server: Server, name: str) -> None:
     """Documents keep their lines, and each says its language, or not where the request does."""
-    body = (ROOT / "examples" / CASES["translation"].model / "texts.json").read_bytes()
-    french, korean, german, named = send(server, name, body, "application/json").body["predictions"]
+    # The search of these random weights differs from the model's, so that their archive answers greedily alone.
+    body = (ROOT / "examples" / CASES["translation"].model / "texts.json").read_text().replace(', "num_beams": 4', "")
+    french, korean, german, named = send(server, name, body.encode(), "application/json").body["predictions"]
     assert [each["src_lang"] for each in (french, korean, german)] == ["fr", "ko", "de"]
     assert named.keys() == {"translation_text"}
     title, blank, sentences, other, item = german["translation_text"].split("\n")
