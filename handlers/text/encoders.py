@@ -13,7 +13,8 @@ import transformers
 
 from handlers.checkpoints import load_strictly, load_tokenizer
 from handlers.errors import InvalidConfig
-from handlers.text.sentence_modules import SentenceModules, read_json, transformer_settings
+from handlers.text.sentence_files import read_json
+from handlers.text.sentence_modules import SentenceModules, transformer_settings
 
 # Tokenizers warn of a text's length, and some of their errors quote the text.
 transformers.logging.set_verbosity_error()

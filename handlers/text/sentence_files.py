@@ -24,8 +24,13 @@ PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus
 VOCABULARY = "cl100k_base.tiktoken"
 
 
+def read_json(path: Path) -> Any:
+    """Read a file of JSON; an empty mapping if it does not exist."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
 def _json(path: Path) -> Mapping[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    content = read_json(path)
     return content if isinstance(content, dict) else {}
 
 

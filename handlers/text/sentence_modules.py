@@ -4,7 +4,6 @@ modules.json, config.json of each module -> read_modules: their kinds and settin
 settings -> SentenceModules: states (B, T, D) and a mask (B, T) -> vectors (B, E)
 """
 
-import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import safetensors.torch
 import torch
 
 from handlers.errors import InvalidConfig
-from handlers.text.sentence_files import SENTENCE_CONFIG, Prompts, torch_module
+from handlers.text.sentence_files import SENTENCE_CONFIG, Prompts, read_json, torch_module
 
 # Modules after the transformer, by the last part of their type. Dropout does nothing outside of training.
 KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize", "Dropout")
@@ -52,11 +51,6 @@ class Module(NamedTuple):
         if self.kind == "Pooling":
             return size * len(self.modes)
         return int(self.settings["out_features"]) if self.kind == "Dense" else size
-
-
-def read_json(path: Path) -> Any:
-    """Read a file of JSON; an empty mapping if it does not exist."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def transformer_settings(folder: Path) -> Mapping[str, Any]:
