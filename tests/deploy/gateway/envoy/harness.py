@@ -72,7 +72,9 @@ class Gateway:
             node.release.set()
         self.serve()
         wait(self.is_serving)
-        wait(lambda: self.served_by("/predictions/m") == {node.name for node in self.nodes})
+        # Until Envoy has every file, it may refuse a request.
+        names = {node.name for node in self.nodes}
+        wait(lambda: {self.ask("POST", "/predictions/m").json().get("by") for _ in range(8)} == names)
 
     def is_serving(self) -> bool:
         text = self.clusters()
