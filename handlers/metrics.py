@@ -105,10 +105,7 @@ ENGINE_BUSY = Counter("handler_engine_busy_seconds_total")
 DEADLINE_MISSES = Counter("handler_deadline_misses_total")
 REFUSALS = Counter("handler_refusals_total", ("Reason",))
 EXCHANGES = Counter("handler_exchanges_total")
-# Of streamed answers: seconds from the request to the first piece, number of pieces, and requests that were dropped
-# because their clients had disconnected.
-FIRST_PIECE = Histogram("handler_first_piece_seconds", SECONDS)
-PIECES = Counter("handler_pieces_total")
+# Requests that were dropped because their clients had disconnected.
 ABANDONED = Counter("handler_abandoned_total")
 
 # Gauges of the node, without the labels of a model: the old generation of TorchServe's heap, in bytes

@@ -1,6 +1,6 @@
 """The names that a caller of the server imports.
 
-Client            one prediction: bytes, a path, text, JSON, lists of them, arrays; or a text in pieces, a Stream
+Client            one prediction: bytes, a path, text, JSON, lists of them, arrays
 FuturesClient     many at once, each a concurrent.futures.Future
 ChunkingClient    one input of any length, in chunks, in parallel
 Management        register, describe, scale, unregister
@@ -36,7 +36,6 @@ from torchserve_client.gateway import Gateway
 from torchserve_client.management import Management
 from torchserve_client.nodes import Nodes
 from torchserve_client.retry import RetryPolicy
-from torchserve_client.streams import Stream
 
 if TYPE_CHECKING:
     from torchserve_client.chunking import ChunkingClient
@@ -64,7 +63,6 @@ __all__ = [
     "RetryPolicy",
     "RolloutFailed",
     "ServerFailed",
-    "Stream",
     "TLSFailed",
     "Unavailable",
     "Unreachable",

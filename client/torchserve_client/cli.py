@@ -162,13 +162,10 @@ def _asking_commands(added: Any) -> None:
     predict.add_argument("--out", type=Path, required=True, metavar="JSONL", help=words)
     predict.add_argument("--in-flight", type=_positive, metavar="N", help="requests at once; default: by batch_size")
 
-    stream = _command(added, commands.stream, "one text, answered in pieces as the model generates them")
-    stream.add_argument("text", metavar="TEXT", nargs="?", help="default: standard input")
-
     embed = _command(added, commands.embed, "the vectors of texts, one a line")
     embed.add_argument("text", metavar="TEXT", nargs="*", help="default: the lines of standard input")
 
-    for command in (predict, stream, embed):
+    for command in (predict, embed):
         command.add_argument(
             "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="top_k=3"
         )
@@ -178,7 +175,7 @@ def _asking_commands(added: Any) -> None:
     rerank.add_argument("document", metavar="DOCUMENT", nargs="*", help="default: the lines of standard input")
     rerank.add_argument("--top-n", type=_positive, metavar="N", help="how many; default: all")
 
-    for command in (predict, stream, embed, rerank):
+    for command in (predict, embed, rerank):
         _timeout_option(command, "of a request with its retries; %(default)g")
 
 

@@ -21,8 +21,7 @@ from torchserve_client.management import Management
 from torchserve_client.metadata import HEADER, IN_FLIGHT, Metadata, ask
 from torchserve_client.payloads import Body, error_of, parsed
 from torchserve_client.retry import RetryPolicy
-from torchserve_client.streams import MEDIA_TYPE, Stream
-from torchserve_client.transport import Cert, Incoming, Opened, Outgoing, Transport, Verify, address, authorization
+from torchserve_client.transport import Cert, Incoming, Outgoing, Transport, Verify, address, authorization
 
 TIMEOUT_HEADER = "X-Timeout-Ms"
 
@@ -199,36 +198,6 @@ class Client:
         count = self._send(request, timeout_s).headers.get(IN_FLIGHT, "")
         return int(count) if count.isdecimal() else None
 
-    def stream(
-        self, model: str, text: str, *, version: str | None = None, timeout_s: float | None = None, **options: Any
-    ) -> Stream:
-        """Ask for one answer in pieces, as the model generates it.
-
-        Args:
-            model: the model's name; it is served in adaptive mode, and generates text.
-            text: the input.
-            version: the model's version; None asks its default version.
-            timeout_s: deadline of the whole answer in seconds; None takes the client's.
-            options: the model's options, as in `tgt_lang="fr"`.
-
-        Returns:
-            An iterator of pieces of text, at the latest when the first of them is there; then its `answer` is the whole
-            one. What fails before is tried again as with `predict`; nothing is after it.
-
-        Raises:
-            ClientError, OSError: the same as of `predict`.
-        """
-        body = payloads.body(text, {**options, "stream": True})
-        request = Outgoing("POST", _path(model, version), body.content, {**body.headers, "Accept": MEDIA_TYPE})
-
-        def attempt(left_s: float) -> Opened:
-            opened = self._transport.open(self._completed(request, left_s), left_s)
-            if not opened.head.is_ok:
-                raise error_of(opened.read())
-            return opened
-
-        return Stream(self._tried(attempt, timeout_s))
-
     def close(self) -> None:
         """Release every connection; calls that are in flight raise Closed."""
         self._closed.set()
@@ -244,31 +213,14 @@ class Client:
 
     def _send(self, request: Outgoing, timeout_s: float | None, body: Body | None = None) -> Incoming:
         """Send a request whose url is a path, and return its answer of 2xx or, to a list, one of each item's errors."""
-
-        def attempt(left_s: float) -> Incoming:
-            incoming = self._transport.send(self._completed(request, left_s), left_s)
-            if incoming.is_ok or (body is not None and body.results(incoming) is not None):
-                return incoming
-            raise error_of(incoming)
-
-        return self._tried(attempt, timeout_s)
-
-    def _completed(self, request: Outgoing, left_s: float) -> Outgoing:
-        headers = {**self._headers, **request.headers, TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
-        return replace(request, url=self._url + request.url, headers=headers)
-
-    def _tried(self, attempt: Callable[[float], T], timeout_s: float | None) -> T:
-        """Try until it succeeds, or another try is of no use, or the deadline is near.
-
-        Args:
-            attempt: makes one try; takes the seconds that are left, and raises ClientError.
-            timeout_s: deadline of all tries and pauses together, in seconds; None means the client's.
-        """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         ends_s, tries = self._clock() + timeout_s, 0
         while (left_s := ends_s - self._clock()) > 0:
             try:
-                return attempt(left_s)
+                incoming = self._transport.send(self._completed(request, left_s), left_s)
+                if incoming.is_ok or (body is not None and body.results(incoming) is not None):
+                    return incoming
+                raise error_of(incoming)
             except ClientError as error:
                 tries += 1
                 if tries >= self._policy.attempts or not self._policy.allows(error):
@@ -279,6 +231,10 @@ class Client:
                     raise
             self._sleep(pause_s)
         raise DeadlineExceeded(f"no answer within {timeout_s:g} s, after {tries} tries")
+
+    def _completed(self, request: Outgoing, left_s: float) -> Outgoing:
+        headers = {**self._headers, **request.headers, TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
+        return replace(request, url=self._url + request.url, headers=headers)
 
     def _wait(self, seconds: float) -> None:
         if self._closed.wait(seconds):

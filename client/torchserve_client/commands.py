@@ -50,18 +50,6 @@ def on_each(run: Callable[[argparse.Namespace, Management], int]) -> Command:
     return command
 
 
-def stream(options: argparse.Namespace, _: Nodes, client: Client) -> int:
-    """Print the pieces of one answer as they come."""
-    text = sys.stdin.read().strip() if options.text is None else options.text
-    with client.stream(options.model, text, **dict(options.option)) as pieces:
-        try:
-            for piece in pieces:
-                out.print(piece, end="")
-        finally:
-            out.print()
-    return 0
-
-
 def embed(options: argparse.Namespace, _: Nodes, client: Client) -> int:
     """Print a vector for each text, one a line, as JSON."""
     for vector in client.embed(options.model, options.text or _lines(), **dict(options.option)):

@@ -1,7 +1,6 @@
 """HTTP/1.1 requests over urllib3's connection pools, each with one deadline for the whole exchange.
 
     Outgoing -> Transport.send -> Incoming, or NoConnection, TLSFailed, DeadlineExceeded, Closed
-             -> Transport.open -> Opened: the head of the answer, and its body as it arrives
 
 urllib3's timeouts bound each wait for bytes, so a server that sends a byte now and then would hold its client for ever.
 Here a timer shuts the connection's socket down when the time of a request is up, whether the request is in the TLS
@@ -13,8 +12,8 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,28 +62,6 @@ class Incoming:
     def is_ok(self) -> bool:
         """Whether the status is 2xx."""
         return 200 <= self.status < 300
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """An HTTP answer whose body is still to be received.
-
-    Attributes:
-        head: the answer without its body.
-        chunks: the body as it arrives; iterating raises what `Transport.send` does.
-        close: releases the connection, before the end of the body or after it.
-    """
-
-    head: Incoming
-    chunks: Iterator[bytes]
-    close: Callable[[], None]
-
-    def read(self) -> Incoming:
-        """Receive the body, and release the connection."""
-        try:
-            return replace(self.head, body=b"".join(self.chunks))
-        finally:
-            self.close()
 
 
 def address(url: str) -> str:
@@ -138,17 +115,8 @@ class Transport:
             DeadlineExceeded: the answer was not complete within `timeout_s`.
             Closed: `close` was called.
         """
-        return self.open(request, timeout_s).read()
-
-    def open(self, request: Outgoing, timeout_s: float) -> Opened:
-        """Send a request once and wait for the head of its answer; arguments and errors are those of `send`."""
         exchange = _Exchange(timeout_s)
         self._exchanges.add(exchange)
-
-        def end() -> None:
-            self._exchanges.discard(exchange)
-            exchange.end()
-
         try:
             with self._errors(request, exchange, timeout_s):
                 _exchanges.current = exchange
@@ -159,23 +127,12 @@ class Transport:
                     body=request.body or None,
                     headers=request.headers,
                     retries=False,
-                    preload_content=False,
                     timeout=Timeout(connect=min(CONNECT_S, timeout_s), read=None),
                 )
-        except BaseException:
-            end()
-            raise
-
-        def chunks() -> Iterator[bytes]:
-            with self._errors(request, exchange, timeout_s):
-                yield from response.stream(None)
-
-        def close() -> None:
-            end()
-            # Part of the body may be left, which would stand before the next answer.
-            response.close()
-
-        return Opened(Incoming(response.status, b"", response.headers, response.reason or ""), chunks(), close)
+                return Incoming(response.status, response.data, response.headers, response.reason or "")
+        finally:
+            self._exchanges.discard(exchange)
+            exchange.end()
 
     @contextlib.contextmanager
     def _errors(self, request: Outgoing, exchange: "_Exchange", timeout_s: float) -> Iterator[None]:

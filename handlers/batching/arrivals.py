@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from handlers.batching.in_flight import InFlightRequest, StreamedAnswer
+from handlers.batching.in_flight import InFlightRequest
 from handlers.batching.scheduler import Scheduler
 from handlers.batching.shared_state import Guard
 from handlers.config import HandlerConfig
@@ -63,8 +63,6 @@ class Arrivals:
         # Each payload lives until it is decoded, in its slot, and no longer.
         request.payloads = ()
         arrived = InFlightRequest(id=id_, request=request, slots=slots, arrived_s=came_s)
-        if request.is_streamed:
-            arrived.stream = StreamedAnswer()
         if all(slot.is_failed for slot in slots):
             return arrived
         try:

@@ -1,11 +1,11 @@
 """The threads of a worker's engine, one a stream: each takes one micro-batch after the other from the scheduler.
 
     scheduler -> next_batch -> run -> finished micro-batches      -> the frontend's thread, which splits and answers
-                                 +--> an item ends, a piece of text
+                                 +--> an item ends
     nobody waits            -> a step of a rehearsal
 
-An engine that tells what it generates does so on threads of its own: a request whose items have all ended is complete
-then, and of one that is streamed a piece is due.
+An engine may end an item before its micro-batch, and reports that on threads of its own: a request whose items have all
+ended is complete then.
 """
 
 import logging
@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 
 from handlers.batching.engine import RunningBatch
-from handlers.batching.in_flight import InFlightRequest
 from handlers.batching.shared_state import Guard, SharedState
 from handlers.errors import where
 from handlers.metrics import ENGINE_BUSY, PREDICTION_RATIO, QUEUE_AGE, QUEUE_DEPTH, Recorder
@@ -52,8 +51,8 @@ class EngineThreads:
         if running.predicted_s > 0:
             self._recorder.observe(PREDICTION_RATIO, seconds / running.predicted_s)
         with shared.lock:
-            # A micro-batch that was halved took longer than such a one takes, one without its longest maybe less.
-            is_whole = len(finished) == 1 and finished[0].size == len(slots) and not _is_any_over(running)
+            # A micro-batch that was halved took longer than such a one takes.
+            is_whole = len(finished) == 1 and finished[0].size == len(slots)
             scheduler.finish(running, seconds, is_typical=is_whole)
             shared.finished += finished
             shared.wake_engine()
@@ -110,38 +109,16 @@ class EngineThreads:
         return is_good
 
     def _listener(self, running: RunningBatch) -> SlotListener:
-        """Return what is called with what is generated in a micro-batch; the engine's threads wait meanwhile."""
+        """Return what is called for each item that ends before its micro-batch."""
         shared = self._shared
         items = {id(item.slot): item for item in running.items}
 
-        def listen(slot: Slot, tokens: Sequence[int], is_last: bool) -> bool:
-            request, generated = items[id(slot)].request, slot.generated
-            # All requests here are of those that came; the scheduler knows a part of them only.
-            assert isinstance(request, InFlightRequest) and generated is not None  # noqa: S101
-            if request.stream is None and not is_last:
-                # Nobody looks at it before it has ended.
-                generated.tokens += tokens
-                return False
+        def listen(slot: Slot) -> None:
             with self._guard.watch(), shared.lock:
-                generated.tokens += tokens
-                if is_last:
-                    generated.is_ended = True
-                    shared.scheduler.ended(running, items[id(slot)])
-                    shared.wake_frontend()
-                elif request.stream is not None and not request.stream.is_over:
-                    # The frontend's thread knows already where others have something to send, or this one has.
-                    is_news = request not in shared.pieces and not (shared.pieces and request.stream.has_begun)
-                    shared.pieces[request] = slot
-                    if is_news:
-                        shared.wake_frontend()
-            return request.stream is not None and request.stream.is_over
+                shared.scheduler.ended(running, items[id(slot)])
+                shared.wake_frontend()
 
         return listen
-
-
-def _is_any_over(running: RunningBatch) -> bool:
-    requests = (item.request for item in running.items)
-    return any(isinstance(each, InFlightRequest) and each.stream and each.stream.is_over for each in requests)
 
 
 def _next_step(rehearsal: Rehearsal) -> Step | None:

@@ -9,8 +9,7 @@ its format will not change:
     request    id, (name, value)... -1, (name, content type, value)... -1      headers, then parameters
     answer     200, text, (id, content type, status, phrase, headers, body)... -1
 
-A request whose answer was begun, with a chunk that has `ts_stream_next: true`, comes without its parameters from then
-on. One whose client has gone meanwhile comes no more, and must not be answered.
+A request whose client has gone comes no more, and must not be answered.
 
 Integers are of 32 bits, signed, big-endian; a text or value is its length and its bytes; headers of an answer are their
 number, then (name, value) each.
@@ -25,7 +24,6 @@ from io import BufferedReader
 from typing import Any, cast
 
 from handlers.protocol.bodies import MOST_FIELDS
-from handlers.protocol.headers import STREAM_NEXT
 from handlers.protocol.responses import Reply
 
 INTEGER = struct.Struct("!i")
@@ -111,9 +109,8 @@ class Link:
         """Take over a connection on which the frontend awaits an answer."""
         self._connection = connection
         self._inbox = _Inbox(connection)
-        # Bytes of each request in flight, behind its id; and as many as it has without its parameters.
+        # Bytes of each request in flight, behind its id.
         self._sizes: dict[str, int] = {}
-        self._heads: dict[str, int] = {}
 
     def receive(self, take: Callable[[str, Sent], None]) -> Collection[str]:
         """Wait for the next message, and return the ids of all requests in flight, in the frontend's order.
@@ -128,28 +125,25 @@ class Link:
         if inbox.read(len(PREDICT)) != PREDICT:
             raise ProtocolError("not a prediction")
         sizes: dict[str, int] = {}
-        heads: dict[str, int] = {}
         while (text := inbox.text()) is not None:
             id_ = text[0]
             known = self._sizes.get(id_)
             if known is None:
-                sent, sizes[id_], heads[id_] = self._request()
+                sent, sizes[id_] = self._request()
                 take(id_, sent)
             else:
                 # What the frontend holds does not change: a request that does not end here is no message of its.
                 inbox.skip(known - INTEGER.size)
                 if inbox.integer() != END:
                     raise ProtocolError("a request has changed")
-                sizes[id_], heads[id_] = known, self._heads[id_]
-        self._sizes, self._heads = sizes, heads
+                sizes[id_] = known
+        self._sizes = sizes
         return sizes.keys()
 
     def send(self, answers: Mapping[str, Reply]) -> None:
         """Answer requests by their ids; none is an answer too: the frontend sends what has come meanwhile."""
         parts = [INTEGER.pack(OK), _field(b"")]
         for id_, reply in answers.items():
-            if reply.headers.get(STREAM_NEXT) == "true":
-                self._sizes[id_] = self._heads[id_]
             parts += [_field(id_.encode()), _field(reply.content_type.encode()), INTEGER.pack(reply.status)]
             parts += [_field(HTTPStatus(reply.status).phrase.encode()), INTEGER.pack(len(reply.headers))]
             for name, value in reply.headers.items():
@@ -161,8 +155,8 @@ class Link:
         except (BrokenPipeError, ConnectionResetError):
             raise Disconnected from None
 
-    def _request(self) -> tuple[Sent, int, int]:
-        """Read the rest of a new request; return it, how many bytes that were, and how many without its parameters."""
+    def _request(self) -> tuple[Sent, int]:
+        """Read the rest of a new request; return it and how many bytes that were."""
         inbox, text = self._inbox, self._inbox.text
         headers: dict[str, Any] = {}
         parts: dict[str, Any] = {}
@@ -172,7 +166,7 @@ class Link:
             value = _some(text())
             headers[name[0]] = value[0]
             size += 2 * INTEGER.size + name[1] + value[1]
-        head, count = size, 0
+        count = 0
         while (name := text()) is not None:
             content_type = _some(text())
             length = inbox.integer()
@@ -185,7 +179,7 @@ class Link:
                 row |= dict.fromkeys(map(str, range(count)), b"")
                 size += inbox.skip_parameters()
                 break
-        return Sent(row, {**parts, **headers}), size, head
+        return Sent(row, {**parts, **headers}), size
 
 
 def _some(text: tuple[str, int] | None) -> tuple[str, int]:

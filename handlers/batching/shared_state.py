@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any, NamedTuple
 
-from handlers.batching.in_flight import InFlightRequest, Tokens
+from handlers.batching.in_flight import InFlightRequest
 from handlers.batching.scheduler import Scheduler
 from handlers.batching.timing import Situation, Timing
 from handlers.errors import EXPIRED, where
 from handlers.metrics import ABANDONED, REFUSALS, Recorder
-from handlers.pipeline.slots import FinishedMicroBatch, Slot
+from handlers.pipeline.slots import FinishedMicroBatch
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +59,10 @@ class Guard:
 
 
 class Due(NamedTuple):
-    """What goes with an answer: complete requests, micro-batches to split first, new tokens of streamed requests."""
+    """What goes with an answer: complete requests, and micro-batches to split first."""
 
     complete: list[InFlightRequest]
     finished: list[FinishedMicroBatch]
-    tokens: list[Tokens]
 
 
 class SharedState:
@@ -75,7 +74,6 @@ class SharedState:
         timing: decides when to answer.
         in_flight: the requests that the frontend waits for, by id.
         finished: micro-batches that ran and are not split into results yet.
-        pieces: the requests that have a piece to send, in the order in which it came, with the slot of their item.
     """
 
     def __init__(self, scheduler: Scheduler, timing: Timing, recorder: Recorder) -> None:
@@ -85,7 +83,6 @@ class SharedState:
         self.timing = timing
         self.in_flight: dict[str, InFlightRequest] = {}
         self.finished: list[FinishedMicroBatch] = []
-        self.pieces: dict[InFlightRequest, Slot] = {}
         self._recorder = recorder
         self._answer_may_be_due = threading.Condition(self.lock)
         # When the frontend's thread stops waiting; minus infinity where it does not wait.
@@ -106,9 +103,6 @@ class SharedState:
             oldest_refusal_s=min(refused_s, default=inf),
             is_running=bool(self.scheduler.streams.running),
             queued_s=self.scheduler.ready_s,
-            streamed=sum(request.stream is not None for request in self.in_flight.values()),
-            pieces=len(self.pieces),
-            first_pieces=sum(each.stream is not None and not each.stream.has_begun for each in self.pieces),
         )
 
     # -- who waits, and who wakes ------------------------------------------------------------------------------------
@@ -150,9 +144,6 @@ class SharedState:
         for request in [request for id_, request in self.in_flight.items() if id_ not in ids]:
             del self.in_flight[request.id]
             self.scheduler.queue.remove(request)
-            self.pieces.pop(request, None)
-            if request.stream is not None:
-                request.stream.is_abandoned = True
             self._recorder.add(ABANDONED, 1)
         self.in_flight.update((request.id, request) for request in newcomers)
 
@@ -166,13 +157,7 @@ class SharedState:
         ]
         for request in complete:
             del self.in_flight[request.id]
-        pieces, self.pieces = self.pieces, {}
-        tokens = [
-            Tokens(request, slot.generated, slot.generated.take())
-            for request, slot in pieces.items()
-            if slot.generated is not None and not request.is_complete
-        ]
-        return Due(complete, finished, tokens)
+        return Due(complete, finished)
 
     def expire(self, now_s: float) -> None:
         """Fail the requests that waited too long."""

@@ -6,8 +6,6 @@ arrivals come in by exchanges only, and each takes processor time from the micro
 
     when everything in flight is answered      the frontend then waits for the next request
     when an answer is complete                 at once
-    when a streamed answer has a first piece   at once
-    SOON_S after the last exchange             where streamed answers have further pieces
     SOON_S, HELD_S after the last exchange     to look for arrivals: while the engine is idle, with a latency target
     HELD_S after a refusal                     the refusal stays behind when other answers leave earlier
 """
@@ -18,8 +16,7 @@ from math import inf
 # Seconds that a refusal is held back, and between two exchanges that look for arrivals. A client that comes again at
 # once after a refusal, with connection and body, costs a millisecond of a core.
 HELD_S = 0.05
-# Seconds between two exchanges for pieces of streamed answers, since a reader cannot tell it from none, and while the
-# engine is idle, where an exchange takes no time from it.
+# Seconds between two exchanges while the engine is idle, where an exchange takes no time from it.
 SOON_S = 0.02
 # Seconds of work that the frontend's thread does itself, and the items of it: waking another thread, and an exchange
 # meanwhile, would take as long.
@@ -37,9 +34,6 @@ class Situation:
         oldest_refusal_s: when the first of these came; infinity without any.
         is_running: whether a micro-batch is in the engine.
         queued_s: seconds that the engine needs for what is decoded.
-        streamed: requests in flight that are answered in pieces.
-        pieces: those of the streamed ones that have something to send.
-        first_pieces: those that have sent nothing yet.
     """
 
     in_flight: int
@@ -48,9 +42,6 @@ class Situation:
     oldest_refusal_s: float = inf
     is_running: bool = False
     queued_s: float = 0.0
-    streamed: int = 0
-    pieces: int = 0
-    first_pieces: int = 0
 
     @property
     def is_all_complete(self) -> bool:
@@ -83,10 +74,10 @@ class Timing:
 
     def due_s(self, situation: Situation) -> float:
         """Return when to answer: a time that has passed means now; infinity until something happens."""
-        if situation.complete > situation.refused or situation.is_all_complete or situation.first_pieces:
+        if situation.complete > situation.refused or situation.is_all_complete:
             return -inf
         due_s, has_room = self.refusal_due_s(situation), situation.in_flight < self.window
-        if situation.pieces or (has_room and not situation.is_running):
+        if has_room and not situation.is_running:
             return min(due_s, self.received_s + SOON_S)
         return min(due_s, self.received_s + HELD_S) if has_room and self.has_target else due_s
 
@@ -100,7 +91,7 @@ class Timing:
         It does where that is done soon, or where a single client waits and no look is due meanwhile. Of many it takes
         half: while it runs the others, TorchServe and the clients of these are at work.
         """
-        if situation.is_all_complete or situation.streamed or situation.is_running:
+        if situation.is_all_complete or situation.is_running:
             return 0
         if situation.queued_s <= QUICK_S:
             return max(QUICK_ITEMS, (situation.in_flight + 1) // 2)

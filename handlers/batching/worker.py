@@ -3,7 +3,7 @@
     frontend's thread     receive -> unpack -> admit or refuse -> decode ---+       +--> split -> answer -> send
     decode threads                                               decode ---+-> queue
     engine's threads                                                            -> micro-batch -> micro-batch -> ...
-                                                                                     +-> an item ends, a piece of text
+                                                                                     +-> an item ends
 
 TorchServe's own thread is the frontend's thread: it hands the connection over with its first batch and never gets it
 back. It also runs micro-batches that take less time than waking another thread, and those of a client who is alone.
@@ -177,9 +177,8 @@ class AdaptiveWorker:
             self._engine.run(due, self._whole)
         for micro_batch in due.finished:
             self._whole.split(micro_batch)
-        chunks = {each.request.id: chunk for each in due.tokens if (chunk := self._replies.chunk(each))}
         others = len(self.shared.in_flight)
-        return chunks | {request.id: self._replies.whole(request, others) for request in due.complete}
+        return {request.id: self._replies.write(request, others) for request in due.complete}
 
     def _next_due(self) -> Due | RunningBatch:
         """Wait until an answer must go, or this thread is to run a micro-batch itself."""

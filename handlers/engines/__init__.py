@@ -1,13 +1,11 @@
 """Engines run micro-batches: one protocol, one module per library.
 
-    named arrays of a micro-batch -> Engine.run                    -> named arrays, whose first axis is the same
-                                  -> Progressive.run_progressively -> the same, and meanwhile each item's tokens
+    named arrays of a micro-batch -> Engine.run -> named arrays, whose first axis is the same
 
 An engine raises `OutOfMemory` when the micro-batch was too large for it; everything else it raises is a bug.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -96,44 +94,9 @@ def stream_counts(threads: int) -> list[int]:
     return [1, *powers, threads] if threads > 1 else [1]
 
 
-@dataclass(slots=True)
-class Progress:
-    """What an engine has generated for one item of a micro-batch since its last report.
-
-    Attributes:
-        index: of the item in the micro-batch.
-        tokens: new ones, in order; special ones may be among them.
-        is_last: whether the item has ended: nothing more comes of it.
-    """
-
-    index: int
-    tokens: Sequence[int]
-    is_last: bool
-
-
-# Called with progress on any thread of the engine; True asks it to generate no more for that item.
-Listener = Callable[[Progress], bool]
-
-
-@runtime_checkable
-class Progressive(Protocol):
-    """An engine that generates, and reports while it runs what each item has so far, and which has ended."""
-
-    def run_progressively(self, inputs: Arrays, progress: Listener) -> Outputs:
-        """Run the model once, as `run` does.
-
-        Args:
-            inputs: as `run` takes them.
-            progress: called as tokens come, never twice at a time for one micro-batch. It may not be called for some
-                items: a search with beams knows its answer in the end only. The tokens of an item that has ended are
-                its whole answer, as in the outputs.
-
-        Returns:
-            As `run` does, for all items.
-
-        Raises:
-            OutOfMemory: the micro-batch does not fit; items that have ended by then keep their answers.
-        """
+# Called on any thread of an engine that ends some items before their micro-batch, never twice at a time for one
+# micro-batch: an item's index, and its outputs, (1, ...).
+Listener = Callable[[int, Outputs], None]
 
 
 def padded(rows: Sequence[Sequence[int]], length: int, value: int, *, is_left: bool = False) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """CTranslate2 turns texts into texts: a converted model, in int8 on a CPU, with a stream for each share of the cores.
 
     folder -> load -> CTranslate2Engine: (B, T) ids and arguments of generate() -> (B, U) ids
-    a greedy run -> its callback, token by token -> Progress: which item has which tokens, and which has ended
+    a greedy run -> its callback, token by token -> Listener: an item that has ended, and its ids
 
 Decoding is greedy or a search with beams and never sampled, so that the same request gets the same answer in any batch.
 A sentence that has ended leaves the run at once; the others go on without it. One model serves all streams, so their
@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import ctranslate2
+import numpy as np
 
-from handlers.engines import Arrangement, Arrays, Listener, Outputs, Progress, available_threads, padded, stream_counts
+from handlers.engines import Arrangement, Arrays, Listener, Outputs, available_threads, padded, stream_counts
 from handlers.engines.decoding import Decoding
 from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
 
@@ -83,7 +84,7 @@ class Stream:
         self._whole, self._streams = whole, streams
         self.description = whole.description
 
-    def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None) -> Outputs:
+    def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None, ended: Listener | None = None) -> Outputs:
         """Translate a micro-batch, divided among the streams.
 
         Args:
@@ -91,6 +92,7 @@ class Stream:
             arguments: those of generate(), for all B: `num_beams`, `length_penalty`, `early_stopping`,
                 `no_repeat_ngram_size`, `repetition_penalty`, `forced_bos_token_id`; and `max_new_tokens`, for all or,
                 where decoding is greedy, one for each. Without any, decoding is greedy.
+            ended: called for each item that ends; never in a search with beams.
 
         Returns:
             `sequences`, (B, U) int64, right-padded.
@@ -99,17 +101,11 @@ class Stream:
             OutOfMemory: the micro-batch does not fit.
             OutOfTime: it took longer than `longest_run_s`.
         """
-        return self._whole.translate(inputs, arguments, self._streams)
-
-    def run_progressively(
-        self, inputs: Arrays, progress: Listener, arguments: Mapping[str, Any] | None = None
-    ) -> Outputs:
-        """See `handlers.engines.Progressive`; a search with beams reports no progress. Otherwise as `run`."""
-        return self._whole.translate(inputs, arguments, self._streams, progress)
+        return self._whole.translate(inputs, arguments, self._streams, ended)
 
 
 class CTranslate2Engine(Stream):
-    """All streams of a converted model, which is Divisible and Progressive."""
+    """All streams of a converted model, which is Divisible."""
 
     # A text alone is no faster on two cores than on one: a step of one item multiplies a row, and threads wait for each
     # other at every one of it.
@@ -188,9 +184,7 @@ class CTranslate2Engine(Stream):
         whole = self if streams == self._streams else self._remade(streams=streams)
         return Arrangement(whole, [Stream(whole) for _ in range(streams)] if streams > 1 else ())
 
-    def translate(
-        self, inputs: Arrays, sent: Mapping[str, Any] | None, parts: int, progress: Listener | None = None
-    ) -> Outputs:
+    def translate(self, inputs: Arrays, sent: Mapping[str, Any] | None, parts: int, ended: Listener | None) -> Outputs:
         """Translate a micro-batch in so many parts side by side; see `Stream.run`."""
         arguments = sent or {}
         lengths = inputs["attention_mask"].sum(axis=1)
@@ -205,7 +199,7 @@ class CTranslate2Engine(Stream):
         prefix = [self._vocabulary[number] for number in self._decoding.prefix(arguments)]
         options = self._decoding.options(arguments, max(limits))
         ends_s = time.perf_counter() + self._longest_run_s
-        run = _Run(limits, ends_s, progress)
+        run = _Run(limits, ends_s, ended)
         try:
             # Texts come sorted by length: every part has some of each, so that they end at about the same time.
             running: list[tuple[int, Any]] = []
@@ -240,8 +234,9 @@ class _Run:
         error: what ended the run early: OutOfTime, or an error of the listener.
     """
 
-    def __init__(self, limits: Sequence[int], ends_s: float, progress: Listener | None) -> None:
-        self._limits, self._ends_s, self._progress = limits, ends_s, progress
+    def __init__(self, limits: Sequence[int], ends_s: float, ended: Listener | None) -> None:
+        self._limits, self._ends_s, self._ended = limits, ends_s, ended
+        self._tokens: list[list[int]] = [[] for _ in limits]
         self.error: Exception | None = None
         self._lock = threading.Lock()
 
@@ -256,15 +251,17 @@ class _Run:
             return True
         index = indices[result.batch_id]
         is_last = bool(result.is_last or result.step + 1 >= self._limits[index])
-        if self._progress is None:
+        if self._ended is None:
             return is_last
-        try:
-            with self._lock:
-                return self._progress(Progress(index, (result.token_id,), is_last)) or is_last
-        except Exception as error:
-            # It must not cross CTranslate2's own code, whose thread this is.
-            self.error = error
-            return True
+        self._tokens[index].append(result.token_id)
+        if is_last:
+            try:
+                with self._lock:
+                    self._ended(index, {"sequences": np.array([self._tokens[index]], np.int64)})
+            except Exception as error:
+                # It must not cross CTranslate2's own code, whose thread this is.
+                self.error = error
+        return is_last
 
 
 def read_vocabulary(folder: Path) -> list[str]:

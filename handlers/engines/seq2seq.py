@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from handlers import checkpoints
-from handlers.engines import Arrays, Listener, Outputs, Progress, available_threads
+from handlers.engines import Arrays, Listener, Outputs, available_threads
 from handlers.engines.torch import Precision, dtype_for, memory_errors
 from handlers.errors import OutOfTime
 
@@ -52,38 +52,34 @@ class Banned(transformers.LogitsProcessor):  # type: ignore[misc]
 
 
 class Watch(transformers.StoppingCriteria):  # type: ignore[misc]
-    """Reports a greedy run step by step, and ends any run that takes too long.
+    """Reports each end of an item of a greedy run, and ends any run that takes too long.
 
     `max_time` of generate() would return what is written by then as the answer.
     """
 
-    def __init__(self, ends_s: float, progress: Listener | None, end_ids: Collection[int], max_new_tokens: int) -> None:
-        self._ends_s, self._progress, self._end_ids = ends_s, progress, end_ids
+    def __init__(self, ends_s: float, ended: Listener | None, end_ids: Collection[int], max_new_tokens: int) -> None:
+        self._ends_s, self._ended, self._end_ids = ends_s, ended, end_ids
         self._steps_left = max_new_tokens
-        self._ended: set[int] = set()
+        self._reported: set[int] = set()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **others: Any) -> torch.Tensor:  # noqa: ARG002
-        """Report the last tokens of `input_ids`, (B, U) int64.
+        """Report the items whose last token ends them, of `input_ids`, (B, U) int64.
 
         Returns:
-            (B,) bool: the items whose listener wants no more.
+            (B,) bool: False for all, since generate() ends them by itself.
 
         Raises:
             OutOfTime: time is up.
         """
         if time.perf_counter() > self._ends_s:
             raise OutOfTime
-        stopped = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-        if self._progress is None:
-            return stopped
-        self._steps_left -= 1
-        for index, token in enumerate(input_ids[:, -1].tolist()):
-            if index not in self._ended:
-                is_last = token in self._end_ids or self._steps_left <= 0
-                stopped[index] = is_over = self._progress(Progress(index, (token,), is_last))
-                if is_last or is_over:
-                    self._ended.add(index)
-        return stopped
+        if self._ended is not None:
+            self._steps_left -= 1
+            for index, token in enumerate(input_ids[:, -1].tolist()):
+                if index not in self._reported and (token in self._end_ids or self._steps_left <= 0):
+                    self._reported.add(index)
+                    self._ended(index, {"sequences": input_ids[index : index + 1].cpu().numpy()})
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 class Generator:
@@ -105,12 +101,14 @@ class Generator:
         self._processors = [Banned(banned)] if (banned := _prepare(model.generation_config)) else []
         self.description = f"torch {device} {str(model.dtype).removeprefix('torch.')}"
 
-    def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None) -> Outputs:
+    @torch.inference_mode()
+    def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None, ended: Listener | None = None) -> Outputs:
         """Run generate() once.
 
         Args:
             inputs: `input_ids` and `attention_mask`, (B, T) int64.
             arguments: further ones of generate(), for all B; without any, decoding is greedy.
+            ended: called for each item that ends; only where decoding is greedy.
 
         Returns:
             `sequences`, (B, U) int64, right-padded.
@@ -119,23 +117,13 @@ class Generator:
             OutOfMemory: the micro-batch does not fit.
             OutOfTime: it took longer than `longest_run_s`.
         """
-        return self._generate(inputs, arguments, None)
-
-    def run_progressively(
-        self, inputs: Arrays, progress: Listener, arguments: Mapping[str, Any] | None = None
-    ) -> Outputs:
-        """Run generate() once, as `run` does, greedily; see `handlers.engines.Progressive`."""
-        return self._generate(inputs, arguments, progress)
-
-    @torch.inference_mode()
-    def _generate(self, inputs: Arrays, sent: Mapping[str, Any] | None, progress: Listener | None) -> Outputs:
-        arguments = {"max_new_tokens": MAX_NEW_TOKENS, **(sent or {})}
+        arguments = {"max_new_tokens": MAX_NEW_TOKENS, **(arguments or {})}
         if arguments.get("num_beams", 1) == 1:
             # The likeliest token stays so; normalising would go over the vocabulary for nothing.
             arguments["renormalize_logits"] = False
         ends = self.model.generation_config.eos_token_id
         end_ids = {ends} if isinstance(ends, int) else set(ends or ())
-        watch = Watch(time.perf_counter() + self._longest_run_s, progress, end_ids, arguments["max_new_tokens"])
+        watch = Watch(time.perf_counter() + self._longest_run_s, ended, end_ids, arguments["max_new_tokens"])
         with memory_errors(self._device):
             tensors = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
             sequences = self.model.generate(

@@ -9,7 +9,7 @@
     answer      results  -> Reply: status, headers, body
 
 In classic mode `serve` takes all steps for the rows that TorchServe hands over together. Adaptive mode calls the same
-steps on its threads, and `end` for items that the engine ends before their micro-batch (handlers.batching).
+steps on its threads, and `split_ended` for items that the engine ends before their micro-batch (handlers.batching).
 
 Each item has a Slot, in which every step leaves its outcome. No step raises for an item: where a hook fails, that item
 is answered with 500, and the log says where.
@@ -28,7 +28,7 @@ from itertools import repeat
 from math import inf
 from typing import Any
 
-from handlers.engines import Arrays, Outputs, Progress
+from handlers.engines import Arrays, Outputs
 from handlers.errors import (
     INTERNAL_ERROR,
     OUT_OF_MEMORY,
@@ -52,7 +52,7 @@ from handlers.metrics import (
     item_event,
 )
 from handlers.pipeline.micro_batches import micro_batches
-from handlers.pipeline.slots import FinishedMicroBatch, Generated, Slot, attempt, excess, server_timing
+from handlers.pipeline.slots import FinishedMicroBatch, Slot, attempt, excess, server_timing
 from handlers.pipeline.task import Task
 from handlers.protocol import retrieval
 from handlers.protocol.headers import GRPC_HEADERS
@@ -72,8 +72,8 @@ DESCRIBE, EXPLAIN = "describe", "explain"
 NO_EXPLANATION = ItemError(501, "NotImplemented", "This model does not compute explanations; call /predictions.")
 
 
-# Called with a slot whose item's generation went on, the new tokens, and whether they are the last; True ends it.
-SlotListener = Callable[[Slot, Sequence[int], bool], bool]
+# Called with a slot whose item the engine has ended before its micro-batch.
+SlotListener = Callable[[Slot], None]
 
 
 class Pipeline:
@@ -209,7 +209,7 @@ class Pipeline:
         Args:
             slots: those of the micro-batch, all good.
             ends_s: after this time no part is begun and the rest given up, in seconds of `time.perf_counter`.
-            listener: called with what the engine generates for the items while it runs, on the engine's threads.
+            listener: called for each item that the engine ends before the others, on the engine's threads.
 
         Returns:
             What ran: the whole micro-batch, or parts of it where it failed, without the slots that failed alone.
@@ -232,7 +232,7 @@ class Pipeline:
         outputs = self._forward(inputs, slots, items, started_s, listener)
         ended_s = time.perf_counter()
         # Requests of items that the engine ended before may be answered by now.
-        left = [index for index, slot in enumerate(slots) if slot.generated is None or not slot.generated.is_ended]
+        left = [index for index, slot in enumerate(slots) if not slot.is_ended]
         for index in left:
             _note(slots[index], started_s, ended_s, len(slots))
         if len(left) < len(slots):
@@ -243,56 +243,47 @@ class Pipeline:
     def _forward(
         self, inputs: Arrays, slots: list[Slot], items: list[Any], started_s: float, listener: SlotListener | None
     ) -> Outputs:
-        """Run the model once; with `listener`, pass on what the engine generates meanwhile, if it reports that."""
-        pieces = [self._task.pieces(item) for item in items] if listener else []
-        if listener is None or None in pieces:
+        """Run the model once; with `listener`, report the items that the engine ends meanwhile."""
+        if listener is None:
             return self._task.forward(inputs, items)
-        for slot, each in zip(slots, pieces, strict=True):
-            slot.generated = None if each is None else Generated(each)
 
-        def progress(made: Progress) -> bool:
-            slot = slots[made.index]
-            # The first piece of a streamed answer brings the headers, which say how long the item waited.
-            if made.is_last or not slot.batch_size:
-                _note(slot, started_s, time.perf_counter(), len(slots))
-            return listener(slot, made.tokens, made.is_last)
+        def ended(index: int, outputs: Outputs) -> None:
+            slot = slots[index]
+            _note(slot, started_s, time.perf_counter(), len(slots))
+            slot.outputs, slot.is_ended = outputs, True
+            listener(slot)
 
-        return self._task.forward_progressively(inputs, items, progress)
+        return self._task.forward_reporting(inputs, items, ended)
 
     # -- split -------------------------------------------------------------------------------------------------------
 
     def split(self, micro_batch: FinishedMicroBatch) -> None:
         """Replace the items in the slots of a micro-batch by their results, and count it."""
         started_s = time.perf_counter()
-        if slots := micro_batch.slots:
-            items = [slot.outcome for slot in slots]
-            try:
-                for slot, result in list(zip(slots, self._task.split(micro_batch.outputs, items), strict=True)):
-                    slot.tokens = self._task.tokens(slot.outcome)
-                    slot.outcome = result
-            except Exception as error:
-                for slot in slots:
-                    _give_up(slot, error)
+        if micro_batch.slots:
+            self._split(micro_batch.slots, micro_batch.outputs)
         output_s = time.perf_counter() - started_s
         phases = (micro_batch.collate_s, micro_batch.seconds - micro_batch.collate_s, output_s)
         values = (*phases, micro_batch.seconds, micro_batch.size)
         self._recorder.record(((execution_event(micro_batch.size), values),))
 
-    def end(self, slot: Slot) -> str:
-        """Replace an item that the engine has ended by its result, once, and return the rest of its text."""
-        generated = slot.generated
-        if generated is None or not generated.is_ended or generated.is_split:
-            return ""
-        generated.is_split = True
-        started_s = time.perf_counter()
+    def split_ended(self, slot: Slot) -> None:
+        """Replace an item that the engine ended before its micro-batch by its result, once."""
+        outputs, slot.outputs = slot.outputs, None
+        if outputs is not None:
+            started_s = time.perf_counter()
+            self._split([slot], outputs)
+            self._recorder.add(EXECUTION_SECONDS, time.perf_counter() - started_s, str(slot.batch_size), OUTPUT)
+
+    def _split(self, slots: Sequence[Slot], outputs: Outputs) -> None:
+        items = [slot.outcome for slot in slots]
         try:
-            text = generated.pieces.add(generated.take())
-            rest, slot.outcome = generated.pieces.end()
+            for slot, result in list(zip(slots, self._task.split(outputs, items), strict=True)):
+                slot.tokens = self._task.tokens(slot.outcome)
+                slot.outcome = result
         except Exception as error:
-            _give_up(slot, error)
-            return ""
-        self._recorder.add(EXECUTION_SECONDS, time.perf_counter() - started_s, str(slot.batch_size), OUTPUT)
-        return text + rest
+            for slot in slots:
+                _give_up(slot, error)
 
     # -- answer ------------------------------------------------------------------------------------------------------
 
@@ -311,14 +302,10 @@ class Pipeline:
             queue_s = sum([slot.queue_s(request.came_s) for slot in slots if slot.batch_size])
             values = (encode_s, ended_s - request.came_s, queue_s)
             self._recorder.record([(SUCCEEDED if reply.status < 400 else FAILED, values), *map(_answered, slots)])
-        headers = {**reply.headers, **self.headers(slots, encode_s)}
+        headers = {**reply.headers, **self._version, "Server-Timing": server_timing(slots, encode_s)}
         if request.is_grpc:
             headers |= GRPC_HEADERS
         return Reply(reply.status, reply.body, reply.content_type, headers)
-
-    def headers(self, slots: Sequence[Slot], encode_s: float = 0.0) -> Mapping[str, str]:
-        """Return the headers of every answer; a streamed one is sent with what is known at its first piece."""
-        return {**self._version, "Server-Timing": server_timing(slots, encode_s)}
 
     @cached_property
     def _version(self) -> Mapping[str, str]:

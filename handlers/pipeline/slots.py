@@ -1,7 +1,6 @@
 """The state of items on their way through the model: a slot for each. Pure.
 
 payload -> Slot -> decoded item -> result, or the ItemError that takes its place
-tokens  -> Generated -> Pieces: text as it comes, and in the end the result, before the micro-batch is done
 slots   -> excess: whether a request asks for too much
 slots   -> attempt: a step on all of them, or on halves where it fails
 slots   -> server_timing: the header of their request's answer
@@ -9,44 +8,12 @@ slots   -> server_timing: the header of their request's answer
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from handlers.config import HandlerConfig
 from handlers.engines import Outputs
 from handlers.errors import ItemError, OutOfTime, WorkTooLarge
 from handlers.pipeline.micro_batches import Cost
-
-
-class Pieces(Protocol):
-    """Makes text of one item's tokens as they come; joined, it is the text of the item's result."""
-
-    def add(self, tokens: Sequence[int]) -> str:
-        """Take the next tokens, and return the text that has become certain, if any."""
-
-    def end(self) -> tuple[str, Any]:
-        """Return the rest of the text, and the item's result, the same that `split` makes of the engine's outputs."""
-
-
-@dataclass(slots=True)
-class Generated:
-    """What an engine has generated for one item, in one run of it.
-
-    Attributes:
-        pieces: makes text of it.
-        tokens: those that `pieces` has not got yet.
-        is_ended: whether the engine generates no more.
-        is_split: whether it has become the item's result.
-    """
-
-    pieces: Pieces
-    tokens: list[int] = field(default_factory=list)
-    is_ended: bool = False
-    is_split: bool = False
-
-    def take(self) -> list[int]:
-        """Remove and return the tokens that `pieces` has not got yet."""
-        tokens, self.tokens = self.tokens, []
-        return tokens
 
 
 @dataclass(slots=True)
@@ -62,7 +29,8 @@ class Slot:
         forward_s: how many seconds its micro-batch took.
         batch_size: how many items its micro-batch had; 0 when there was none.
         tokens: how many tokens its item had, special ones included; 0 where it has no result.
-        generated: what the engine has generated for the item so far, where it tells while it runs.
+        is_ended: whether the engine has ended the item, though its micro-batch may run on.
+        outputs: the engine's outputs of an item that has ended so, (1, ...), until they are split.
     """
 
     outcome: Any
@@ -73,7 +41,8 @@ class Slot:
     forward_s: float = 0.0
     batch_size: int = 0
     tokens: int = 0
-    generated: Generated | None = field(default=None, repr=False)
+    is_ended: bool = False
+    outputs: Outputs | None = field(default=None, repr=False)
 
     def queue_s(self, came_s: float) -> float:
         """Return the seconds that the item waited, for decoding and for the engine, since its request came."""
@@ -83,11 +52,6 @@ class Slot:
     def is_failed(self) -> bool:
         """Whether an error took the place of the item or its result."""
         return isinstance(self.outcome, ItemError)
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether the engine has ended the item, though its micro-batch may run on."""
-        return self.generated is not None and self.generated.is_ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from handlers.config import HandlerConfig, NoOptions
 from handlers.engines import Arrays, Engine, Listener, Outputs
 from handlers.errors import ItemError
 from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead
-from handlers.pipeline.slots import Pieces
-from handlers.protocol import requests, retrieval, streaming
+from handlers.protocol import requests, retrieval
 from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import Model, OutputTensors, documents
@@ -38,7 +37,6 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     batch_dims: Mapping[str, int] = {}  # of an output tensor, by name: the dimension of rows, where it is not the first
     media_types: tuple[str, ...] = ()  # of bodies other than JSON, for the metadata
     decodes_in_threads: ClassVar[bool] = True  # whether decoding one item takes longer than handing it to a thread
-    is_streamable: ClassVar[bool] = False  # whether answers can be sent in pieces; then `stream` is an option
     api: ClassVar[retrieval.Api | None] = None  # the API that its results are answers of
     staged_files: ClassVar[tuple[str, ...]] = ()  # names or patterns of files beside the model's configuration
     overhead: Overhead = OVERHEAD  # what one more micro-batch costs
@@ -77,9 +75,7 @@ class Hooks(abc.ABC, Generic[Config, Item]):
         """Take one row apart, which is a request; few tasks override it."""
         names_api = retrieval.HEADER.lower() in map(str.lower, headers)
         request = retrieval.unpack(row, headers, self.shape) if names_api else None
-        request = request or requests.unpack(row, headers, self.shape)
-        is_adaptive = self.config.scheduling.mode == "adaptive"
-        return streaming.asked(request, headers, is_adaptive=is_adaptive) if self.is_streamable else request
+        return request or requests.unpack(row, headers, self.shape)
 
     @abc.abstractmethod
     def decode(self, payload: Payload) -> Item:
@@ -105,16 +101,12 @@ class Hooks(abc.ABC, Generic[Config, Item]):
         """Run the model once, again for each half of a micro-batch that failed: arrays of shape (B, ...)."""
         return self.engine.run(inputs)
 
-    def pieces(self, item: Item) -> Pieces | None:  # noqa: ARG002
-        """Return what makes text, and in the end the result, of the tokens of one item, in adaptive mode.
+    def forward_reporting(self, inputs: Arrays, items: Sequence[Item], ended: Listener) -> Outputs:  # noqa: ARG002
+        """Run the model once, as `forward`, in adaptive mode; call `ended` for each item that ends before the others.
 
-        None where the engine reports no tokens of this item while it runs; items that share a micro-batch agree in it.
+        `split` gets the outputs of such an item alone.
         """
-        return None
-
-    def forward_progressively(self, inputs: Arrays, items: Sequence[Item], progress: Listener) -> Outputs:
-        """Run the model once, as `forward`, and pass on what the engine generates meanwhile."""
-        raise NotImplementedError
+        return self.forward(inputs, items)
 
     @abc.abstractmethod
     def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[Any]:

@@ -25,11 +25,9 @@ NO_PARAMETERS: Mapping[str, Any] = {}
 # The parameter `timeout` is an integer of 64 bits.
 LONGEST_TIMEOUT_US = 2**64 - 1
 
-# On a reply: whether it is a chunk of its answer that others follow.
-STREAM_NEXT = "ts_stream_next"
 # TorchServe 0.12.0 ends the worker whose answer to a StreamPredictions lacks this header. A Predictions takes it too,
 # and cannot be told from the other. Over HTTP it would begin a stream, so only answers by gRPC have it.
-GRPC_HEADERS = {STREAM_NEXT: "false"}
+GRPC_HEADERS = {"ts_stream_next": "false"}
 
 
 def header(headers: Mapping[str, Any], name: str) -> str | None:

@@ -110,7 +110,6 @@ class Request:
         is_grpc: whether it came by TorchServe's own gRPC.
         terms: the Open Inference Protocol's parameters for the scheduler, unchecked; see `Terms.of`.
         came_s: when the worker began to unpack it, in seconds of `time.perf_counter`.
-        is_streamed: whether its answer is to be sent in pieces.
     """
 
     payloads: tuple[Payload | ItemError, ...]
@@ -118,7 +117,6 @@ class Request:
     is_grpc: bool = False
     terms: Mapping[str, Any] = field(default_factory=dict)
     came_s: float = 0.0
-    is_streamed: bool = False
 
 
 class Items(Protocol):

@@ -4,7 +4,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from handlers.text.documents import DEFAULT_LANGUAGE, Divided, cut, divided
 from handlers.text.encoders import source_limit
 from handlers.text.inputs import AnswerLengths, padded_rows, text_of, tokenised
 from handlers.text.languages import Target, read_languages, short_code
-from handlers.text.pieces import Detokenizer, TextPieces
 
 # The streams that CTranslate2 starts with before a trial of their number.
 LIKELIEST_STREAMS = 2
@@ -41,7 +39,6 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
 
     text -> decode -> checked text -> prepare: one call of the tokenizer for each source language
          -> collate, forward: one run for items of the same options and languages -> split: its text
-                                                     meanwhile, in adaptive mode: its tokens -> pieces of its text
     """
 
     config_class = TranslationConfig
@@ -51,7 +48,6 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
     output_tensors: OutputTensors = columns({"translation_text": object})
     # Checking a text takes microseconds; tokenising is one call for each source language.
     decodes_in_threads = False
-    is_streamable = True
 
     engine: Generator | CTranslate2Engine
 
@@ -60,7 +56,6 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         config = self.config
         self.tokenizer_lock = threading.Lock()
         self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
-        self.detokenizer = Detokenizer.of(self.tokenizer)
         converted = self.model_dir / CONVERTED
         # CTranslate2 ends each answer of a greedy run at its own limit; others have one limit for a micro-batch.
         self.ends_each = config.engine == "auto" and converted.is_dir()
@@ -131,11 +126,6 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         """Cut a text into sentences, where that is asked for; its language is identified once, for all of them."""
         if payload.options.get("split", self.config.split) != "sentences":
             return None
-        if payload.options.get("stream") is True:
-            # The setting gives way; a request for both is refused.
-            if "split" not in payload.options:
-                return None
-            raise UnknownOption("stream: what is translated sentence by sentence comes whole; ask for split none.")
         sent = parse_options(TranslationOptions, payload.options)
         text = text_of(payload, self.config.max_characters)
         source = self._source(text, sent)
@@ -180,11 +170,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
             # Without beams these two have no effect.
             length_penalty=None if is_greedy else sent.length_penalty,
             early_stopping=None if is_greedy else sent.early_stopping,
-            # Streamed or not, they share micro-batches.
-            stream=None,
         )
-        if sent.stream and not is_greedy:
-            raise UnknownOption(f"stream: needs num_beams 1, not {beams}: a search knows its answer in the end only.")
         for name, limit in (("max_new_tokens", self.lengths.limit), ("num_beams", self.config.num_beams_limit)):
             if (getattr(options, name) or 0) > limit:
                 raise UnknownOption(f"{name}: {getattr(options, name)}; at most {limit}.")
@@ -251,15 +237,10 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         """Translate all items in one run: `sequences`, (B, U) int64."""
         return self.engine.run(inputs, self._arguments(items))
 
-    def pieces(self, item: SourceText) -> TextPieces | None:
-        """See `BatchHandler.pieces`; a search with beams tells nothing."""
-        if item.options.num_beams != 1:
-            return None
-        return TextPieces(self.detokenizer, partial(self._result, item))
-
-    def forward_progressively(self, inputs: Arrays, items: Sequence[SourceText], progress: Listener) -> Outputs:
-        """See `BatchHandler.forward_progressively`."""
-        return self.engine.run_progressively(inputs, progress, self._arguments(items))
+    def forward_reporting(self, inputs: Arrays, items: Sequence[SourceText], ended: Listener) -> Outputs:
+        """Translate all items in one run, and report each text that ends; a search with beams reports none."""
+        is_greedy = items[0].options.num_beams == 1
+        return self.engine.run(inputs, self._arguments(items), ended if is_greedy else None)
 
     def _arguments(self, items: Sequence[SourceText]) -> dict[str, Any]:
         """Return the arguments of generate() for items of one group."""
@@ -275,8 +256,4 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         texts = self.tokenizer.batch_decode(
             outputs["sequences"], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        return [self._result(item, text) for item, text in zip(items, texts, strict=True)]
-
-    def _result(self, item: SourceText, text: str) -> Mapping[str, Any]:
-        """Return the result of an item, whose text may also have come in pieces."""
-        return {"translation_text": text, **item.source.said}
+        return [{"translation_text": text, **item.source.said} for item, text in zip(items, texts, strict=True)]

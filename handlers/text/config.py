@@ -329,7 +329,6 @@ class TranslationOptions:
         early_stopping: whether to end the search with as many translations as beams; it matters to beams only.
         no_repeat_ngram_size: how many tokens an n-gram has that may occur only once; 0 for no limit.
         repetition_penalty: makes tokens that occurred less likely where it is more than 1.
-        stream: whether the answer comes in pieces, as it is generated; in adaptive mode, without beams.
     """
 
     src_lang: str | None = None
@@ -342,4 +341,3 @@ class TranslationOptions:
     early_stopping: bool | None = None
     no_repeat_ngram_size: Annotated[int, Field(ge=0, le=100)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] | None = None
-    stream: bool | None = None

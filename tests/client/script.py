@@ -8,19 +8,16 @@ import orjson
 from torchserve_client.client import Client
 from torchserve_client.errors import Closed
 from torchserve_client.retry import RetryPolicy
-from torchserve_client.transport import Incoming, Opened, Outgoing, Transport
+from torchserve_client.transport import Incoming, Outgoing, Transport
 
 Step = Incoming | Exception
 
 
 class Fake(Transport):
-    """A transport that never answers in pieces."""
+    """A transport without connections."""
 
     def __init__(self) -> None:
         """Open nothing."""
-
-    def open(self, request: Outgoing, timeout_s: float) -> Opened:
-        raise NotImplementedError
 
     def close(self) -> None:
         """Nothing is open."""

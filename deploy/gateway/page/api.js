@@ -78,34 +78,9 @@ export async function request(path, options = {}) {
   throw failed;
 }
 
-const LINES = /^(application\/(x-ndjson|jsonl)|text\/event-stream)/;
-
-/**
- * Read an answer as it comes. Lines of JSON (NDJSON, or the data of server-sent events) are handed over one by one,
- * each in the place of the one before; any other answer is handed over once, as parsed JSON or text.
- */
-export async function read(response, show) {
-  const isLines = LINES.test(response.headers.get("Content-Type") ?? "");
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    text += value;
-    if (!isLines) continue;
-    const lines = text.split(/\r?\n/);
-    text = lines.pop();
-    for (const line of lines) showLine(line, show);
-  }
-  if (isLines) showLine(text, show);
-  else show(parsed(text));
-}
-
-function showLine(line, show) {
-  const content = line.startsWith("data:") ? line.slice(5) : line;
-  // Of server-sent events: comments, other fields, and the end as some servers mark it.
-  if (!content.trim() || /^(event|id|retry|):/.test(line) || content.trim() === "[DONE]") return;
-  show(parsed(content));
+/** Read an answer: parsed JSON, or text. */
+export async function read(response) {
+  return parsed(await response.text());
 }
 
 function parsed(text) {

@@ -262,7 +262,7 @@ export function panel(metadata, where, changed) {
     try {
       const path = [model, ...(version ? [version] : [])].map(encodeURIComponent).join("/");
       const response = await request(`/predictions/${path}`, { ...requestOf(sent), signal: mine.signal });
-      await read(response, (value) => show(...resultOf(task, value, sent)));
+      show(...resultOf(task, await read(response), sent));
       timing.textContent = timingOf(performance.now() - begin, response.headers.get("Server-Timing"));
     } catch (error) {
       if (error.name === "AbortError") return;

@@ -3,10 +3,8 @@
     submit -> queue -> exchange with everything in flight and what is new -> answers of some -> their futures
 
 Every exchange sends the worker all requests that it has not answered, payloads included, in the bytes of TorchServe
-0.12.0. A reply with ts_stream_next is a chunk of its answer: from the first one on its request comes without the
-payload, and one whose client has gone is dropped with the next. With nothing in flight the thread waits for a first
-request, and a millisecond more for others. The first message is read by TorchServe's own code, which gives it to
-`handle`.
+0.12.0. With nothing in flight the thread waits for a first request, and a millisecond more for others. The first
+message is read by TorchServe's own code, which gives it to `handle`.
 """
 
 import socket
@@ -27,7 +25,7 @@ from ts.service import Service
 
 from handlers.base import BatchHandler
 from tests.handlers.serving import Answer, read
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S
 
 MAX_BATCH_DELAY_S = 0.001
 
@@ -44,32 +42,12 @@ class Field(NamedTuple):
 Body = bytes | Sequence[Field]
 
 
-class Stream:
-    """The chunks of one request's answer, where it comes in chunks, and the headers of the first."""
-
-    def __init__(self) -> None:
-        self.chunks: list[bytes] = []
-        self.headers: dict[str, str] = {}
-        self.is_there = True
-        self.is_dropped = threading.Event()
-
-    def leave(self) -> None:
-        """Leave, as a client that closes its connection."""
-        self.is_there = False
-
-    def wait(self, chunks: int) -> list[bytes]:
-        """Wait until so many have come."""
-        until(lambda: len(self.chunks) >= chunks, every_s=0.001)
-        return list(self.chunks)
-
-
 class Sent(NamedTuple):
     """A request in the frontend; a future takes one result and raises at a second."""
 
     body: Body
     headers: dict[str, Any]
     answer: "Future[Answer]"
-    stream: Stream
 
 
 class Frontend:
@@ -125,18 +103,13 @@ class Frontend:
         """Send several that an idle worker sees in one exchange."""
         return [sent.answer for sent in self._sent(requests)]
 
-    def stream(self, body: Body, **headers: str) -> "tuple[Stream, Future[Answer]]":
-        """Send one request whose answer may come in chunks; the answer's body is all of them, as bytes."""
-        (sent,) = self._sent([(body, {"explain": "False", **headers})])
-        return sent.stream, sent.answer
-
     def send(self, body: Body, **headers: str) -> Answer:
         """Send one request, and return its answer."""
         return self.submit(body, **headers).result(PATIENCE_S)
 
     def _sent(self, requests: Sequence[tuple[Body, dict[str, str]]]) -> list[Sent]:
         sent = [
-            Sent(body, {name.replace("_", "-"): value for name, value in headers.items()}, Future(), Stream())
+            Sent(body, {name.replace("_", "-"): value for name, value in headers.items()}, Future())
             for body, headers in requests
         ]
         with self._is_something_there:
@@ -176,35 +149,17 @@ class Frontend:
 
     def _exchange(self, answers: BinaryIO) -> None:
         self.exchanges += 1
-        requests = {
-            id_: (sent.headers, () if sent.stream.chunks else sent.body) for id_, sent in self._in_flight.items()
-        }
+        requests = {id_: (sent.headers, sent.body) for id_, sent in self._in_flight.items()}
         self._ours.sendall(message(requests))
         for id_, received in read_answers(answers).items():
             assert received.phrase
             headers = {"content-type": received.content_type, **received.headers}
             # TorchServe's worker thread fails where there is no such request.
-            sent = self._in_flight[id_]
-            is_next = received.headers.get("ts_stream_next") if sent.headers else None
-            if is_next is None:
-                assert not sent.stream.chunks, "a plain reply in the middle of a stream"
-                del self._in_flight[id_]
-                body = read(received.body, received.content_type)
-                sent.answer.set_result(Answer(received.status, body, headers))
-            else:
-                self._chunk(id_, sent, received, headers, is_last=is_next == "false")
-
-    def _chunk(self, id_: str, sent: Sent, received: "Received", headers: dict[str, str], *, is_last: bool) -> None:
-        stream = sent.stream
-        assert stream.chunks or not is_last, "the first message is the last: no head is written, and the client hangs"
-        stream.headers = stream.headers or headers
-        stream.chunks.append(received.body)
-        if is_last:
-            del self._in_flight[id_]
-            sent.answer.set_result(Answer(received.status, b"".join(stream.chunks), stream.headers))
-        elif not stream.is_there:
-            del self._in_flight[id_]
-            stream.is_dropped.set()
+            sent = self._in_flight.pop(id_)
+            # Over HTTP it would begin a stream; a request by gRPC has no headers.
+            assert not (sent.headers and "ts_stream_next" in received.headers)
+            body = read(received.body, received.content_type)
+            sent.answer.set_result(Answer(received.status, body, headers))
 
 
 def message(requests: Mapping[str, tuple[dict[str, str], Body]]) -> bytes:

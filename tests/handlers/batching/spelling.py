@@ -11,16 +11,15 @@ import numpy as np
 
 from handlers.base import BatchHandler
 from handlers.config import HandlerConfig
-from handlers.engines import Arrays, Engine, Listener, Outputs, Progress
+from handlers.engines import Arrays, Engine, Listener, Outputs
 from handlers.errors import UnknownOption
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
 from tests.handlers.batching.gated import SCHEDULING, TIMEOUT_S, state, wait_for
 from tests.handlers.serving import context
 
-# Characters with a meaning: the engine fails in the step that comes to this one; makes another text the second time it
-# runs one that has this one; and a piece that has this one has no text.
-FAILURE, FICKLE, UNREADABLE = "#", "?", "^"
+# The engine fails in the step that comes to this character.
+FAILURE = "#"
 
 
 class Speller:
@@ -29,14 +28,13 @@ class Speller:
     Attributes:
         batches: the texts of each micro-batch that it was given.
         steps: how many steps were run.
-        written: characters reported, of all items.
     """
 
     description, input_names = "speller", ("codes",)
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
-        self.steps = self.written = 0
+        self.steps = 0
         self._allowed: float = np.inf
         self._changed = threading.Condition()
 
@@ -53,10 +51,7 @@ class Speller:
         """Run freely."""
         self._allow(np.inf)
 
-    def run(self, inputs: Arrays) -> Outputs:
-        return self.run_progressively(inputs, lambda _: False)
-
-    def run_progressively(self, inputs: Arrays, progress: Listener) -> Outputs:
+    def run(self, inputs: Arrays, ended: Listener | None = None) -> Outputs:
         codes = inputs["codes"].copy()
         texts = ["".join(map(chr, row[row > 0])) for row in codes]
         self.batches.append(texts)
@@ -69,13 +64,10 @@ class Speller:
             if any(text[step] == FAILURE for text in going.values()):
                 raise LookupError("a bug")
             for index, text in list(going.items()):
-                is_last = step == len(text) - 1
-                code = ord(text[step])
-                if text[step] == FICKLE:
-                    code += sum(text in batch for batch in self.batches)
-                self.written += 1
-                if progress(Progress(index, (code,), is_last)) or is_last:
+                if step == len(text) - 1:
                     del going[index]
+                    if ended is not None:
+                        ended(index, {"codes": codes[index : index + 1, : len(text)]})
         return {"codes": codes}
 
     def _allow(self, steps: float) -> None:
@@ -84,30 +76,12 @@ class Speller:
             self._changed.notify_all()
 
 
-class Letters:
-    """Pieces of a text: its characters."""
-
-    def __init__(self) -> None:
-        self._text = ""
-
-    def add(self, tokens: Sequence[int]) -> str:
-        text = "".join(map(chr, tokens))
-        if UNREADABLE in text:
-            raise LookupError("a bug")
-        self._text += text
-        return text
-
-    def end(self) -> tuple[str, Any]:
-        return "", {"spelled": self._text}
-
-
 class SpellingHandler(BatchHandler[HandlerConfig, str]):
-    """Spells texts; one with a capital reports nothing until its end."""
+    """Spells texts."""
 
     config_class = HandlerConfig
     inputs = frozenset({"text"})
     decodes_in_threads = False
-    is_streamable = True
 
     def load(self) -> Engine:
         self.speller = Speller()
@@ -117,14 +91,14 @@ class SpellingHandler(BatchHandler[HandlerConfig, str]):
         return Payload({"text": "sample"})
 
     def decode(self, payload: Payload) -> str:
-        if unknown := payload.options.keys() - {"stream"}:
-            raise UnknownOption(f"{', '.join(sorted(unknown))}: not known.")
+        if payload.options:
+            raise UnknownOption(f"{', '.join(sorted(payload.options))}: not known.")
         value = payload.value
         return str(value["text"]) if isinstance(value, Mapping) else bytes(value).decode()  # type: ignore[arg-type]
 
     def cost(self, item: str) -> Cost:
         # All are of a length, so that those that wait share a micro-batch.
-        return Cost(group=item == item.lower())
+        return Cost()
 
     def collate(self, items: Sequence[str]) -> Arrays:
         codes = np.zeros((len(items), max(map(len, items))), np.int64)
@@ -132,11 +106,8 @@ class SpellingHandler(BatchHandler[HandlerConfig, str]):
             row[: len(item)] = [ord(letter) for letter in item]
         return {"codes": codes}
 
-    def forward_progressively(self, inputs: Arrays, items: Sequence[str], progress: Listener) -> Outputs:
-        return self.speller.run_progressively(inputs, progress)
-
-    def pieces(self, item: str) -> Letters | None:
-        return None if item != item.lower() else Letters()
+    def forward_reporting(self, inputs: Arrays, items: Sequence[str], ended: Listener) -> Outputs:
+        return self.speller.run(inputs, ended)
 
     def split(self, outputs: Outputs, items: Sequence[str]) -> list[Any]:
         return [{"spelled": "".join(map(chr, row[row > 0]))} for row in outputs["codes"]]
@@ -160,21 +131,9 @@ def started(model_dir: Path, **scheduling: Any) -> SpellingHandler:
     with patch("handlers.batching.trial.measure", lambda *_: [(1, 0.02), (1000, 0.021)]):
         handler.initialize(handler.worker_context)
     handler.speller.batches.clear()
-    handler.speller.written = 0
     return handler
 
 
 def asking(text: str, **options: Any) -> bytes:
     """Write a body; TorchServe marks it as JSON in a header of the field."""
     return json.dumps({"text": text, **options}).encode()
-
-
-def events(body: bytes) -> list[tuple[str, Any]]:
-    """Read the events of a stream: kind and data. Each is two lines or one, and an empty one."""
-    found = []
-    *whole, rest = body.split(b"\n\n")
-    assert rest == b""
-    for event in whole:
-        lines = dict(line.split(b": ", 1) for line in event.split(b"\n"))
-        found.append((lines.get(b"event", b"message").decode(), json.loads(lines[b"data"])))
-    return found

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from deploy.build.stagers.translation import convert
-from handlers.engines import Divisible, Progress, Progressive
+from handlers.engines import Divisible, Outputs
 from handlers.engines.ctranslate2 import CTranslate2Engine, compute_type
 from handlers.engines.decoding import Decoding
 from handlers.engines.seq2seq import load_tokenizer, read_generation
@@ -73,33 +73,29 @@ def test_engine_in_any_order_and_on_any_streams_gives_each_its_own(
     other: Any = engine.divide(3 - streams)
     assert other.whole is not engine
     for part in (*divided.streams, other.whole, *other.streams):
-        assert isinstance(part, Progressive)
         assert rows(cast("Any", part).run(inputs, FEW)) == expected
     assert make(streams=4, threads=3).stream_counts == [3, 1, 2]
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-def test_progress_tells_the_tokens_of_the_outputs_and_each_end_once(
+def test_each_item_is_reported_once_as_it_ends_with_its_outputs(
     make: Make, inputs: dict[str, Any], streams: int
 ) -> None:
-    told: dict[int, list[int]] = {index: [] for index in range(len(SENTENCES))}
-    ended: list[int] = []
+    reported: dict[int, list[list[int]]] = {}
 
-    def listen(progress: Progress) -> bool:
-        assert progress.index not in ended
-        told[progress.index] += progress.tokens
-        ended.extend([progress.index] * progress.is_last)
-        return False
+    def listen(index: int, outputs: Outputs) -> None:
+        assert index not in reported
+        reported[index] = rows(outputs)
 
     limits = [3 + index for index in range(len(SENTENCES))]
-    outputs = make(streams=streams).run_progressively(inputs, listen, {"max_new_tokens": limits})
-    assert [told[index] for index in sorted(told)] == rows(outputs)
-    assert sorted(ended) == list(range(len(SENTENCES)))
+    outputs = make(streams=streams).run(inputs, {"max_new_tokens": limits}, listen)
+    assert [reported[index] for index in sorted(reported)] == [[row] for row in rows(outputs)]
+    assert len(reported) == len(SENTENCES)
     if streams == 1:
-        assert ended[0] == 0
+        assert next(iter(reported)) == 0
 
 
-def test_limit_or_stop_of_one_item_is_nothing_to_the_others(make: Make, inputs: dict[str, Any]) -> None:
+def test_limit_of_one_item_is_nothing_to_the_others(make: Make, inputs: dict[str, Any]) -> None:
     engine = make()
     whole = rows(engine.run(inputs, {"max_new_tokens": 16}))
     assert min(map(len, whole)) > 1 and max(map(len, whole)) > 2
@@ -107,17 +103,15 @@ def test_limit_or_stop_of_one_item_is_nothing_to_the_others(make: Make, inputs: 
     # A forced end counts as a token.
     expected = [row[: limit - 1] for row, limit in zip(whole, limits, strict=True)]
     assert rows(engine.run(inputs, {"max_new_tokens": limits})) == expected
-    stopped = engine.run_progressively(inputs, lambda progress: progress.index == 1, {"max_new_tokens": 16})
-    assert rows(stopped) == [row[:1] if index == 1 else row for index, row in enumerate(whole)]
 
 
 def test_run_that_fails_or_is_past_its_time_ends_and_the_next_one_answers(make: Make, inputs: dict[str, Any]) -> None:
-    def fails(progress: Progress) -> bool:
-        raise LookupError(progress.index)
+    def fails(index: int, outputs: Outputs) -> None:
+        raise LookupError(index)
 
     engine = make(streams=2)
     with pytest.raises(LookupError):
-        engine.run_progressively(inputs, fails, FEW)
+        engine.run(inputs, FEW, fails)
     engine._longest_run_s = 0.0
     for beams in (1, 4):
         with pytest.raises(OutOfTime):

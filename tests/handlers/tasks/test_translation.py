@@ -16,7 +16,6 @@ from handlers.protocol.requests import Payload
 from handlers.tasks.translation import TranslationHandler
 from tests import tiny_seq2seq
 from tests.handlers.batching.frontend import Frontend
-from tests.handlers.batching.spelling import events
 from tests.handlers.serving import serve, started
 from tests.handlers.tasks.translating import (
     ORIGINAL,
@@ -164,7 +163,7 @@ BAD: list[tuple[Any, int, str, str]] = [
     ({"text": "canary", "num_beams": 9}, 400, "UnknownOption", "num_beams: 9; at most 8."),
     ({"text": "canary", "num_beams": "canary"}, 400, "UnknownOption", "num_beams: Input should be a valid integer"),
     ({"text": "canary", "max_new_tokens": 13}, 400, "UnknownOption", "max_new_tokens: 13; at most 12."),
-    ({"text": "canary", "stream": True}, 400, "UnknownOption", "stream: this model batches in classic mode"),
+    ({"text": "canary", "stream": True}, 400, "UnknownOption", "Known options: src_lang, tgt_lang"),
 ]
 
 
@@ -208,20 +207,14 @@ def test_translation_of_many_texts_is_held_to_what_they_may_generate(start: Star
 
 
 @pytest.mark.parametrize(("family", "engine"), [("marian", "torch"), ("m2m100", "auto")])
-def test_translation_in_pieces_is_the_translation_that_a_plain_request_gets(
+def test_translation_of_a_text_that_ends_before_its_micro_batch_is_that_of_classic_mode(
     start: Starter, family: str, engine: str, tmp_path: Path
 ) -> None:
     archive = staged("tiny", start(family).model_dir.parent / ORIGINAL, tmp_path, SETTINGS, engine)
     handler = adaptive(archive, SETTINGS)
     assert ("torch" in handler.engine.description) == (engine == "torch")
-    rows = [{"text": text, **REQUESTS[family][0]} for text in TEXTS]
+    options = [REQUESTS[family][0], {**REQUESTS[family][0], **BEAMS}]
+    bodies = encoded([{"text": text, **each} for each in options for text in TEXTS])
     with Frontend(handler) as frontend:
-        in_pieces = [frontend.stream(body)[1] for body in encoded([{**row, "stream": True} for row in rows])]
-        plain = [frontend.stream(body)[1] for body in encoded(rows)]
-        for one, other in zip(in_pieces, plain, strict=True):
-            *pieces, (kind, last) = events(one.result(60).body)
-            assert (kind, last) == ("message", other.result(60).body)
-            assert "".join(data["text"] for _, data in pieces) == last["translation_text"]
-        (beams,) = encoded([{**rows[0], "num_beams": 2, "stream": True}])
-        refused = frontend.stream(beams)[1].result(60)
-    assert (refused.status, refused.body["message"].startswith("stream: needs num_beams 1")) == (400, True)
+        answers = frontend.submit_together([(body, {}) for body in bodies])
+        assert [each.result(60).body for each in answers] == [each.body for each in serve(start(family), bodies)]

@@ -9,11 +9,9 @@ import pytest
 
 from handlers.tasks.translation import TranslationHandler
 from tests import tiny_seq2seq
-from tests.handlers.batching.frontend import Frontend
-from tests.handlers.batching.spelling import events
 from tests.handlers.serving import Answer, serve, started
 from tests.handlers.tasks import translating
-from tests.handlers.tasks.translating import DETECTOR, adaptive, calls, encoded, staged
+from tests.handlers.tasks.translating import DETECTOR, calls, encoded, staged
 
 PLAIN = translating.SETTINGS
 SETTINGS = {**PLAIN, "tgt_lang": "de", "detector": DETECTOR}
@@ -141,21 +139,3 @@ def test_documents_of_a_request_share_its_budgets(detecting: TranslationHandler,
     ask(handler, {"text": "One. Two.", **SPLIT}, {"text": "One. " * 30, "src_lang": "en", "split": "none"})
     (error,) = ask(handler, {"text": "One. " * 30, **SPLIT}, status=413)
     assert error["message"].startswith("The items of the request come to ")
-
-
-# -- in adaptive mode -------------------------------------------------------------------------------------------------
-
-
-def test_streamed_text_is_identified_and_not_split(detecting: TranslationHandler) -> None:
-    rows = [{"text": FRENCH}, {"text": f"{FRENCH} Merci.", "split": "none"}, {"text": TEXT, "split": "sentences"}]
-    settings = {**SETTINGS, "src_lang": "en", "split": "sentences"}
-    with Frontend(adaptive(detecting.model_dir, settings)) as frontend:
-        *streamed, refused = (
-            frontend.stream(each)[1].result(60) for each in encoded([{**row, "stream": True} for row in rows])
-        )
-    for answer, expected in zip(streamed, ask(detecting, *rows[:2]), strict=True):
-        *pieces, (_, last) = events(answer.body)
-        assert last == expected
-        assert last["src_lang"] == "fr"
-        assert "".join(data["text"] for _, data in pieces) == last["translation_text"]
-    assert body(refused, 400)["message"].startswith("stream: what is translated sentence by sentence comes whole")

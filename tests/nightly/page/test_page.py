@@ -240,19 +240,6 @@ def test_model_that_says_nothing_of_itself_is_sent_what_the_user_likes(page: Vis
     assert node.bodies == [("text/plain", b"Hello, world."), ("application/json", b'{"a":null}')]
 
 
-def test_translation_is_shown_as_it_comes(page: Visit, node: StandIn) -> None:
-    node.do = "stream"
-    page.show("translation")
-    node.chunks.put('data: {"translation_text": "Où est"}\n\ndata: {"transl'.encode())
-    page.page.get_by_role("button", name="Run").click()
-    expect(page.page.locator(".translation")).to_have_text("Où est")
-    expect(page.page.locator(".answer")).to_have_attribute("aria-busy", "true")
-    node.chunks.put('ation_text": "Où est la gare ?"}\n\n'.encode())
-    node.chunks.put(b"")
-    expect(page.page.locator(".translation")).to_have_text("Où est la gare ?")
-    expect(page.page.locator(".answer")).not_to_have_attribute("aria-busy", "true")
-
-
 # -- what goes wrong, and what may run ----------------------------------------------------------------------------
 
 

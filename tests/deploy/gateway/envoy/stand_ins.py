@@ -9,12 +9,10 @@ import asyncio
 import functools
 import hashlib
 import json
-import queue
 import socket
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -120,7 +118,7 @@ class StandIn:
     A prediction is answered with its own request in JSON, or by its header X-Do (without one, by `do`):
 
         die, wait       resets the connection, waits until `release` is set; die-NAME, wait-NAME: on that node alone
-        stream, break   sends `chunks` until b"", resets the connection at None; resets it after one chunk
+        break           resets the connection after one chunk of the answer
         any other word  (status, headers, body) of `answers`, by that word or by the path
 
     Attributes:
@@ -130,7 +128,7 @@ class StandIn:
         broken: answers in place of the management API; delay_s: seconds before it answers.
         asked: method, path and query of everything that came; checks: the headers of questions to the management API.
         seen: predictions by path; bodies: content type and body of each.
-        arrived: set by a prediction; left: set when the client of a stream is gone.
+        arrived: set by a prediction.
     """
 
     def __init__(self, name: str, models: Iterable[str] = ()) -> None:
@@ -142,12 +140,11 @@ class StandIn:
         self.delay_s = 0.0
         self.do = ""
         self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}
-        self.chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.asked: list[str] = []
         self.checks: list[dict[str, str]] = []
         self.seen: Counter[str] = Counter()
         self.bodies: list[tuple[str, bytes]] = []
-        self.release, self.arrived, self.left = threading.Event(), threading.Event(), threading.Event()
+        self.release, self.arrived = threading.Event(), threading.Event()
         self.inference, self.management = Server(self._infer), Server(self._manage)
 
     @property
@@ -180,38 +177,18 @@ class StandIn:
             request.transport.abort()
         while what in ("wait", f"wait-{self.name}") and not self.release.is_set():
             await asyncio.sleep(0.01)
-        if what in ("stream", "break"):
-            return await self._stream(request, is_broken=what == "break")
+        if what == "break":
+            begun = web.StreamResponse()
+            begun.enable_chunked_encoding()
+            await begun.prepare(request)
+            await begun.write(b"1")
+            await asyncio.sleep(0.05)
+            request.transport.abort()
+            return begun
         if (answer := self.answers.get(what or request.path)) is not None:
             status, headers, text = answer
             return web.Response(status=status, headers=headers, body=text)
         return received(request, body, self.name)
-
-    async def _stream(self, request: web.Request, *, is_broken: bool) -> web.StreamResponse:
-        """Answer in chunks, as TorchServe does for ts_stream_next."""
-        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "ts_stream_next": "true"})
-        answer.enable_chunked_encoding()
-        transport = request.transport
-        assert transport is not None
-        try:
-            await answer.prepare(request)
-            if is_broken:
-                await answer.write(b"data: 1\n\n")
-                await asyncio.sleep(0.05)
-                transport.abort()
-            while not transport.is_closing():
-                with suppress(queue.Empty):
-                    chunk = self.chunks.get_nowait()
-                    if chunk is None:
-                        transport.abort()
-                    if not chunk:
-                        return answer
-                    await answer.write(chunk)
-                await asyncio.sleep(0.005)
-            raise ConnectionResetError
-        except (ConnectionResetError, asyncio.CancelledError):
-            self.left.set()
-            raise
 
     async def _manage(self, request: web.Request) -> web.Response:
         self.asked.append(f"{request.method} {request.path_qs}")

@@ -10,7 +10,7 @@ from tests.deploy.gateway.envoy.harness import Gateway
 
 # What handlers read, with values of theirs; and what ends at the gateway, of every kind.
 READ = {
-    "content-type": "text/plain; charset=utf-8", "content-encoding": "br", "accept": "text/event-stream",
+    "content-type": "text/plain; charset=utf-8", "content-encoding": "br", "accept": "application/x-npy",
     "inference-header-content-length": "1", "x-priority": "1", "x-timeout-ms": "9000", "x-api": "rerank",
     "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate": "a=1", "x-request-id": "me",
     "x-tenant": "shop",
