@@ -72,12 +72,6 @@ class InvalidTimeout(InvalidInput):
     """The header X-Timeout-Ms, or the protocol's parameter `timeout`, is not a number above 0."""
 
 
-class NotAcceptable(InvalidInput):
-    """The answer cannot have the form that the header Accept asks for."""
-
-    code = 406
-
-
 class UnsupportedMedia(InvalidInput):
     """The bytes are of no accepted format."""
 

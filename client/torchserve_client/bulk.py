@@ -25,7 +25,6 @@ from torchserve_client.errors import ClientError, InvalidPayload, ManagementErro
 from torchserve_client.futures import FuturesClient
 from torchserve_client.inputs import Input, Keys, inputs_of, shown
 from torchserve_client.nodes import Nodes
-from torchserve_client.payloads import Typed, media_type
 
 # Lines of a request: the smallest max_instances of this project's handlers.
 LINES = 64
@@ -46,13 +45,12 @@ class Item(NamedTuple):
 
     Attributes:
         name, key: of the input.
-        payload: a line, or a file's bytes; the path of a file that cannot be read. A file of arrays may hold several
-            rows, and is one item all the same.
+        payload: a line, or a file's bytes; the path of a file that cannot be read.
     """
 
     name: str
     key: str
-    payload: str | Typed | Path
+    payload: str | bytes | Path
 
 
 def predict(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
@@ -101,8 +99,7 @@ def items(inputs: Iterable[Input], keys: Keys, answers: Answers) -> Iterator[Ite
             # The client will fail to read it likewise, and that is its outcome.
             yield Item(each.name, "", Path(each.value))
             continue
-        payload = each.value if isinstance(each.value, str) else Typed(content, media_type(each.value))
-        yield Item(each.name, keys.of(content), payload)
+        yield Item(each.name, keys.of(content), each.value if isinstance(each.value, str) else content)
 
 
 def ask(

@@ -156,7 +156,7 @@ def parser() -> argparse.ArgumentParser:
 def _asking_commands(added: Any) -> None:
     """Add the commands that ask the inference API alone."""
     predict = _command(added, bulk.predict, "every file of a folder or line of a file; run it again to go on")
-    words = "a folder of files, each sent as it is, .npy and .npz too; or a file of lines"
+    words = "a folder of files, each sent as it is; or a file of lines"
     predict.add_argument("path", type=Path, metavar="PATH", help=words)
     words = "answers; started or continued"
     predict.add_argument("--out", type=Path, required=True, metavar="JSONL", help=words)

@@ -1,7 +1,6 @@
 """The body of a request by the kind of its payload, and what its answer means. Pure, but that it reads paths.
 
 bytes, a path                  the body itself; with options, a form whose field `data` it is
-a path of .npy or .npz, Typed  the same, under its media type
 text                           the body itself; with options, {"text": ...}
 a dict of values               JSON as it is; bytes in it as base64
 a list of any of them          {"instances": [...]}; bytes and paths as {"b64": ...}
@@ -29,16 +28,6 @@ DATA = "data"
 INPUT = "input"
 
 OCTETS, TEXT, JSON = "application/octet-stream", "text/plain; charset=utf-8", "application/json"
-# Suffix of a file -> what its bytes are called, where a model must be told: one array, and arrays by name.
-MEDIA_TYPES = {".npy": "application/x-npy", ".npz": "application/x-npz"}
-
-
-@dataclass(frozen=True, slots=True)
-class Typed:
-    """Bytes, and the Content-Type under which they are sent."""
-
-    content: bytes
-    media_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +89,7 @@ def body(payload: Any, options: Mapping[str, Any]) -> Body:
         return _json({**options, "text": payload}) if options else Body(payload.encode(), {"Content-Type": TEXT})
     if isinstance(payload, list | tuple):
         return _json({"instances": [_instance(each) for each in payload], **options}, is_list=True)
-    if not isinstance(payload, Typed):
-        payload = Typed(_bytes(payload), media_type(payload) if isinstance(payload, Path) else OCTETS)
-    return _raw(payload, options)
-
-
-def media_type(path: Path) -> str:
-    """Return what the bytes of a file are called; what they are is seen in them, but for arrays."""
-    return MEDIA_TYPES.get(path.suffix.lower(), OCTETS)
+    return _raw(_bytes(payload), options)
 
 
 def is_array(value: Any) -> bool:
@@ -125,11 +107,11 @@ def _tensors(arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Body:
     return Body(content, {"Content-Type": OCTETS, protocol.HEADER: str(json_length)}, is_tensors=True)
 
 
-def _raw(payload: Typed, options: Mapping[str, Any]) -> Body:
+def _raw(content: bytes, options: Mapping[str, Any]) -> Body:
     if not options:
-        return Body(payload.content, {"Content-Type": payload.media_type})
+        return Body(content, {"Content-Type": OCTETS})
     fields: dict[str, Any] = {name: orjson.dumps(value).decode() for name, value in options.items()}
-    form, content_type = encode_multipart_formdata({**fields, DATA: ("data", payload.content, payload.media_type)})
+    form, content_type = encode_multipart_formdata({**fields, DATA: ("data", content, OCTETS)})
     return Body(form, {"Content-Type": content_type})
 
 
@@ -182,9 +164,6 @@ def reason(incoming: Incoming) -> tuple[str, str]:
         error = {"message": error}
     if not isinstance(error, dict):
         error = {}
-    if isinstance(error.get("errors"), list):
-        # All rows of a file failed, and each of them has its error.
-        error = next((each for each in error["errors"] if isinstance(each, dict)), error)
     message = error.get("message") or error.get("status") or incoming.reason or f"HTTP {incoming.status}"
     return str(error.get("type", "")), str(message)
 

@@ -1,7 +1,6 @@
 """Image segmentation says of each pixel of an image what it belongs to."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,11 @@ from handlers.engines import Outputs
 from handlers.engines.torch import dtype_for
 from handlers.errors import ImageTooLarge
 from handlers.pipeline.micro_batches import Cost
-from handlers.protocol.headers import header
-from handlers.protocol.requests import Payload, Request
-from handlers.protocol.responses import OneItem
+from handlers.protocol.requests import Payload
 from handlers.vision.config import ImageSegmentationConfig, ImageSegmentationOptions
 from handlers.vision.handler import ImageHandler, Seen
 from handlers.vision.images import grey_jpeg, opened
-from handlers.vision.masks import NPY, LabelFile, png, rle
+from handlers.vision.masks import png
 from handlers.vision.pixel_segmenter import Geometry, load_segmenter
 
 # Pixels that count as a token: a square of 16 x 16.
@@ -49,17 +46,6 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
         """See `BatchHandler.sample`; a grey JPEG."""
         return Payload(grey_jpeg(self.geometry.shorter))
 
-    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
-        """See `BatchHandler.unpack`; `Accept: application/x-npy` asks for the map of one image alone."""
-        request = super().unpack(row, headers)
-        if NPY not in (header(headers, "Accept") or "").lower() or not isinstance(request.form, OneItem):
-            return request
-        payloads = tuple(
-            replace(each, options={**each.options, "masks": "labels"}) if isinstance(each, Payload) else each
-            for each in request.payloads
-        )
-        return replace(request, payloads=payloads, form=LabelFile())
-
     def decode(self, payload: Payload) -> Seen:
         """Resize an image that came as bytes, {"b64": ...} or pixels, and read the options."""
         options = parse_options(ImageSegmentationOptions, payload.options)
@@ -84,8 +70,6 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
     def _answer(self, classes: NDArray[np.uint8], probabilities: NDArray[Any], item: Seen) -> Any:
         labels = np.asarray(Image.fromarray(classes).resize(item.size, Image.Resampling.NEAREST))
         masks = item.options.masks or self.config.masks
-        if masks == "labels":
-            return labels
         if self.config.answer == "torchserve":
             return np.stack([classes.astype(np.float32), probabilities], axis=-1)
         flat = classes.ravel()
@@ -96,5 +80,7 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
         if masks == "map":
             values = [{**segment, "value": value} for segment, value in zip(segments, found, strict=True)]
             return {"segments": values, "map": png(labels)}
-        draw = rle if masks == "rle" else lambda mask: png(np.where(mask, np.uint8(255), np.uint8(0)))
-        return [{**segment, "mask": draw(labels == value)} for segment, value in zip(segments, found, strict=True)]
+        whole = np.uint8(255)
+        return [
+            {**segment, "mask": png((labels == value) * whole)} for segment, value in zip(segments, found, strict=True)
+        ]

@@ -23,7 +23,6 @@ from handlers.tensor_models.answers import described, row_outputs
 from handlers.tensor_models.bounds import integer_bounds, outside
 from handlers.tensor_models.checks import check_finite, checked_outputs, shown_outputs
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.files import NPY, NPZ
 from handlers.tensor_models.items import TensorItems
 from handlers.tensor_models.rows import Row, Rows, sample_rows
 from handlers.tensor_models.signature import SIGNATURE, Said, Signature, Tensor, narrowed, signed
@@ -45,7 +44,6 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
     """
 
     config_class = TensorsConfig
-    media_types = (NPY, NPZ)
     decodes_in_threads = False
 
     def load(self) -> Engine:
@@ -90,8 +88,6 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
             model,
             given=fields.tensors,
             most_rows=self.config.max_instances,
-            most_bytes=self.config.max_body_bytes,
-            most_answer_bytes=self.config.max_response_bytes,
         )
         return self._items
 

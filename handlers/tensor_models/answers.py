@@ -2,8 +2,7 @@
 
     {"x": ..., ...}                -> row_values -> {"y": ...}; the form is OneItem of handlers.protocol.responses
     {"instances": [...]}           -> prediction -> {"predictions": [...]}; the form is Instances
-    {"inputs": {...}}, .npy, .npz  -> Columns    -> {"outputs": {...}}, "errors" beside where rows failed
-    the same, Accept: .npy or .npz -> File       -> such a file
+    {"inputs": {...}}              -> Columns    -> {"outputs": {...}}, "errors" beside where rows failed
 
 A result is a row's outputs, by the model's names, with the batch dimension.
 """
@@ -15,12 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import InvalidInput, ItemError, NotAcceptable, ResponseTooLarge, WrongOutput
+from handlers.errors import ItemError, WrongOutput
 from handlers.protocol.metadata import TensorMetadata
-from handlers.protocol.output_tensors import ERROR, Arrays, Model, OutputTensors, errors_of
+from handlers.protocol.output_tensors import Arrays, Model, OutputTensors
 from handlers.protocol.responses import OneItem, Reply, encode_padded, status_of
 from handlers.protocol.tensors import BF16, from_bfloat16
-from handlers.tensor_models.files import NPY, NPZ, padded_bytes, to_npy, to_npz
 from handlers.tensor_models.signature import ANY, Tensor
 
 
@@ -108,35 +106,3 @@ class Columns:
         errors = [result.to_json() if isinstance(result, ItemError) else None for result in results]
         outputs = {name: [row and row[name] for row in rows] for name in names}
         return Reply(200, encode_padded({"outputs": outputs, "errors": errors}))
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """The answer is a .npz file with all outputs, or a .npy file with the only one."""
-
-    model: Model
-    media_type: str
-    most_bytes: int
-
-    def pack(self, results: Sequence[Any]) -> Reply:
-        """See `Form`. In a .npz, failed rows have nothing in them, and the array `error` says why; in a .npy there is
-        no room for that, so that one failed row fails the request.
-        """
-        errors = [result for result in results if isinstance(result, ItemError)]
-        if errors and (self.media_type == NPY or len(errors) == len(results)):
-            return OneItem().pack(errors[:1])
-        arrays = self.model.arrays(results)
-        if errors and self.media_type == NPZ:
-            arrays[ERROR] = errors_of(results)
-        if sum(map(padded_bytes, arrays.values())) > self.most_bytes:
-            problem: InvalidInput = ResponseTooLarge(
-                f"The file would have more than max_response_bytes, {self.most_bytes}: it pads texts to the longest."
-            )
-            return OneItem().pack([ItemError.of(problem)])
-        if self.media_type == NPZ:
-            return Reply(200, to_npz(arrays), NPZ)
-        if len(arrays) > 1:
-            problem = NotAcceptable(f"The model has {len(arrays)} outputs; a .npy file has one. Accept {NPZ}.")
-            return OneItem().pack([ItemError.of(problem)])
-        (array,) = arrays.values()
-        return Reply(200, to_npy(array), NPY)

@@ -2,7 +2,6 @@
 
     Open Inference tensors  -> checked -> a payload for each row
     {"inputs": {...}}       -> values -> checked -> the same
-    .npy, .npz              -> arrays -> checked -> the same
     {"instances": [...]}    -> a payload for each, whose values are read as it is decoded
     {"x": ..., ...}         -> one such payload
 
@@ -20,14 +19,12 @@ from numpy.typing import NDArray
 from handlers.errors import BatchTooLarge, ItemError, TensorMismatch, UnknownShape, UnsupportedMedia, shown
 from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.fields import instances_of
-from handlers.protocol.headers import header
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Payload, Request
-from handlers.protocol.responses import Form, Instances, OneItem
+from handlers.protocol.responses import Instances, OneItem
 from handlers.protocol.tensors import BF16, DTYPES, JSON_TYPES, converted, nested, to_bfloat16
-from handlers.tensor_models.answers import Columns, File, prediction, row_values
+from handlers.tensor_models.answers import Columns, prediction, row_values
 from handlers.tensor_models.checks import checked, row_count
-from handlers.tensor_models.files import NPY, NPY_MAGIC, NPZ, NPZ_MAGIC, from_npy, from_npz
 from handlers.tensor_models.rows import Rows
 from handlers.tensor_models.signature import Shape, Signature, Tensor, without
 
@@ -46,8 +43,6 @@ class TensorItems:
         *,
         given: Mapping[str, str],
         most_rows: int,
-        most_bytes: int,
-        most_answer_bytes: int,
     ) -> None:
         """Read requests to one model.
 
@@ -55,8 +50,6 @@ class TensorItems:
             signature, rows, model: of the model.
             given: the model's name of each input by the clients' name.
             most_rows: the most rows of one request.
-            most_bytes: the most bytes that a compressed body may unpack to.
-            most_answer_bytes: the most bytes of an answer.
         """
         self._signature, self._rows, self._model = signature, rows, model
         self._inputs = {name: signature.inputs[own] for name, own in given.items()}
@@ -64,7 +57,7 @@ class TensorItems:
         self._named_so = {name: replace(tensor, name=name) for name, tensor in self._inputs.items()}
         self.given = {own: name for name, own in given.items()}
         self._needed = [name for name, own in given.items() if own not in signature.masks]
-        self._most_rows, self._most_bytes, self._most_answer_bytes = most_rows, most_bytes, most_answer_bytes
+        self._most_rows = most_rows
 
     def of_tensors(
         self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
@@ -75,18 +68,9 @@ class TensorItems:
         self._check_count(count)
         return tuple(Payload(row, options) for row in self._rows.apart(arrays, count))
 
-    def of_body(self, body: bytes | bytearray | str, sent: BodyInfo) -> Request:
-        """See `Items`; a .npy or a .npz file."""
-        if isinstance(body, str):
-            raise UnsupportedMedia("The body is text; tensors come as JSON, .npy, .npz or Open Inference requests.")
-        form = self._columns(sent)
-        if sent.content_type == NPY or body.startswith(NPY_MAGIC):
-            if len(self._needed) != 1:
-                raise UnknownShape(f"The model has the inputs {', '.join(self._inputs)}; a .npz file holds several.")
-            return Request(self.of_tensors({self._needed[0]: from_npy(body)}, sent.options), form)
-        if sent.content_type == NPZ or body.startswith(NPZ_MAGIC):
-            return Request(self.of_tensors(from_npz(body, self._most_bytes), sent.options), form)
-        raise UnsupportedMedia("The body is neither JSON, .npy, .npz nor an Open Inference request.")
+    def of_body(self, body: bytes | bytearray | str, sent: BodyInfo) -> Request:  # noqa: ARG002
+        """See `Items`; there is no other form than JSON."""
+        raise UnsupportedMedia("The body is neither JSON nor an Open Inference request.")
 
     def of_json(self, document: Any, sent: BodyInfo) -> Request:
         """See `Items`."""
@@ -100,7 +84,7 @@ class TensorItems:
             check_count(options)
             columns = self._known(document["inputs"])
             arrays = {name: from_values(v, self._named_so[name], is_row=False) for name, v in columns.items()}
-            return Request(self.of_tensors(arrays, options), self._columns(sent))
+            return Request(self.of_tensors(arrays, options), Columns(self._model))
         if isinstance(document, dict):
             return Request((Payload(self._named(document), sent.options),), OneItem(partial(row_values, self._model)))
         raise UnknownShape(self._shapes())
@@ -144,14 +128,6 @@ class TensorItems:
     def _shapes(self) -> str:
         fields = ", ".join(f'"{name}": ...' for name in self._needed)
         return f'JSON must be {{"instances": [{{{fields}}}, ...]}}, {{"inputs": {{{fields}}}}} or {{{fields}}}.'
-
-    def _columns(self, sent: BodyInfo) -> Form:
-        """Choose the form of an answer to columns: JSON, or the file that the client would rather have."""
-        accepted = (header(sent.headers, "Accept") or "").lower()
-        for media_type in (NPZ, NPY):
-            if media_type in accepted:
-                return File(self._model, media_type, self._most_answer_bytes)
-        return Columns(self._model)
 
 
 def from_values(value: Any, tensor: Tensor, *, is_row: bool) -> NDArray[Any]:

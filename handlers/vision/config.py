@@ -13,7 +13,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # How an answer draws segments: a PNG of all classes, one of each, run lengths of each as COCO's tools read them, or the
 # class of each pixel as numbers.
-Masks = Literal["map", "png", "rle", "labels"]
+Masks = Literal["map", "png"]
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

@@ -9,7 +9,6 @@ largest batch, as many threads as there are cores, the cheapest bodies that they
 access log. Answers are held against torch's before anything is measured.
 """
 
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,8 +35,9 @@ from load.bench.table import Row
 from load.generate import ClosedLoop
 from load.inputs import Inputs
 from load.results import Verdict
+from torchserve_client import protocol
 
-OURS, NPY = "ours", "application/x-npy"
+OURS = "ours"
 PEERS = (BENTOML, LITSERVE, PYTRITON)
 # The model store, of folders.
 STORE = "store"
@@ -90,11 +90,11 @@ def exported(work: Path) -> list[Network]:
     return found
 
 
-def npy(row: Any) -> bytes:
-    """Write a row as a .npy file with the batch dimension: 128 bytes that say its shape, and raw numbers."""
-    file = io.BytesIO()
-    np.save(file, row[None])
-    return file.getvalue()
+def binary(network: Network) -> tuple[Inputs, Mapping[str, str]]:
+    """Write each row in the binary form of the Open Inference Protocol; return the headers that all of them have."""
+    bodies = [protocol.encode({INPUT: row[None]}, {}) for row in network.rows]
+    (length,) = {length for _, length in bodies}
+    return Inputs.of(body for body, _ in bodies), {protocol.HEADER: str(length)}
 
 
 def faster(network: Network, choices: Mapping[int, Served]) -> int:
@@ -120,11 +120,11 @@ def ours(work: Path, networks: Sequence[Network]) -> Iterator[list[Served]]:
     with started(work / STORE, extra=(*CPU_ONLY, QUEUE)) as server:
         chosen = []
         for network in networks:
-            inputs, size = Inputs.of(map(npy, network.rows), NPY), network.given.batch_size
+            (inputs, headers), size = binary(network), network.given.batch_size
             choices = {
                 copies: replace(
                     registered(server, f"{network.name}{kind}", OURS, inputs, size, workers=copies),
-                    headers={"Accept": NPY},
+                    headers=headers,
                 )
                 for kind, copies in ((OF_ONE_THREAD, network.given.threads), ("", 1))
             }

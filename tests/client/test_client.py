@@ -78,11 +78,6 @@ def test_embed_and_rerank_send_lists_and_raise_what_failed() -> None:
         (failed(507, "OutOfMemory", "too much"), ServerFailed, (507, "OutOfMemory", "too much")),
         (Incoming(400, b'{"error": "unexpected input"}'), Rejected, (400, "Rejected", "unexpected input")),
         (Incoming(400, json.dumps(CORRUPT).encode()), Rejected, (400, "CorruptInput", "truncated")),
-        (
-            Incoming(400, json.dumps({"outputs": {"y": [None, None]}, "errors": [None, CORRUPT["error"]]}).encode()),
-            Rejected,
-            (400, "CorruptInput", "truncated"),
-        ),
         (Incoming(413, b"", reason="Too Large"), Rejected, (413, "Rejected", "Too Large")),
         (Incoming(500, b"<html>", reason=""), ServerFailed, (500, "ServerFailed", "HTTP 500")),
     ],

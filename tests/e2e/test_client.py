@@ -1,7 +1,6 @@
 """client/ against a real TorchServe: predictions, and the commands of `torchserve-client`."""
 
 import asyncio
-import io
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -70,12 +69,11 @@ def test_payloads_of_every_kind_get_their_answers_and_errors_what_the_server_sai
     assert [item.status for item in client.predict(name, [b"none", b"of these"])] == [415, 415]
 
 
-def test_arrays_are_predicted_in_chunks_and_from_files(  # noqa: PLR0917
+def test_arrays_are_predicted_in_chunks(
     server: Server,
     gateway: Sandbox,
     archive: Callable[..., str],
     serve: Callable[..., str],
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     name = serve(archive=archive(model("batch2")), name="batch2", max_batch_delay_ms=1)
@@ -87,23 +85,6 @@ def test_arrays_are_predicted_in_chunks_and_from_files(  # noqa: PLR0917
             assert found == [[[0], [2]], [[4], [6]], [[8]]]
             with pytest.raises(Rejected, match="batch-size must be <= 2"):
                 asking.predict(name, {"INPUT_1": five[:4]})
-    packed, kind = io.BytesIO(), "application/x-npz"
-    np.savez_compressed(packed, INPUT_1=five[:2])
-    for address in (f"{server.settings.inference_url}/predictions/{name}", f"{gateway.http}/predictions/{name}"):
-        headers = {"Content-Type": kind, "Accept": kind}
-        answer = requests.post(address, packed.getvalue(), headers=headers, timeout=60)
-        assert (answer.status_code, answer.headers["Content-Type"]) == (200, kind)
-        assert np.load(io.BytesIO(answer.content))["OUTPUT_1"].tolist() == [[0], [2]]
-    folder, out = tmp_path / "rows", tmp_path / "out.jsonl"
-    folder.mkdir()
-    np.save(folder / "one.npy", five[1:3])
-    np.savez(folder / "two.npz", INPUT_1=five[3:4])
-    np.save(folder / "wide.npy", five[:4])
-    assert main(of(server, "predict", name, str(folder), "--out", str(out))) == 1
-    answers = {line["input"]: line for line in lines(out)}
-    assert answers["one.npy"]["answer"] == {"outputs": {"OUTPUT_1": [[2], [4]]}}
-    assert answers["two.npz"]["answer"] == {"outputs": {"OUTPUT_1": [[6]]}}
-    assert "batch-size must be <= 2" in answers["wide.npy"]["error"]["message"]
     capsys.readouterr()
     assert main(of(server, "describe", name)) == 0
     shown = capsys.readouterr().out

@@ -18,7 +18,7 @@ function python(value) {
 
 /** Whether what a panel would send is a file. */
 export function isFile(sent) {
-  return sent.kind === "image" || sent.kind === "arrays";
+  return sent.kind === "image";
 }
 
 const CONTINUED = " \\\n  ";
@@ -37,7 +37,7 @@ export function curl({ model, version, sent, hasKey }) {
     const glob = /[[\]{}]/.test(sent.file) ? "-g " : "";
     const form = /[,;"\\]/.test(sent.file) ? `"${sent.file.replace(/["\\]/g, "\\$&")}"` : sent.file;
     if (options.length) parts.push(`-F ${shell(`data=@${form}`)}`, ...options.map(([name, value]) => `-F ${shell(`${name}=${value}`)}`));
-    else parts.push(...(sent.type ? [`-H ${shell(`Content-Type: ${sent.type}`)}`] : []), `${glob}-T ${shell(sent.file)}`);
+    else parts.push(`${glob}-T ${shell(sent.file)}`);
   } else if (sent.json !== undefined) {
     parts.push("-H 'Content-Type: application/json'", `--data-raw ${shell(JSON.stringify(sent.json))}`);
   } else {

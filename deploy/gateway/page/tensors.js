@@ -3,7 +3,6 @@
 // A free dimension has so many places in an example, and an example has no more elements than this in all.
 const FREE_SIZE = 8;
 const MOST_ELEMENTS = 4096;
-export const ARRAYS = { npy: "application/x-npy", npz: "application/x-npz" };
 
 /** The element with this number, of a datatype: whole numbers are 0 or 1, which are indices of anything. */
 function element(datatype, index) {

@@ -3,7 +3,7 @@ import { read, request } from "./api.js";
 import { field, h } from "./dom.js";
 import { errorOf, resultOf, timingOf } from "./results.js";
 import { isFile } from "./snippets.js";
-import { ARRAYS, example, pretty } from "./tensors.js";
+import { example, pretty } from "./tensors.js";
 
 const EXAMPLES = {
   text_classification: "A warm, funny film that I would gladly see again.",
@@ -21,18 +21,16 @@ const CONTEXT = "In June 1833 Ada Lovelace met Charles Babbage at a party in Lon
 // What these tasks take is not one text.
 const OWN_KINDS = { question_answering: "question", sentence_embedding: "texts", reranking: "documents" };
 
-/** What a model takes: a question, an image, a text, arrays, any JSON; a text, an image or JSON where it does not say. */
+/** What a model takes: a question, an image, a text, any JSON; a text, an image or JSON where it does not say. */
 function kindsOf(metadata) {
   const accepts = metadata?.accepts ?? [];
-  // A row that is too long to read is sent as a file.
-  if (accepts.includes(ARRAYS.npz)) return example(metadata.inputs) ? ["json", "arrays"] : ["arrays", "json"];
   if (metadata?.task in OWN_KINDS) return [OWN_KINDS[metadata.task]];
   const kinds = ["image", "text"].filter((kind) => accepts.some((type) => type.startsWith(`${kind}/`)));
   if (kinds.length) return kinds;
   return accepts.length ? ["json"] : ["text", "image", "json"];
 }
 
-const KIND_NAMES = { text: "A text", image: "A photograph", json: "JSON", arrays: "A NumPy file" };
+const KIND_NAMES = { text: "A text", image: "A photograph", json: "JSON" };
 
 /** A control for one option; empty stands for the model's own default. */
 function optionControl(option) {
@@ -71,23 +69,22 @@ function valueOf(text, option) {
   }
 }
 
-/** A place for a file: {accept, name, hint, hasPreview}. */
-function dropZone({ accept, name, hint, hasPreview }, change) {
-  const input = h("input", { type: "file", accept, "aria-label": name });
+/** A place for a photograph. */
+function dropZone(change) {
+  const name = "Photograph";
+  const input = h("input", { type: "file", accept: "image/*", "aria-label": name });
   const preview = h("img", { alt: "", hidden: true });
-  const words = h("span", {}, h("strong", {}, hint), "or drop one here");
+  const words = h("span", {}, h("strong", {}, "Choose a photograph"), "or drop one here");
   const zone = h("div", { class: "drop" }, words, preview, input);
   let file = null;
   const take = (taken) => {
     if (!taken) return;
     file = taken;
     input.setAttribute("aria-label", `${name}: ${file.name}. Choose another`);
-    if (hasPreview) {
-      if (preview.src) URL.revokeObjectURL(preview.src);
-      preview.src = URL.createObjectURL(file);
-      preview.hidden = false;
-      preview.alt = file.name;
-    } else words.replaceChildren(h("strong", {}, file.name), `${file.size} bytes`);
+    if (preview.src) URL.revokeObjectURL(preview.src);
+    preview.src = URL.createObjectURL(file);
+    preview.hidden = false;
+    preview.alt = file.name;
     change();
   };
   // What the browser cannot show may still be an image, or shall be refused by the model in its own words.
@@ -110,24 +107,11 @@ function dropZone({ accept, name, hint, hasPreview }, change) {
   return { zone, file: () => file };
 }
 
-const PHOTOGRAPH = { accept: "image/*", name: "Photograph", hint: "Choose a photograph", hasPreview: true };
-const ARRAY_FILE = { accept: ".npy,.npz", name: "File of arrays", hint: "Choose a .npy or .npz file", hasPreview: false };
-
-/** Fields of each kind: the nodes, and what they say now: {kind, text | fields | file, type, problem?}. */
+/** Fields of each kind: the nodes, and what they say now: {kind, text | fields | file, problem?}. */
 const FIELDS = {
   image(_, change) {
-    const { zone, file } = dropZone(PHOTOGRAPH, change);
+    const { zone, file } = dropZone(change);
     const say = () => ({ kind: "image", file: file()?.name ?? "photograph.jpg", blob: file(), problem: file() ? null : "Choose a photograph first." });
-    return { nodes: [zone], say };
-  },
-  arrays({ inputs }, change) {
-    const { zone, file } = dropZone(ARRAY_FILE, change);
-    // One array needs no name.
-    const preset = inputs.length === 1 ? "rows.npy" : "rows.npz";
-    const say = () => {
-      const name = file()?.name ?? preset;
-      return { kind: "arrays", file: name, type: ARRAYS[name.split(".").at(-1)] ?? null, blob: file(), problem: file() ? null : "Choose a file first." };
-    };
     return { nodes: [zone], say };
   },
   text({ task }) {
@@ -168,9 +152,9 @@ const FIELDS = {
     };
     return { nodes: [field("Question", question), field("Context", context, { class: "grow" })], say };
   },
-  json({ accepts, inputs }) {
+  json({ task, inputs }) {
     const text = h("textarea", { class: "mono", spellcheck: "false" });
-    text.value = accepts?.includes(ARRAYS.npz) ? pretty(example(inputs) ?? {}) : "{}";
+    text.value = task === "tensors" ? pretty(example(inputs) ?? {}) : "{}";
     const say = () => {
       try {
         const fields = JSON.parse(text.value);
@@ -194,8 +178,7 @@ function requestOf(sent) {
     return { method: "POST", body };
   }
   if (isFile(sent)) {
-    const type = sent.type || sent.blob.type || "application/octet-stream";
-    return { method: "POST", body: sent.blob, headers: { "Content-Type": type } };
+    return { method: "POST", body: sent.blob, headers: { "Content-Type": sent.blob.type || "application/octet-stream" } };
   }
   if (sent.json === undefined) return { method: "POST", body: sent.text, headers: { "Content-Type": "text/plain" } };
   return { method: "POST", body: JSON.stringify(sent.json), headers: { "Content-Type": "application/json" } };

@@ -20,7 +20,6 @@ from deploy.models import Model
 from handlers.errors import InvalidConfig
 from handlers.tasks.image_segmentation import ImageSegmentationHandler
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD, ImageSegmentationConfig
-from handlers.vision.masks import rle
 from handlers.vision.pixel_segmenter import Geometry
 from tests import exports, tiny_segmenter
 from tests.handlers.serving import serve, started
@@ -33,7 +32,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "transformers": COMMON,
 }
 NAMES = ("coffee", "chelsea", "china", "rocket", "astronaut")
-NPY = {"Accept": "application/x-npy"}
 LEAST_EQUAL = 0.99
 Oracle = Callable[[Image.Image], NDArray[np.uint8]]
 
@@ -68,9 +66,9 @@ def segmenter(archive: Path, kind: str, **settings: Any) -> ImageSegmentationHan
 
 
 def maps(handler: ImageSegmentationHandler, names: tuple[str, ...]) -> list[NDArray[np.uint8]]:
-    answers = serve(handler, [sent(name) for name in names], [NPY] * len(names))
+    answers = serve(handler, [sent(name) for name in names])
     assert [answer.status for answer in answers] == [200] * len(names)
-    return [np.load(io.BytesIO(answer.body)) for answer in answers]
+    return [decoded(answer.body["map"]) for answer in answers]
 
 
 def by_torchvision(archive: Path) -> Oracle:
@@ -122,49 +120,18 @@ def decoded(text: str) -> NDArray[np.uint8]:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
 
 
-def decoded_runs(mask: dict[str, Any]) -> NDArray[np.bool_]:
-    """As rleFrString of cocoapi reads them."""
-    runs: list[int] = []
-    at, text = 0, mask["counts"]
-    while at < len(text):
-        value = shift = 0
-        more = True
-        while more:
-            bits = ord(text[at]) - 48
-            value |= (bits & 31) << shift
-            shift, at, more = shift + 5, at + 1, bool(bits & 32)
-        value -= (bits & 16) << (shift - 4)
-        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
-    pixels = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
-    return pixels.reshape(mask["size"], order="F")
-
-
 def test_every_way_to_draw_segments_says_the_same(archives: dict[str, Path]) -> None:
     handler = segmenter(archives["transformers"], "transformers")
     body = {"b64": base64.b64encode(sent("coffee")).decode()}
-    rows = [json.dumps({**body, "masks": masks}).encode() for masks in ("map", "png", "rle", "labels")]
-    drawn, pngs, runs, labels = (answer.body for answer in serve(handler, rows))
+    rows = [json.dumps({**body, "masks": masks}).encode() for masks in ("map", "png")]
+    drawn, pngs = (answer.body for answer in serve(handler, rows))
     (expected,) = maps(handler, ("coffee",))
-    assert np.array_equal(labels, expected)
     assert np.array_equal(decoded(drawn["map"]), expected)
-    assert 1 < len(drawn["segments"]) == len(pngs) == len(runs) == len(np.unique(expected))
-    for segment, png, run in zip(drawn["segments"], pngs, runs, strict=True):
-        assert segment["label"] == png["label"] == run["label"] == tiny_segmenter.LABELS[segment["value"]]
-        assert 0 < segment["score"] == png["score"] == run["score"] <= 1
-        where = expected == segment["value"]
-        assert np.array_equal(decoded(png["mask"]), np.where(where, 255, 0))
-        assert np.array_equal(decoded_runs(run["mask"]), where)
-
-
-def test_run_lengths_are_cocos() -> None:
-    """As pycocotools 2.0.11 encodes them."""
-    chance = np.random.default_rng(0)
-    for mask in (chance.random((9, 7)) < 0.5, np.ones((3, 4), bool), np.zeros((3, 4), bool), np.eye(300, dtype=bool)):
-        assert np.array_equal(decoded_runs(dict(rle(mask))), mask)
-    ring = np.zeros((100, 60), bool)
-    ring[10:90, 5:50] = True
-    ring[40:60, 20:30] = False
-    assert rle(ring) == {"size": [100, 60], "counts": f"n?`2d{29 * '0'}^N{39 * '0'}b1{38 * '0'}nn0"}
+    assert 1 < len(drawn["segments"]) == len(pngs) == len(np.unique(expected))
+    for segment, png in zip(drawn["segments"], pngs, strict=True):
+        assert segment["label"] == png["label"] == tiny_segmenter.LABELS[segment["value"]]
+        assert 0 < segment["score"] == png["score"] <= 1
+        assert np.array_equal(decoded(png["mask"]), np.where(expected == segment["value"], 255, 0))
 
 
 def test_a_bad_item_fails_alone(archives: dict[str, Path]) -> None:
@@ -180,7 +147,7 @@ def test_a_bad_item_fails_alone(archives: dict[str, Path]) -> None:
         sent("coffee"),
         photograph("rocket")[:9000],
         b"no image",
-        json.dumps({"b64": coffee, "masks": "polygons"}).encode(),
+        json.dumps({"b64": coffee, "masks": "rle"}).encode(),
         size(800, 600),
         size(900, 30),
         json.dumps({"instances": [{"b64": coffee}, {"b64": "AAAA"}]}).encode(),

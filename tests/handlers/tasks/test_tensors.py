@@ -1,6 +1,5 @@
 """A model of tensors behind every form of request: the model's own numbers, whoever shares a micro-batch with whom."""
 
-import io
 import random
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from handlers.protocol.tensors import to_bfloat16
 from handlers.tensor_models.signature import SIGNATURE, Said
 from tests.handlers.serving import Answer
 from tests.handlers.tensor_models.models import (
-    ACCEPT_NPY,
-    ACCEPT_NPZ,
     ADAPTIVE,
     DATATYPES,
     Body,
@@ -34,12 +31,9 @@ from tests.handlers.tensor_models.models import (
     inputs,
     instances,
     loaded,
-    npy,
-    npz,
     plainly,
     scripted,
     tensor,
-    unzipped,
     values,
 )
 from tests.tensor_files import SCRIPT_INPUTS, Scaled, one_node, scaled_onnx, script, staged
@@ -74,8 +68,7 @@ def forms(datatype: str, x: NDArray[Any], y: NDArray[Any]) -> dict[str, tuple[Bo
         "binary": inference({name: to_bfloat16(a) for name, a in sent.items()} if datatype == "BF16" else sent, True),
     }
     if datatype != "BF16":
-        files = {name: a.astype(str) if datatype == "BYTES" else a for name, a in sent.items()}
-        made |= {"json": inference(sent), "file": (npz(**files), ACCEPT_NPZ)}
+        made["json"] = inference(sent)
     return made
 
 
@@ -84,10 +77,10 @@ def check(answer: Answer, form: str, x: NDArray[Any], y: NDArray[Any]) -> None:
     count, length = len(x), len(y)
     wanted = {"turned": x.T.tolist(), "y": y.tolist(), "size": [length] * count}
     rows = [{"turned": a, "y": b, "size": length} for a, b in zip(x.tolist(), y.T.tolist(), strict=True)]
-    if form in ("binary", "json", "file"):
-        arrays = unzipped(answer) if form == "file" else columns(answer)
+    if form in ("binary", "json"):
         read = {
-            name: np.array([*map(text, array.ravel())], object).reshape(array.shape) for name, array in arrays.items()
+            name: np.array([*map(text, array.ravel())], object).reshape(array.shape)
+            for name, array in columns(answer).items()
         }
         assert {name: array.tolist() for name, array in read.items()} == wanted
     else:
@@ -124,9 +117,7 @@ def test_function_without_configuration_takes_what_each_client_sends(tmp_path: P
         assert columns(answer)["doubled"].tolist() == (array + array).tolist()
         assert columns(answer)["y"].dtype == array.dtype
     # Together, too, whatever the others of the micro-batch are.
-    ours, theirs, text = plainly(
-        handler, instances({"x": 1}, {"x": [2.5]}), npy(np.array([7], np.int8)), instances("a")
-    )
+    ours, theirs, text = plainly(handler, instances({"x": 1}, {"x": [2.5]}), inputs(x=[7]), instances("a"))
     assert ours.body == {"predictions": [{"y": 1, "doubled": 2}, {"y": [2.5], "doubled": [5.0]}]}
     assert theirs.body == {"outputs": {"y": [7], "doubled": [14]}}
     assert text.body["predictions"] == [{"doubled": "aa", "y": "a"}]
@@ -174,35 +165,12 @@ def test_model_that_gives_the_same_memory_each_time_mixes_nobodys_numbers(tmp_pa
             assert [array.tolist() for array in columns(answer).values()] == [row.tolist()] * 2
 
 
-@pytest.mark.parametrize(
-    ("accept", "dtype", "wanted"),
-    [(ACCEPT_NPY, np.int16, np.int16), (ACCEPT_NPZ, np.float16, np.float16), (ACCEPT_NPY, ">f8", "<f8")],
-)
-def test_files_are_answered_with_files(accept: dict[str, Any], dtype: Any, wanted: Any, tmp_path: Path) -> None:
-    handler = function(tmp_path, "def infer(x):\n    return {'y': x}\n")
-    array = np.array([[1, 0], [3, 4], [5, 6]]).astype(dtype)
-    answer = ask(handler, npy(array), accept)
-    assert answer.status == 200, answer
-    read = np.load(io.BytesIO(answer.body))
-    read = read if isinstance(read, np.ndarray) else read["y"]
-    assert (read.tolist(), read.dtype) == (array.tolist(), np.dtype(wanted))
-
-
-@pytest.mark.parametrize("accept", [ACCEPT_NPY, ACCEPT_NPZ])
-def test_file_whose_texts_would_be_padded_beyond_max_response_bytes_is_413(accept: Any, tmp_path: Path) -> None:
-    handler = function(tmp_path, "def infer(x):\n    return {'y': x}\n")
-    texts = [["a" * 20_000, *["a"] * 1000]]
-    answer = ask(handler, as_json({"inputs": {"x": texts}}), accept)
-    assert (answer.status, answer.body["type"]) == (413, "ResponseTooLarge")
-    assert "pads texts to the longest" in answer.body["message"]  # refused before it is made
-
-
 LENGTHS = "def infer(x):\n    return {'y': x, 'rows': np.full(len(x), len(x))}\n"
 
 
 def test_rows_over_max_batch_size_are_refused_or_split(tmp_path: Path) -> None:
     rows = {"x": np.arange(5.0)}
-    kinds = [inference(rows), inference(rows, True), (instances(*range(5)), {}), (npy(rows["x"]), {})]
+    kinds = [inference(rows), inference(rows, True), (instances(*range(5)), {}), (inputs(x=[*range(5)]), {})]
     strict = function(tmp_path / "strict", LENGTHS, max_batch_size=2)
     for answer in answers(strict, kinds):
         assert answer.status == 400

@@ -10,7 +10,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from handlers.tasks.tensors import TensorsHandler
-from handlers.tensor_models.files import NPZ
 from tests.handlers.tensor_models.models import (
     Body,
     as_json,
@@ -20,8 +19,6 @@ from tests.handlers.tensor_models.models import (
     inputs,
     instances,
     loaded,
-    npy,
-    npz,
     plainly,
 )
 from tests.tensor_files import onnx_file, staged
@@ -54,10 +51,6 @@ ARRAYS: dict[str, np.ndarray[Any, Any]] = {
 @pytest.fixture(scope="module")
 def handler(tmp_path_factory: pytest.TempPathFactory) -> TensorsHandler:
     return function(tmp_path_factory.mktemp("mistakes") / "model", MODEL, **SETTINGS)
-
-
-def file_of(arrays: dict[str, Any]) -> Body:
-    return npz(**{name: array.astype("U") if array.dtype == object else array for name, array in arrays.items()})
 
 
 NESTED = "FP32 [2] is expected, nested as its shape is."
@@ -106,7 +99,7 @@ def test_array_that_is_wrong_fails_its_request_alone(
     name: str, array: Any, message: str, handler: TensorsHandler
 ) -> None:
     wrong = {key: value for key, value in {**ARRAYS, name: array}.items() if value is not None}
-    sent = [inference(wrong), inference(wrong, True), (file_of(wrong), {})]
+    sent = [inference(wrong), inference(wrong, True)]
     if array is None:
         sent += [(as_json({key: ROW[key] for key in wrong}), {}), (inputs(**{key: [ROW[key]] for key in wrong}), {})]
     for body, headers in sent:
@@ -115,17 +108,16 @@ def test_array_that_is_wrong_fails_its_request_alone(
         assert message in str(answer.body)
 
 
-JSON = {"body": {"content-type": "application/json"}}
+NPY = {"body": {"content-type": "application/x-npy"}}
 WHOLE: list[tuple[str, Body, dict[str, Any], int, str, str]] = [
     ("no rows", inference({n: a[:0] for n, a in ARRAYS.items()})[0], {}, 400, "", "The tensors have no rows."),
     ("bare row", instances([1, 2]), {}, 400, "", '{"x": ..., "ids": ..., "text": ..., "seq": ...}'),
     ("five rows", instances(*[ROW] * 5), {}, 400, "BatchTooLarge", "5 rows; batch-size must be <= 4 for 'model'."),
     ("option", as_json({"instances": [ROW], "top_k": 1}), {}, 400, "", "top_k: Unexpected"),
     ("deep", {"body": b'{"x":' + b"[" * 900 + b"]" * 900 + b"}"}, {}, 400, "TensorMismatch", "x: FP32 [2] is expected"),
-    ("npy for four", npy(ARRAYS["x"]), {}, 400, "UnknownShape", "a .npz file holds several"),
-    ("no npz", {"body": b"x"}, {"body": {"content-type": NPZ}}, 400, "MalformedTensor", "no .npz file"),
-    ("text", {"body": "hello"}, {}, 415, "UnsupportedMedia", "The body is text"),
-    ("packed", npz(x=ARRAYS["x"]), {"Content-Encoding": "gzip"}, 415, "UnsupportedMedia", "Content-Encoding"),
+    ("npy", {"body": b"\x93NUMPY"}, NPY, 415, "UnsupportedMedia", "The body is neither JSON nor an Open Inference"),
+    ("text", {"body": "hello"}, {}, 415, "UnsupportedMedia", "The body is neither JSON nor an Open Inference request."),
+    ("packed", {"body": b"x"}, {"Content-Encoding": "gzip"}, 415, "UnsupportedMedia", "Content-Encoding"),
 ]
 
 

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from handlers.tasks.tensors import TensorsHandler
 from tests.handlers.tensor_models.models import (
+    answers,
     ask,
     columns,
     function,
     in_both_modes,
     inference,
     instances,
-    npy,
-    npz,
     plainly,
 )
 
@@ -71,8 +70,6 @@ def test_mask_that_a_client_sends_says_which_of_its_positions_count(tmp_path: Pa
     array, mask = np.array([masked], np.float32), np.array([[0, 0, 1]], np.int8)
     for request in (inference({"x": array, "mask": mask}), inference({"x": array, "mask": mask}, True)):
         assert columns(ask(handler, *request))["n"].tolist() == [1]
-    # A file of one array is the input that is needed.
-    assert ask(handler, npy(array)).body["outputs"]["n"] == [3]
 
 
 # Two free dimensions, rows along the last.
@@ -107,8 +104,8 @@ def test_padding_does_not_outgrow_what_was_sent(images: TensorsHandler) -> None:
     size = 2**12
     wide, high = np.ones((1, size, 1), np.uint8), np.ones((size, 1, 1), np.uint8)
     tracemalloc.start()
-    in_files = plainly(images, npz(image=wide), npz(image=high))
-    assert [answer.body["outputs"]["size"] for answer in in_files] == [[size], [size]]
+    got = answers(images, [inference({"image": wide}, True), inference({"image": high}, True)])
+    assert [columns(answer)["size"].tolist() for answer in got] == [[size], [size]]
     assert tracemalloc.get_traced_memory()[1] < size**2
     tracemalloc.stop()
 

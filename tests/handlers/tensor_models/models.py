@@ -1,6 +1,5 @@
 """Archives of tensor models as a worker finds them, staged by hand: what the builder writes, without the builder."""
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from tritonclient.http import InferResult
 
 from handlers.protocol.tensors import DTYPES, datatype_of, to_binary, to_json
 from handlers.tasks.tensors import TensorsHandler
-from handlers.tensor_models.files import NPY, NPZ
 from handlers.tensor_models.signature import SIGNATURE, Said, Tensor
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.gated import SCHEDULING, TIMEOUT_S
@@ -117,21 +115,6 @@ def list_of(array: NDArray[Any]) -> Any:
     return written.tolist() if isinstance(written, np.ndarray) else written
 
 
-def npy(array: NDArray[Any]) -> Body:
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return {"body": file.getvalue()}
-
-
-def npz(**arrays: NDArray[Any]) -> Body:
-    file = io.BytesIO()
-    np.savez(file, **arrays)  # type: ignore[arg-type] # any name but `file` and `allow_pickle` is an array
-    return {"body": file.getvalue()}
-
-
-ACCEPT_NPZ, ACCEPT_NPY = {"Accept": NPZ}, {"Accept": NPY}
-
-
 # -- what they get -------------------------------------------------------------------------------------------------
 
 
@@ -153,13 +136,6 @@ def answers(handler: TensorsHandler, sent: Sequence[tuple[Body, Body]]) -> list[
 def plainly(handler: TensorsHandler, *bodies: Body) -> list[Answer]:
     """The same without headers."""
     return answers(handler, [(body, {}) for body in bodies])
-
-
-def unzipped(answer: Answer) -> dict[str, NDArray[Any]]:
-    """The arrays of a .npz answer."""
-    assert (answer.status, answer.headers["content-type"]) == (200, NPZ), answer
-    with np.load(io.BytesIO(answer.body), allow_pickle=False) as file:
-        return dict(file)
 
 
 def columns(answer: Answer) -> dict[str, NDArray[Any]]:

@@ -60,8 +60,8 @@ class Visit:
         self.page.locator(".answer:not([aria-busy]):not(:has(> .empty:only-child))").wait_for()
         return self.page.get_by_role("region", name="Answer").inner_text()
 
-    def choose(self, file: Path, label: str = "Photograph") -> None:
-        self.page.get_by_label(label).set_input_files(file)
+    def choose(self, file: Path) -> None:
+        self.page.get_by_label("Photograph").set_input_files(file)
 
     def call(self, name: str) -> str:
         """Return what stands under curl or Python."""

@@ -16,7 +16,7 @@ from tests.nightly.page.browser import KEY, Visit, chromium, visit
 TIMING = 'decode;dur=1.61, wait;dur=2.40, forward;dur=11.20, encode;dur=0.04, batch;desc="8"'
 TOP_K = {"top_k": {"type": "integer", "minimum": 1, "default": 5, "description": "the most <b>labels</b>."}}
 BEAMS = {"tgt_lang": {"type": "string"}, "num_beams": {"type": "integer"}, "early_stopping": {"type": "boolean"}}
-TEXTS, ARRAYS = ["text/plain", "application/json"], ["application/x-npy", "application/x-npz", "application/json"]
+TEXTS, JSON = ["text/plain", "application/json"], ["application/json"]
 CAT = {"Egyptian cat": 0.6123, "tabby": 0.2011, "tiger cat": 0.0874}
 FRENCH = [{"label": "fr", "score": 0.9871}, {"label": "oc", "score": 0.0042}]
 ADA = {"entity_group": "PER", "score": 0.99, "word": "Ada", "start": 4, "end": 7}
@@ -46,8 +46,8 @@ MODELS: dict[str, tuple[str, list[str], dict[str, Any], Any]] = {
     "sentence-embedding": ("sentence_embedding", TEXTS, {}, [0.5, -0.5, 0.5, 0.5]),
     "reranking": ("reranking", ["application/json"], {}, {"predictions": [{"score": score} for score in RANKED]}),
     "translation": ("translation", TEXTS, BEAMS, {"translation_text": "Où est la gare ?"}),
-    "ragged": ("tensors", ARRAYS, {}, {"vectors": [[0.5, None], [1.0, -1.0]]}),
-    "photographs": ("tensors", ARRAYS, {}, {"outputs": {"y": [0.5, 0.25]}}),
+    "ragged": ("tensors", JSON, {}, {"vectors": [[0.5, None], [1.0, -1.0]]}),
+    "photographs": ("tensors", JSON, {}, {"outputs": {"y": [0.5, 0.25]}}),
 }
 INPUTS = {
     "ragged": [

@@ -95,18 +95,6 @@ def test_headers_that_only_the_gateway_may_set_neither_arrive_nor_come_back(gate
     assert not headers.keys() & {"user-agent", "accept-encoding", "accept-language", "x-forwarded-proto"}
 
 
-@pytest.mark.parametrize(
-    ("accept", "arrives"),
-    [
-        ("text/plain, Application/X-NPZ;q=0.9", True),
-        ("*/*", False),
-    ],
-)
-def test_accept_arrives_where_it_asks_for_arrays(gateway: Gateway, accept: str, arrives: bool) -> None:
-    found = gateway.received("POST", "/predictions/m", headers={"Accept": accept})
-    assert found["headers"].get("accept") == (accept if arrives else None)
-
-
 # -- bodies -------------------------------------------------------------------------------------------------------
 
 
