@@ -111,8 +111,7 @@ BUILT_IN = {
     "text_classification": _encoder("text_classification", "TextClassificationConfig"),
     "token_classification": _encoder("token_classification", "TokenClassificationConfig"),
     "question_answering": _encoder("question_answering", "QuestionAnsweringConfig"),
-    # The vocabulary of OpenAI's token ids, for archives that take these.
-    "sentence_embedding": _encoder("sentence_embedding", "SentenceEmbeddingConfig", ("cl100k_base.tiktoken",)),
+    "sentence_embedding": _encoder("sentence_embedding", "SentenceEmbeddingConfig"),
     "reranking": _encoder("reranking", "RerankingConfig"),
     "tokenization": Task(
         path=_file("tokenization"),

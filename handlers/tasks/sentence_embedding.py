@@ -14,7 +14,7 @@ from handlers.text.config import SentenceEmbeddingConfig, SentenceEmbeddingOptio
 from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text, tokenised
-from handlers.text.sentence_files import Dimensions, Prompts, Vocabulary, refused, token_ids
+from handlers.text.sentence_files import Dimensions, Prompts, refused, token_ids
 from handlers.text.sentence_modules import transformer_settings, vector_size
 
 Sentence = Text[SentenceEmbeddingOptions]
@@ -39,16 +39,13 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         self.prompts = Prompts.read(self.checkpoint_dir)
         self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
         self.output_tensors = vectors("embedding", size)
-        self.vocabulary = None if self.config.token_ids in (None, "own") else Vocabulary(self.model_dir)
         return engine
 
     def decode(self, payload: Payload) -> Sentence:
         """Check a text, or {"text": ...} where token ids may stand for it, and the options."""
         ids = token_ids(payload.value["text"]) if isinstance(payload.value, Mapping) else None
         if ids is not None:
-            if self.vocabulary is None:
-                return self._of_own(ids, self.options(payload.options))
-            payload = replace(payload, value=self.vocabulary.text(ids))
+            return self._of_own(ids, self.options(payload.options))
         sentence = super().decode(payload)
         options = sentence.options
         return replace(sentence, text=self.prompts.of(options.prompt_name, options.input_type) + sentence.text)

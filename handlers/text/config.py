@@ -67,13 +67,12 @@ class SentenceEmbeddingConfig(RetrievalConfig):
     Attributes:
         is_matryoshka: whether `dimensions` may be any number up to the model's own, although its files do not say that
             it was trained so.
-        token_ids: the vocabulary of texts that come as token ids: `own`, the model's, special ones included; `cl100k`,
-            that of OpenAI's models, which are decoded by the file cl100k_base.tiktoken beside the configuration. None
+        token_ids: the vocabulary of texts that come as token ids: `own`, the model's, special ones included. None
             where they are refused.
     """
 
     is_matryoshka: bool = False
-    token_ids: Literal["own", "cl100k"] | None = None
+    token_ids: Literal["own"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

@@ -2,10 +2,8 @@
 
 config_sentence_transformers.json -> Prompts; activation, of a cross-encoder's scores
 config.json                       -> Dimensions, the sizes that a vector may be cut to; activation
-cl100k_base.tiktoken              -> Vocabulary, which makes texts of token ids
 """
 
-import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from handlers.errors import InvalidConfig, InvalidInput, UnknownOption, UnknownShape, shown
+from handlers.errors import InvalidInput, UnknownOption, UnknownShape, shown
 
 SENTENCE_CONFIG = "config_sentence_transformers.json"
 # The names that sentence-transformers looks for where a text is a query or a document, in this order.
 PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
-VOCABULARY = "cl100k_base.tiktoken"
 
 
 def read_json(path: Path) -> Any:
@@ -142,34 +139,6 @@ def torch_module(name: str) -> torch.nn.Module | None:
     return found() if isinstance(found, type) and issubclass(found, torch.nn.Module) else None
 
 
-class Vocabulary:
-    """Token ids of OpenAI's models, as the texts that they stand for."""
-
-    def __init__(self, folder: Path) -> None:
-        """Read the file; each line has a token in base64 and its id.
-
-        Raises:
-            InvalidConfig: the archive has none, or it is damaged.
-        """
-        try:
-            lines = (folder / VOCABULARY).read_bytes().splitlines()
-            pairs = [line.split() for line in lines if line]
-            self._tokens = {int(number): base64.b64decode(token) for token, number in pairs}
-        except (OSError, ValueError) as error:
-            raise InvalidConfig(f"token_ids: cl100k needs {VOCABULARY} beside the configuration") from error
-
-    def text(self, ids: Sequence[int]) -> str:
-        """Make the text of ids; a character that was cut in two becomes U+FFFD.
-
-        Raises:
-            UnknownShape: one is no token.
-        """
-        try:
-            return b"".join(self._tokens[each] for each in ids).decode("utf-8", "replace")
-        except KeyError:
-            raise UnknownShape("text: a token id that cl100k does not have.") from None
-
-
 def token_ids(value: Any) -> list[int] | None:
     """Return the token ids that stand in the place of a text; None where it is something else."""
     is_ids = isinstance(value, list) and value and all(type(each) is int for each in value)
@@ -177,8 +146,8 @@ def token_ids(value: Any) -> list[int] | None:
 
 
 def refused() -> InvalidInput:
-    """Make the error of token ids where nobody says whose they are."""
+    """Return the error for token ids of an archive without the setting `token_ids`."""
     return UnknownShape(
-        "text: token ids, and this archive does not say of which vocabulary (its setting token_ids); send texts. "
+        "text: token ids, which this archive does not accept (its setting token_ids); send texts. "
         "LangChain's OpenAIEmbeddings sends texts with check_embedding_ctx_length=False."
     )

