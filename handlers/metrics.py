@@ -108,9 +108,6 @@ EXCHANGES = Counter("handler_exchanges_total")
 # Requests that were dropped because their clients had disconnected.
 ABANDONED = Counter("handler_abandoned_total")
 
-# Gauges of the node, without the labels of a model: the old generation of TorchServe's heap, in bytes
-# (handlers/torchserve.py). Every worker of a node reports the same.
-GAUGES = ("frontend_heap_used_bytes", "frontend_heap_max_bytes")
 
 # deploy/metrics.yaml declares these to the frontend.
 HISTOGRAMS = tuple(each for each in list(globals().values()) if isinstance(each, Histogram))
@@ -247,7 +244,6 @@ class Reporter:
         recorder: Recorder,
         emit: Callable[[Sample], None],
         interval_s: float = 1.0,
-        beside: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare the thread; `start` starts it.
 
@@ -255,11 +251,9 @@ class Reporter:
             recorder: what is drained.
             emit: called with every sample.
             interval_s: seconds between two reports.
-            beside: called with every report that has samples, to emit gauges.
         """
         self.recorder = recorder
         self._emit = emit
-        self._beside = beside
         self._interval_s = interval_s
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -279,7 +273,6 @@ class Reporter:
         if samples := self.recorder.drain():
             for sample in samples:
                 self._emit(sample)
-            self._beside()
 
     def _run(self) -> None:
         is_over = False

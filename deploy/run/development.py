@@ -18,7 +18,7 @@ from deploy.build.sources import WeightsUnavailable
 from deploy.models import ROOT, model
 from deploy.run.machine import LocalNode
 from deploy.run.nodes import banner, start_node
-from deploy.run.production import held_requests, too_little_memory
+from deploy.run.production import excess_memory
 from deploy.run.server import Server, ServerError
 from torchserve_client.archives import describe, original_version
 from torchserve_client.client import Client
@@ -39,9 +39,7 @@ def start(nodes: Sequence[LocalNode]) -> None:
         list(pool.map(start_node, nodes))
     register(nodes, name, built)
     for node in nodes:
-        management = node.server.management
-        held = held_requests(management.describe(*each) for each in management.registered())
-        if (problem := too_little_memory(node.server.settings, *held)) is not None:
+        if (problem := excess_memory(node.server.settings)) is not None:
             banner(f"{node.server.config.name}: {problem}")
     predict(nodes[0].server, name)
     with Client(nodes[0].server.settings.inference_url) as client:

@@ -1,15 +1,16 @@
 """Nodes whose configuration names their models: archives checked before the start, models proven READY after it.
 
-config.properties -> check_archives -> nodes started -> prove (each model is READY, the heap holds what may queue)
+config.properties -> check_archives -> nodes started -> prove (each model is READY)
                                                      -> calls (the lines that a client types, with the key)
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+import psutil
 
 from deploy.models import ROOT
 from deploy.run.machine import LocalNode
@@ -20,14 +21,8 @@ from deploy.run.server import Server, ServerError
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 MIB = 2**20
-# Java's memory, as measured of TorchServe 0.12.0 on Java 17 with prefer_direct_buffer=true and bodies of 8 MiB.
-# A body lies in direct memory while it arrives, with its buffer at most 1.45 times its size; then on the heap until it
-# is answered; and as its batch goes to the worker once more in direct memory, where the buffer grows by copying.
-IDLE_BYTES = 64 * MIB  # of the heap without a request: 27 to 50 MiB
-USABLE = 0.8  # of the heap; 95 % held, but G1 leaves gaps between large arrays
-HEAP_COPIES = 2  # of a body that a thread has just read
-ARRIVING, LEAVING = 1.5, 2  # direct memory over a body's size
-REGIONS, HEADER_BYTES = 2048, 16  # G1's choice of regions of a heap; header of an array
+# Memory limits of this process' control group, of version 2 and of version 1.
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 class NotAsConfigured(ServerError):
@@ -76,20 +71,22 @@ def check_archives(settings: Settings, store: Path) -> None:
 
 
 def prove(node: LocalNode) -> list[tuple[str, str]]:
-    """Start a node unless it runs, wait until all that is named is READY, and check that the heap holds what may queue.
+    """Start a node unless it runs, and wait until all that is named is READY.
 
     Returns:
         Name and version of each model.
 
     Raises:
         LoadFailed: a worker does not come up; in its own words.
-        NotAsConfigured: what is registered is not what is named, or the heap is too small for the limits.
+        NotAsConfigured: what is registered is not what is named, or Java may take more than the memory limit.
         ServerError: the server did not start, or its key is missing.
         ManagementError: it does not answer.
     """
     server = node.server
     named = server.settings.models
     check_archives(server.settings, server.directory / server.settings.model_store)
+    if (problem := excess_memory(server.settings)) is not None:
+        raise NotAsConfigured(f"{server.config.name}: {problem}")
     logs = {name: WorkerLog(server.logs / "model_log.log", name) for name in named}
     start_node(node)
     management = server.management
@@ -105,9 +102,6 @@ def prove(node: LocalNode) -> list[tuple[str, str]]:
     for name, version in models:
         if not server.settings.has_model_api or management.describe(name, version)["minWorkers"]:
             wait_loaded(management, name, logs[name], version)
-    held = held_requests(management.describe(*model) for model in models)
-    if (problem := too_little_memory(server.settings, *held)) is not None:
-        raise NotAsConfigured(f"{server.config.name}: {problem}")
     if server.settings.has_tokens and not server.key("inference"):
         raise ServerError(f"{server.keys} has no key: calls need one")
     for name, version in models:
@@ -124,45 +118,16 @@ def _warning(server: Server) -> str:
     return warnings[-1].partition(" - ")[2] if warnings else f"{log} may say why"
 
 
-def held_requests(described: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """Return how many requests models may hold: in TorchServe's queues, and in flight to workers.
-
-    Args:
-        described: what `GET /models/M` answers of each model.
-    """
-    queued = in_flight = 0
-    for model in described:
-        queue = model["jobQueueStatus"]
-        queued += int(queue["remainingCapacity"]) + int(queue["pendingRequests"])
-        in_flight += int(model["batchSize"]) * max(1, int(model["maxWorkers"]), len(model["workers"]))
-    return queued, in_flight
-
-
-def java_memory(settings: Settings, queued: int, in_flight: int) -> tuple[int, int]:
-    """Return the bytes of heap and of direct memory that hold so many requests, each of the largest size."""
-    region = MIB
-    while region < min(32 * MIB, (settings.heap_bytes or 0) / REGIONS):
-        region *= 2
-    body = settings.max_request_size
-    on_heap = -(-(body + HEADER_BYTES) // region) * region  # a large array has regions of its own
-    requests = queued + in_flight
-    heap = IDLE_BYTES + on_heap * (requests + HEAP_COPIES * settings.threads)
-    return int(heap / USABLE), int(body * (ARRIVING * requests + LEAVING * in_flight))
-
-
-def too_little_memory(settings: Settings, queued: int, in_flight: int) -> str | None:
-    """Return in one line what vmargs lacks for the worst case; None where Java has enough memory."""
-    if settings.heap_bytes is None or settings.direct_bytes is None:
-        return "vmargs names no -Xmx: the heap must be known to say whether it holds what may be queued"
-    needed, given = java_memory(settings, queued, in_flight), (settings.heap_bytes, settings.direct_bytes)
-    if needed[0] <= given[0] and needed[1] <= given[1]:
+def excess_memory(settings: Settings) -> str | None:
+    """Return in one line by how much vmargs exceeds the memory limit; None if Java fits."""
+    limits = [int(path.read_text()) for path in LIMITS if path.is_file() and path.read_text().strip().isdecimal()]
+    limit = min([psutil.virtual_memory().total, *limits])
+    java = (settings.heap_bytes or 0) + (settings.direct_bytes or 0)
+    if java <= limit:
         return None
-    heap_mib, direct_mib = (-(-size // MIB) for size in needed)
     return (
-        f"{queued + in_flight} requests may be held at once, each of max_request_size {settings.max_request_size}: "
-        f"that needs -Xmx{heap_mib}m and -XX:MaxDirectMemorySize={direct_mib}m, and vmargs gives "
-        f"{given[0] // MIB}m and {given[1] // MIB}m; raise these, or lower job_queue_size "
-        "(an archive's own jobQueueSize wins over it), batch_size or max_request_size"
+        f"vmargs lets Java take {java // MIB} MiB (-Xmx and MaxDirectMemorySize), and the memory limit is "
+        f"{limit // MIB} MiB; lower them, and job_queue_size or max_request_size with them"
     )
 
 

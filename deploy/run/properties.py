@@ -36,7 +36,6 @@ class Settings:
         models: name -> version -> settings of what it registers as it starts.
         job_queue_size: requests that wait for a worker, per model, where its archive does not say.
         max_request_size: bytes of the largest body.
-        threads: that read requests.
         heap_bytes: most that the Java heap takes; None where vmargs does not say.
         direct_bytes: most that Java takes beside it for what goes through sockets; the heap's size where unsaid.
     """
@@ -52,7 +51,6 @@ class Settings:
     models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     job_queue_size: int = 100
     max_request_size: int = 6_553_500
-    threads: int = 1
     heap_bytes: int | None = None
     direct_bytes: int | None = None
 
@@ -83,7 +81,6 @@ class Settings:
                 models=json.loads(values.get("models", "{}")),
                 job_queue_size=int(values.get("job_queue_size", cls.job_queue_size)),
                 max_request_size=int(values.get("max_request_size", cls.max_request_size)),
-                threads=int(values.get("number_of_netty_threads", cls.threads)),
                 heap_bytes=heap_bytes,
                 direct_bytes=_bytes(DIRECT_MEMORY, vmargs) or heap_bytes,
             )

@@ -1,14 +1,13 @@
-"""config.properties: read as Java does, moved to other ports, safe as committed, and with memory for what may queue."""
+"""config.properties: read as Java does, moved to other ports, safe as committed, and within the memory limit."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from deploy.models import MODEL_LIST, ROOT, models
-from deploy.run.production import MIB, held_requests, java_memory, too_little_memory
+from deploy.models import ROOT
+from deploy.run import production
+from deploy.run.production import MIB, excess_memory
 from deploy.run.properties import Settings, moved, parse
 from deploy.sandbox import own_settings
 from handlers.config import HandlerConfig
@@ -111,37 +110,18 @@ def test_config_listens_on_loopback_takes_archives_from_the_store_alone_and_dies
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_too_little_memory_says_what_queues_batches_and_copies_of_every_model_need() -> None:
-    described: list[dict[str, Any]] = [
-        {
-            "batchSize": 2, "maxWorkers": workers, "workers": [{}],
-            "jobQueueStatus": {"remainingCapacity": 10 * workers - 4, "pendingRequests": 4},
-        }
-        for workers in (1, 2)
-    ]  # fmt: skip
-    assert (held := held_requests(described)) == (30, 6)
-    settings = Settings(max_request_size=MIB, threads=2, heap_bytes=1024 * MIB, direct_bytes=1024 * MIB)
-    # A body of 1 MiB takes two regions: its array has a header. (64 + 2 * (30 + 6 + 2 * 2)) / 0.8
-    assert java_memory(settings, *held) == (180 * MIB, (54 + 12) * MIB)
-    assert too_little_memory(settings, *held) is None
-    for lacking, line in (
-        (replace(settings, heap_bytes=100 * MIB), r"36 requests .* max_request_size 1048576: that needs -Xmx180m"),
-        (replace(settings, direct_bytes=65 * MIB), "MaxDirectMemorySize=66m, and vmargs gives 1024m and 65m"),
-        (replace(settings, heap_bytes=None), "vmargs names no -Xmx"),
+def test_java_that_may_take_more_than_the_memory_limit_is_told_so_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(production, "LIMITS", (limit, tmp_path / "missing"))
+    settings = Settings(heap_bytes=100 * MIB, direct_bytes=50 * MIB)
+    assert excess_memory(settings) is None
+    for text, problem in (
+        ("max\n", None),
+        (f"{150 * MIB}\n", None),
+        (f"{149 * MIB}\n", r"take 150 MiB .* the memory limit is 149 MiB"),
     ):
-        assert re.search(line, too_little_memory(lacking, *held) or "")
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_every_example_and_what_make_serve_serves_together_fits_the_heap(name: str) -> None:
-    settings = Settings.read(ROOT / name)
-    for path in (MODEL_LIST, ROOT / "examples" / "custom-task" / "models.yaml"):
-        for model in models(path).values():
-            config = model.config()
-            queued = config.get("jobQueueSize", settings.job_queue_size)
-            assert too_little_memory(settings, queued, config["batchSize"]) is None
-    # make serve has one model, and a rollout registers another version of it beside the first.
-    batch_size = max(
-        model.config()["batchSize"] for model in map(models().get, ("resnet-152", "mobilenet-v2")) if model
-    )
-    assert too_little_memory(settings, 2 * settings.job_queue_size, 2 * batch_size) is None
+        limit.write_text(text)
+        assert re.search(problem or "^None$", str(excess_memory(settings)))
+    assert excess_memory(Settings()) is None

@@ -8,7 +8,6 @@ from deploy.models import ROOT
 from handlers.metrics import (
     COUNTERS,
     DECODE,
-    GAUGES,
     HISTOGRAMS,
     ITEM_ERRORS,
     ITEMS,
@@ -136,5 +135,3 @@ def test_metrics_yaml_declares_exactly_what_handlers_emit() -> None:
     assert {entry["name"]: tuple(entry["dimensions"]) for entry in declared["counter"]} == {
         counter.name: ("ModelName", "ModelVersion", *counter.labels) for counter in COUNTERS
     }
-    gauges = {entry["name"]: entry["dimensions"] for entry in declared["gauge"]}
-    assert {gauge: gauges[gauge] for gauge in GAUGES} == {gauge: ["Level"] for gauge in GAUGES}

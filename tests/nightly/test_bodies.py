@@ -1,4 +1,4 @@
-"""Bodies as large and as many as the limits let in, at once: the heap that is computed for them holds them."""
+"""Bodies as large and as many as the limits let in, at once: the configuration's heap holds them."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from deploy.models import ROOT
-from deploy.run.production import MIB, java_memory
+from deploy.run.production import MIB
 from deploy.run.properties import Settings
 from deploy.run.server import Server
 from deploy.sandbox import started
@@ -86,18 +86,11 @@ def is_full(server: Server) -> bool:
 def test_uploads_as_large_and_as_many_as_the_limits_let_in_are_all_answered(
     store: Path, hold: Callable[[int], int], config: str
 ) -> None:
-    """With the very heap that is computed for this one model, which is less than the configuration's."""
     settings = Settings.read(ROOT / config)
-    assert settings.heap_bytes is not None
-    heap_bytes, direct_bytes = java_memory(settings, settings.job_queue_size, BATCH_SIZE)
-    assert heap_bytes < settings.heap_bytes
+    assert settings.heap_bytes and settings.direct_bytes
     largest = settings.max_request_size
-    is_large = largest > 8 * MIB
-    vmargs = (
-        f"-Xmx{heap_bytes // MIB}m -XX:MaxDirectMemorySize={direct_bytes // MIB}m "
-        # Regions as the configuration's own heap has them.
-        f"-XX:G1HeapRegionSize={2 if is_large else 1}m -XX:+ExitOnOutOfMemoryError"
-    )
+    heap, direct = settings.heap_bytes // MIB, settings.direct_bytes // MIB
+    vmargs = f"-Xmx{heap}m -XX:MaxDirectMemorySize={direct}m -XX:+ExitOnOutOfMemoryError"
     with served(store, config, vmargs) as server:
         pid, held = server.pid(), hold(worker(server))  # so that all has arrived before any of it is answered
         fitting = settings.job_queue_size + BATCH_SIZE

@@ -11,7 +11,6 @@ import yaml
 
 from deploy.gateway.settings import read
 from deploy.models import ROOT, model
-from deploy.run.production import too_little_memory
 from deploy.run.properties import Settings
 from tests.nightly.container.engine import SERVICES
 from torchserve_client.version import VERSION
@@ -85,9 +84,6 @@ def test_nodes_serve_what_is_built_have_its_memory_and_the_time_to_drain() -> No
     assert versions == {name: [model(name).version] for name in built}
     # Weights come with the environment: a first start needs no network but the registries'.
     assert all("package" in model(name).weights for name in built)
-    entries = [entry for versions in settings.models.values() for entry in versions.values()]
-    in_flight = sum(entry["batchSize"] * entry["maxWorkers"] for entry in entries)
-    assert too_little_memory(settings, settings.job_queue_size * len(entries), in_flight) is None
     limit = int(nodes["mem_limit"].removesuffix("g")) << 30
     assert (settings.heap_bytes or 0) + (settings.direct_bytes or 0) < limit * 0.6
     assert settings.max_request_size == gateway.limits.body_bytes
