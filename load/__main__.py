@@ -19,11 +19,10 @@ from load.generate import Attack, ClosedLoop, Load, OpenLoop
 from load.measure import measure
 from load.results import Summary
 from load.run_file import Run, now, write
-from load.schedules import Constant, Poisson, Replayed
+from load.schedules import Constant, Poisson
 from load.search import highest, is_met
 from load.served import Served
 from load.tune import Tuner
-from load.windows import Stable
 from torchserve_client.errors import ClientError
 
 DONE, INTERRUPTED = 0, 130
@@ -33,14 +32,14 @@ PERCENTILE = 99.0
 
 def run(options: argparse.Namespace) -> int:
     """Measure models, or search for their highest load; print a table and store the runs."""
-    is_search = options.binary_search or options.command == "search"
+    is_search = options.command == "search"
     if is_search and options.latency_threshold is None:
         raise LoadError("a search needs --latency-threshold MS: the latency that is to be kept")
     if len(options.model) > 1 and options.out is not None and options.out.suffix:
         raise LoadError(f"--out {options.out}: for several models, name a folder")
     labels = options.model if len(options.model) > 1 else [options.label or options.model[0]]
     outputs = [options.out / f"{label}.json" if len(labels) > 1 else options.out for label in labels if options.out]
-    for path in filter(None, (*outputs, options.csv, options.html)):
+    for path in filter(None, (*outputs, options.html)):
         write(path, b"", "ab")
     loads = _loads(options)
     subjects = [_subject(options, *named) for named in zip(options.model, labels, strict=True)]
@@ -71,9 +70,6 @@ def _subject(options: argparse.Namespace, model: str, label: str) -> tuple[Attac
         is_alone = options.expect == "alone"
         answers = [expect.parsed(served.ask(item)) for item in content.items] if is_alone else None
         check = expect.judge(answers or expect.read(Path(options.expect), content.items), options.tolerance)
-    interval_s = options.measurement_interval and options.measurement_interval / 1e3
-    windows = {"percentage": options.stability_percentage, "interval_s": interval_s, "max_trials": options.max_trials}
-    given = {name: value for name, value in windows.items() if value is not None}
     attack = Attack(
         target=served.target,
         inputs=content,
@@ -81,7 +77,6 @@ def _subject(options: argparse.Namespace, model: str, label: str) -> tuple[Attac
         duration_s=options.duration,
         warm_up_s=options.warm_up,
         latency_threshold_ms=options.latency_threshold,
-        until=Stable(percentile=options.percentile, **given) if given else None,
         check=check,
         max_lag_ms=options.max_lag,
     )
@@ -98,18 +93,9 @@ def _served(options: argparse.Namespace, model: str, version: str | None = None)
 def _loads(options: argparse.Namespace) -> list[Load]:
     if options.concurrency:
         return [ClosedLoop(clients) for clients in options.concurrency]
-    if options.rate:
-        is_constant = options.request_distribution == "constant"
-        schedules = [Constant(rate) if is_constant else Poisson(rate, options.seed) for rate in options.rate]
-        return [OpenLoop(schedule, options.max_in_flight) for schedule in schedules]
-    path = options.request_intervals
-    try:
-        gaps_s = tuple(float(gap_us) / 1e6 for gap_us in path.read_text(encoding="utf-8").split())
-        return [OpenLoop(Replayed(gaps_s), options.max_in_flight)]
-    except OSError as error:
-        raise LoadError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise LoadError(f"{path} must hold gaps in microseconds, one a line: {error}") from error
+    is_constant = options.request_distribution == "constant"
+    schedules = [Constant(rate) if is_constant else Poisson(rate, options.seed) for rate in options.rate]
+    return [OpenLoop(schedule, options.max_in_flight) for schedule in schedules]
 
 
 def _measure_all(subjects: Sequence[tuple[Attack, Run]], loads: Sequence[Load], repeats: int) -> None:
@@ -139,7 +125,7 @@ def tune(options: argparse.Namespace) -> int:
     """Print the parameters to register a model with, and store the measurements behind them."""
     if options.out is not None:
         write(options.out, b"", "ab")
-    served, threshold_ms = _served(options, options.model), options.latency_threshold_ms
+    served, threshold_ms = _served(options, options.model), options.latency_threshold
     percentile = options.percentile or PERCENTILE
     content = inputs.read(options.input, options.content_type)
     attack = Attack(served.target, content, ClosedLoop(1), options.duration, 1.0, threshold_ms)
@@ -170,9 +156,8 @@ def draw(options: argparse.Namespace) -> int:
 
 def _show(runs: Sequence[Run], options: argparse.Namespace) -> None:
     print(report.text(runs))
-    for path, render in ((options.csv, report.to_csv), (options.html, page.render)):
-        if path is not None:
-            write(path, render(runs).encode())
+    if options.html is not None:
+        write(options.html, page.render(runs).encode())
 
 
 def main(arguments: list[str]) -> int:

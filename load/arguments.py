@@ -89,7 +89,7 @@ def parser() -> Parser:
     _tune(commands.add_parser("tune", help="find what to register a model with, for a latency"))
     report = commands.add_parser("report", help="draw stored runs, and compare the later ones with the first")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN.json")
-    _outputs(report)
+    _html(report)
     return top
 
 
@@ -115,14 +115,12 @@ def _run(command: argparse.ArgumentParser) -> None:
     add("--expect", metavar="FILE|alone", help="right answers; alone: those that each input gets by itself")
     add("--tolerance", type=above_0(float), default=TOLERANCE, metavar="X", help="of numbers; default: %(default)g")
     add("-l", "--latency-threshold", type=above_0(float), metavar="MS", help="of goodput and of a search")
-    add("--binary-search", action="store_true", help="the same as the command `search`")
-    _outputs(command)
+    _html(command)
 
     load = command.add_argument_group("load: 1,2,4 or 10:200:10 or 1:64:x2")
     add = load.add_mutually_exclusive_group(required=True).add_argument
     add("--concurrency", "--concurrency-range", type=numbers(int), metavar="RANGE", help="closed loop: clients")
     add("--rate", "--request-rate-range", type=numbers(float), metavar="RANGE", help="open loop: requests per second")
-    add("--request-intervals", type=Path, metavar="FILE", help="open loop: gaps in us, a line each, over and over")
     add = load.add_argument
     add("--request-distribution", choices=("poisson", "constant"), default="poisson", help="default: %(default)s")
     add("--seed", type=int, default=0, metavar="N", help="of Poisson arrivals; default: %(default)d")
@@ -133,13 +131,9 @@ def _run(command: argparse.ArgumentParser) -> None:
     add("--duration", type=duration_s, default=10.0, metavar="T", help="default: %(default)gs")
     add("--warm-up", type=duration_s, default=1.0, metavar="T", help="default: %(default)gs")
     add("--repeats", type=above_0(int), default=1, metavar="N", help="measure everything so often, in turn")
-    add("-s", "--stability-percentage", type=above_0(float, 100), metavar="P", help="until windows agree within P %%")
-    add("-p", "--measurement-interval", type=above_0(float), metavar="MS", help="length of a window; default: 5000")
-    add("-r", "--max-trials", type=above_0(int), metavar="N", help="most windows; default: 10")
 
 
-def _outputs(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-f", "--csv", type=Path, metavar="FILE", help="write CSV with perf_analyzer's columns")
+def _html(command: argparse.ArgumentParser) -> None:
     command.add_argument("--html", type=Path, metavar="FILE", help="write one page that needs no network")
 
 
@@ -147,7 +141,7 @@ def _tune(command: argparse.ArgumentParser) -> None:
     _server(command)
     add = command.add_argument
     add("-m", "--model", required=True, help="registered name")
-    add("-l", "--latency-threshold-ms", "--latency-threshold", type=above_0(float), required=True, metavar="MS")
+    add("-l", "--latency-threshold", type=above_0(float), required=True, metavar="MS")
     add("--archive", metavar="FILE", help="its file name in the model store; default: the model's own")
     add("--duration", type=duration_s, default=5.0, metavar="T", help="of a measurement; default: %(default)gs")
     add("--max-batch-size", type=above_0(int), default=32, metavar="N", help="default: %(default)d")

@@ -222,7 +222,7 @@ class Attack:
     duration_s: float = 10.0  # of the window
     warm_up_s: float = 0.0  # least time under load before it opens
     latency_threshold_ms: float | None = None  # of an answer that goodput counts; None counts every good answer
-    until: Until | None = None  # closes the window by another rule than its duration (windows.py)
+    until: Until | None = None  # closes the window by another rule than its duration
     check: Check | None = None  # judges answers that came with 200; None believes them
     max_lag_ms: float = MAX_LAG_MS  # lag's p99 that is always allowed in a valid run
 

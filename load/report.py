@@ -1,11 +1,8 @@
 """Stored runs as text: a table, ratios between runs, and CSV with perf_analyzer's columns. Pure."""
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
-from typing import Any
 
 from load.run_file import Run, Step
 
@@ -116,36 +113,3 @@ def _aligned(rows: Rows) -> str:
     widths = {name: max(len(line[name]) for line in lines) for name in (rows[0] if rows else ())}
     sides = {name: "<" if name in ("run", "load", "quantity", "status") else ">" for name in widths}
     return "\n".join("  ".join(f"{line[name]:{sides[name]}{widths[name]}}" for name in widths) for line in lines)
-
-
-def to_csv(runs: Sequence[Run]) -> str:
-    """Return CSV with perf_analyzer's columns, latencies in microseconds, and Avg latency, Label and Valid behind them.
-
-    What is not measured is empty; TorchServe's queue is part of the network's share.
-    """
-    used = {step.kind for run in runs for step in run.steps}
-    kinds = {kind: name for kind, name in (("concurrency", "Concurrency"), ("rate", "Request Rate")) if kind in used}
-    inside = {"Input": ("decode", "wait"), "Infer": ("forward",), "Output": ("encode",)}
-    rows: list[dict[str, Any]] = []
-    for run, step in _steps(runs):
-        us = {name: 1e3 * value for name, value in (step.latency_ms | step.server_ms).items()}
-        stages_us = {name: sum(us.get(part, 0.0) for part in parts) for name, parts in inside.items()}
-        cells = {
-            **{name: step.value if kind == step.kind else "" for kind, name in kinds.items()},
-            "Inferences/Second": step.throughput_per_s,
-            "Client Send": "",
-            "Network+Server Send/Recv": max(0.0, us.get("mean", 0.0) - sum(stages_us.values())),
-            "Server Queue": "",
-            **{f"Server Compute {name}": value for name, value in stages_us.items()},
-            "Client Recv": "",
-            **{f"{name} latency": us.get(name, "") for name in ("p50", "p90", "p95", "p99")},
-            "Avg latency": us.get("mean", ""),
-            "Label": run.label,
-            "Valid": "yes" if step.is_valid else "no",
-        }
-        rows.append({name: f"{cell:.10g}" if isinstance(cell, float) else cell for name, cell in cells.items()})
-    file = io.StringIO()
-    writer = csv.DictWriter(file, rows[0] if rows else (), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue()

@@ -6,7 +6,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, count, cycle
+from itertools import accumulate, count
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +39,4 @@ class Poisson:
         return f"{self.rate_per_s:g}/s poisson"
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """Recorded gaps between requests in seconds, over and over; ValueError where they make no schedule."""
-
-    gaps_s: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not (min(self.gaps_s, default=-1) >= 0 and 0 < sum(self.gaps_s) < float("inf")):
-            raise ValueError("gaps between requests must not be negative, and not all be 0")
-
-    @property
-    def rate_per_s(self) -> float:
-        """Requests per second, in the long run."""
-        return len(self.gaps_s) / sum(self.gaps_s)
-
-    def due_s(self) -> Iterator[float]:
-        """Yield when each request is due."""
-        return accumulate(cycle(self.gaps_s))
-
-    def __str__(self) -> str:
-        return f"{self.rate_per_s:g}/s replayed"
-
-
-Schedule = Constant | Poisson | Replayed
+Schedule = Constant | Poisson

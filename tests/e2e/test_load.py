@@ -62,7 +62,7 @@ def test_tune_on_torchserve_advises_and_leaves_everything_as_it_was(
     serve()
     before = server.management.describe(MOBILENET)["workers"][0]["id"]
     stored = tmp_path / "tune.json"
-    words = ["--latency-threshold-ms", "20000", "--out", str(stored), "--max-batch-size", "1", "--duration", "300ms"]
+    words = ["--latency-threshold", "20000", "--out", str(stored), "--max-batch-size", "1", "--duration", "300ms"]
     assert main(arguments("tune", server, *words)) == 0
     tuned = json.loads(stored.read_text())
     assert (tuned["model"], tuned["advice"]["batch_size"], len(tuned["points"])) == (MOBILENET, 1, 1)

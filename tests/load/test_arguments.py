@@ -42,7 +42,7 @@ def test_numbers_of_no_range_are_refused_with_an_example(text: str) -> None:
 
 
 def test_flags_of_perf_analyzer_mean_the_same() -> None:
-    words = "run -m m -u host:80 -x 2 -l 5 -s 10 -p 500 -r 7 -f a.csv --input-data a.json --concurrency-range 1:4"
+    words = "run -m m -u host:80 -x 2 -l 5 --input-data a.json --concurrency-range 1:4"
     options = parser().parse_args(words.split())
     assert (options.model, options.url, options.model_version, options.latency_threshold) == (
         ["m"],
@@ -50,8 +50,7 @@ def test_flags_of_perf_analyzer_mean_the_same() -> None:
         "2",
         5,
     )
-    assert (options.stability_percentage, options.measurement_interval, options.max_trials) == (10, 500, 7)
-    assert (options.csv, options.input, options.concurrency) == (Path("a.csv"), [Path("a.json")], (1, 2, 3, 4))
+    assert (options.input, options.concurrency) == ([Path("a.json")], (1, 2, 3, 4))
     rates = parser().parse_args(["run", "-m", "m", "-i", "a", "--request-rate-range", "10:30:10"]).rate
     assert rates == (10, 20, 30)
 
@@ -66,13 +65,11 @@ def test_flags_of_perf_analyzer_mean_the_same() -> None:
         (("--concurrency", "1", "--url", "http://a:1,http://b:1"), "a server's address is http://HOST:PORT"),
         (("--concurrency", "1", "--percentile", "101"), "101 is not above 0, or is too much"),
         (("--concurrency", "1", "--scenario", "Server"), "unrecognized arguments: --scenario"),
-        (("--rate", "1:9", "--binary-search"), "a search needs --latency-threshold"),
+        (("--rate", "1:9", "--binary-search"), "unrecognized arguments: --binary-search"),
         (("--concurrency", "1", "--input", "absent.jpg"), "cannot read absent.jpg"),
         (("--concurrency", "1", "--expect", "absent.json"), "cannot read absent.json"),
         (("--concurrency", "1", "--expect", __file__), "test_arguments.py is not JSON"),
         (("--concurrency", "1", "--expect", "two.json"), "two.json has no answer for texts.txt:2: write {name of"),
-        (("--request-intervals", "absent.txt"), "cannot read absent.txt"),
-        (("--request-intervals", __file__), "must hold gaps in microseconds"),
         (("--concurrency", "1", "--model", "n", "--out", "run.json"), "name a folder"),
         (("--concurrency", "1", "--out", "/dev/null/run.json"), "cannot write /dev/null/run.json"),
         (("--concurrency", "1", "--html", "."), "cannot write .: Is a directory"),
@@ -104,3 +101,8 @@ def test_call_that_makes_no_sense_is_one_line_and_exit_code_2(
     (line,) = output.err.splitlines()
     assert line.startswith("load: ")
     assert words in line
+
+
+def test_search_without_a_latency_to_keep_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "-u", NOWHERE, "-m", "m", "-i", __file__, "--rate", "1:9"]) == 2
+    assert capsys.readouterr().err == "load: a search needs --latency-threshold MS: the latency that is to be kept\n"
