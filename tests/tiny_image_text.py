@@ -33,7 +33,6 @@ PROCESSORS: dict[str, transformers.BaseImageProcessor] = {
 
 
 def clip(folder: Path) -> Path:
-    """See `checkpoint`."""
     return checkpoint(folder, "clip")
 
 

@@ -23,7 +23,6 @@ class StateDictUnpickler(pickle.Unpickler):
     """Reads a pickled state dict and refuses to find anything that one does not need."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """See `pickle.Unpickler.find_class`."""
         allowed: dict[tuple[str, str], Any] = {
             ("collections", "OrderedDict"): OrderedDict,
             ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor_v2,

@@ -179,7 +179,7 @@ class CTranslate2Engine(Stream):
         super().__init__(self, streams)
 
     def divide(self, streams: int) -> Arrangement:
-        """See `handlers.engines.Divisible`; another number of streams is an engine of its own, loaded anew."""
+        """Another number of streams is an engine of its own, loaded anew."""
         streams = min(streams, self._threads)
         whole = self if streams == self._streams else self._remade(streams=streams)
         return Arrangement(whole, [Stream(whole) for _ in range(streams)] if streams > 1 else ())

@@ -26,7 +26,7 @@ class FastTextEngine:
         self.input_names = ("texts", "top_k")
 
     def run(self, inputs: Arrays) -> Outputs:
-        """See `Engine.run`.
+        """Find the likeliest labels of each text.
 
         Args:
             inputs: `texts`, (B,) str without line breaks, and `top_k`, (B,) int, the most labels of each.

@@ -35,7 +35,7 @@ class FunctionEngine:
         self.description = f"function {getattr(function, '__qualname__', type(function).__name__)}"
 
     def run(self, inputs: Arrays) -> Outputs:
-        """See `Engine.run`. Outputs are copied, since the function may use the same arrays for its next run."""
+        """Outputs are copied, since the function may use the same arrays for its next run."""
         try:
             outputs: Any = self._function(**inputs)
             if not isinstance(outputs, Mapping):

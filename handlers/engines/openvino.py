@@ -77,7 +77,6 @@ class Stream:
         self._output_names = [output.any_name for output in compiled.outputs]
 
     def run(self, inputs: Arrays) -> Outputs:
-        """See `Engine.run`."""
         request, self._request = self._request or self._made_again(), None
         try:
             # Inputs are read in place; outputs live in the request until its next run, so they are copied.
@@ -170,7 +169,6 @@ class OpenVinoEngine:
             self._whole  # noqa: B018
 
     def run(self, inputs: Arrays) -> Outputs:
-        """See `Engine.run`."""
         return self._whole.run(inputs)
 
     def expect_accepted(self, shapes: Mapping[str, Sequence[int]]) -> None:
@@ -182,13 +180,12 @@ class OpenVinoEngine:
         self.model.clone().reshape({name: list(shape) for name, shape in shapes.items()})
 
     def in_precision(self, precision: str) -> "OpenVinoEngine":
-        """See `handlers.engines.Precise`."""
         if self.precisions == (precision,):
             return self
         return OpenVinoEngine(self._graph, precision=cast(Precision, precision), threads=self._threads)
 
     def divide(self, streams: int) -> Arrangement:
-        """See `handlers.engines.Divisible`; the streams share one more copy of the weights."""
+        """The streams share one more copy of the weights."""
         streams = min(streams, self._threads)
         if streams < 2:
             return Arrangement(self)

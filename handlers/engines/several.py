@@ -17,7 +17,7 @@ class SeveralEngines:
         self.description = self.engines[0].description
 
     def run(self, inputs: Arrays) -> Outputs:
-        """See `Engine.run`; all of the arrays are inputs of one of the engines."""
+        """All of the arrays are inputs of one of the engines."""
         return self._by_input[next(iter(inputs))].run(inputs)
 
 
@@ -32,10 +32,9 @@ class SeveralGraphs(SeveralEngines):
         self.precisions, self.stream_counts = engines[0].precisions, engines[0].stream_counts
 
     def in_precision(self, precision: str) -> "SeveralGraphs":
-        """See `handlers.engines.Precise`."""
         return SeveralGraphs([each.in_precision(precision) for each in self.engines])
 
     def divide(self, streams: int) -> Arrangement:
-        """See `handlers.engines.Divisible`; each stream has all graphs."""
+        """Each stream has all graphs."""
         divided = [each.divide(streams).streams for each in self.engines]
         return Arrangement(self, [SeveralEngines(each) for each in zip(*divided, strict=True)])

@@ -79,7 +79,6 @@ class TorchEngine:
 
     @torch.inference_mode()
     def run(self, inputs: Arrays) -> Outputs:
-        """See `Engine.run`."""
         with memory_errors(self._device):
             tensors = {
                 name: torch.from_numpy(np.ascontiguousarray(inputs[name])).to(self._device, non_blocking=True)

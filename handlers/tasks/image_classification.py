@@ -22,14 +22,13 @@ def _from_mapping(result: Mapping[str, float]) -> Sequence[Record]:
 
 
 class ImageClassificationHandler(ImageHandler[ImageClassificationConfig]):
-    """See `ImageHandler`; the network is a PixelClassifier: pixels -> logits. Labels are unique."""
+    """The network is a PixelClassifier: pixels -> logits. Labels are unique."""
 
     config_class = ImageClassificationConfig
     options_class = ImageClassificationOptions
     output_tensors = ranked(LABELS, _from_mapping)
 
     def network(self) -> tuple[torch.nn.Module, Sequence[str]]:
-        """See `ImageHandler.network`."""
         # torchvision takes seconds to import, and a worker on OpenVINO does not need it.
         from handlers.vision.pixel_classifier import load_classifier  # noqa: PLC0415
 
@@ -37,7 +36,7 @@ class ImageClassificationHandler(ImageHandler[ImageClassificationConfig]):
         return load_classifier(weights, self.config, len(self.labels), self.device), ["logits"]
 
     def sample(self) -> Payload:
-        """See `BatchHandler.sample`; a grey JPEG."""
+        """A grey JPEG."""
         return Payload(grey_jpeg(self.config.resize_size))
 
     def decode(self, payload: Payload) -> Seen:

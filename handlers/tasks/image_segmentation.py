@@ -25,17 +25,15 @@ PIXELS_PER_TOKEN = 256
 
 
 class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
-    """See `ImageHandler`; the network is a PixelSegmenter, of checkpoint/ or of model.pt."""
+    """The network is a PixelSegmenter, of checkpoint/ or of model.pt."""
 
     config_class = ImageSegmentationConfig
     options_class = ImageSegmentationOptions
 
     def read_geometry(self) -> None:
-        """See `ImageHandler.read_geometry`."""
         self.geometry = Geometry.of(self.config, self.model_dir if self.config.arch else self.checkpoint_dir)
 
     def network(self) -> tuple[torch.nn.Module, Sequence[str]]:
-        """See `ImageHandler.network`."""
         arch = self.config.arch
         weights = self.checkpoint_dir if arch is None else self.model_dir / "model.pt"
         segmenter = load_segmenter(weights, arch, len(self.labels), self.geometry)
@@ -43,7 +41,7 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
         return segmenter, ["classes", "probabilities"]
 
     def sample(self) -> Payload:
-        """See `BatchHandler.sample`; a grey JPEG."""
+        """A grey JPEG."""
         return Payload(grey_jpeg(self.geometry.shorter))
 
     def decode(self, payload: Payload) -> Seen:
@@ -57,7 +55,7 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
         return Seen(pixels, options, size)
 
     def cost(self, item: Seen) -> Cost:
-        """See `BatchHandler.cost`; images of one shape share a micro-batch, which takes as long as it has pixels."""
+        """Images of one shape share a micro-batch, which takes as long as it has pixels."""
         height, width, _ = item.pixels.shape
         return Cost(max(1, height * width // PIXELS_PER_TOKEN), (height, width))
 

@@ -42,7 +42,6 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
     api = "embeddings"
 
     def load(self) -> Engine:
-        """See `BatchHandler.load`."""
         model = configuration(self.checkpoint_dir)
         self.preprocessing = Preprocessing.read(self.model_dir)
         vision = getattr(model, "vision_config", model)
@@ -78,15 +77,14 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         return SeveralEngines(engines)
 
     def sample(self) -> Payload:
-        """See `BatchHandler.sample`; a grey JPEG."""
+        """A grey JPEG."""
         return Payload(grey_jpeg(self.preprocessing.least))
 
     def samples(self) -> Iterable[Payload]:
-        """See `BatchHandler.samples`; an image, and texts of each padded length."""
+        """An image, and texts of each padded length."""
         return [self.sample(), *(super().samples() if "text" in self.inputs else ())]
 
     def options(self, sent: Mapping[str, Any]) -> Any:
-        """See `TextHandler.options`."""
         options = super().options(sent)
         self.dimensions.check(options.dimensions)
         return options
@@ -113,22 +111,21 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         return Seen(self.preprocessing.pixels(upright), options)
 
     def prepare(self, items: Sequence[Any]) -> Sequence[Any | ItemError]:
-        """See `TextHandler.prepare`, of the texts."""
+        """Prepare the texts; images are prepared already."""
         texts = [item for item in items if not isinstance(item, Seen)]
         prepared = iter(super().prepare(texts) if texts else ())
         return [item if isinstance(item, Seen) else next(prepared) for item in items]
 
     def cost(self, item: Any) -> Cost:
-        """See `BatchHandler.cost`; images go through the model with images, and texts with texts."""
+        """Images go through the model with images, and texts with texts."""
         is_image = isinstance(item, Seen)
         return Cost(self.patches if is_image else self.padded_length(len(item.ids)), group=is_image)
 
     def tokens(self, item: Any) -> int:
-        """See `BatchHandler.tokens`; an image has its patches."""
+        """An image has its patches."""
         return self.patches if isinstance(item, Seen) else len(item.ids)
 
     def padded_length(self, tokens: int) -> int:
-        """See `TextHandler.padded_length`."""
         return self.fixed_length or super().padded_length(tokens)
 
     def collate(self, items: Sequence[Any]) -> Arrays:

@@ -29,14 +29,13 @@ class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]])
     decodes_in_threads = False
 
     def load(self) -> Engine:
-        """See `BatchHandler.load`."""
         found = [path for path in (self.model_dir / "model.ftz", self.model_dir / "model.bin") if path.is_file()]
         if not found:
             raise InvalidConfig("this archive lacks model.ftz and model.bin")
         return FastTextEngine(found[0])
 
     def sample(self) -> Payload:
-        """See `BatchHandler.sample`; a sentence."""
+        """A sentence."""
         return Payload("Bonjour tout le monde.")
 
     def decode(self, payload: Payload) -> Text[LanguageIdOptions]:

@@ -22,7 +22,7 @@ CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
-    """See `ImageHandler`; the network is a PixelDetector of checkpoint/, or a PixelSsd: pixels -> logits, boxes.
+    """The network is a PixelDetector of checkpoint/, or a PixelSsd: pixels -> logits, boxes.
 
     Answers have the form of transformers' pipeline of the same name.
     """
@@ -31,12 +31,10 @@ class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
     options_class = ObjectDetectionOptions
 
     def read_geometry(self) -> None:
-        """See `ImageHandler.read_geometry`."""
         self.rules = None if self.config.arch is None else RULES[self.config.arch]
         self.canvas = canvas(self.checkpoint_dir) if self.rules is None else (self.rules.side, self.rules.side)
 
     def network(self) -> tuple[torch.nn.Module, Sequence[str]]:
-        """See `ImageHandler.network`."""
         dtype = dtype_for(self.device, self.config.precision)
         if self.config.arch is None:
             return load_detector(self.checkpoint_dir).to(dtype), ["logits", "boxes"]
@@ -46,7 +44,7 @@ class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
         return detector, ["logits", "boxes"]
 
     def sample(self) -> Payload:
-        """See `BatchHandler.sample`; a grey JPEG."""
+        """A grey JPEG."""
         return Payload(grey_jpeg(max(self.canvas)))
 
     def decode(self, payload: Payload) -> Seen:

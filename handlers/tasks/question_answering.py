@@ -35,7 +35,7 @@ def _one_or_many(result: Record | Sequence[Record]) -> Sequence[Record]:
 
 
 class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
-    """See `TextHandler`. A long context goes through the model in windows, all of them in one micro-batch."""
+    """A long context goes through the model in windows, all of them in one micro-batch."""
 
     config_class = QuestionAnsweringConfig
     inputs = frozenset({"question", "context"})
@@ -46,7 +46,6 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
     needs_places = True
 
     def load(self) -> Engine:
-        """See `BatchHandler.load`."""
         engine = super().load()
         self.null_id = self.tokenizer.cls_token_id
         if self.config.max_length is None:
@@ -58,11 +57,11 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
         return engine
 
     def sample(self) -> Payload:
-        """See `BatchHandler.sample`; a question and a sentence."""
+        """A question and a sentence."""
         return Payload({"question": "What comes next?", "context": "What went before decides what comes next."})
 
     def samples(self) -> Iterable[Payload]:
-        """See `BatchHandler.samples`; the one sample."""
+        """The one sample."""
         return (self.sample(),)
 
     def decode(self, payload: Payload) -> Passage:
@@ -100,11 +99,11 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
         return replace(item, encoding=encoding, windows=windows[:limit])
 
     def cost(self, item: Passage) -> Cost:
-        """See `BatchHandler.cost`; the item's length is the padded tokens of all its windows."""
+        """The item's length is the padded tokens of all its windows."""
         return Cost(len(item.windows) * self.padded_length(max(len(window.ids) for window in item.windows)))
 
     def collate(self, items: Sequence[Passage]) -> Arrays:
-        """See `stack`; each window is a row."""
+        """Each window is a row."""
         return self.stack([window for item in items for window in item.windows])
 
     def split(self, outputs: Outputs, items: Sequence[Passage]) -> Sequence[Any]:

@@ -20,7 +20,7 @@ Pair = Text[RerankingOptions]
 
 
 class RerankingHandler(TextHandler[RerankingConfig, Pair]):
-    """See `TextHandler`. Scores are those of sentence-transformers' CrossEncoder; each document is an item."""
+    """Scores are those of sentence-transformers' CrossEncoder; each document is an item."""
 
     config_class = RerankingConfig
     inputs = frozenset({"query", "document"})
@@ -31,7 +31,6 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
     api = "rerank"
 
     def load(self) -> Engine:
-        """See `BatchHandler.load`."""
         engine = super().load()
         if self.model_config.num_labels != 1:
             raise InvalidConfig(f"reranking: the model has {self.model_config.num_labels} labels; a reranker has one")
@@ -39,11 +38,11 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         return engine
 
     def sample(self) -> Payload:
-        """See `BatchHandler.sample`; a question and a sentence."""
+        """A question and a sentence."""
         return Payload({"query": "What comes next?", "document": "What went before decides what comes next."})
 
     def samples(self) -> Iterable[Payload]:
-        """See `BatchHandler.samples`; documents of each padded length."""
+        """Documents of each padded length."""
         return [Payload({"query": "a", "document": each.value}) for each in super().samples()]
 
     def decode(self, payload: Payload) -> Pair:

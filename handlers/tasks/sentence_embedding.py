@@ -21,7 +21,7 @@ Sentence = Text[SentenceEmbeddingOptions]
 
 
 class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
-    """See `TextHandler`. Prompts are put in front of texts as sentence-transformers does."""
+    """Prompts are put in front of texts as sentence-transformers does."""
 
     config_class = SentenceEmbeddingConfig
     head = Head("AutoModel", ("embeddings",), is_pooled=True)
@@ -30,7 +30,6 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
     api = "embeddings"
 
     def load(self) -> Engine:
-        """See `BatchHandler.load`."""
         engine = super().load()
         size = vector_size(self.checkpoint_dir, self.model_config.hidden_size)
         if transformer_settings(self.checkpoint_dir).get("do_lower_case"):
@@ -59,13 +58,12 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         return Text("", options, ids=ids[: self.max_length] if self.config.truncation else ids)
 
     def options(self, sent: Mapping[str, Any]) -> Any:
-        """See `TextHandler.options`."""
         options = super().options(sent)
         self.dimensions.check(options.dimensions)
         return options
 
     def prepare(self, items: Sequence[Sentence]) -> Sequence[Sentence | ItemError]:
-        """See `TextHandler.prepare`; what came as the model's own token ids is not tokenised again."""
+        """What came as the model's own token ids is not tokenised again."""
         texts = [item for item in items if not item.ids]
         prepared = iter(super().prepare(texts) if texts else ())
         return [tokenised(item, item.ids, self.max_length) if item.ids else next(prepared) for item in items]

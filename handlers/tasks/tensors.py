@@ -47,7 +47,6 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
     decodes_in_threads = False
 
     def load(self) -> Engine:
-        """See `BatchHandler.load`."""
         engine, self.signature = load_model(self.model_dir, self.config, self.device, uses_torch=self.uses_torch)
         self.rows = Rows(self.signature)
         has_free_sizes = any(tensor.free for tensor in self.signature.inputs.values())
@@ -73,15 +72,15 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         return engine
 
     def sample(self) -> Payload | None:
-        """See `BatchHandler.sample`; the first of those that `warm_up` names."""
+        """The first of those that `warm_up` names."""
         return next(iter(self.samples()), None)
 
     def samples(self) -> Iterable[Payload]:
-        """See `BatchHandler.samples`; one of each size that `warm_up` names."""
+        """One of each size that `warm_up` names."""
         return [Payload(row) for row in self._samples]
 
     def items(self, fields: Fields, model: Model) -> Items:
-        """See `BatchHandler.items`; rows of tensors, held against the signature."""
+        """Rows of tensors, held against the signature."""
         self._items = TensorItems(
             self.signature,
             self.rows,
@@ -121,7 +120,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         self._accepted.add(sizes)
 
     def cost(self, item: Row) -> Cost:
-        """See `BatchHandler.cost`; the row's positions along free dimensions, and the sizes that keep it apart."""
+        """The row's positions along free dimensions, and the sizes that keep it apart."""
         return item.cost
 
     def collate(self, items: Sequence[Row]) -> Arrays:

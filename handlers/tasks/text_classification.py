@@ -19,7 +19,7 @@ from handlers.text.inputs import Text, read_text
 
 
 class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextClassificationOptions]]):
-    """See `TextHandler`. Answers are those of transformers' pipeline of the same name, always as a list."""
+    """Answers are those of transformers' pipeline of the same name, always as a list."""
 
     config_class = TextClassificationConfig
     head = Head("AutoModelForSequenceClassification", ("logits",))
@@ -27,7 +27,6 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
     output_tensors = ranked(LABELS)
 
     def load(self) -> Engine:
-        """See `BatchHandler.load`."""
         engine = super().load()
         self.labels = checked_labels(self.model_config.id2label, engine)
         self.function = self.config.function_to_apply
@@ -36,7 +35,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
         return engine
 
     def decode(self, payload: Payload) -> Text[TextClassificationOptions]:
-        """See `TextHandler.decode`; a second text may stand beside the first."""
+        """A second text may stand beside the first."""
         item = super().decode(payload)
         if item.options.text_pair is None:
             return item

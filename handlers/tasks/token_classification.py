@@ -17,7 +17,7 @@ from handlers.text.inputs import Text
 
 
 class TokenClassificationHandler(TextHandler[TokenClassificationConfig, Text[TokenClassificationOptions]]):
-    """See `TextHandler`. Answers are those of transformers' pipeline of the same name."""
+    """Answers are those of transformers' pipeline of the same name."""
 
     config_class = TokenClassificationConfig
     head = Head("AutoModelForTokenClassification", ("logits",))
@@ -25,7 +25,6 @@ class TokenClassificationHandler(TextHandler[TokenClassificationConfig, Text[Tok
     needs_places = True
 
     def load(self) -> Engine:
-        """See `BatchHandler.load`."""
         engine = super().load()
         self.labels = checked_labels(self.model_config.id2label, engine)
         self.unknown_id = self.tokenizer.unk_token_id

@@ -39,7 +39,6 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Source]):
     decodes_in_threads = False
 
     def load(self) -> FunctionEngine:
-        """See `BatchHandler.load`."""
         config = self.config
         self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
         self.tokenizer_lock = threading.Lock()
@@ -49,7 +48,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Source]):
         return FunctionEngine(_as_they_are, ["input_ids", "attention_mask"])
 
     def sample(self) -> Payload:
-        """See `BatchHandler.sample`; a sentence."""
+        """A sentence."""
         return Payload("What went before decides what comes next.")
 
     def decode(self, payload: Payload) -> Source:
@@ -80,7 +79,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Source]):
         return outcomes
 
     def cost(self, item: Source) -> Cost:
-        """See `BatchHandler.cost`; the item's length is that of its answer in tokens."""
+        """The item's length is that of its answer in tokens."""
         return Cost(_length(item))
 
     def collate(self, items: Sequence[Source]) -> Arrays:

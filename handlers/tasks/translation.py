@@ -52,7 +52,6 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
     engine: Generator | CTranslate2Engine
 
     def load(self) -> Generator | CTranslate2Engine:
-        """See `BatchHandler.load`."""
         config = self.config
         self.tokenizer_lock = threading.Lock()
         self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
@@ -111,7 +110,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         return Detector(load_detector(self.model_dir), sources, fallback)
 
     def sample(self) -> Payload:
-        """See `BatchHandler.sample`; a sentence, in the model's first languages where the configuration names none."""
+        """A sentence, in the model's first languages where the configuration names none."""
         config, languages = self.config, self.languages
         source, target = min(languages.sources, default=None), min(languages.targets, default=None)
         named = None if config.src_lang == AUTO else config.src_lang
@@ -119,7 +118,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         return Payload("What went before decides what comes next.", options)
 
     def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
-        """See `BatchHandler.unpack`; a text that is to be translated sentence by sentence becomes as many payloads."""
+        """A text that is to be translated sentence by sentence becomes as many payloads."""
         return divided(super().unpack(row, headers), self._divided, self.config.max_sentences)
 
     def _divided(self, payload: Payload) -> Divided | None:
@@ -219,7 +218,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         return self.languages.targets.get(item.options.tgt_lang or "", Target())
 
     def cost(self, item: SourceText) -> Cost:
-        """See `BatchHandler.cost`; tokens count once for every beam, and equal options and languages make a group."""
+        """Tokens count once for every beam, and equal options and languages make a group."""
         options, length = item.options, self._length(len(item.ids))
         beams, new_tokens = options.num_beams or 1, options.max_new_tokens or 0
         group = replace(options, max_new_tokens=None) if self._ends_each(options) else options

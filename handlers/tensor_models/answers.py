@@ -94,7 +94,7 @@ class Columns:
     model: Model
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        """See `Form`; status as with Predictions."""
+        """Status as with Predictions."""
         if status_of(results) != 200:
             return OneItem().pack(results[:1])
         failed = [isinstance(result, ItemError) for result in results]

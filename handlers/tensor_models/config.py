@@ -48,7 +48,7 @@ class TensorConfig:
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class InputConfig(TensorConfig):
-    """See TensorConfig.
+    """An input of the model.
 
     Attributes:
         pad: rows of different sizes are padded to the largest of their micro-batch; without it, they run apart.
@@ -59,7 +59,7 @@ class InputConfig(TensorConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class OutputConfig(TensorConfig):
-    """See TensorConfig.
+    """An output of the model.
 
     Attributes:
         follows: a padded input; the free dimensions of this output are those of that input, in order, and each row's

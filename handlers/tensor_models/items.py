@@ -62,18 +62,17 @@ class TensorItems:
     def of_tensors(
         self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
     ) -> tuple[Payload | ItemError, ...]:
-        """See `Items`; all tensors together are wrong, or none."""
+        """All tensors together are wrong, or none."""
         arrays = checked(tensors, self._inputs, self._signature)
         count = row_count(arrays, self._signature)
         self._check_count(count)
         return tuple(Payload(row, options) for row in self._rows.apart(arrays, count))
 
     def of_body(self, body: bytes | bytearray | str, sent: BodyInfo) -> Request:  # noqa: ARG002
-        """See `Items`; there is no other form than JSON."""
+        """There is no other form than JSON."""
         raise UnsupportedMedia("The body is neither JSON nor an Open Inference request.")
 
     def of_json(self, document: Any, sent: BodyInfo) -> Request:
-        """See `Items`."""
         if isinstance(document, dict) and "instances" in document:
             if isinstance(document["instances"], list):
                 self._check_count(len(document["instances"]))

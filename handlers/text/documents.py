@@ -160,7 +160,7 @@ class Joined:
     texts: tuple[Divided | None, ...]
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        """See `Form`; there is a result for each sentence."""
+        """There is a result for each sentence."""
         remaining = iter(results)
         joined = [
             next(remaining) if text is None else text.result(list(islice(remaining, len(text.document.sentences))))

@@ -3,7 +3,6 @@
 payload -> decode -> checked text -> prepare: one call of the tokenizer for all items -> collate: padded micro-batches
 """
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
@@ -56,7 +55,6 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     needs_places: ClassVar[bool] = False
 
     def load(self) -> Engine:
-        """See `BatchHandler.load`."""
         config = self.config
         self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
         if self.needs_places and not self.tokenizer.is_fast:
@@ -72,11 +70,11 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return TorchEngine(encoder, self.device, encoder.input_names, encoder.output_names, config.threads)
 
     def sample(self) -> Payload:
-        """See `BatchHandler.sample`; a sentence."""
+        """A sentence."""
         return Payload("What went before decides what comes next.")
 
     def samples(self) -> Iterable[Payload]:
-        """See `BatchHandler.samples`; texts with as many words as each padded length needs."""
+        """Texts with as many words as each padded length needs."""
         lengths = {rounded_length(length, self.max_length) for length in range(1, self.max_length + 1)}
         # There are fewer words than tokens, since tokenizers add a few of their own.
         return [Payload("a " * max(1, length - ADDED_TOKENS)) for length in sorted(lengths)]
@@ -118,11 +116,10 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return [tokenised(item, ids, self.max_length, type_ids, place) for item, ids, type_ids, place in rows]
 
     def cost(self, item: Item) -> Cost:
-        """See `BatchHandler.cost`; the item's length is its padded length in tokens."""
+        """The item's length is its padded length in tokens."""
         return Cost(self.padded_length(len(item.ids)))
 
     def tokens(self, item: Item) -> int:
-        """See `BatchHandler.tokens`."""
         return len(item.ids)
 
     def padded_length(self, tokens: int) -> int:
@@ -140,7 +137,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return next((each for each in known if each is not None and 0 <= each < size), 0)
 
     def collate(self, items: Sequence[Item]) -> Arrays:
-        """See `stack`; each item is a row."""
+        """Each item is a row."""
         return self.stack(items)
 
     def stack(self, rows: Sequence[Tokens]) -> Arrays:
@@ -158,7 +155,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return {name: array for name, array in arrays.items() if name in wanted}
 
     def forward(self, inputs: Arrays, items: Sequence[Item]) -> Outputs:
-        """See `BatchHandler.forward`; where padding would change an answer, rows of each length run by themselves."""
+        """Where padding would change an answer, rows of each length run by themselves."""
         if self.config.padding != "exact" or "attention_mask" not in inputs:
             return super().forward(inputs, items)
         lengths = inputs["attention_mask"].sum(1)
@@ -168,10 +165,6 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
             cut = {name: inputs[name][rows, :length] for name in self.engine.input_names}
             parts.append((rows, self.engine.run(cut)))
         return {name: _joined([(rows, part[name]) for rows, part in parts]) for name in parts[0][1]}
-
-    @abstractmethod
-    def split(self, outputs: Mapping[str, Any], items: Sequence[Item]) -> Sequence[Any]:
-        """See `BatchHandler.split`."""
 
 
 def _joined(parts: Sequence[tuple[Any, Any]]) -> Any:

@@ -56,7 +56,6 @@ class ImageHandler(BatchHandler[Config, Seen], Generic[Config]):
     media_types = ("image/*",)
 
     def load(self) -> Engine:
-        """See `BatchHandler.load`."""
         names = json.loads((self.model_dir / "index_to_name.json").read_text(encoding="utf-8"))
         self.labels = [names[str(index)] for index in range(len(names))]
         self.read_geometry()

@@ -48,8 +48,6 @@ class Boxes(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """See `handlers.proofs.Proof`."""
-
     agreement: float
     largest_change: float
     samples: int
