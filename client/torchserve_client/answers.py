@@ -31,9 +31,6 @@ class Answers:
     def __init__(self, path: Path) -> None:
         """Create or open the file, lock it and read it.
 
-        Args:
-            path: the jsonl file; it need not exist.
-
         Raises:
             InvalidPayload: another run writes to the file, or it holds something else; it is left as it is.
             OSError: the file cannot be written.
@@ -54,10 +51,6 @@ class Answers:
 
     def match(self, inputs: Iterable[Input], keys: Keys) -> int:
         """Compare the answers with the inputs as they are now; return the number of inputs.
-
-        Args:
-            inputs: the inputs; their content is read only where there are answers to compare.
-            keys: makes the inputs' keys.
 
         Raises:
             InvalidPayload: the inputs cannot be read.
@@ -86,12 +79,7 @@ class Answers:
         return name in self._keys
 
     def write(self, names: Sequence[str], keys: Sequence[str], outcomes: Sequence[Any]) -> None:
-        """Write the outcomes of one request.
-
-        Args:
-            names, keys: those of its inputs.
-            outcomes: for each input its answer, or the ClientError that it ended with.
-        """
+        """Write the outcomes of one request: each input's answer, or its ClientError."""
         made = []
         for name, key, outcome in zip(names, keys, outcomes, strict=True):
             is_error = isinstance(outcome, ClientError)

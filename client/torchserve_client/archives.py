@@ -53,9 +53,6 @@ class Description:
 def describe(path: Path) -> Description:
     """Read an archive's manifest and settings.
 
-    Args:
-        path: a .mar file, or a folder of `--archive-format no-archive`.
-
     Raises:
         InvalidPayload: it is no archive, or cannot be read.
     """

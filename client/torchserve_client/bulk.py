@@ -54,13 +54,7 @@ class Item(NamedTuple):
 
 
 def predict(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
-    """Ask for every file of a folder, or every line of a file, that has no answer yet; return the exit code.
-
-    Args:
-        options: those of the command.
-        nodes: the first of them says how much a server takes at a time.
-        client: sends the requests.
-    """
+    """Ask for every file of a folder, or every line of a file, that has no answer yet; return the exit code."""
     started_s = time.monotonic()
     asked = dict(options.option)
     keys = Keys(options.model, asked)
@@ -105,17 +99,7 @@ def items(inputs: Iterable[Input], keys: Keys, answers: Answers) -> Iterator[Ite
 def ask(
     client: FuturesClient, model: str, items: Iterable[Item], lines: int, options: Mapping[str, Any]
 ) -> Iterator[tuple[list[Item], list[Any]]]:
-    """Send items, and yield those of each request with their outcomes as they arrive.
-
-    Args:
-        client: sends; `max_workers` of its requests are at the server at a time.
-        model: the model's name.
-        items: in the order in which they are sent; the next ones are taken when there is a place for them.
-        lines: most items of a request, which is a list then; 0 sends each item alone.
-        options: the model's options, the same for every request.
-
-    Yields:
-        The items of a request, and for each its answer or the ClientError that it ended with.
+    """Send items, at most `lines` a request (0: each alone); yield those of each request with their outcomes.
 
     Raises:
         NoConnection: the server went away and did not return within the deadline of a request.

@@ -36,14 +36,7 @@ TIMEOUT_S = 120.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; a command that fails says why in one line on stderr.
-
-    Args:
-        arguments: the command and its options; None takes those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run one command; a command that fails says why in one line on stderr."""
     root = parser()
     options = root.parse_args(arguments)
     if options.key is not None and options.cert is None:

@@ -121,13 +121,7 @@ def _wait_ready(options: argparse.Namespace, management: Management) -> int:
 
 
 def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
-    """Show one model or all, of every node: versions, batch parameters, workers, queue; of one also its metadata.
-
-    Args:
-        options: those of the command.
-        nodes: their management APIs list what is registered.
-        client: asks the model for its metadata.
-    """
+    """Show one model or all, of every node: versions, batch parameters, workers, queue; of one also its metadata."""
     is_one = len(nodes.by_name) == 1
 
     def one(name: str, management: Management) -> list[dict[str, Any]]:

@@ -24,15 +24,10 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input.
+    """One input."""
 
-    Attributes:
-        name: a file's path in its folder, or a line's number from 1 on.
-        value: the file, or the line.
-    """
-
-    name: str
-    value: Path | str
+    name: str  # a file's path in its folder, or a line's number from 1 on
+    value: Path | str  # the file, or the line
 
     def content(self) -> bytes:
         """Return what is sent.
@@ -44,12 +39,7 @@ class Input:
 
 
 def inputs_of(path: Path, own: Collection[Path] = ()) -> Iterator[Input]:
-    """Yield what is asked about, in the same order each time.
-
-    Args:
-        path: a folder, in which every file at any depth is one input and hidden ones are left out; or a file of UTF-8
-            text, in which every line is one input and empty ones are left out.
-        own: files of the folder that are no inputs, as resolved paths.
+    """Yield the files of a folder, but hidden ones and `own`, or the lines of a file, but empty ones; in a fixed order.
 
     Raises:
         InvalidPayload: there is no such file or folder, or the file is not UTF-8.

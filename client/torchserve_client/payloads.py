@@ -32,19 +32,13 @@ OCTETS, TEXT, JSON = "application/octet-stream", "text/plain; charset=utf-8", "a
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body, and the headers that say how to read it.
-
-    Attributes:
-        content: the bytes that are sent.
-        headers: the content type, and what else says how to read the body.
-        is_list: whether it is a list, which is answered by a list: {"predictions": [...]}.
-        is_tensors: whether it is of the Open Inference Protocol, and so is its answer.
-    """
+    """A body, and the headers that say how to read it."""
 
     content: bytes
+    # The content type, and what else says how to read the body.
     headers: Mapping[str, str] = field(default_factory=dict)
-    is_list: bool = False
-    is_tensors: bool = False
+    is_list: bool = False  # whether it is a list, which is answered by a list: {"predictions": [...]}
+    is_tensors: bool = False  # whether it is of the Open Inference Protocol, and so is its answer
 
     def results(self, incoming: Incoming) -> list[Any] | None:
         """Return the result or the error of each item of a list; None where the answer has none."""
@@ -70,10 +64,6 @@ class Body:
 
 def body(payload: Any, options: Mapping[str, Any]) -> Body:
     """Put a payload and its options together.
-
-    Args:
-        payload: any of the kinds above.
-        options: the model's options, name -> value that JSON can hold.
 
     Raises:
         InvalidPayload: the payload is of no kind that can be sent.

@@ -41,10 +41,6 @@ Array = NDArray[Any]
 def encode(arrays: Mapping[str, Array], parameters: Mapping[str, Any]) -> tuple[bytes, int]:
     """Return the body of a request, and the length of its JSON part in bytes.
 
-    Args:
-        arrays: input name -> array; text and bytes are arrays of objects (or of str, or of bytes).
-        parameters: the model's options.
-
     Raises:
         InvalidPayload: the protocol has no such type, or JSON cannot hold the parameters.
     """
@@ -67,14 +63,7 @@ def encode(arrays: Mapping[str, Array], parameters: Mapping[str, Any]) -> tuple[
 
 
 def decode(content: bytes, json_length: int) -> dict[str, Array]:
-    """Read an answer.
-
-    Args:
-        content: its body.
-        json_length: length of the JSON part in bytes.
-
-    Returns:
-        Name -> array of the tensor's shape; elements of BYTES are objects of type bytes.
+    """Read an answer: name -> array of the tensor's shape; elements of BYTES are bytes.
 
     Raises:
         ValueError: the answer is not of the protocol.

@@ -23,13 +23,7 @@ class WorkerLog:
     """Reads what the workers of one model print from now on."""
 
     def __init__(self, path: Path, model: str, version: str | None = None) -> None:
-        """Remember where the log ends.
-
-        Args:
-            path: TorchServe's model_log.log; it need not exist yet.
-            model: name of the model whose workers are meant.
-            version: version of the model; None means any.
-        """
+        """Remember where the log ends."""
         self.path = path
         self._model = model
         self._version = version
@@ -51,12 +45,6 @@ def load_error(messages: list[str]) -> str | None:
 
     The first exception it is, because TorchServe answers a failed import by looking for a handler of its own, and a
     chain of exceptions is printed with its cause first.
-
-    Args:
-        messages: the printed lines, in order.
-
-    Returns:
-        The reason in one line; None where no worker has failed.
     """
     for message in messages:
         if message.startswith(LOAD_FAILED):
@@ -74,12 +62,6 @@ def load_error(messages: list[str]) -> str | None:
 
 def wait_loaded(management: Management, model: str, log: WorkerLog, version: str | None = None) -> None:
     """Wait until the workers are ready, as long as the model's own startupTimeout.
-
-    Args:
-        management: the server's management API.
-        model: the model's name.
-        log: what its workers print, from before it was registered on.
-        version: the version that is waited for; None means the default one.
 
     Raises:
         LoadFailed: a worker failed, or none was ready in time; it has the worker's words, or says where they are.

@@ -32,17 +32,7 @@ def control(settings: Settings) -> Gateway:
 
 
 def wait_idle(in_flight: Callable[[], int], say: Callable[[str], None], *, notice_s: float, limit_s: float) -> int:
-    """Wait until a node has no request in flight.
-
-    Args:
-        in_flight: asks Envoy.
-        say: called with what is waited for.
-        notice_s: seconds in which requests may still be routed to it.
-        limit_s: most seconds to wait after that: the longest that an answer may take.
-
-    Returns:
-        How many have no answer: 0, or those that were given up.
-    """
+    """Wait at most `limit_s` until a node has no request in flight; return how many were given up."""
     time.sleep(notice_s)
     deadline = time.monotonic() + limit_s
     if count := in_flight():
@@ -55,10 +45,7 @@ def wait_idle(in_flight: Callable[[], int], say: Callable[[str], None], *, notic
 
 
 def take_out(gateway: Gateway, name: str, limit_s: float) -> bool:
-    """Send a node nothing new, and wait at most `limit_s` for what it has in flight.
-
-    Returns:
-        Whether its last answer is out.
+    """Send a node nothing new, wait at most `limit_s` for its responses; return whether all were sent.
 
     Raises:
         ManagementError: the gateway does not know it, or does not answer.

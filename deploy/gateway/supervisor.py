@@ -113,12 +113,6 @@ class Control:
 def supervise(settings: Settings, config: Path, nodes: Path, run: Path, is_ending: threading.Event) -> None:
     """Keep all alive until `is_ending` is set, and end in order: Envoy first, when its last answer is out.
 
-    Args:
-        settings: what `config` holds.
-        config, nodes: gateway.yaml and nodes.json, which the control process reads for itself.
-        run: the folder of logs, process ids and Envoy's files.
-        is_ending: set to end.
-
     Raises:
         GatewayFailed: one of them did not come up, or Envoy keeps dying.
     """

@@ -54,25 +54,15 @@ class Results(dict[tuple[str, str], list[Figures]]):
 
 @dataclass(slots=True)
 class Bench:
-    """How one part is measured.
+    """How one part is measured."""
 
-    Attributes:
-        work: an empty folder of its own.
-        classifier: the example that classifies images.
-        rounds: how often everything is measured; at least once.
-        seconds: length of a measurement.
-        ends_s: when the part is to be over, by `clock`: no round begins that would end later.
-        remarks: lines below the table -> how often.
-        clock: the time in seconds; a test has its own.
-    """
-
-    work: Path
-    classifier: str = "resnet-152"
-    rounds: int = 3
-    seconds: float = 5.0
-    ends_s: float = float("inf")
-    remarks: Counter[str] = field(default_factory=Counter)
-    clock: Callable[[], float] = time.monotonic
+    work: Path  # an empty folder of its own
+    classifier: str = "resnet-152"  # the example that classifies images
+    rounds: int = 3  # how often everything is measured; at least once
+    seconds: float = 5.0  # length of a measurement
+    ends_s: float = float("inf")  # when the part is to be over, by `clock`: no round begins that would end later
+    remarks: Counter[str] = field(default_factory=Counter)  # lines below the table -> how often
+    clock: Callable[[], float] = time.monotonic  # the time in seconds; a test has its own
 
     def __iter__(self) -> Iterator[int]:
         """Yield the numbers of the rounds, from 1 on, as far as the time allows."""

@@ -11,19 +11,12 @@ COLUMNS = ("measured", "ours", "against", "theirs", "ours / theirs")
 
 
 class Row(NamedTuple):
-    """One comparison.
+    """One comparison."""
 
-    Attributes:
-        what: what is measured, with its unit.
-        ours: one value a round.
-        against: name of the peer.
-        theirs: its values in the same rounds.
-    """
-
-    what: str
-    ours: Sequence[float]
-    against: str
-    theirs: Sequence[float]
+    what: str  # what is measured, with its unit
+    ours: Sequence[float]  # one value a round
+    against: str  # name of the peer
+    theirs: Sequence[float]  # its values in the same rounds
 
     def cells(self) -> tuple[str, ...]:
         """Write the row, a cell for each of COLUMNS."""

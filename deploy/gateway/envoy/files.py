@@ -46,12 +46,9 @@ def has_room(fleet: Fleet) -> bool:
 
 
 def write(settings: Settings, fleet: Fleet, run: Path) -> list[str]:
-    """Write what changed, and remove the endpoints of what is no longer served.
+    """Write what changed, remove the endpoints of what is no longer served; return the names of changed files.
 
     Host names are looked up and files of tokens read anew each time: this may block for as long as a name server takes.
-
-    Returns:
-        Names of the files that changed, those removed included.
     """
     prepare(run)
 

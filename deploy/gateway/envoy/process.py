@@ -112,10 +112,6 @@ class Envoy:
     def keep(self, document: Resource, *options: str) -> None:
         """Start Envoy where it does not run, and wait until it answers.
 
-        Args:
-            document: what it starts with; files that it names are relative to its folder.
-            options: more of its command line.
-
         Raises:
             OSError: its folder cannot be written now.
             EnvoyError: there is no Envoy for this system, it ends at once, or has died again and again; what it said is
@@ -150,11 +146,7 @@ class Envoy:
         self._wait_until_ready(self._child)
 
     def stop(self, timeout_s: float) -> bool:
-        """Take no new connections, wait at most so long for the answers that are due, and end.
-
-        Returns:
-            Whether all had been answered.
-        """
+        """Take no new connections, wait at most so long for responses, and end; return whether all were sent."""
         pid = self.pid()
         if pid is None:
             return True
