@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from deploy.gateway.supervisor import STOP_S
 from deploy.models import ROOT, models
 from deploy.run.production import MIB
 from deploy.run.properties import Settings
+from tests.deploy.test_kubernetes import KUBERNETES, ROLE, matches
 from tests.nightly.kubernetes.schemas import (
     NEWEST,
     OLDEST,
@@ -39,10 +39,8 @@ from tests.nightly.kubernetes.schemas import (
 )
 from torchserve_client.version import VERSION
 
-KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = tuple(sorted(path.parent.name for path in KUBERNETES.glob("overlays/*/kustomization.yaml")))
 COMPONENTS = tuple(sorted(path.parent.name for path in KUBERNETES.glob("components/*/kustomization.yaml")))
-ROLE = "app.kubernetes.io/component"
 # Bytes beside the heap and direct memory: Java's classes, threads and code; a node's Envoy and Python. Of a worker:
 # 1,038 MB measured of ResNet-152, the largest of the examples; its second copy of the weights in adaptive mode. Of an
 # edge beside Envoy's heap.
@@ -169,11 +167,6 @@ def test_rules_of_the_operator_are_prometheus_own() -> None:
 # -- who finds whom, and at which port ---------------------------------------------------------------------------------
 
 
-def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    assert set(selector) <= {"matchLabels"}
-    return dict(selector.get("matchLabels", {})).items() <= dict(labels).items()
-
-
 def test_what_selects_pods_selects_one_deployment_and_names_its_ports() -> None:
     for where, objects in deployed():
         templates = [each["spec"]["template"]["metadata"]["labels"] for each in of_kind(objects, "Deployment")]
@@ -212,63 +205,6 @@ def test_ports_probes_and_commands_are_those_of_the_programs() -> None:
     assert (node["readinessProbe"]["httpGet"]["path"], node["livenessProbe"]["httpGet"]["path"]) == ("/ready", "/live")
 
 
-Peer = tuple[Mapping[str, str], str]
-# Labels and namespace; an address outside has none.
-PEERS: dict[str, Peer] = {
-    **{
-        role: ({"app.kubernetes.io/name": "torchserve", ROLE: role}, "torchserve")
-        for role in ("edge", "node", "client")
-    },
-    "another pod": ({"app.kubernetes.io/name": "something"}, "torchserve"),
-    "an allowed namespace": ({}, "shop"),
-    "another namespace": ({}, "other"),
-    "prometheus": ({"app.kubernetes.io/name": "prometheus"}, "monitoring"),
-    "grafana": ({"app.kubernetes.io/name": "grafana"}, "monitoring"),
-}
-
-
-def is_peer(peer: Mapping[str, Any], own: Peer, other: Peer) -> bool:
-    if "ipBlock" in peer:
-        return False
-    labels = {
-        "kubernetes.io/metadata.name": other[1],
-        **({"torchserve/clients": "allowed"} if other[1] == "shop" else {}),
-    }
-    is_there = matches(peer["namespaceSelector"], labels) if "namespaceSelector" in peer else own[1] == other[1]
-    return is_there and matches(peer.get("podSelector", {}), other[0])
-
-
-def is_let(objects: Sequence[Object], kind: str, own: Peer, other: Peer, port: int) -> bool:
-    """Whether policies of a pod let another in (Ingress), or the pod out to it (Egress); no policy lets all."""
-    policies = [each["spec"] for each in of_kind(objects, "NetworkPolicy") if kind in each["spec"]["policyTypes"]]
-    own_ones = [spec for spec in policies if own[1] == "torchserve" and matches(spec["podSelector"], own[0])]
-    rules = [rule for spec in own_ones for rule in spec.get(kind.lower(), [])]
-    peers = "from" if kind == "Ingress" else "to"
-    return not own_ones or any(
-        port in [each["port"] for each in rule["ports"]] and any(is_peer(each, own, other) for each in rule[peers])
-        for rule in rules
-    )
-
-
-def test_network_policies_let_through_what_is_needed_and_nothing_else() -> None:
-    for _, objects in deployed():
-        let = {
-            (source, target, port)
-            for source, own in PEERS.items()
-            for target in ("edge", "node", "client", "another pod")
-            for port in (53, 443, 8000, 8001, 8002, 8003, 8004, 8080, 8081, 8082, PORT)
-            if is_let(objects, "Egress", own, PEERS[target], port)
-            and is_let(objects, "Ingress", PEERS[target], own, port)
-        }
-        clients = {(source, "edge", port) for source in ("an allowed namespace", "client") for port in (8000, 8001)}
-        assert let == clients | {("edge", "node", PORT), ("prometheus", "edge", 8002), ("prometheus", "node", PORT)}
-    # A node asks nobody, but for one that fetches its archives; not even the machine's own role.
-    policies = of_kind(overlay("cpu"), "NetworkPolicy")
-    assert not any(each["spec"].get("egress") for each in policies if each["metadata"]["name"] == "torchserve-node")
-    blocks = re.findall(r"'ipBlock': ({.*?})", str(of_kind(component("models-fetch"), "NetworkPolicy")))
-    assert any("169.254.169.254/32" in block for block in blocks)
-
-
 # -- what pods have, and may do ----------------------------------------------------------------------------------------
 
 
@@ -290,16 +226,11 @@ def test_grace_covers_a_drain_and_an_update_takes_no_replica_away() -> None:
         assert int(seconds) + drain_s <= each["spec"]["predictor"]["terminationGracePeriodSeconds"]
 
 
-def test_pods_are_restricted_and_mount_what_there_is() -> None:
+def test_pods_mount_what_there_is_and_are_of_a_restricted_namespace() -> None:
     claims = {"bulk-inputs", "bulk-answers", "torchserve-models"}
     for where, labels, spec in pods():
         containers = [*spec.get("initContainers", []), *spec["containers"]]
         for each in containers:
-            context = {**spec.get("securityContext", {}), **each["securityContext"]}
-            expected = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
-            expected |= {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "privileged": False}
-            assert expected.items() <= context.items(), where
-            assert context["capabilities"] == {"drop": ["ALL"]}, where
             image = each["image"].removesuffix("-gpu")
             assert image in (f"torchserve-batching:{VERSION}", "models:1.0", "rclone/rclone:1.69.1")
         if labels[ROLE] in ("node", "runtime"):

@@ -1,0 +1,112 @@
+"""deploy/kubernetes as YAML, without kubectl: what its containers may do, and who may talk to whom."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from deploy.container.settings import PORT
+from deploy.models import ROOT
+
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+ROLE = "app.kubernetes.io/component"
+OF_POD = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+OF_CONTAINER = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "privileged": False,
+    "capabilities": {"drop": ["ALL"]},
+}
+OF_VOLUMES = {"runAsGroup": 1000, "fsGroup": 1000, "fsGroupChangePolicy": "OnRootMismatch"}
+
+
+def objects() -> list[dict[str, Any]]:
+    """Every object and every patch."""
+    files = [path.read_text() for path in sorted(KUBERNETES.rglob("*.yaml"))]
+    return [each for file in files for each in yaml.safe_load_all(file)]
+
+
+def below(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield every mapping in a document."""
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from below(each)
+
+
+def test_containers_have_a_read_only_root_and_no_rights_and_no_patch_gives_them_any() -> None:
+    allowed = {**OF_POD, **OF_CONTAINER, **OF_VOLUMES}
+    wholes = 0
+    for each in (found for document in objects() for found in below(document)):
+        context = each.get("securityContext", {})
+        assert context.items() <= allowed.items(), each
+        for container in [*each.get("initContainers", []), *each.get("containers", [])]:
+            # A patch names what it changes alone.
+            if "args" in container or "command" in container:
+                wholes += 1
+                assert container["securityContext"].items() >= OF_CONTAINER.items(), container["name"]
+        if "restartPolicy" in each or "serviceAccountName" in each:
+            assert context.items() >= OF_POD.items()
+    assert wholes == 6
+
+
+def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    assert set(selector) <= {"matchLabels"}
+    return dict(selector.get("matchLabels", {})).items() <= dict(labels).items()
+
+
+Peer = tuple[Mapping[str, str], str]
+# Labels and namespace; an address outside has none.
+PEERS: dict[str, Peer] = {
+    **{
+        role: ({"app.kubernetes.io/name": "torchserve", ROLE: role}, "torchserve")
+        for role in ("edge", "node", "client")
+    },
+    "another pod": ({"app.kubernetes.io/name": "something"}, "torchserve"),
+    "an allowed namespace": ({}, "shop"),
+    "another namespace": ({}, "other"),
+    "prometheus": ({"app.kubernetes.io/name": "prometheus"}, "monitoring"),
+    "grafana": ({"app.kubernetes.io/name": "grafana"}, "monitoring"),
+}
+
+
+def is_peer(peer: Mapping[str, Any], own: Peer, other: Peer) -> bool:
+    if "ipBlock" in peer:
+        return False
+    labels = {
+        "kubernetes.io/metadata.name": other[1],
+        **({"torchserve/clients": "allowed"} if other[1] == "shop" else {}),
+    }
+    is_there = matches(peer["namespaceSelector"], labels) if "namespaceSelector" in peer else own[1] == other[1]
+    return is_there and matches(peer.get("podSelector", {}), other[0])
+
+
+def is_let(policies: Sequence[Mapping[str, Any]], kind: str, own: Peer, other: Peer, port: int) -> bool:
+    """Whether policies of a pod let another in (Ingress), or the pod out to it (Egress); no policy lets all."""
+    specs = [each["spec"] for each in policies if kind in each["spec"]["policyTypes"]]
+    own_ones = [spec for spec in specs if own[1] == "torchserve" and matches(spec["podSelector"], own[0])]
+    rules = [rule for spec in own_ones for rule in spec.get(kind.lower(), [])]
+    peers = "from" if kind == "Ingress" else "to"
+    return not own_ones or any(
+        port in [each["port"] for each in rule["ports"]] and any(is_peer(each, own, other) for each in rule[peers])
+        for rule in rules
+    )
+
+
+def test_network_policies_let_through_what_is_needed_and_nothing_else() -> None:
+    policies = [each for each in objects() if each.get("kind") == "NetworkPolicy"]
+    let = {
+        (source, target, port)
+        for source, own in PEERS.items()
+        for target in ("edge", "node", "client", "another pod", "another namespace")
+        for port in (53, 443, 8000, 8001, 8002, 8003, 8004, 8080, 8081, 8082, PORT)
+        if "torchserve" in (own[1], PEERS[target][1])
+        and is_let(policies, "Egress", own, PEERS[target], port)
+        and is_let(policies, "Ingress", PEERS[target], own, port)
+    }
+    clients = {(source, "edge", port) for source in ("an allowed namespace", "client") for port in (8000, 8001)}
+    assert let == clients | {("edge", "node", PORT), ("prometheus", "edge", 8002), ("prometheus", "node", PORT)}
+    # A node asks nobody, but for one that fetches its archives; not even the machine's own role.
+    egress = {each["metadata"]["name"]: each["spec"].get("egress", []) for each in policies}
+    assert egress["torchserve-node"] == []
+    assert egress["torchserve-fetch"][0]["to"] == [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32"]}}]
