@@ -1,4 +1,5 @@
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +7,7 @@ import orjson
 import pytest
 
 from tests.client.script import Server, Step, client, failed, ok, predictions
-from torchserve_client import FuturesClient, NoConnection, Rejected, RetryPolicy
+from torchserve_client import FuturesClient, NoConnection, Nodes, Rejected, RetryPolicy, bulk
 from torchserve_client.answers import Answers
 from torchserve_client.bulk import ask, items
 from torchserve_client.inputs import Keys, inputs_of
@@ -15,14 +16,9 @@ from torchserve_client.transport import Outgoing
 KEYS = Keys("m", {})
 
 
-def predict(server: Server, path: Path, out: Path, lines: int = 2) -> None:
-    with (
-        Answers(out) as answers,
-        FuturesClient(client(server, retry=RetryPolicy(attempts=1)), max_workers=3) as futures,
-    ):
-        answers.match(inputs_of(path), KEYS)
-        for sent, outcomes in ask(futures, "m", items(inputs_of(path), KEYS, answers), lines, {}):
-            answers.write([each.name for each in sent], [each.key for each in sent], outcomes)
+def predict(server: Server, path: Path, out: Path) -> int:
+    options = Namespace(model="m", option=[], path=path, out=out, in_flight=3)
+    return bulk.predict(options, Nodes({}), client(server, retry=RetryPolicy(attempts=1)))
 
 
 def recorded(out: Path) -> dict[str, Any]:
@@ -36,7 +32,9 @@ def upper(request: Outgoing) -> Step:
 
 
 @pytest.fixture
-def lines(tmp_path: Path) -> Path:
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of lines, of which two are sent in a request."""
+    monkeypatch.setattr(bulk, "LINES", 2)
     path = tmp_path / "lines.txt"
     path.write_text("a\nb\nc\nd\ne\n")
     return path
@@ -51,19 +49,21 @@ def test_run_writes_errors_and_asks_for_those_again(tmp_path: Path, lines: Path)
         return predictions(*(error if text == "a" else text.upper() for text in texts))
 
     out = tmp_path / "out.jsonl"
-    predict(Server(answer), lines, out)
+    assert predict(Server(answer), lines, out) == 1
     full = {"code": 503, "type": "ServiceUnavailableException", "message": "full"}
     assert recorded(out) == {
         "1": {"code": 422, "type": "CorruptInput", "message": "no"}, "2": "B", "3": full, "4": full, "5": "E",
     }  # fmt: skip
     server = Server(upper)
-    predict(server, lines, out)
+    assert predict(server, lines, out) == 0
     assert sorted(text for request in server.sent for text in orjson.loads(request.body)["instances"]) == [
         "a",
         "c",
         "d",
     ]
     assert recorded(out) == {"1": "A", "2": "B", "3": "C", "4": "D", "5": "E"}
+    server.sent.clear()
+    assert (predict(server, lines, out), server.sent) == (0, [])
 
 
 def test_file_that_goes_away_is_an_error_of_its_own(tmp_path: Path) -> None:

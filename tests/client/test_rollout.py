@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -26,6 +27,7 @@ class FakeServer(Fake):
         self.default = "1.0"
         self.calls: list[str] = []
         self.refused, self.is_away = refused, is_away
+        self.workers = 1
 
     def send(self, request: Outgoing, timeout_s: float) -> Incoming:
         if self.is_away:
@@ -57,7 +59,7 @@ class FakeServer(Fake):
             "maxBatchDelay": 5,
             "startupTimeout": 5,
             "responseTimeout": 5,
-            "workers": [{"status": "READY"}],
+            "workers": [{"status": "READY"}] * self.workers,
             "jobQueueStatus": {"pendingRequests": 0},
         }
 
@@ -159,6 +161,16 @@ def test_adaptive_version_is_unregistered_when_its_worker_has_answered_everythin
     rollouts(store, server, inference=worker).run(MODEL, Wanted(batch_size=4))
     # Zero twice: what was answered together with the first has left the worker by the second.
     assert (worker.in_flight, list(server.versions)) == ([], ["1.0-r2"])
+
+
+def test_version_of_several_workers_has_its_response_timeout_before_it_is_unregistered(store: Path) -> None:
+    server = FakeServer()
+    server.workers = 2
+    waits: list[tuple[float, bool]] = []
+    rollout = rollouts(store, server, inference=Worker(server, 0, 0))
+    replace(rollout, sleep=lambda s: waits.append((s, "1.0" in server.versions))).run(MODEL, Wanted(batch_size=4))
+    # An idle one tells nothing of the other.
+    assert (5.0, True) in waits
 
 
 def test_rollout_that_one_node_cannot_take_leaves_all_as_they_were(store: Path) -> None:
