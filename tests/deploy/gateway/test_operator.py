@@ -115,6 +115,14 @@ def test_withdrawn_version_leaves_the_others(scene: Scene) -> None:
     assert scene.fleet.models == {}
 
 
+def test_version_that_is_withdrawn_before_it_becomes_the_default_answers_nothing(scene: Scene) -> None:
+    scene.register(OLD, NEW)
+    assert scene.ask("PUT", MODEL, {"version": "2.0", "withdrawn": True})[0] == 200
+    scene.register(NEW, OLD)
+    paths = ("/v2/models/classifier", "/v2/models/classifier/ready", "/v2/models/classifier/versions/1/ready")
+    assert [scene.status(path) for path in paths] == [404, 404, 200]
+
+
 def test_default_version_alone_is_not_withdrawn(scene: Scene) -> None:
     # The gateway has not seen the new one yet, and looks.
     for node in (scene.first, scene.second):

@@ -13,10 +13,13 @@ import pytest
 
 from deploy.models import ROOT
 from deploy.run.__main__ import main
-from deploy.run.production import NotAsConfigured, calls, check_archives
+from deploy.run.machine import LocalNode
+from deploy.run.production import NotAsConfigured, calls, check_archives, start
 from deploy.run.properties import Settings, moved
+from deploy.run.restore import Record
 from deploy.run.server import JAVA_CLASS, Server, ServerError
 from deploy.sandbox import own_settings
+from tests.waiting import until
 
 ENTRY = {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1}}
 
@@ -59,6 +62,15 @@ def test_key_is_read_only_from_a_file_that_is_its_owners_alone(server: Server) -
     assert line == f'curl -H "Authorization: Bearer secret" -T examples/mobilenet-v2/espresso.jpg {url}'
 
 
+def test_failed_start_leaves_nothing_to_restore(server: Server, tmp_path: Path) -> None:
+    node = LocalNode("node-1", tmp_path, server)
+    # What an earlier run served, which ended with its machine.
+    Record(node).keep()
+    with pytest.raises(NotAsConfigured, match="is missing, which load_models names"):
+        start([node])
+    assert (Record(node).exists(), Record(node).waiting()) == (False, [])
+
+
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """What looks like a TorchServe that runs elsewhere."""
@@ -80,6 +92,24 @@ def test_stale_pid_file_that_names_another_torchserve_neither_ends_nor_forgets_i
     for time_s in (0, 1 << 32):
         os.utime(pid_file, (time_s, time_s))
         assert server.died() is None
+
+
+# Takes a second for the answers in flight.
+SLOW_TO_END = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), pathlib.Path("ended").touch(), sys.exit(0)))
+pathlib.Path("ready").touch()
+time.sleep(60)
+"""
+
+
+def test_server_that_needs_a_second_to_end_is_not_killed(server: Server) -> None:
+    with subprocess.Popen([sys.executable, "-c", SLOW_TO_END, JAVA_CLASS], cwd=server.directory) as process:
+        until((server.directory / "ready").exists)
+        (server.temporary / ".model_server.pid").write_text(str(process.pid))
+        stopped = server.stop()
+        process.kill()
+    assert (stopped, (server.directory / "ended").exists()) == (True, True)
 
 
 def test_pid_of_one_that_died_is_not_another_torchserves(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
