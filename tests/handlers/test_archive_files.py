@@ -51,13 +51,18 @@ def test_archive_as_it_was_built_has_its_fingerprint(tmp_path: Path) -> None:
 
 
 def test_weights_that_only_torch_reads_are_looked_for_where_a_graph_is_served(tmp_path: Path) -> None:
-    names = ("model.xml", "model.pt", "checkpoint/model.safetensors", "model.bin")
-    for name in names:
-        lay(tmp_path, name, b"0123456789")
-    build = Build("f1", "no weights", False, sums({name: tmp_path / name for name in names}))
-    (tmp_path / "build.json").write_text(build.to_json())
-    for name in ("model.pt", "checkpoint/model.safetensors"):
-        lay(tmp_path, name, b"9876543210")
+    def build(*names: str) -> None:
+        for name in names:
+            lay(tmp_path, name, b"0123456789")
+        build = Build("f1", "no weights", False, sums({name: tmp_path / name for name in names}))
+        (tmp_path / "build.json").write_text(build.to_json())
+        lay(tmp_path, "checkpoint/model.safetensors", b"9876543210")
+
+    build("checkpoint/model.safetensors")
+    with pytest.raises(InvalidConfig, match=r"changed: checkpoint/model\.safetensors"):
+        check(tmp_path, is_torch_unread=True)
+    build("model.xml", "model.pt", "checkpoint/model.safetensors", "model.bin")
+    lay(tmp_path, "model.pt", b"9876543210")
     assert check(tmp_path, is_torch_unread=True) == "f1"
     with pytest.raises(InvalidConfig, match=r"changed: .*model\.pt"):
         check(tmp_path)

@@ -219,26 +219,34 @@ def test_answer_over_max_response_bytes_is_413_in_the_form_of_its_request(tmp_pa
     assert "max_response_bytes is 40" in answers[1].body["predictions"][0]["error"]["message"]
 
 
-def slow_down(handler: DoublingHandler, name: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a hook take so much longer."""
-    hook = getattr(handler, name)
+def slow_down(handler: DoublingHandler, name: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Make a hook take so much longer; return what it will be called with."""
+    hook, called = getattr(handler, name), []
 
     def slowly(*given: Any) -> Any:
+        called.append(given)
         time.sleep(seconds)
         return hook(*given)
 
     monkeypatch.setattr(handler, name, slowly)
+    return called
 
 
-@pytest.mark.parametrize("slow", ["decode", "forward"])
-def test_what_a_batch_has_no_time_left_for_is_503(tmp_path: Path, slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    handler = DoublingHandler()
-    handler.worker_context = context(tmp_path, {"max_items": 1, "decode_threads": 1})
+@pytest.mark.parametrize(("slow", "threads"), [("decode", 1), ("decode", 2), ("forward", 1)])
+def test_what_a_batch_has_no_time_left_for_is_503(
+    tmp_path: Path, slow: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Threaded(DoublingHandler):
+        decodes_in_threads = threads > 1
+
+    handler = Threaded()
+    handler.worker_context = context(tmp_path, {"max_items": 1, "decode_threads": threads})
     # A batch may take half of it.
     handler.worker_context.model_yaml_config["responseTimeout"] = 0.2
     handler.initialize(handler.worker_context)
-    slow_down(handler, slow, 0.06, monkeypatch)
-    answers = serve(handler, [b"2", b"4", b"6", b"8"])
+    called = slow_down(handler, slow, 0.06, monkeypatch)
+    answers = serve(handler, [b"2", b"4", b"6", b"8"] * threads)
+    assert len(called) <= 2 * threads
     late = [answer for answer in answers if answer.status != 200]
     # How many were in time is the machine's business; 0.12 s are over before the third is begun.
     assert len(late) >= 2

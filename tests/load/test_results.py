@@ -85,14 +85,15 @@ def test_latency_counts_from_the_scheduled_time_and_lag_is_part_of_it() -> None:
     assert summary.lag.percentile_ms(50) == pytest.approx(800)
 
 
+@pytest.mark.parametrize("status", [200, 503])
 @pytest.mark.parametrize(
     ("lag_ms", "latency_ms", "is_valid"), [(9, 20, True), (11, 20, False), (11, 200, True), (21, 200, False)]
 )
 def test_run_of_a_late_generator_is_not_valid_and_says_by_how_much(
-    lag_ms: float, latency_ms: float, is_valid: bool
+    lag_ms: float, latency_ms: float, is_valid: bool, status: int
 ) -> None:
-    late = (exchange(n / 100, n / 100 + latency_ms / 1e3, sent_s=n / 100 + lag_ms / 1e3) for n in range(100))
-    reasons = opened(*late).invalid_reasons
+    late = (exchange(n / 100, n / 100 + latency_ms / 1e3, status, sent_s=n / 100 + lag_ms / 1e3) for n in range(100))
+    reasons = opened(exchange(0, latency_ms / 1e3), *late).invalid_reasons
     assert ("".join(reasons) == "") is is_valid
     assert is_valid or f"{lag_ms:.1f} ms late" in reasons[0]
 

@@ -1,6 +1,7 @@
 """One client's request does not keep an adaptive worker from another's: it looks, decodes and expires meanwhile."""
 
 import json
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,18 @@ from typing import Any
 import pytest
 
 from handlers.batching.arrivals import LARGE_BYTES, LEAST_THREADS
+from handlers.batching.engine import LatencyModel, Streams
+from handlers.batching.in_flight import InFlightRequest
+from handlers.batching.policy import Policy
+from handlers.batching.scheduler import Scheduler
+from handlers.batching.shared_state import SharedState
+from handlers.batching.timing import Timing
+from handlers.metrics import Recorder
+from handlers.pipeline.micro_batches import Cost
+from handlers.pipeline.slots import Slot
 from handlers.protocol.requests import Payload, Request
 from tests.handlers.batching.frontend import Frontend
-from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, ThreadedHandler, started, wait_for
+from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, ThreadedHandler, started, state, wait_for
 
 
 def listed(*values: Any) -> bytes:
@@ -71,6 +81,53 @@ def test_list_takes_half_of_the_decode_threads_and_leaves_the_others_to_who_come
         handler.slow_gate.set()
         assert many.result(TIMEOUT_S).body == {"predictions": [42.0] * 10}
     assert handler.forgets()
+
+
+def test_free_decode_thread_takes_the_first_priority_before_what_waits_longer(tmp_path: Path) -> None:
+    class Stepped(ThreadedHandler):
+        def decode(self, payload: Payload) -> float:
+            if payload.value != self.sample().value:
+                taken.append(payload.value)
+                assert steps.acquire(timeout=TIMEOUT_S)
+            return super().decode(payload)
+
+    def step() -> None:
+        before = len(taken)
+        steps.release()
+        wait_for(lambda: len(taken) > before)
+
+    taken: list[Any] = []
+    steps = threading.Semaphore(0)
+    handler = started(Stepped, tmp_path, {"decode_threads": 1})
+    with Frontend(handler) as frontend:
+        answers = [frontend.submit(b"2") for _ in range(LEAST_THREADS)]
+        wait_for(lambda: len(taken) == LEAST_THREADS)
+        for priority in ("3", "1", "2"):
+            answers.append(frontend.submit(f"1{priority}".encode(), X_Priority=priority))
+            wait_for(lambda: state(handler).waiting_items == len(answers))
+        for _ in range(3):
+            step()
+        steps.release(len(answers))
+        assert taken[LEAST_THREADS:] == [b"11", b"12", b"13"]
+        assert [answer.result(TIMEOUT_S).status for answer in answers] == [200] * len(answers)
+
+
+def test_waiting_request_that_the_next_exchange_lacks_never_runs() -> None:
+    scheduler = Scheduler(Policy(max_latency_s=1.0, max_items=8), Streams(LatencyModel([(1, 0.1), (8, 0.4)])))
+    shared = SharedState(scheduler, Timing(8, has_target=True), Recorder())
+    queued, decoding, kept = requests = [
+        InFlightRequest(id=id_, request=Request(()), slots=[Slot(None)], arrived_s=0.0) for id_ in "abc"
+    ]
+    for request in requests:
+        assert scheduler.admit(request, 1.0) is None
+    shared.received("abc", requests, 0.0)
+    scheduler.queue.decoded(queued, queued.slots[0], Cost())
+    shared.received("c", [], 0.0)
+    for request in (decoding, kept):
+        scheduler.queue.decoded(request, request.slots[0], Cost())
+    batch = scheduler.next_batch(0.0)
+    assert batch is not None and [item.request for item in batch.items] == [kept]
+    assert list(shared.in_flight) == ["c"]
 
 
 def test_request_over_its_budget_is_413_and_costs_the_engine_nothing(handler: GatedHandler) -> None:

@@ -152,6 +152,8 @@ def test_lone_request_has_the_whole_engine_and_two_run_side_by_side(start: Start
         # With both streams busy the next one waits.
         third = frontend.submit(b"8")
         handler.wait(running=2, waiting=1)
+        # A rollout waits for 0.
+        assert frontend.send(b"", X_Model_Metadata="true").headers["X-In-Flight"] == "3"
         handler.gate.set()
         assert [result_of(answer.result(TIMEOUT_S)) for answer in (*together, third)] == [8, 12, 16]
     assert handler.whole.ran[2] == "whole"

@@ -240,6 +240,16 @@ def test_openvino_precision_that_cannot_be_had_is_refused(graph: Path, monkeypat
         OpenVinoEngine(graph, precision="bf16")
 
 
+@pytest.mark.parametrize(("precision", "hint"), [("fp32", openvino.Type.f32), ("bf16", openvino.Type.bf16)])
+def test_openvino_compiles_the_graph_in_its_precision(
+    precision: Any, hint: openvino.Type, graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Any processor compiles it, and says so.
+    monkeypatch.setattr(openvino.Core, "get_property", lambda *_: ["FP32", "BF16"])
+    request = OpenVinoEngine(graph, precision=precision)._whole._request
+    assert request is not None and request.get_compiled_model().get_property("INFERENCE_PRECISION_HINT") == hint
+
+
 def failing(error: Exception) -> Any:
     def fail(*_: Any, **__: Any) -> Any:
         raise error
