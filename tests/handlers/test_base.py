@@ -26,6 +26,7 @@ from handlers.engines import Arrays
 from handlers.engines.function import FunctionEngine
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.pipeline.micro_batches import Cost
+from handlers.pipeline.slots import Slot, server_timing
 from handlers.protocol.requests import Request
 from tests.handlers.protocol.test_grpc_inference import HEADERS, message, tensor
 from tests.handlers.serving import DoublingHandler, context, serve, started
@@ -213,7 +214,8 @@ def test_request_over_its_budget_is_413_and_its_neighbours_are_answered(tmp_path
 
 def test_answer_over_max_response_bytes_is_413_in_the_form_of_its_request(tmp_path: Path) -> None:
     handler = limited(tmp_path, max_response_bytes=40)
-    answers = serve(handler, [b"2", listed(*range(1, 9)), listed(2, 4)])
+    # The last one has just so many.
+    answers = serve(handler, [b"2", listed(*range(1, 9)), listed(2, 4, 6, 8, 10)])
     assert [answer.status for answer in answers] == [200, 413, 200]
     assert [prediction["error"]["type"] for prediction in answers[1].body["predictions"]] == ["ResponseTooLarge"] * 8
     assert "max_response_bytes is 40" in answers[1].body["predictions"][0]["error"]["message"]
@@ -280,6 +282,20 @@ def test_every_row_has_server_timing(handler: DoublingHandler) -> None:
         stages = "".join(f"{stage};dur={number}, " for stage in ("decode", "wait", "forward", "encode"))
         assert re.fullmatch(f'{stages}batch;desc="{size}"', answer.headers["Server-Timing"])
         assert "X-Model-Version" not in answer.headers
+
+
+def test_server_timing_is_of_the_slowest_item() -> None:
+    slots = [Slot(None, decode_s=0.3, wait_s=0.1, forward_s=0.4, batch_size=3), Slot(None, wait_s=0.2, batch_size=1)]
+    expected = 'decode;dur=300.00, wait;dur=200.00, forward;dur=400.00, encode;dur=0.00, batch;desc="3"'
+    assert server_timing(slots, 0.0) == expected
+
+
+def test_request_that_is_refused_counts_as_failed(tmp_path: Path) -> None:
+    handler = started(DoublingHandler(), tmp_path, {})
+    handler.reporter.stop()
+    serve(handler, [b"2", b""])
+    counted = [each for each in handler.reporter.recorder.drain() if each.counter.name == "handler_requests_total"]
+    assert sorted((each.labels, each.value) for each in counted) == [(("fail",), 1), (("success",), 1)]
 
 
 def test_description_and_explanation_are_no_predictions(handler: DoublingHandler) -> None:

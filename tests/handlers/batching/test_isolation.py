@@ -4,19 +4,21 @@ import json
 import threading
 import weakref
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from handlers.batching.arrivals import LARGE_BYTES, LEAST_THREADS
+from handlers.batching.arrivals import LARGE_BYTES, LEAST_THREADS, Arrivals, Arrived
 from handlers.batching.engine import LatencyModel, Streams
 from handlers.batching.in_flight import InFlightRequest
 from handlers.batching.policy import Policy
-from handlers.batching.scheduler import Scheduler
+from handlers.batching.scheduler import Refusal, Scheduler
 from handlers.batching.shared_state import SharedState
-from handlers.batching.timing import Timing
-from handlers.metrics import Recorder
+from handlers.batching.timing import SOON_S, Situation, Timing
+from handlers.config import HandlerConfig
+from handlers.metrics import ABANDONED, Recorder
 from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.slots import Slot
 from handlers.protocol.requests import Payload, Request
@@ -112,22 +114,53 @@ def test_free_decode_thread_takes_the_first_priority_before_what_waits_longer(tm
         assert [answer.result(TIMEOUT_S).status for answer in answers] == [200] * len(answers)
 
 
+def scheduler() -> Scheduler:
+    return Scheduler(Policy(max_latency_s=10.0, max_items=8), Streams(LatencyModel([(1, 0.1), (8, 0.4)])))
+
+
+def in_flight(id_: str) -> InFlightRequest:
+    return InFlightRequest(id=id_, request=Request(()), slots=[Slot(None)], arrived_s=0.0)
+
+
 def test_waiting_request_that_the_next_exchange_lacks_never_runs() -> None:
-    scheduler = Scheduler(Policy(max_latency_s=1.0, max_items=8), Streams(LatencyModel([(1, 0.1), (8, 0.4)])))
-    shared = SharedState(scheduler, Timing(8, has_target=True), Recorder())
-    queued, decoding, kept = requests = [
-        InFlightRequest(id=id_, request=Request(()), slots=[Slot(None)], arrived_s=0.0) for id_ in "abc"
-    ]
+    recorder = Recorder()
+    shared = SharedState(scheduler(), Timing(8, has_target=True), recorder)
+    queued, decoding, kept = requests = [in_flight(id_) for id_ in "abc"]
     for request in requests:
-        assert scheduler.admit(request, 1.0) is None
+        assert shared.scheduler.admit(request, 1.0) is None
     shared.received("abc", requests, 0.0)
-    scheduler.queue.decoded(queued, queued.slots[0], Cost())
+    shared.scheduler.queue.decoded(queued, queued.slots[0], Cost())
     shared.received("c", [], 0.0)
     for request in (decoding, kept):
-        scheduler.queue.decoded(request, request.slots[0], Cost())
-    batch = scheduler.next_batch(0.0)
+        shared.scheduler.queue.decoded(request, request.slots[0], Cost())
+    batch = shared.scheduler.next_batch(0.0)
     assert batch is not None and [item.request for item in batch.items] == [kept]
     assert list(shared.in_flight) == ["c"]
+    assert [each.value for each in recorder.drain() if each.counter is ABANDONED] == [2]
+
+
+def test_refusal_waits_for_its_time_when_another_answer_leaves() -> None:
+    shared = SharedState(scheduler(), Timing(8, has_target=True), Recorder())
+    refused, answered, running = requests = [in_flight(id_) for id_ in "abc"]
+    refused.refuse(Refusal("QueueFull", "full", 1.0), 503)
+    running.running = 1
+    shared.received("abc", requests, 0.0)
+    assert shared.take_due(with_refused=False).complete == [answered]
+    assert shared.take_due(with_refused=True).complete == [refused]
+
+
+def test_worker_looks_for_arrivals_only_while_the_frontend_may_send_more() -> None:
+    timing = Timing(window=2, has_target=True, received_s=1.0)
+    assert [timing.due_s(Situation(in_flight, complete=0)) for in_flight in (1, 2)] == [1.0 + SOON_S, inf]
+
+
+def test_length_of_a_request_is_estimated_by_its_bytes_once_others_are_decoded() -> None:
+    arrivals = Arrivals(scheduler(), Recorder(), HandlerConfig())
+    first, later = Request((Payload(b"x" * 10),)), Request((Payload(b"x" * 100), Payload(b"x")))
+    decoded = arrivals.arrived("a", first, {}, 0.0)
+    decoded.slots[0].cost = Cost(length=20)
+    arrivals.decoded([Arrived(decoded, decoded.slots[0], 10)])
+    assert arrivals.arrived("b", later, {}, 0.0).tokens == 202
 
 
 def test_request_over_its_budget_is_413_and_costs_the_engine_nothing(handler: GatedHandler) -> None:

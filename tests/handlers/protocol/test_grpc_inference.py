@@ -21,7 +21,7 @@ from handlers.errors import INTERNAL_ERROR, ItemError
 from handlers.protocol.grpc_inference import MOST_FIELDS, GrpcInference, read
 from handlers.protocol.output_tensors import Model, OutputTensors, vectors
 from handlers.protocol.requests import Payload, Request, unpack
-from handlers.protocol.responses import PROTOBUF, Reply, error_headers
+from handlers.protocol.responses import PROTOBUF, Reply, code_of, error_headers
 from handlers.protocol.tensors import to_bfloat16
 from tests.handlers.protocol import test_open_inference
 from tests.handlers.protocol.test_open_inference import KOREAN, TEXT
@@ -218,3 +218,9 @@ def test_error_headers_of_any_message_are_ascii_and_short_and_read_back(text: st
     assert value.isprintable()
     assert len(error_headers(400, "한" * 10**5)["X-Grpc-Message"]) < 5000
     assert unquote(value) == text[:500].encode(errors="replace").decode()
+
+
+def test_codes_of_statuses_are_tritons() -> None:
+    codes = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 413: 8, 422: 3, 429: 14}
+    codes |= {500: 13, 501: 12, 502: 14, 503: 14, 504: 4, 507: 8, 599: 13}
+    assert {status: code_of(status) for status in codes} == codes

@@ -11,7 +11,8 @@ import pytest
 import torch
 from sentence_transformers import CrossEncoder
 
-from handlers.errors import InvalidConfig
+from handlers.errors import InvalidConfig, ItemError
+from handlers.protocol.retrieval import Embeddings
 from handlers.tasks.reranking import RerankingHandler
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.tasks.text_classification import TextClassificationHandler
@@ -269,3 +270,5 @@ def test_a_failure_of_the_server_says_whether_to_send_again(
     (answer,) = ask(handler, "embeddings", {"input": ["x"]})
     assert (answer.status, answer.headers["X-Should-Retry"]) == (500, "false")
     assert answer.body["error"]["type"] == "server_error"
+    # One that was busy would not.
+    assert "X-Should-Retry" not in Embeddings("m").pack([ItemError(503, "BatchTimeout", "late")]).headers
