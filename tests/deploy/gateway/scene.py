@@ -24,11 +24,12 @@ class StillEnvoy(Envoy):
         super().__init__(run)
         self.is_running = True
         self.in_flight: dict[str, dict[str, int]] = {}
+        self.unhealthy: set[str] = set()
 
     def endpoints(self) -> Endpoints:
         self._check()
         return {
-            cluster: {node: Endpoint(count, True) for node, count in nodes.items()}
+            cluster: {node: Endpoint(count, cluster not in self.unhealthy) for node, count in nodes.items()}
             for cluster, nodes in self.in_flight.items()
         }
 

@@ -1,10 +1,20 @@
 """How long a node that is taken out is waited for, by what Envoy counts as in flight."""
 
+import json
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from deploy.gateway.drain import wait_idle
+from deploy.gateway import drain
+from deploy.gateway.drain import MARK, come_back, leave, take_out, wait_idle
+from deploy.models import ROOT
+from deploy.run.machine import LocalNode
+from deploy.run.server import Server as TorchServe
+from tests.client.script import Server, Step, ok
+from torchserve_client.gateway import Gateway
+from torchserve_client.transport import Outgoing
 
 
 @pytest.mark.parametrize(
@@ -26,3 +36,43 @@ def test_node_is_waited_for_until_nothing_is_in_flight_or_an_answer_may_take_no_
     assert wait_idle(lambda: next(left, counts[-1]), words.append, notice_s=0.1, limit_s=0.5) == unanswered
     assert words == said
     assert 0.1 <= time.monotonic() - began_s < 5
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalNode:
+    return LocalNode("node-1", tmp_path, TorchServe(ROOT / "config.properties"))
+
+
+@pytest.fixture
+def shown(local: LocalNode, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What this machine's gateway shows of the node, which it drains as it is asked."""
+    state: dict[str, Any] = {"name": "n", "is_draining": False, "is_routed": True, "in_flight": 0}
+    state["management"] = local.server.settings.management_url
+
+    def answer(request: Outgoing) -> Step:
+        if request.method == "PUT":
+            state["is_draining"] = json.loads(request.body)["draining"]
+        return ok([state])
+
+    monkeypatch.setattr(drain, "MOMENT_S", 0.0)
+    monkeypatch.setattr(drain, "control", lambda _: Gateway("http://g", transport=Server(answer)))
+    (local.folder / "gateway.yaml").touch()
+    return state
+
+
+def test_node_whose_count_is_not_known_is_not_idle(shown: dict[str, Any]) -> None:
+    assert take_out(drain.control(None), "n", 0.2)  # type: ignore[arg-type]
+    shown["in_flight"] = None
+    assert not take_out(drain.control(None), "n", 0.2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_node_that_comes_back_undoes_its_own_drain_once_and_no_operators(
+    local: LocalNode, shown: dict[str, Any], is_drained: bool
+) -> None:
+    config = local.folder / "gateway.yaml"
+    shown["is_draining"] = is_drained
+    leave(local, config)
+    assert (shown["is_draining"], (local.folder / MARK).exists()) == (True, not is_drained)
+    come_back(local, config)
+    assert (shown["is_draining"], (local.folder / MARK).exists()) == (is_drained, False)

@@ -30,6 +30,9 @@ def test_draining_configures_envoy_and_outlives_a_restart(scene: Scene) -> None:
     assert scene.ask("GET", "/control/nodes")[1] == [expected, other]
     scene.ask("PUT", "/control/nodes/node-1", {"draining": False})
     assert scene.fleet.draining == set()
+    # Every model of its has to be READY.
+    scene.envoy.unhealthy = {"classifier/1.0"}
+    assert [node["is_routed"] for node in scene.ask("GET", "/control/nodes")[1]] == [False, False]
     scene.envoy.is_running = False
     assert [node["in_flight"] for node in scene.ask("GET", "/control/nodes")[1]] == [None, None]
 
@@ -150,6 +153,23 @@ def test_withdrawn_model_that_is_registered_anew_is_served(scene: Scene) -> None
     scene.first.models, scene.second.models = {}, {}
     assert scene.ask("PUT", MODEL, {"withdrawn": False})[0] == 404
     assert scene.gateway.decided.withdrawn == set()
+
+
+def test_decision_that_ends_leaves_those_about_others(scene: Scene) -> None:
+    names = ("classifier", "other")
+    for node in (scene.first, scene.second):
+        node.models = {name: [described(name, "1.0"), described(name, "2.0")] for name in names}
+        scene.ask("PUT", f"/control/nodes/{node.name}", {"draining": True})
+    scene.look()
+    for name in names:
+        scene.ask("PUT", f"/control/canaries/{name}", {"version": "2.0", "percent": 5.0})
+    scene.ask("DELETE", CANARY)
+    scene.ask("PUT", "/control/nodes/node-1", {"draining": False})
+    assert (list(scene.fleet.canaries), list(scene.fleet.draining)) == (["other"], ["node-2"])
+    for name in names:
+        scene.ask("PUT", f"/control/models/{name}", {"withdrawn": True})
+    scene.ask("PUT", MODEL, {"withdrawn": False})
+    assert scene.fleet.withdrawn == {("other", "1.0"), ("other", "2.0")}
 
 
 def test_decision_that_cannot_be_is_refused(scene: Scene) -> None:

@@ -84,6 +84,7 @@ def test_nodes_are_those_of_the_settings_or_of_the_file(
         ("gateway.yaml", "&a [*a]"),
         ("gateway.yaml", "key_file: nowhere.yaml"),
         ("nodes.json", '[{"name": "A B"}]'),
+        ("nodes.json", json.dumps([{"name": "a", **URLS, "metrics": "http://127.0.0.1:65536"}])),
     ],
 )
 def test_file_that_is_not_as_it_should_be_changes_nothing(
