@@ -11,7 +11,16 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.client.script import Fake, failed, ok
-from torchserve_client import Client, Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed
+from torchserve_client import (
+    Client,
+    Gateway,
+    Management,
+    ManagementError,
+    NoConnection,
+    Nodes,
+    NodesFailed,
+    RolloutFailed,
+)
 from torchserve_client import archives as archive_files
 from torchserve_client.rollout import Rollout, Wanted
 from torchserve_client.transport import Incoming, Outgoing
@@ -27,7 +36,7 @@ class FakeServer(Fake):
         self.default = "1.0"
         self.calls: list[str] = []
         self.refused, self.is_away = refused, is_away
-        self.workers = 1
+        self.workers, self.pending = 1, 0
 
     def send(self, request: Outgoing, timeout_s: float) -> Incoming:
         if self.is_away:
@@ -41,6 +50,8 @@ class FakeServer(Fake):
             archive = parse_qs(url.query)["url"][0]
             self.versions[archive_files.describe(self.store / archive).version] = archive
         elif request.method == "DELETE":
+            if parts[0] == self.default and len(self.versions) > 1:
+                return failed(403, "InvalidModelVersionException", "Can't remove default version")
             del self.versions[parts[0]]
         elif parts[-1:] == ["set-default"]:
             self.default = parts[0]
@@ -60,7 +71,7 @@ class FakeServer(Fake):
             "startupTimeout": 5,
             "responseTimeout": 5,
             "workers": [{"status": "READY"}] * self.workers,
-            "jobQueueStatus": {"pendingRequests": 0},
+            "jobQueueStatus": {"pendingRequests": self.pending},
         }
 
     store = Path()
@@ -209,9 +220,38 @@ def test_old_version_that_cannot_be_unregistered_is_put_back(store: Path) -> Non
 def test_model_is_unregistered_when_the_gateway_has_nothing_in_flight_and_forgotten_then(store: Path) -> None:
     servers, gateway = [FakeServer(), FakeServer()], FakeGateway()
     gateway.servers = servers
+    for server in servers:
+        server.versions["2.0"] = "m"
     rollouts(store, *servers, gateway=gateway).unregister(MODEL)
-    assert gateway.withdrawals == [(None, True, [["1.0"]] * 2), (None, False, [[]] * 2)]
+    assert gateway.withdrawals == [(None, True, [["1.0", "2.0"]] * 2), (None, False, [[]] * 2)]
     assert gateway.in_flight == [0]
+
+
+def test_canary_that_the_gateway_does_not_take_is_unregistered_again(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchserve_client.rollout.SEEN_S", -1.0)
+    server = FakeServer()
+    with pytest.raises(ManagementError, match=r"no version 1\.0-r2"):
+        rollouts(store, server, gateway=FakeGateway()).try_canary(MODEL, Wanted(batch_size=4), 5, None)
+    assert (list(server.versions), names(store)) == (["1.0"], {"m"})
+
+
+def test_canary_that_a_node_lacks_is_not_promoted(store: Path) -> None:
+    servers, gateway, again = tried(store)
+    del servers[1].versions["1.0-r2"]
+    with pytest.raises(RolloutFailed, match=r"node-2 has no version 1\.0-r2; nothing has changed"):
+        again().promote(MODEL)
+    assert gateway.canary is not None and {server.default for server in servers} == {"1.0"}
+
+
+def test_version_whose_queue_does_not_empty_stays(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchserve_client.rollout.DRAIN_S", -1.0)
+    server = FakeServer()
+    server.pending = 1
+    with pytest.raises(RolloutFailed, match=r"requests still wait for version 1\.0"):
+        rollouts(store, server).run(MODEL, Wanted(batch_size=4))
+    assert (server.default, list(server.versions)) == ("1.0-r2", ["1.0", "1.0-r2"])
 
 
 def tried(store: Path) -> tuple[list[FakeServer], FakeGateway, Callable[[], Rollout]]:

@@ -14,6 +14,7 @@ import pytest
 from deploy.models import ROOT
 from deploy.run.__main__ import main
 from deploy.run.machine import LocalNode
+from deploy.run.nodes import held, stop_node, watcher
 from deploy.run.production import NotAsConfigured, calls, check_archives, start
 from deploy.run.properties import Settings, moved
 from deploy.run.restore import Record
@@ -37,6 +38,7 @@ def test_production_without_a_model_or_an_archive_does_not_start(
     (tmp_path / "m.mar").touch()
     with pytest.raises(NotAsConfigured, match=words):
         check_archives(Settings(load_models=load_models, models=entries), tmp_path)
+    check_archives(Settings(load_models=("all",), models={"m": ENTRY}), tmp_path)
 
 
 @pytest.fixture
@@ -62,13 +64,35 @@ def test_key_is_read_only_from_a_file_that_is_its_owners_alone(server: Server) -
     assert line == f'curl -H "Authorization: Bearer secret" -T examples/mobilenet-v2/espresso.jpg {url}'
 
 
-def test_failed_start_leaves_nothing_to_restore(server: Server, tmp_path: Path) -> None:
+def test_failed_start_leaves_nothing_to_restore_but_of_a_node_that_ran(server: Server, tmp_path: Path) -> None:
     node = LocalNode("node-1", tmp_path, server)
     # What an earlier run served, which ended with its machine.
     Record(node).keep()
     with pytest.raises(NotAsConfigured, match="is missing, which load_models names"):
         start([node])
     assert (Record(node).exists(), Record(node).waiting()) == (False, [])
+    Record(node).keep()
+    words = [sys.executable, "-c", "import time; time.sleep(60)", JAVA_CLASS]
+    with subprocess.Popen(words, cwd=server.directory) as process:
+        (server.temporary / ".model_server.pid").write_text(str(process.pid))
+        with pytest.raises(NotAsConfigured):
+            start([node])
+        runs = server.pid()
+        process.kill()
+    assert (runs, Record(node).exists()) == (process.pid, True)
+
+
+def test_node_that_is_watched_is_not_forgotten(server: Server, tmp_path: Path) -> None:
+    node = LocalNode("node-1", tmp_path, server)
+    Record(node).keep()
+    # One that watched it before left its own id.
+    (tmp_path / "run.pid").write_text("1234567")
+    with held(tmp_path / "run.pid"):
+        assert watcher(node) == os.getpid()
+        stop_node(node, is_for_good=True)
+        assert Record(node).exists()
+    stop_node(node, is_for_good=True)
+    assert not Record(node).exists()
 
 
 @pytest.fixture
