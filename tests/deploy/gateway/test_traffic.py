@@ -146,13 +146,6 @@ def test_point_is_what_counters_grew_by(
     assert model["batch_sizes"] == sizes
 
 
-def test_points_are_of_five_minutes() -> None:
-    traffic = Traffic()
-    for now_s in (100.0, 102.0, 104.0, 403.0):
-        traffic.add({"a": FRONTEND}, ONE, now_s)
-    assert [row[0] for row in traffic.points("m", 0.0)] == [104.0, 403.0]
-
-
 def test_document_has_the_state_of_every_replica() -> None:
     partly = {"a": READY, "b": Replica(2, 0, 8, 20, is_default=True)}
     versions = {"1.0": Version("1.0", partly, {"task": "any"}), "2.0": Version("2.0", {"b": READY})}

@@ -4,7 +4,6 @@ import json
 import threading
 import weakref
 from collections.abc import Iterator
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from handlers.batching.in_flight import InFlightRequest
 from handlers.batching.policy import Policy
 from handlers.batching.scheduler import Refusal, Scheduler
 from handlers.batching.shared_state import SharedState
-from handlers.batching.timing import SOON_S, Situation, Timing
+from handlers.batching.timing import Timing
 from handlers.config import HandlerConfig
 from handlers.metrics import ABANDONED, Recorder
 from handlers.pipeline.micro_batches import Cost
@@ -147,11 +146,6 @@ def test_refusal_waits_for_its_time_when_another_answer_leaves() -> None:
     shared.received("abc", requests, 0.0)
     assert shared.take_due(with_refused=False).complete == [answered]
     assert shared.take_due(with_refused=True).complete == [refused]
-
-
-def test_worker_looks_for_arrivals_only_while_the_frontend_may_send_more() -> None:
-    timing = Timing(window=2, has_target=True, received_s=1.0)
-    assert [timing.due_s(Situation(in_flight, complete=0)) for in_flight in (1, 2)] == [1.0 + SOON_S, inf]
 
 
 def test_length_of_a_request_is_estimated_by_its_bytes_once_others_are_decoded() -> None:
