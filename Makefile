@@ -1,4 +1,4 @@
-# Thin names over the commands that the README explains.
+# Short names for the commands that README.md and CONTRIBUTING.md explain.
 SHELL := bash
 BIN := .venv/bin
 
@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: serve gateway stop archive lint check packages test test-all fuzz bench soak lock help
 
 help: ## list these commands
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@awk -F ':.*## ' '/^[a-z-]+:.*##/ {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/python: # a moved or removed environment is built anew
 	@rm -f .venv/.installed
@@ -21,20 +21,20 @@ $(BIN)/python: # a moved or removed environment is built anew
 config = $(if $(filter command,$(firstword $(origin CONFIG))),--config $(CONFIG))
 nodes = $(if $(filter command,$(firstword $(origin NODES))),--nodes $(NODES))
 
-serve: .venv/.installed ## build, start, register, and print one prediction; CONFIG=production, NODES=4
+serve: .venv/.installed ## build a model, start a server, predict; CONFIG=production NODES=4
 	@$(BIN)/python -m deploy.run start $(config) $(nodes)
 
-gateway: .venv/.installed ## Envoy in front of what `make serve` started, on ports 8000 to 8002; deploy/gateway.yaml
+gateway: .venv/.installed ## start Envoy in front of the servers, on ports 8000 to 8002
 	@$(BIN)/python -m deploy.gateway start
 
-stop: .venv/.installed ## end the gateway, when its last answer is out, and then what `make serve` started
+stop: .venv/.installed ## stop the gateway after its last response, then the servers
 	@$(BIN)/python -m deploy.gateway stop
 	@$(BIN)/python -m deploy.run stop $(config)
 
 archive: .venv/.installed ## build every archive of examples/models.yaml
 	@./archive.sh --all
 
-lint: .venv/.installed ## ruff and mypy
+lint: .venv/.installed ## check style, format and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -44,47 +44,47 @@ capped = $(if $(filter AVX2,$(ONEDNN_MAX_CPU_ISA)),tests/avx2.sh)
 # A process that dies ends the run: xdist, which would start another, waits for ever where it deals by files.
 pytest = $(capped) $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-check: lint ## lint, types, and the tests that need no server: two minutes on two cores
+check: lint ## run lint and the tests that need no server; two minutes
 	@OMP_NUM_THREADS=1 $(pytest) -n auto --tier check tests --ignore tests/e2e --ignore tests/nightly
 
 # Processes that run modules side by side, each with a TorchServe of its own: one that starts, or waits for a batch,
 # leaves most of two cores idle. Each takes up to 3 GB of memory.
 SIDE_BY_SIDE ?= 3
 
-test: check ## check, then the tests of a real server: ten minutes in all
+test: check ## run check, then the tests with a real server; ten minutes
 	@$(pytest) -n $(SIDE_BY_SIDE) --tier test tests/e2e
 
-packages: .venv/.installed ## what test-all needs besides: Debian's packages (as root), perf_analyzer, Kubernetes' schemas
+packages: .venv/.installed ## install what test-all needs besides .venv; needs root
 	@tests/nightly/packages/debian.sh
 	@tests/nightly/packages/kubernetes.sh
 	@tests/nightly/packages/perf_analyzer.sh >/dev/null
 	@tests/nightly/packages/prometheus.sh
 
-test-all: packages test ## test, then what takes minutes: the image, Kubernetes, a browser, soak, fuzz, int8, drills
+test-all: packages test ## run every test: image, Kubernetes, browser, soak, drills; an hour
 	@$(pytest) -n 0 --tier nightly $(if $(CI),--strict-tier) tests/nightly
 
 EXAMPLES ?= 2000
 SEED ?= 1
 
-fuzz: .venv/.installed ## what no client should send, against the handlers and a gateway; EXAMPLES=2000 of each kind, SEED=1
+fuzz: .venv/.installed ## send malformed requests; EXAMPLES=2000 SEED=1
 	@EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --hypothesis-profile fuzz --hypothesis-seed $(SEED) \
 		tests/hostile tests/nightly/test_hostile_gateway.py
 
-bench: .venv/.installed ## this server against its peers, as ratios; ONLY=texts runs a part
+bench: .venv/.installed ## compare with peers, write build/bench.json; ONLY=texts: one part
 	@$(BIN)/python -m load.bench $(ONLY)
 
-soak: .venv/.installed ## mixed load with killed workers: what was lost, crossed or grown; MINUTES=10, MODE=both, SEED=1
+soak: .venv/.installed ## send mixed load and kill workers; MINUTES=10 MODE=both SEED=1
 	@$(BIN)/python -m tests.nightly.soak --minutes $(or $(MINUTES),10) --mode $(or $(MODE),both) --seed $(or $(SEED),1)
 
 resolve = .uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command "make lock"
 
 # An image has what serves and none of what tests: a second lock, of the same versions as the first.
-lock: ## resolve requirements.lock anew from pyproject.toml, and requirements-server.lock, its part without `dev`
+lock: ## resolve requirements.lock and requirements-server.lock
 	@$(resolve) --extra dev -o requirements.lock pyproject.toml
 	@$(resolve) --constraints requirements.lock -o requirements-server.lock pyproject.toml
 	@sed -n 's/ .*//; /^uv==/p' deploy/uv.lock | $(resolve) -o deploy/uv.lock -
 
 .PHONY: lock-extras
-lock-extras: ## after lock: what each extra adds to requirements.lock, deploy/extras/*.lock
+lock-extras: ## resolve deploy/extras/*.lock; run it after lock
 	@for lock in deploy/extras/*.lock; do deploy/extras/lock.sh "$$(basename "$$lock" .lock)"; done

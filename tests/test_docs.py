@@ -1,12 +1,20 @@
 """What the pages promise of the repository: links lead somewhere, commands are run, examples are whole."""
 
 import re
+import subprocess
 
 import pytest
 
 from deploy.models import ROOT
 from tests.pages import PAGES, RUN_PAGES, anchors, blocks, prose
 
+# A file of this repository that a text names.
+FILE = re.compile(
+    r"(?<![\w./~-])(?:deploy|docs|tests|load|handlers|client|examples)/[\w./-]*\w"
+    r"\.(?:py|md|sh|ya?ml|json|toml|lock|lua|properties|png|svg|js)\b"
+)
+# Names that stand for others, and files that a reader or a test makes.
+OTHERS = {"deploy/extras/NAME.lock", "deploy/prometheus/local.yml", "handlers/h.py"}
 LINK = re.compile(r"\[[^]]+\]\(([^)\s]+)\)")
 
 
@@ -22,6 +30,21 @@ def test_relative_links_lead_to_files_and_headings(page: str) -> None:
             wrong.append(f"{link}: no such file")
         elif anchor and anchor not in anchors(target.resolve().relative_to(ROOT.resolve()).as_posix()):
             wrong.append(f"{link}: no such heading")
+    assert not wrong
+
+
+def test_files_that_comments_and_pages_name_exist() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    texts = {
+        name: ROOT / name for name in listed if not name.endswith((".png", ".jpg", ".lock")) and name != "CHANGELOG.md"
+    }
+    wrong = {
+        f"{name}: {found}"
+        for name, path in texts.items()
+        if path.is_file()
+        for found in {*FILE.findall(path.read_text(encoding="utf-8", errors="replace"))} - OTHERS
+        if not (ROOT / found).exists()
+    }
     assert not wrong
 
 

@@ -1,5 +1,10 @@
-"""`python -m deploy.container node`: a node as a container runs it, until a SIGTERM, or until TorchServe has died."""
+"""The process of a container.
 
+node     run a node until a SIGTERM, or until TorchServe has died; node --help lists its settings
+drain    print that a node needs no hook before its SIGTERM
+"""
+
+import argparse
 import sys
 
 from deploy.container.node import NodeProcess
@@ -12,12 +17,13 @@ from torchserve_client.errors import ManagementError
 
 def main(arguments: list[str]) -> int:
     """Run a node; 1 with one line when it fails."""
-    if arguments[:1] == ["drain"]:
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.container", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=("node", "drain"))
+    if parser.parse_args(arguments[:1]).command == "drain":
         print("drain: a SIGTERM drains the node, and no hook before it is needed")
         return 0
-    if arguments[:1] != ["node"]:
-        print("python -m deploy.container node: see node --help", file=sys.stderr)
-        return 2
     try:
         NodeProcess(NodeSettings.parse(arguments[1:])).run()
         return 0

@@ -8,6 +8,7 @@ Two servers, both internal:
 It ends with a SIGTERM, or with the process that started it, which is at the other end of a socket: standard input.
 """
 
+import argparse
 import asyncio
 import logging
 import os
@@ -119,10 +120,16 @@ async def control(config: Path, nodes_file: Path, run: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run it with these files, gateway.yaml and nodes.json, and the run folder; 1 with one line when it fails."""
-    config, nodes, run = map(Path, arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.gateway.control",
+        description="Run a gateway's control process; its supervisor starts it.",
+    )
+    for name, words in (("config", "gateway.yaml"), ("nodes", "nodes.json"), ("run", "folder for logs and state")):
+        parser.add_argument(name, type=Path, help=words)
+    options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        asyncio.run(control(config, nodes, run))
+        asyncio.run(control(options.config, options.nodes, options.run))
     except (InvalidConfig, OSError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 1
