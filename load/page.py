@@ -1,10 +1,12 @@
 """Draws stored runs as one HTML page that needs no network: headline, four figures, ratios, every number. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from statistics import median
 from string import Template
+from typing import NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -65,27 +67,55 @@ def _shown(runs: Sequence[Run]) -> list[list[Step]]:
     return [sorted(steps, key=lambda step: step.throughput_per_s)[-1:] for steps in answered]
 
 
+class Point(NamedTuple):
+    """The medians of one load's repeats."""
+
+    name: str
+    value: float
+    throughput_per_s: float
+    latency_ms: Mapping[str, float]
+    is_valid: bool
+
+
+def curve(run: Run) -> list[Point]:
+    """Return a point for each load that got responses, in the order of clients, then of rates."""
+    loads: dict[tuple[str, float], list[Step]] = {}
+    for step in sorted((step for step in run.steps if step.latency_ms), key=lambda step: (step.kind, step.value)):
+        loads.setdefault((step.kind, step.value), []).append(step)
+    return [
+        Point(
+            steps[0].name,
+            value,
+            median(step.throughput_per_s for step in steps),
+            {name: median(step.latency_ms[name] for step in steps) for name in ("p50", "p99")},
+            all(step.is_valid for step in steps),
+        )
+        for (_, value), steps in loads.items()
+    ]
+
+
 def _figure(runs: Sequence[Run]) -> go.Figure:
     shown = _shown(runs)
     where = ", ".join(dict.fromkeys(steps[0].name for steps in shown if steps))
     titles = [f"{title}, {where}" for title in ("Latency distribution", "Batch sizes", "Time of a request")]
-    titles.insert(0, "Throughput against latency: p99 (line), p50 (dots)")
+    titles.insert(0, "Throughput against latency for each load: p99 (line), p50 (dots)")
     figure = make_subplots(2, 2, subplot_titles=titles, horizontal_spacing=0.09, vertical_spacing=0.15)
     for run, steps, colour in zip(runs, shown, COLOURS * len(runs), strict=False):
         marker = {"color": colour}
         # One entry of the legend for all traces of a run.
         same = {"name": run.label, "legendgroup": run.label, "showlegend": False}
-        measured = sorted((step for step in run.steps if step.latency_ms), key=lambda step: (step.kind, step.value))
+        points = curve(run)
         for percentile, dash in (("p50", "dot"), ("p99", "solid")):
-            # Points of steps that are not valid are hollow.
-            symbols = ["circle" if step.is_valid else "circle-open" for step in measured]
             figure.add_scatter(
-                x=[step.throughput_per_s for step in measured],
-                y=[step.latency_ms[percentile] for step in measured],
-                text=[f"{step.name}, {percentile}" for step in measured],
-                mode="lines+markers",
+                x=[point.throughput_per_s for point in points],
+                y=[point.latency_ms[percentile] for point in points],
+                hovertext=[f"{point.name}, {percentile}" for point in points],
+                text=[f"{point.value:g}" for point in points],
+                textposition="top left",
+                mode="lines+markers+text" if percentile == "p99" else "lines+markers",
                 line={"color": colour, "dash": dash, "width": 2.5},
-                marker={"symbol": symbols, "size": 9},
+                # Points of loads that are not valid are hollow.
+                marker={"symbol": ["circle" if point.is_valid else "circle-open" for point in points], "size": 9},
                 **{**same, "showlegend": percentile == "p99"},
                 row=1,
                 col=1,

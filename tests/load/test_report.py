@@ -121,6 +121,17 @@ def test_runs_are_compared_by_the_repeats_of_each_load_that_are_valid_in_both() 
     assert "nothing to compare" in report.text([run("a", 50), replace(run("b"), steps=run("b").steps[1:])])
 
 
+def test_curve_of_the_page_has_one_point_a_load_in_the_order_of_clients() -> None:
+    # Repeats of 16 and 2 clients, in the order in which they were measured: throughput falls as clients are added.
+    steps = [
+        step(ClosedLoop(clients), per_s, repeat)
+        for repeat in (1, 2, 3)
+        for clients, per_s in ((16, 30), (2, 38 + repeat))
+    ]
+    points = page.curve(replace(run(), steps=steps))
+    assert [(point.name, round(point.throughput_per_s)) for point in points] == [("2 clients", 40), ("16 clients", 30)]
+
+
 def test_page_of_two_runs_is_whole_needs_no_network_and_compares_them() -> None:
     empty = replace(run("ours", 50), label="without answers", steps=[])
     assert "without answers" in page.render([empty])
