@@ -14,7 +14,6 @@ $(BIN)/python: # a moved or removed environment is built anew
 	@rm -f .venv/.installed
 
 .venv/.installed: requirements.lock deploy/environment.sh $(BIN)/python
-	@echo "environment: installing requirements.lock into .venv"
 	@deploy/environment.sh
 
 # CONFIG and NODES as arguments of make alone: the environment's own may be anybody's.

@@ -11,23 +11,47 @@ python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
     || { echo "environment: Python 3.11 or newer is needed; name one with PYTHON=..." >&2; exit 1; }
 
+# Runs a command and prints its seconds if it takes two or more; on a terminal they are shown while it runs.
+step() {
+    local what=$1 started=$SECONDS ticker='' status=0
+    shift
+    if [ -t 2 ]; then
+        # It ends with this script, however that ends.
+        while kill -0 $$ 2>/dev/null && printf '\r%s %d s' "$what" $((SECONDS - started)) >&2; do sleep 1; done &
+        ticker=$!
+    fi
+    "$@" || status=$?
+    if [ -n "$ticker" ]; then
+        kill "$ticker"
+        wait "$ticker" 2>/dev/null || true
+        printf '\r\033[K' >&2
+    fi
+    [ $((SECONDS - started)) -lt 2 ] || echo "$what ($((SECONDS - started)) s)" >&2
+    return "$status"
+}
+
 uv=.uv/bin/uv
 if [ ! -x "$uv" ]; then
-    "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target .uv \
+    step "environment: fetching uv" "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target .uv \
         --require-hashes -r deploy/uv.lock
 fi
 "$uv" venv --quiet --allow-existing --python "$python" "$venv"
 
 if [ -z "${TORCH_INDEX:-}" ]; then
-    "$uv" pip sync --quiet --python "$venv" --require-hashes "$lock"
+    step "environment: installing $lock into $venv" \
+        "$uv" pip sync --quiet --python "$venv" --require-hashes "$lock"
 else
     # Another build has other hashes: these two packages leave the lock, and what only they need with them.
     rest=$(mktemp)
     trap 'rm -f "$rest"' EXIT
     "$python" deploy/lock.py without-torch "$lock" >"$rest"
-    "$uv" pip sync --quiet --python "$venv" --require-hashes "$rest"
-    "$python" deploy/lock.py pins "$lock" torch torchvision |
-        xargs "$uv" pip install --quiet --python "$venv" --no-deps --index-url "$TORCH_INDEX"
+    step "environment: installing $lock into $venv, without torch" \
+        "$uv" pip sync --quiet --python "$venv" --require-hashes "$rest"
+    # Two words, name==version each.
+    # shellcheck disable=SC2046
+    step "environment: installing torch from $TORCH_INDEX" \
+        "$uv" pip install --quiet --python "$venv" --no-deps --index-url "$TORCH_INDEX" \
+        $("$python" deploy/lock.py pins "$lock" torch torchvision)
 fi
 
 # The client is a package of its own; what builds it is pinned in the lock, so nothing more is fetched.

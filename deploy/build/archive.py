@@ -31,6 +31,7 @@ from deploy.build.precision.request import PrecisionRequest
 from deploy.build.sources import Source, source
 from deploy.build.tasks import Mode, task_of
 from deploy.models import ROOT, Engine, Model
+from deploy.progress import step
 from handlers.archive_files import BUILD, CONFIG, FIDELITY, LABEL, PROOFS, Build, sums
 from handlers.batching.policy import CONTINUOUS, check_mode
 from handlers.errors import InvalidConfig
@@ -141,15 +142,16 @@ class Recipe:
             config["handler"] = {**(config.get("handler") or {}), "engine": engine, **needed}
             config_path = Path(work) / CONFIG
             config_path.write_text(yaml.safe_dump(config, sort_keys=False))
-            build = Build(
-                fingerprint=self._fingerprint(origin),
-                weights=origin.identity,
-                is_folder=self.archive_format == "no-archive",
-                files=sums({**_packed(stage), task.path.name: task.path, CONFIG: config_path}),
-                label=label,
-                proofs=proofs,
-                fidelity=fidelity,
-            )
+            with step(f"{entry.name}: summing its files"):
+                build = Build(
+                    fingerprint=self._fingerprint(origin),
+                    weights=origin.identity,
+                    is_folder=self.archive_format == "no-archive",
+                    files=sums({**_packed(stage), task.path.name: task.path, CONFIG: config_path}),
+                    label=label,
+                    proofs=proofs,
+                    fidelity=fidelity,
+                )
             (stage / BUILD).write_text(build.to_json())
             arguments = {
                 "--model-name": entry.name,
@@ -160,7 +162,8 @@ class Recipe:
                 "--archive-format": self.archive_format,
                 "--export-path": str(out),
             }
-            run_archiver(entry.name, arguments, temporary)
+            with step(f"{entry.name}: packing"):
+                run_archiver(entry.name, arguments, temporary)
             _replace(out / self.path.name, self.path)
         said, found = fidelity.get("said", ""), read_proofs(proofs)
         return Archive(self.path, self._version(origin), is_new=True, label=label, proofs=found, fidelity=said)

@@ -20,6 +20,7 @@ import transformers
 from deploy.build.sources import Source, WeightsUnavailable, served_files, unserved_files
 from deploy.build.state_dicts import read_state
 from deploy.models import Model
+from deploy.progress import step
 from handlers.archive_files import CHECKPOINT
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -93,15 +94,15 @@ def _link(source: Path, files: Iterable[Path], folder: Path) -> None:
 def _downloaded(model: Model, origin: Source, *, with_weights: bool) -> Path:
     hub_id = origin.location
     others = [*PICKLES, "*.onnx", "*.h5", "*.msgpack"]
-    print(f"{model.name}: {hub_id} from the Hugging Face hub")
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                hub_id,
-                revision=origin.revision,
-                ignore_patterns=others if with_weights else [*others, "*.safetensors*"],
+        with step(f"{model.name}: fetching {hub_id} from the Hugging Face hub"):
+            return Path(
+                huggingface_hub.snapshot_download(
+                    hub_id,
+                    revision=origin.revision,
+                    ignore_patterns=others if with_weights else [*others, "*.safetensors*"],
+                )
             )
-        )
     except Exception as error:
         # Its own words go on about caches and environment variables for a page.
         raise WeightsUnavailable(

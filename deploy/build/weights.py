@@ -16,6 +16,7 @@ import torchvision
 from deploy.build.sources import RANDOM_SEED, Source, WeightsUnavailable
 from deploy.build.state_dicts import StateDict, read_state
 from deploy.models import Model
+from deploy.progress import step
 from handlers.vision.pixel_network import AUXILIARY
 
 # The download server may be silent for so many seconds: a closed network should not look like a hanging build.
@@ -61,12 +62,15 @@ def _published(model: Model, arch: str, name: str) -> StateDict:
             f"{model.name}: torchvision publishes no {name} for {arch}, only {', '.join(known.__members__)}"
         )
     weights = known[name]
-    print(f"{model.name}: published weights {name}, {weights.url}")
     previous = socket.getdefaulttimeout()
     socket.setdefaulttimeout(NETWORK_TIMEOUT_S)
     try:
         # torch.hub announces the download a second time.
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with (
+            step(f"{model.name}: fetching {weights.url}"),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
             state: StateDict = weights.get_state_dict(progress=False, check_hash=True, map_location="cpu")
     except (OSError, urllib.error.URLError) as error:
         raise WeightsUnavailable(

@@ -16,24 +16,22 @@ import requests
 from deploy.build.archive import Archive, Recipe, cache_of, report
 from deploy.build.sources import WeightsUnavailable
 from deploy.models import ROOT, model
+from deploy.progress import show, step
 from deploy.run.machine import LocalNode
 from deploy.run.nodes import banner, start_node
 from deploy.run.production import excess_memory
 from deploy.run.server import Server, ServerError
+from deploy.run.summary import rows
 from torchserve_client.archives import describe, original_version
-from torchserve_client.client import Client
 from torchserve_client.management import ManagementError
-from torchserve_client.metadata import Metadata
 
 MAIN, STAND_IN = "resnet-152", "mobilenet-v2"
 PHOTOGRAPH = ROOT / "examples" / MAIN / "cat.jpg"
 WORKERS = 1
-# The platform of a model that OpenVINO runs, which is on the processor.
-ON_PROCESSOR = "torchserve_openvino"
 
 
 def start(nodes: Sequence[LocalNode]) -> None:
-    """Build the archive, start the nodes, register the model on all of them, and print a prediction."""
+    """Build the archive, start the nodes, register the model on all of them, and print the summary."""
     name, built = archive(cache_of(os.environ))
     with ThreadPoolExecutor(len(nodes)) as pool:
         list(pool.map(start_node, nodes))
@@ -41,22 +39,9 @@ def start(nodes: Sequence[LocalNode]) -> None:
     for node in nodes:
         if (problem := excess_memory(node.server.settings)) is not None:
             banner(f"{node.server.config.name}: {problem}")
-    predict(nodes[0].server, name)
-    with Client(nodes[0].server.settings.inference_url) as client:
-        line = advice(client.metadata(name))
-    if line is not None:
-        print(line)
-
-
-def advice(served: Metadata) -> str | None:
-    """Return the command that pays where a processor runs this model in fp32; None elsewhere."""
-    if (served.platform, served.precision) != (ON_PROCESSOR, "fp32"):
-        return None
-    return (
-        "\nOf what this archive has, fp32 is the fastest here. In int8, ResNet-152 answered 1.8 times as many\n"
-        "images on AVX2 alone, and 3.5 times on AVX-512 with VNNI (docs/precision.md):\n"
-        f"$ deploy/extras/environment.sh int8 && ./archive.sh {served.name} --precision int8 --calibrate FOLDER"
-    )
+    call, response = predict(nodes[0].server, name)
+    version = str(nodes[0].server.management.describe(name)["modelVersion"])
+    show(rows(nodes, [(name, version)], [call], response))
 
 
 def archive(cache_path: Path | None) -> tuple[str, Archive]:
@@ -74,7 +59,8 @@ def archive(cache_path: Path | None) -> tuple[str, Archive]:
 def _ready(recipe: Recipe) -> Archive:
     started = time.monotonic()
     archive = recipe.find() or recipe.build()
-    report(archive, time.monotonic() - started)
+    if archive.is_new:
+        report(archive, time.monotonic() - started)
     return archive
 
 
@@ -103,36 +89,33 @@ def register(nodes: Sequence[LocalNode], name: str, archive: Archive) -> None:
         LoadFailed, ManagementError: of the first that failed, when all have ended.
     """
 
-    def serve(node: LocalNode) -> str:
-        title = name if node.is_alone else f"{node.name}: {name}"
+    def serve(node: LocalNode) -> None:
         if is_served(node.server, name, archive):
-            return f"{title}: already served"
-        said = describe(archive.path)
-        batch_size, delay_ms = said.config["batchSize"], said.config["maxBatchDelay"]
-        print(f"{title}: waiting for its worker ...", flush=True)
-        node.server.register(
-            name, archive.path.name, batch_size=batch_size, max_batch_delay_ms=delay_ms, workers=WORKERS
-        )
-        mode = "adaptive" if said.is_continuous else "classic"
-        batch = f"batch_size {batch_size}, max_batch_delay {delay_ms} ms"
-        return f"{title}: registered, {mode} mode, {batch}, {WORKERS} worker"
+            return
+        config = describe(archive.path).config
+        with step(f"{name if node.is_alone else f'{node.name}: {name}'}: starting its worker"):
+            node.server.register(
+                name,
+                archive.path.name,
+                batch_size=config["batchSize"],
+                max_batch_delay_ms=config["maxBatchDelay"],
+                workers=WORKERS,
+            )
 
     with ThreadPoolExecutor(len(nodes)) as pool:
-        for line in pool.map(serve, nodes):
-            print(line)
+        list(pool.map(serve, nodes))
 
 
-def predict(server: Server, name: str) -> None:
-    """Send the photograph and print the answer.
+def predict(server: Server, name: str) -> tuple[str, str]:
+    """Send the photograph; return the command that does so and the response.
 
     Raises:
         ServerError: the answer is an error.
     """
     url = f"{server.settings.inference_url}/predictions/{name}"
-    print(f"\n$ curl -T {PHOTOGRAPH.relative_to(ROOT)} {url}")
     with requests.Session() as session:
         session.trust_env = False
         response = session.put(url, data=PHOTOGRAPH.read_bytes(), timeout=60)
     if response.status_code != 200:
         raise ServerError(f"{name} answered {response.status_code}: {response.text}")
-    print(json.dumps(response.json(), indent=2))
+    return f"curl -T {PHOTOGRAPH.relative_to(ROOT)} {url}", json.dumps(response.json())

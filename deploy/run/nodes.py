@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deploy.models import ROOT
+from deploy.progress import step
 from deploy.run.machine import LocalNode
 from deploy.run.restore import Record, restore
 from deploy.run.server import ServerError
@@ -47,16 +48,14 @@ def start_node(local: LocalNode) -> None:
         server, record = local.server, Record(local)
         if server.pid() is not None:
             server.authorize()
-            print(f"{local.title}: already running, process {server.pid()}")
             # Whoever started it may have ended before all was restored.
             wanted = record.waiting()
         else:
             if (death := server.died()) is not None:
                 banner(f"{local.title}: {death}", "It is started anew.")
             wanted = record.keep()
-            print(f"{local.title}: starting ...", flush=True)
-            server.start()
-            print(f"{local.title}: started, process {server.pid()}, log in {shown(server.logs)}/", flush=True)
+            with step(f"{local.title}: starting"):
+                server.start()
         # Where models cannot be registered, the configuration alone says what is served.
         if server.settings.has_model_api:
             for line in restore(local, wanted):

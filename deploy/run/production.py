@@ -13,11 +13,13 @@ from pathlib import Path
 import psutil
 
 from deploy.models import ROOT
+from deploy.progress import show, step
 from deploy.run.machine import LocalNode
 from deploy.run.nodes import banner, start_node
 from deploy.run.properties import Settings
 from deploy.run.restore import Record
 from deploy.run.server import Server, ServerError
+from deploy.run.summary import rows
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 MIB = 2**20
@@ -30,7 +32,7 @@ class NotAsConfigured(ServerError):
 
 
 def start(nodes: Sequence[LocalNode]) -> None:
-    """Start nodes of one configuration, prove that they serve what is named, and print how to call it.
+    """Start nodes of one configuration, prove that they serve what is named, and print the summary.
 
     Raises:
         ServerError: something is not as it should be. The nodes that this call has started are stopped again.
@@ -46,9 +48,7 @@ def start(nodes: Sequence[LocalNode]) -> None:
                 node.server.stop()
             Record(node).forget()
         raise
-    for node, models in zip(nodes, proven, strict=True):
-        for line in calls(node.server, models):
-            print(f"\n$ {line}")
+    show(rows(nodes, proven[0], calls(nodes[0].server, proven[0])))
 
 
 def check_archives(settings: Settings, store: Path) -> None:
@@ -98,14 +98,12 @@ def prove(node: LocalNode) -> list[tuple[str, str]]:
     if lacking := named.keys() - {name for name, _ in models}:
         raise NotAsConfigured(f"models= names {', '.join(sorted(lacking))}, not registered; {_warning(server)}")
     prefix = "" if node.is_alone else f"{node.name}: "
-    print(f"{prefix}{', '.join(name for name, _ in models)}: waiting for workers ...", flush=True)
-    for name, version in models:
-        if not server.settings.has_model_api or management.describe(name, version)["minWorkers"]:
-            wait_loaded(management, name, logs[name], version)
+    with step(f"{prefix}{', '.join(name for name, _ in models)}: starting workers"):
+        for name, version in models:
+            if not server.settings.has_model_api or management.describe(name, version)["minWorkers"]:
+                wait_loaded(management, name, logs[name], version)
     if server.settings.has_tokens and not server.key("inference"):
         raise ServerError(f"{server.keys} has no key: calls need one")
-    for name, version in models:
-        print(f"{prefix}{name}: READY, version {version}", flush=True)
     if untrained := [name for name, version in models if version.endswith("-untrained")]:
         banner(f"{prefix}{', '.join(untrained)}: RANDOM weights: the answers mean nothing.")
     return models

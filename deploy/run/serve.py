@@ -43,7 +43,7 @@ def layout_of(config: Path, nodes: int | None, folder: Path) -> Layout:
     """
     alone, *several = [each.server for each in everything(config, folder)]
     if (other := alone.config_of_running()) not in (None, config.resolve()):
-        raise ServerError(f"a TorchServe runs with {other}, process {alone.pid()}: make stop ends it")
+        raise ServerError(f"TorchServe is already running with {other} (process {alone.pid()}); run `make stop`")
     if alone.pid() is not None and (nodes or 1) > 1:
         raise ServerError(f"a TorchServe runs alone, process {alone.pid()}, with all of the machine: make stop ends it")
     last = Layout.read(folder)
@@ -73,6 +73,11 @@ def start(nodes: Sequence[LocalNode]) -> None:
         ServerError: something is not as it should be. What this call has started is stopped again where the
             configuration names its models; where they are registered, what is served so far is served on.
     """
+    for node in nodes:
+        # Before archives are built. The ports of one that has died may be free only once its workers have ended.
+        is_new = node.server.pid() is None and node.server.died() is None
+        if is_new and (problem := node.server.obstacle()) is not None:
+            raise ServerError(f"{node.title}: {problem}")
     try:
         if nodes[0].server.settings.has_model_api:
             development.start(nodes)

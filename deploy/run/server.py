@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +70,18 @@ def _is_orphan(process: psutil.Process) -> bool:
         return parent is None or JAVA_CLASS not in parent.cmdline()
     except psutil.Error:
         return True
+
+
+def _listening(ports: Iterable[int]) -> psutil.Process | None:
+    """Return the TorchServe that listens on one of these ports; None if another program does, or another user's."""
+    wanted = {*ports}
+    for process in psutil.process_iter(["cmdline"]):
+        with contextlib.suppress(psutil.Error):
+            if JAVA_CLASS in (process.info["cmdline"] or ()):
+                found = process.net_connections("inet")
+                if any(each.status == psutil.CONN_LISTEN and each.laddr.port in wanted for each in found):
+                    return process
+    return None
 
 
 class Server:
@@ -204,8 +217,8 @@ class Server:
         """
         if has_died := self.died() is not None:
             self.forget()
-        if taken := self._taken_ports():
-            raise ServerError("; ".join(taken))
+        if (problem := self.obstacle()) is not None:
+            raise ServerError(problem)
         self.logs.mkdir(exist_ok=True)
         if self.console.exists():
             # What the last one said as it died is not lost with the next start.
@@ -236,6 +249,27 @@ class Server:
         except ManagementError as error:
             return error.status != 0
         return True
+
+    def obstacle(self) -> str | None:
+        """Return why this server, which does not run, cannot be started, and the fix; None if it can."""
+        taken, other = self._taken_ports(), self._named()
+        fixes = []
+        if other is not None:
+            folder = f"{self.temporary}/torchserve-2"
+            taken.insert(0, f"its temporary folder {self.temporary} is in use")
+            fixes.append(f"a temporary folder of its own, `mkdir -p {folder} && export TMPDIR={folder}`")
+        elif not taken or (other := _listening(port for _, port in self.settings.ports.values())) is None:
+            return "; ".join(taken) or None
+        if len(taken) > len(fixes):
+            fixes.append(f"other ports, in a copy of {self.config.name} that `make serve CONFIG=COPY` names")
+        try:
+            place = f", in {other.cwd()}"
+        except psutil.Error:
+            place = ""
+        return (
+            f"another TorchServe runs on this machine (process {other.pid}{place}): stop it by `make stop` there or "
+            f"`kill {other.pid}`, or start this one with {' and '.join(fixes)}: {'; '.join(taken)}"
+        )
 
     def _taken_ports(self) -> list[str]:
         """Those ports of the configuration that are not free, and why."""

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from deploy.models import ROOT
+from deploy.run.properties import moved
 from deploy.run.server import Server, ServerError
-from deploy.sandbox import started
+from deploy.sandbox import own_settings, started
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, send, url, worker_pid
 from tests.photographs import photograph
@@ -97,9 +100,35 @@ def test_server_that_cannot_start_or_is_not_there_says_so(server: Server, model_
         Server(server.config, directory=tmp_path, temporary=tmp_path).start()
     for name, (host, port) in server.settings.ports.items():
         assert f"{host}:{port} is taken by another server ({name})" in str(taken.value)
+    beside = f"another TorchServe runs on this machine (process {server.pid()}, in {server.directory}): stop it by "
+    assert str(taken.value).startswith(beside) and "TMPDIR" not in str(taken.value)
+    # With ports of its own, and the temporary folder of the other: its pid file and sockets lie there.
+    config = tmp_path / "config.properties"
+    config.write_text(moved(server.config.read_text(), ROOT, own_settings(model_store)))
+    command = [
+        sys.executable,
+        "-m",
+        "deploy.run",
+        "start",
+        "--config",
+        str(config),
+        "--folder",
+        str(tmp_path / "nodes"),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(server.temporary)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    folder = server.temporary / "torchserve-2"
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert f"serve: TorchServe: {beside}" in done.stderr
+    assert f"a temporary folder of its own, `mkdir -p {folder} && export TMPDIR={folder}`: " in done.stderr
     with pytest.raises(Unreachable, match=r"no TorchServe answers at http://127\.0\.0\.1:9"):
         Management("http://127.0.0.1:9").models()
-    config = tmp_path / "config.properties"
     config.write_text((ROOT / "config.properties").read_text() + "\nblacklist_env_vars=[\n")
     with pytest.raises(ServerError, match=r"did not start .*console\.log"), started(model_store, config):
         pass

@@ -15,7 +15,7 @@ from tests.waiting import until
 from torchserve_client import Client, ManagementError, Rejected
 from torchserve_client.cli import main
 
-CALL = re.compile(r'^\$ (curl -H "Authorization: Bearer (.*)" -T \S+ (http://\S+)/predictions/\S+)$', re.MULTILINE)
+CALL = re.compile(r'^Try +(curl -H "Authorization: Bearer (.*)" -T \S+ (http://\S+)/predictions/\S+)$', re.MULTILINE)
 CONFIG = "config.production.properties"
 
 
@@ -39,7 +39,7 @@ def test_production_is_proven_ready_called_with_its_key_and_stopped(
 ) -> None:
     started = site.run("make serve CONFIG=production")
     assert started.returncode == 0, started.stderr
-    assert f"{MOBILENET}: READY, version 1.0" in started.stdout
+    assert re.search(rf"^Model +{MOBILENET} 1\.0, .*, 1 worker$", started.stdout, re.MULTILINE)
     keys = site.folder / "key_file.json"
     assert keys.stat().st_mode & 0o777 == 0o600
     ((call, key, address),) = CALL.findall(started.stdout)
@@ -74,10 +74,12 @@ def test_production_is_proven_ready_called_with_its_key_and_stopped(
     assert "espresso" in out.read_text()
 
     again = site.run("make serve CONFIG=production")
-    assert (again.returncode, "already running" in again.stdout) == (0, True), again.stderr
+    # Nothing was started: the summary, and no word of what did not happen.
+    assert (again.returncode, again.stdout, again.stderr) == (0, started.stdout, "")
+    assert re.search("^Stop +make stop CONFIG=production$", again.stdout, re.MULTILINE)
     other = site.run("make serve || exit 1")
     assert other.returncode == 1
-    assert re.search(r"a TorchServe runs with \S+production\.properties, process \d+: make stop ends it", other.stderr)
+    assert re.search(r"already running with \S+production\.properties \(process \d+\); run `make stop`", other.stderr)
 
     assert "TorchServe: stopped" in site.run("make stop CONFIG=production").stdout
     assert not keys.exists()

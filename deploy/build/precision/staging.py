@@ -17,6 +17,7 @@ from deploy.build.precision.request import PrecisionRequest, processor
 from deploy.build.sources import Source
 from deploy.build.tasks import BUILT_IN, imported_quietly, task_of
 from deploy.models import TENSORS, Engine, Model
+from deploy.progress import step
 from handlers.archive_files import GRAPH
 from handlers.errors import InvalidConfig, Unfaithful
 
@@ -64,7 +65,8 @@ def _stage(
     task = task_of(model)
 
     def make(empty: Path) -> None:
-        imported_quietly(task.builder).stage(model, origin, engine, empty)
+        with step(f"{model.name}: converting the model"):
+            imported_quietly(task.builder).stage(model, origin, engine, empty)
 
     key = export_fingerprint(model, task, origin, engine)
     if key is None:
@@ -73,11 +75,13 @@ def _stage(
         exports.take(key, make, folder)
 
     def check(empty: Path) -> None:
-        imported_quietly("deploy.build.precision.fidelity").check(model, origin, engine, folder, empty)
+        with step(f"{model.name}: comparing with the original model"):
+            imported_quietly("deploy.build.precision.fidelity").check(model, origin, engine, folder, empty)
         has_graph = (folder / GRAPH).is_file() and model.handler in TASKS
         if has_graph and (origin.is_trained or request.precision):
-            prove = imported_quietly("deploy.build.precision.prove")
-            prove.make(model, request, folder, empty, is_trained=origin.is_trained)
+            with step(f"{model.name}: comparing precisions"):
+                prove = imported_quietly("deploy.build.precision.prove")
+                prove.make(model, request, folder, empty, is_trained=origin.is_trained)
 
     if model.handler not in BUILT_IN or model.handler in (TENSORS, "translation"):
         # The builder runs rows or texts itself.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.run.development import advice
+from deploy.run.summary import advice
 from torchserve_client.metadata import Metadata
 
 OPENVINO, TORCH = "torchserve_openvino", "torchserve_torch"

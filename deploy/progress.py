@@ -1,0 +1,63 @@
+"""Progress and summary of a command.
+
+    with step("TorchServe: starting"): -> on a terminal one live line with the seconds so far
+                                       -> of a step of SHOWN_S or more, one line with its seconds
+    show({"URL": url})                 -> the summary, aligned
+
+Progress goes to stderr, results to stdout. Colour appears only on a terminal and without NO_COLOR.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+# Seconds of a step that is worth a line.
+SHOWN_S = 2.0
+
+_lock = threading.Lock()
+_displays: list[Progress] = []
+
+
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    """Show a step while it runs, and its seconds when it has ended without an error. Any thread may call it."""
+    started_s = time.monotonic()
+    with _live(what) if sys.stderr.isatty() else nullcontext():
+        yield
+    if (seconds := time.monotonic() - started_s) >= SHOWN_S:
+        print(f"{what} ({seconds:.0f} s)", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _live(what: str) -> Iterator[None]:
+    """Keep a line with the elapsed time on the terminal; steps side by side share one display."""
+    with _lock:
+        if not _displays:
+            columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+            # This stream, whatever replaces sys.stderr while a library is kept quiet.
+            console = Console(file=sys.stderr, force_terminal=True)
+            _displays.append(Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()))
+            _displays[0].start()
+        display = _displays[0]
+        task = display.add_task(what, total=None)
+    try:
+        yield
+    finally:
+        with _lock:
+            display.remove_task(task)
+            if not display.tasks:
+                display.stop()
+                _displays.clear()
+
+
+def show(rows: Iterable[tuple[str, str]]) -> None:
+    """Print a summary: a name and a value a line."""
+    console = Console(force_terminal=sys.stdout.isatty(), highlight=False, soft_wrap=True)
+    for name, value in rows:
+        console.print(Text.assemble((f"{name:<10}", "cyan"), f" {value}"))
