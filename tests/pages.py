@@ -5,7 +5,7 @@ import re
 from deploy.models import ROOT
 
 # Pages whose shell blocks run in this order in one shell: tests/e2e/test_readme.py.
-RUN_PAGES = ("README.md", "docs/adaptive.md", "docs/operations.md")
+RUN_PAGES = ("README.md", "docs/write-a-task.md", "docs/gateway.md", "docs/adaptive.md", "docs/operations.md")
 PAGES = (
     "README.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")),

@@ -4,7 +4,8 @@
     python -m load.bench default --rounds 5   one part, or one that stands beside them
 
 Each part gets an equal share of the minutes that are left, and begins no round that would end later. Progress goes to
-stderr, the table to stdout. Exit codes: 1 when a part could not be measured, 2 for the command line, 130 for Ctrl-C.
+stderr, the table to stdout and, as JSON, to build/bench.json. Exit codes: 1 when a part could not be measured, 2 for
+the command line, 130 for Ctrl-C.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 
+import orjson
 from rich.console import Console
 
 from deploy.build.archive import ArchiverFailed
@@ -53,6 +55,8 @@ PARTS = {
 PLAIN = [name for name, part in PARTS.items() if part.is_plain]
 ERRORS = (LoadError, ServerError, ClientError, ArchiverFailed, NotStarted, BrokenProcessPool, OSError)
 INTERRUPTED, TERMINATED = 130, 143
+# The table as JSON, which load.bench.chart draws.
+JSON = Path("build/bench.json")
 
 
 def main(arguments: list[str]) -> int:
@@ -63,6 +67,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured; default: 3")
     parser.add_argument("--minutes", type=float, default=25.0, help="of all parts together; default: 25")
     parser.add_argument("--classifier", choices=archives.CLASSIFIERS, help="default: as the processor's speed allows")
+    parser.add_argument("--json", type=Path, default=JSON, metavar="FILE", help="write the table; default: %(default)s")
     parser.add_argument("--markdown", action="store_true", help="print the table as GitHub's markdown")
     options = parser.parse_args(arguments)
     if unknown := set(options.parts) - set(PARTS):
@@ -84,6 +89,7 @@ def measure(options: argparse.Namespace) -> int:
     for extra in dict.fromkeys(extra for name in names for extra in PARTS[name].extras):
         progress(f"environment: .extras/{extra}")
         peer_process.build_environment(extra)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     classifier = options.classifier or archives.classifier()
     ends_s = time.monotonic() + 60 * options.minutes
     for number, name in enumerate(names):
@@ -97,8 +103,12 @@ def measure(options: argparse.Namespace) -> int:
                 bench.remark(f"{name}: not measured: {error}")
                 failed += 1
         progress(f"{name} took {(time.monotonic() - started_s) / 60:.1f} minutes")
-    print(machine.described("openvino", "ctranslate2", "torch", "torchserve"))
-    print(f"{options.rounds} interleaved rounds at most, of {options.seconds:g} s each; median (min..max)\n")
+    where = machine.described("openvino", "ctranslate2", "torch", "torchserve")
+    method = f"{options.rounds} interleaved rounds at most, of {options.seconds:g} s each; median (min..max)"
+    # Infinite figures, percentiles of which more than 1 % failed, are null.
+    table = {"machine": where, "method": method, "rows": [row.to_json() for row in rows], "remarks": remarks}
+    options.json.write_bytes(orjson.dumps(table, option=orjson.OPT_INDENT_2))
+    print(f"{where}\n{method}\n")
     if options.markdown:
         print(markdown(rows))
     else:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import isfinite
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -22,6 +22,14 @@ class Row(NamedTuple):
         """Write the row, a cell for each of COLUMNS."""
         compared = spread(ratios(self.ours, self.theirs), 2)
         return self.what, spread(self.ours), self.against, spread(self.theirs), compared
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as JSON has it: what is measured, both figures and their ratio as median, min and max."""
+        figures = {"ours": self.ours, "theirs": self.theirs, "ratio": ratios(self.ours, self.theirs)}
+        spreads = {
+            name: {"median": median(values), "min": min(values), "max": max(values)} for name, values in figures.items()
+        }
+        return {"measured": self.what, "against": self.against, **spreads}
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:

@@ -1,22 +1,21 @@
-"""README's first block and each of its requests, in a checkout of its own with this one's environment.
+"""README's commands, the tutorial's and the gateway's, in a checkout of its own with this one's environment.
 
 In their order, by one reader in one shell: a block that fails fails those behind it. tests/nightly/test_readme.py runs
-every block of README.md and of the pages that follow it, with an environment that they build themselves.
+every block of all pages that are run, with an environment that they build themselves.
 """
 
 import ast
-import re
 from collections.abc import Iterator
 
 import pytest
 
 from tests.e2e.checkout import Checkout, Reader, checkout
 from tests.e2e.conftest import MOBILENET
-from tests.pages import blocks
+from tests.pages import RUN_PAGES, blocks
 
-SERVE, STOP, *OTHERS = blocks("README.md")
-# What is asked of the server that `make serve` started; the other blocks start another one, train a model or load it.
-REQUESTS = [block for block in OTHERS if "curl " in block and not re.search(r"torchserve --start|train\.py", block)]
+SERVE, *OTHERS = (block for page in RUN_PAGES[:3] for block in blocks(page))
+# Requests to the server that `make serve` started; the other block trains a model.
+REQUESTS = [block for block in OTHERS if "train.py" not in block]
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +34,10 @@ def reader(site: Checkout) -> Reader:
 def test_make_serve_starts_a_server_and_a_second_one_finds_all(site: Checkout, reader: Reader) -> None:
     first, again = reader.read(SERVE), reader.read(SERVE)
     # Without ResNet-152's published weights. A second call prints this and the summary: nothing else happened.
-    instead, *summary = again.splitlines()
-    assert instead.endswith("; mobilenet-v2 is served instead") and first.splitlines()[-len(summary) :] == summary
-    # "Faster" follows "Engine" if this processor takes fp32.
-    names = [line.split()[0] for line in summary if not line.startswith("Faster")]
+    instead, *rest = again.splitlines()
+    assert instead.endswith("; mobilenet-v2 is served instead") and first.splitlines()[-len(rest) :] == rest
+    # Below the summary is curl's response. "Faster" follows "Engine" if this processor takes fp32.
+    names = [line.split()[0] for line in rest if line[:1].isupper() and not line.startswith("Faster")]
     assert names == ["Model", "Precision", "Engine", "URL", "Try", "Response", "Logs", "Stop"]
     # For want of ResNet-152's published weights, what is served in its place answers by its name, too.
     query = f"url={MOBILENET}.mar&model_name=resnet-152&initial_workers=1&synchronous=true"
@@ -49,6 +48,12 @@ def test_make_serve_starts_a_server_and_a_second_one_finds_all(site: Checkout, r
 @pytest.mark.parametrize("number", range(len(REQUESTS)))
 def test_requests_are_answered(reader: Reader, number: int) -> None:
     reader.read(REQUESTS[number])
+
+
+def test_program_of_readme_prints_the_length_of_a_vector(site: Checkout) -> None:
+    (program,) = blocks("README.md", "python")
+    done = site.run(f"source .venv/bin/activate\npython - <<'END'\n{program}END\n")
+    assert (done.returncode, done.stdout) == (0, "384\n"), done.stderr
 
 
 def test_examples_of_clients_print_their_answers(site: Checkout) -> None:
@@ -77,7 +82,7 @@ def test_examples_of_clients_print_their_answers(site: Checkout) -> None:
     assert printed(f"python -m examples.client.triton {http}")[0].startswith("news float32 (2, 384) [[")
 
 
-def test_make_stop_ends_the_gateway_and_the_server(site: Checkout, reader: Reader) -> None:
-    reader.read(STOP)
+def test_make_stop_ends_the_gateway_and_the_server(site: Checkout) -> None:
+    assert "TorchServe: stopped" in site.run("make stop").stdout
     assert site.server("config.properties").pid() is None
     assert not site.processes()

@@ -1,13 +1,16 @@
 """The pure parts of `make bench`: rounds, their order and their end, ratios, the table, and the command line."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, cast
 
+import orjson
 import pytest
 
+from deploy.models import ROOT
 from load.bench import __main__ as program
-from load.bench import rounds
+from load.bench import chart, rounds
 from load.bench.__main__ import PARTS, Part, main
 from load.bench.contender import Contender, Figures
 from load.bench.rounds import Bench, Comparison, Results, against_peers
@@ -15,6 +18,7 @@ from load.bench.table import Row
 from load.errors import LoadError
 from load.generate import ClosedLoop, Load, OpenLoop
 from load.schedules import Poisson
+from tests import pages
 
 
 class Fake(NamedTuple):
@@ -87,8 +91,8 @@ def test_no_round_begins_that_would_end_too_late(
     assert (len(passed_s), bool(bench.remarks)) == (made, made < 3)
 
 
-def test_part_that_cannot_be_measured_leaves_the_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_part_that_cannot_be_measured_leaves_the_others_and_the_table_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(_bench: Bench) -> Iterator[Row]:
         raise LoadError("no such peer")
@@ -96,15 +100,49 @@ def test_part_that_cannot_be_measured_leaves_the_others(
     def whole(bench: Bench) -> Iterator[Row]:
         assert 0 < bench.ends_s - bench.clock() <= 60
         yield Results({("1 client", name): [Figures(3.0, 1.0, 1.0)] for name in ("a", "b")}).row(
-            "/s", "1 client", "a", "b"
+            "1 client, images/s", "1 client", "a", "b"
         )
 
     monkeypatch.setattr(program, "PARTS", PARTS | {"resnet": Part(broken), "texts": Part(whole)})
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    assert main(["resnet", "texts", "--minutes", "1", "--classifier", "mobilenet-v2", "--markdown"]) == 1
+    table, image = tmp_path / "build" / "bench.json", tmp_path / "bench.svg"
+    words = ["resnet", "texts", "--minutes", "1", "--classifier", "mobilenet-v2", "--markdown", "--json", str(table)]
+    assert main(words) == 1
     printed = capsys.readouterr().out
-    assert "| /s | 3.00 | b | 3.00 | 1.00 |" in printed
+    assert "| 1 client, images/s | 3.00 | b | 3.00 | 1.00 |" in printed
     assert "resnet: not measured: no such peer" in printed
+    assert chart.main([str(table), str(image)]) == 0
+    assert "1x  (3 : 3 images/s)" in image.read_text() and "against b" in image.read_text()
+    # Nothing to draw is one line.
+    table.write_bytes(b'{"machine": "", "rows": []}')
+    assert chart.main([str(table), str(image)]) == 1
+    assert capsys.readouterr().err.endswith("no row measures a rate, with a unit that ends in /s\n")
+
+
+def test_results_json_has_the_figures_of_the_page_and_the_chart_and_readme_show_them(tmp_path: Path) -> None:
+    rows = orjson.loads((ROOT / "docs" / "results.json").read_bytes())["rows"]
+
+    def cell(spread: dict[str, float] | None) -> list[float]:
+        return [] if spread is None else [spread[name] for name in ("median", "min", "max")]
+
+    def numbers(text: str) -> list[float]:
+        found = [float(each) for each in re.findall(r"\d+(?:\.\d+)?", text)]
+        return found * 3 if len(found) == 1 else found
+
+    page = [row[:5] for row in pages.table(pages.section("docs/results.md", "## The table"))]
+    assert [[row[0], row[2]] for row in page] == [[row["measured"], row["against"]] for row in rows]
+    for (_, *cells), row in zip(page, rows, strict=True):
+        found = [numbers(cells[place]) for place in (0, 2, 3)]
+        assert found == [cell(row[name]) for name in ("ours", "theirs", "ratio")]
+    medians = [(row["theirs"]["median"], row["ours"]["median"], row["ratio"]["median"]) for row in rows if row["ours"]]
+    for _, baseline, ours, ratio in pages.table(pages.read("README.md"))[:4]:
+        assert (numbers(baseline.rpartition(": ")[2])[0], numbers(ours)[0], numbers(ratio)[0]) in medians
+    assert chart.main([str(ROOT / "docs" / "results.json"), str(tmp_path / "results.svg")]) == 0
+    drawn, committed = (
+        re.findall(r"<text[^>]*>([^<]+)", path.read_text())
+        for path in (tmp_path / "results.svg", ROOT / "docs" / "images" / "results.svg")
+    )
+    assert drawn == committed and "3.34x  (44.2 : 13.1 images/s)" in drawn
 
 
 @pytest.mark.parametrize("arguments", [["adaptive"], ["--rounds", "0"], ["--seconds", "0"], ["--minutes", "0"]])
