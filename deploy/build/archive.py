@@ -61,6 +61,7 @@ class Archive:
         label: what its builder says of a model that it converted; see `handlers.archive_files.Build`.
         proofs: how near its answers are to fp32's, by precision.
         fidelity: how near they are to the model's own, in words; empty where nothing was compared.
+        settings: `handler:` of its model-config.yaml; empty if it was found.
     """
 
     path: Path
@@ -69,6 +70,7 @@ class Archive:
     label: Mapping[str, str | float] = field(default_factory=dict)
     proofs: Mapping[str, Proof] = field(default_factory=dict)
     fidelity: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +167,9 @@ class Recipe:
             with step(f"{entry.name}: packing"):
                 run_archiver(entry.name, arguments, temporary)
             _replace(out / self.path.name, self.path)
-        said, found = fidelity.get("said", ""), read_proofs(proofs)
-        return Archive(self.path, self._version(origin), is_new=True, label=label, proofs=found, fidelity=said)
+        said, found, settings = fidelity.get("said", ""), read_proofs(proofs), config["handler"]
+        version = self._version(origin)
+        return Archive(self.path, version, is_new=True, label=label, proofs=found, fidelity=said, settings=settings)
 
     def _stage(self, origin: Source, folder: Path) -> Engine:
         """Write what the task serves, or link it from the cache where it takes long to make; returns its engine."""
@@ -327,9 +330,16 @@ def report(archive: Archive, seconds: float) -> None:
         print(f"{place}: up to date")
         return
     size = archive.path.stat().st_size if archive.path.is_file() else 0
-    print(
-        f"{place}: built, version {archive.version}" + (f", {size / 1e6:.0f} MB" if size else "") + f", {seconds:.0f} s"
-    )
+    precision = archive.settings.get("precision") or ("auto" if archive.proofs else None)
+    facts = [
+        f"version {archive.version}",
+        f"engine {archive.settings['engine']}",
+        *([f"precision {precision}"] if precision else []),
+        *([f"{size / 1e6:.0f} MB"] if size else []),
+        f"{seconds:.0f} s",
+    ]
+    register = f"; torchserve-client register {archive.path.stem} --wait" if archive.path.suffix == ".mar" else ""
+    print(f"{place}: built, {', '.join(facts)}{register}")
     if archive.label:
         print(f"{place}: {', '.join(f'{name} {value}' for name, value in archive.label.items())}")
     if archive.fidelity:
