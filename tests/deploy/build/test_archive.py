@@ -45,7 +45,8 @@ def test_archive_of_every_format_holds_what_its_build_json_lists_and_is_found_ag
     (line,) = archive_sh(*arguments)
     path = archive_sh.store / f"colours{SUFFIXES[archive_format]}"
     size = r", \d+ MB" if SUFFIXES[archive_format] else ""
-    assert re.fullmatch(rf"{os.path.relpath(path)}: built, version 1\.0{size}, \d+ s", line)
+    register = "; torchserve-client register colours --wait" if path.suffix == ".mar" else ""
+    assert re.fullmatch(rf"{os.path.relpath(path)}: built, version 1\.0, engine auto{size}, \d+ s{register}", line)
     # In place of the one that is there.
     assert ": built" in archive_sh(*arguments, "--force")[0]
     assert archive_sh(*arguments) == [f"{os.path.relpath(path)}: up to date"]
