@@ -1,12 +1,16 @@
 """What the pages promise of the repository: links lead somewhere, commands are run, examples are whole."""
 
 import re
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
+import yaml
 
-from deploy.models import ROOT
-from tests.pages import PAGES, RUN_PAGES, anchors, blocks, prose
+from deploy.build.tasks import BUILT_IN, task_of
+from deploy.models import ROOT, models
+from tests.pages import PAGES, RUN_PAGES, anchors, blocks, prose, read
 
 # A file of this repository that a text names.
 FILE = re.compile(
@@ -56,3 +60,18 @@ def test_shell_blocks_stand_on_pages_that_are_run() -> None:
 def test_tutorial_shows_the_custom_task_whole() -> None:
     source = ROOT / "examples" / "custom-task" / "colour_names.py"
     assert source.read_text(encoding="utf-8") in blocks("docs/write-a-task.md", "python")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/write-a-task.md"])
+def test_entries_of_a_model_list_name_a_task(page: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples" / "custom-task" / "colour_names.py", tmp_path)
+    (entries,) = blocks(page, "yaml")
+    path = tmp_path / "models.yaml"
+    path.write_text(entries, encoding="utf-8")
+    found = [models(path)[name] for name in yaml.safe_load(entries)]
+    assert [task_of(each).path.suffix for each in found] == [".py"] * len(found) and found
+    assert [each for each in found if each.weights == {} and each.handler in BUILT_IN] == []
+
+
+def test_readme_is_short() -> None:
+    assert len(read("README.md").splitlines()) <= 170

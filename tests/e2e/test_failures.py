@@ -96,6 +96,10 @@ def test_registering_anything_but_an_archive_of_the_store_is_refused(server: Ser
 
 
 def test_server_that_cannot_start_or_is_not_there_says_so(server: Server, model_store: Path, tmp_path: Path) -> None:
+    # gRPC's ports are taken last.
+    until(
+        lambda: "grpc_management_port" in str(Server(server.config, directory=tmp_path, temporary=tmp_path).obstacle())
+    )
     with pytest.raises(ServerError) as taken:
         Server(server.config, directory=tmp_path, temporary=tmp_path).start()
     for name, (host, port) in server.settings.ports.items():
