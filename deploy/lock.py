@@ -7,7 +7,6 @@
 Runs before the environment exists: standard library only.
 """
 
-import argparse
 import re
 import sys
 from pathlib import Path
@@ -71,17 +70,13 @@ def beyond(base: str, whole: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("pins", "without-torch", "beyond"))
-    parser.add_argument("lock", type=Path)
-    parser.add_argument("others", nargs="*", help="names of packages, or a second lock")
-    options = parser.parse_args(arguments)
-    text = options.lock.read_text(encoding="utf-8")
-    match options.command:
+    command, path, *others = arguments
+    text = Path(path).read_text(encoding="utf-8")
+    match command:
         case "pins":
-            print("\n".join(pins(text, options.others)))
+            print("\n".join(pins(text, others)))
         case "beyond":
-            print(beyond(text, Path(options.others[0]).read_text(encoding="utf-8")), end="")
+            print(beyond(text, Path(others[0]).read_text(encoding="utf-8")), end="")
         case _:
             print(without_torch(text))
     return 0

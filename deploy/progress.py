@@ -1,10 +1,6 @@
-"""Progress and summary of a command.
+"""Progress and summary of a command: on a terminal one live line a step, elsewhere one line for each step of SHOWN_S.
 
-    with step("TorchServe: starting"): -> on a terminal one live line with the seconds so far
-                                       -> of a step of SHOWN_S or more, one line with its seconds
-    show({"URL": url})                 -> the summary, aligned
-
-Progress goes to stderr, results to stdout. Colour appears only on a terminal and without NO_COLOR.
+Progress goes to stderr, the summary to stdout. Colour appears only on a terminal, and without NO_COLOR.
 """
 
 import sys
@@ -52,8 +48,7 @@ def _live(what: str) -> Iterator[None]:
         with _lock:
             display.remove_task(task)
             if not display.tasks:
-                display.stop()
-                _displays.clear()
+                _displays.pop().stop()
 
 
 def show(rows: Iterable[tuple[str, str]]) -> None:

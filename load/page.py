@@ -1,12 +1,12 @@
 """Draws stored runs as one HTML page that needs no network: headline, four figures, ratios, every number. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from statistics import median
 from string import Template
-from typing import NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -67,30 +67,19 @@ def _shown(runs: Sequence[Run]) -> list[list[Step]]:
     return [sorted(steps, key=lambda step: step.throughput_per_s)[-1:] for steps in answered]
 
 
-class Point(NamedTuple):
-    """The medians of one load's repeats."""
-
-    name: str
-    value: float
-    throughput_per_s: float
-    latency_ms: Mapping[str, float]
-    is_valid: bool
-
-
-def curve(run: Run) -> list[Point]:
-    """Return a point for each load that got responses, in the order of clients, then of rates."""
+def curve(run: Run) -> list[Step]:
+    """Return the medians of each load that got responses, in the order of clients, then of rates."""
     loads: dict[tuple[str, float], list[Step]] = {}
     for step in sorted((step for step in run.steps if step.latency_ms), key=lambda step: (step.kind, step.value)):
         loads.setdefault((step.kind, step.value), []).append(step)
     return [
-        Point(
-            steps[0].name,
-            value,
-            median(step.throughput_per_s for step in steps),
-            {name: median(step.latency_ms[name] for step in steps) for name in ("p50", "p99")},
-            all(step.is_valid for step in steps),
+        replace(
+            steps[0],
+            throughput_per_s=median(step.throughput_per_s for step in steps),
+            latency_ms={name: median(step.latency_ms[name] for step in steps) for name in steps[0].latency_ms},
+            is_valid=all(step.is_valid for step in steps),
         )
-        for (_, value), steps in loads.items()
+        for steps in loads.values()
     ]
 
 

@@ -1,14 +1,12 @@
 """What the pages promise of the repository: links lead somewhere, commands are run, examples are whole."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
-from deploy.build.tasks import BUILT_IN, task_of
+from deploy.build.tasks import task_of
 from deploy.models import ROOT, models
 from tests.pages import PAGES, RUN_PAGES, anchors, blocks, prose, read
 
@@ -40,17 +38,9 @@ def test_relative_links_lead_to_files_and_headings(page: str) -> None:
 
 def test_files_that_comments_and_pages_name_exist() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    texts = {
-        name: ROOT / name for name in listed if not name.endswith((".png", ".jpg", ".lock")) and name != "CHANGELOG.md"
-    }
-    wrong = {
-        f"{name}: {found}"
-        for name, path in texts.items()
-        if path.is_file()
-        for found in {*FILE.findall(path.read_text(encoding="utf-8", errors="replace"))} - OTHERS
-        if not (ROOT / found).exists()
-    }
-    assert not wrong
+    texts = [ROOT / name for name in listed if not name.endswith((".png", ".jpg", ".lock")) and name != "CHANGELOG.md"]
+    named = {found for path in texts if path.is_file() for found in FILE.findall(path.read_text(errors="replace"))}
+    assert {found for found in named - OTHERS if not (ROOT / found).exists()} == set()
 
 
 def test_shell_blocks_stand_on_pages_that_are_run() -> None:
@@ -62,15 +52,13 @@ def test_tutorial_shows_the_custom_task_whole() -> None:
     assert source.read_text(encoding="utf-8") in blocks("docs/write-a-task.md", "python")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/write-a-task.md"])
-def test_entries_of_a_model_list_name_a_task(page: str, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "examples" / "custom-task" / "colour_names.py", tmp_path)
-    (entries,) = blocks(page, "yaml")
+def test_entries_of_readmes_model_list_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
-    path.write_text(entries, encoding="utf-8")
-    found = [models(path)[name] for name in yaml.safe_load(entries)]
-    assert [task_of(each).path.suffix for each in found] == [".py"] * len(found) and found
-    assert [each for each in found if each.weights == {} and each.handler in BUILT_IN] == []
+    path.write_text("".join(blocks("README.md", "yaml")), encoding="utf-8")
+    assert {name: (task_of(each).path.stem, bool(each.weights)) for name, each in models(path).items()} == {
+        "mnist": ("tensors", True),
+        "reviews": ("text_classification", True),
+    }
 
 
 def test_readme_is_short() -> None:

@@ -144,16 +144,15 @@ class Recipe:
             config["handler"] = {**(config.get("handler") or {}), "engine": engine, **needed}
             config_path = Path(work) / CONFIG
             config_path.write_text(yaml.safe_dump(config, sort_keys=False))
-            with step(f"{entry.name}: summing its files"):
-                build = Build(
-                    fingerprint=self._fingerprint(origin),
-                    weights=origin.identity,
-                    is_folder=self.archive_format == "no-archive",
-                    files=sums({**_packed(stage), task.path.name: task.path, CONFIG: config_path}),
-                    label=label,
-                    proofs=proofs,
-                    fidelity=fidelity,
-                )
+            build = Build(
+                fingerprint=self._fingerprint(origin),
+                weights=origin.identity,
+                is_folder=self.archive_format == "no-archive",
+                files=sums({**_packed(stage), task.path.name: task.path, CONFIG: config_path}),
+                label=label,
+                proofs=proofs,
+                fidelity=fidelity,
+            )
             (stage / BUILD).write_text(build.to_json())
             arguments = {
                 "--model-name": entry.name,
@@ -330,16 +329,11 @@ def report(archive: Archive, seconds: float) -> None:
         print(f"{place}: up to date")
         return
     size = archive.path.stat().st_size if archive.path.is_file() else 0
-    precision = archive.settings.get("precision") or ("auto" if archive.proofs else None)
-    facts = [
-        f"version {archive.version}",
-        f"engine {archive.settings['engine']}",
-        *([f"precision {precision}"] if precision else []),
-        *([f"{size / 1e6:.0f} MB"] if size else []),
-        f"{seconds:.0f} s",
-    ]
+    facts = [f"version {archive.version}", f"engine {archive.settings['engine']}"]
+    facts += [f"precision {archive.settings.get('precision', 'auto')}"] if archive.proofs else []
+    facts += [f"{size / 1e6:.0f} MB"] if size else []
     register = f"; torchserve-client register {archive.path.stem} --wait" if archive.path.suffix == ".mar" else ""
-    print(f"{place}: built, {', '.join(facts)}{register}")
+    print(f"{place}: built, {', '.join(facts)}, {seconds:.0f} s{register}")
     if archive.label:
         print(f"{place}: {', '.join(f'{name} {value}' for name, value in archive.label.items())}")
     if archive.fidelity:

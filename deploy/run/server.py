@@ -77,10 +77,9 @@ def _listening(ports: Iterable[int]) -> psutil.Process | None:
     wanted = {*ports}
     for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(psutil.Error):
-            if JAVA_CLASS in (process.info["cmdline"] or ()):
-                found = process.net_connections("inet")
-                if any(each.status == psutil.CONN_LISTEN and each.laddr.port in wanted for each in found):
-                    return process
+            found = process.net_connections("inet") if JAVA_CLASS in (process.info["cmdline"] or ()) else []
+            if any(each.status == psutil.CONN_LISTEN and each.laddr.port in wanted for each in found):
+                return process
     return None
 
 
@@ -252,20 +251,18 @@ class Server:
 
     def obstacle(self) -> str | None:
         """Return why this server, which does not run, cannot be started, and the fix; None if it can."""
-        taken, other = self._taken_ports(), self._named()
-        fixes = []
+        taken, other, fixes = self._taken_ports(), self._named(), []
+        if taken:
+            fixes.append(f"other ports, in a copy of {self.config.name} that `make serve CONFIG=COPY` names")
         if other is not None:
             folder = f"{self.temporary}/torchserve-2"
-            taken.insert(0, f"its temporary folder {self.temporary} is in use")
+            taken.append(f"its temporary folder {self.temporary} is in use")
             fixes.append(f"a temporary folder of its own, `mkdir -p {folder} && export TMPDIR={folder}`")
         elif not taken or (other := _listening(port for _, port in self.settings.ports.values())) is None:
             return "; ".join(taken) or None
-        if len(taken) > len(fixes):
-            fixes.append(f"other ports, in a copy of {self.config.name} that `make serve CONFIG=COPY` names")
-        try:
+        place = ""
+        with contextlib.suppress(psutil.Error):
             place = f", in {other.cwd()}"
-        except psutil.Error:
-            place = ""
         return (
             f"another TorchServe runs on this machine (process {other.pid}{place}): stop it by `make stop` there or "
             f"`kill {other.pid}`, or start this one with {' and '.join(fixes)}: {'; '.join(taken)}"

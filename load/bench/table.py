@@ -26,9 +26,7 @@ class Row(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Return the row as JSON has it: what is measured, both figures and their ratio as median, min and max."""
         figures = {"ours": self.ours, "theirs": self.theirs, "ratio": ratios(self.ours, self.theirs)}
-        spreads = {
-            name: {"median": median(values), "min": min(values), "max": max(values)} for name, values in figures.items()
-        }
+        spreads = {name: {"median": median(of), "min": min(of), "max": max(of)} for name, of in figures.items()}
         return {"measured": self.what, "against": self.against, **spreads}
 
 

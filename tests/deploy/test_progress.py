@@ -19,44 +19,26 @@ with step("outer"):
         time.sleep(2.1)
 show([("URL", "http://x/")])
 """
-COLOUR = "\x1b[36m"
+COMMAND = [sys.executable, "-c", PROGRAM]
+COLOUR = "\x1b[3"
 
 
-def printed(**environment: str) -> tuple[str, str]:
-    """Run PROGRAM without a terminal; return its stdout and stderr."""
-    variables = {**os.environ, **environment}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, env=variables, capture_output=True, check=True)
-    return done.stdout.decode(), done.stderr.decode()
+@pytest.mark.parametrize("more", [{}, {"FORCE_COLOR": "1", "TERM": "xterm"}])
+def test_elsewhere_a_step_of_two_seconds_is_one_line_and_nothing_is_coloured(more: dict[str, str]) -> None:
+    done = subprocess.run(COMMAND, cwd=ROOT, env={**os.environ, **more}, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("URL        http://x/\n", "slow (2 s)\nouter (2 s)\n")
 
 
-def shown(**environment: str) -> str:
-    """Run PROGRAM on a terminal; return what it writes."""
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_terminal_shows_what_runs_with_colour_unless_no_color_is_set(no_color: str) -> None:
     controller, terminal = pty.openpty()
-    variables = {
-        **{name: value for name, value in os.environ.items() if name != "NO_COLOR"},
-        "TERM": "xterm",
-        **environment,
-    }
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=ROOT, env=variables, stdout=terminal, stderr=terminal):
+    variables = {**os.environ, "TERM": "xterm", "NO_COLOR": no_color}
+    text = ""
+    with subprocess.Popen(COMMAND, cwd=ROOT, env=variables, stdout=terminal, stderr=terminal):
         os.close(terminal)
-        text = b""
-        try:
-            while part := os.read(controller, 65536):
-                text += part
-        except OSError:
-            # The program has ended.
-            pass
+        while "http" not in text:
+            text += os.read(controller, 65536).decode()
     os.close(controller)
-    return text.decode()
-
-
-@pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1", "TERM": "xterm"}])
-def test_elsewhere_a_step_of_two_seconds_is_one_line_and_nothing_is_coloured(environment: dict[str, str]) -> None:
-    assert printed(**environment) == ("URL        http://x/\n", "slow (2 s)\nouter (2 s)\n")
-
-
-def test_terminal_shows_what_runs_with_colour_unless_no_color_is_set() -> None:
-    text = shown()
     # A live line is overwritten, and removed at the end.
-    assert text.count("slow") > 2 and "slow (2 s)\r\n" in text and COLOUR in text
-    assert "\x1b[3" not in (plain := shown(NO_COLOR="1")) and "slow (2 s)\r\n" in plain
+    assert text.count("slow") > 2 and "slow (2 s)\r\n" in text
+    assert (COLOUR in text) is not bool(no_color)

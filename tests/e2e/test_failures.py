@@ -96,12 +96,11 @@ def test_registering_anything_but_an_archive_of_the_store_is_refused(server: Ser
 
 
 def test_server_that_cannot_start_or_is_not_there_says_so(server: Server, model_store: Path, tmp_path: Path) -> None:
+    other = Server(server.config, directory=tmp_path, temporary=tmp_path)
     # gRPC's ports are taken last.
-    until(
-        lambda: "grpc_management_port" in str(Server(server.config, directory=tmp_path, temporary=tmp_path).obstacle())
-    )
+    until(lambda: "grpc_management_port" in str(other.obstacle()))
     with pytest.raises(ServerError) as taken:
-        Server(server.config, directory=tmp_path, temporary=tmp_path).start()
+        other.start()
     for name, (host, port) in server.settings.ports.items():
         assert f"{host}:{port} is taken by another server ({name})" in str(taken.value)
     beside = f"another TorchServe runs on this machine (process {server.pid()}, in {server.directory}): stop it by "
@@ -109,28 +108,11 @@ def test_server_that_cannot_start_or_is_not_there_says_so(server: Server, model_
     # With ports of its own, and the temporary folder of the other: its pid file and sockets lie there.
     config = tmp_path / "config.properties"
     config.write_text(moved(server.config.read_text(), ROOT, own_settings(model_store)))
-    command = [
-        sys.executable,
-        "-m",
-        "deploy.run",
-        "start",
-        "--config",
-        str(config),
-        "--folder",
-        str(tmp_path / "nodes"),
-    ]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(server.temporary)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    folder = server.temporary / "torchserve-2"
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert f"serve: TorchServe: {beside}" in done.stderr
-    assert f"a temporary folder of its own, `mkdir -p {folder} && export TMPDIR={folder}`: " in done.stderr
+    words = [sys.executable, "-m", "deploy.run", "start", "--config", str(config), "--folder", str(tmp_path / "nodes")]
+    temporary = {**os.environ, "TMPDIR": str(server.temporary)}
+    done = subprocess.run(words, cwd=ROOT, env=temporary, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "") and done.stderr.startswith(f"serve: TorchServe: {beside}")
+    assert f"export TMPDIR={server.temporary}/torchserve-2`: " in done.stderr
     with pytest.raises(Unreachable, match=r"no TorchServe answers at http://127\.0\.0\.1:9"):
         Management("http://127.0.0.1:9").models()
     config.write_text((ROOT / "config.properties").read_text() + "\nblacklist_env_vars=[\n")

@@ -39,7 +39,7 @@ def test_production_is_proven_ready_called_with_its_key_and_stopped(
 ) -> None:
     started = site.run("make serve CONFIG=production")
     assert started.returncode == 0, started.stderr
-    assert re.search(rf"^Model +{MOBILENET} 1\.0, .*, 1 worker$", started.stdout, re.MULTILINE)
+    assert re.search(rf"^Model +{MOBILENET} 1\.0, .*, workers 1$", started.stdout, re.MULTILINE)
     keys = site.folder / "key_file.json"
     assert keys.stat().st_mode & 0o777 == 0o600
     ((call, key, address),) = CALL.findall(started.stdout)
