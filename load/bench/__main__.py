@@ -65,13 +65,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured; default: 3")
     parser.add_argument("--minutes", type=float, default=25.0, help="of all parts together; default: 25")
     parser.add_argument("--classifier", choices=archives.CLASSIFIERS, help="default: as the processor's speed allows")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        default=Path("build/bench.json"),
-        metavar="FILE",
-        help="write the table; default: %(default)s",
-    )
+    parser.add_argument("--json", type=Path, default="build/bench.json", metavar="FILE", help="default: %(default)s")
     parser.add_argument("--markdown", action="store_true", help="print the table as GitHub's markdown")
     options = parser.parse_args(arguments)
     if unknown := set(options.parts) - set(PARTS):
