@@ -1,11 +1,13 @@
 """The model list: examples/models.yaml, or one of the user's, and the folder of each model."""
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from handlers.config import check_names
 from handlers.errors import InvalidConfig
 from torchserve_client.archives import check_name
 
@@ -51,20 +53,23 @@ class Model:
         return self.folder / "model-config.yaml"
 
     def config(self) -> dict[str, Any]:
-        """Read its model-config.yaml; a model of tensors needs none.
+        """Read its model-config.yaml; a missing or empty file is no settings.
 
         Raises:
-            InvalidConfig: it is no YAML, or no mapping.
+            InvalidConfig: it is not valid YAML, not a mapping, has an unknown name, or has another name itself.
         """
-        if self.handler == TENSORS and not self.config_path.exists():
+        file = self.config_path.name
+        if not self.config_path.exists():
+            if similar := get_close_matches(file, (path.name for path in self.folder.glob("*.y*ml")), cutoff=0.75):
+                raise InvalidConfig(f"{self.name}: {similar[0]} is not read: rename it to {file}")
             return {}
         try:
             loaded = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise InvalidConfig(f"{self.name}: {self.config_path.name}: {' '.join(str(error).split())}") from None
-        if not isinstance(loaded, dict):
-            raise InvalidConfig(f"{self.name}: {self.config_path.name} is no mapping of names to values")
-        return loaded
+            config = {} if loaded is None else loaded
+            check_names(config)
+        except (yaml.YAMLError, UnicodeDecodeError, InvalidConfig) as error:
+            raise InvalidConfig(f"{self.name}: {file}: {' '.join(str(error).split())}") from None
+        return dict(config)
 
 
 def models(path: Path = MODEL_LIST) -> dict[str, Model]:

@@ -16,7 +16,7 @@ from handlers import archive_files
 from handlers.batching import worker as adaptive
 from handlers.batching.policy import with_mode
 from handlers.batching.trial import Trial
-from handlers.config import parse
+from handlers.config import check_names, parse
 from handlers.connection_keeper import ConnectionKeeper, frontend_connection
 from handlers.description import described, precision_of
 from handlers.engines import available_threads
@@ -116,6 +116,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
 
     def _read_config(self, settings: Mapping[str, Any]) -> Config:
         try:
+            check_names(settings)
             config = cast(Config, parse(self.config_class, settings.get("handler")))
         except InvalidConfig:
             # In an archive that was altered, that is the first problem.

@@ -4,8 +4,9 @@
 fields of a request             -> parse_options(cls, ...) -> options, or one UnknownOption that lists every problem
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
+from difflib import get_close_matches
 from inspect import signature
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -40,6 +41,17 @@ Labels = Annotated[tuple[str, ...], Strict(False)]
 Channels = Annotated[tuple[float, float, float], Strict(False)]
 _Positive = Annotated[float, Field(gt=0)]
 Deviations = Annotated[tuple[_Positive, _Positive, _Positive], Strict(False)]
+
+
+# Names of a model-config.yaml that TorchServe 0.12.0 reads: its frontend's (`ModelConfig.build`).
+FRONTEND_NAMES = frozenset({
+    "minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout", "jobQueueSize",
+    "useJobTicket", "clientTimeoutInMills", "maxRetryTimeoutInSec", "deviceType", "deviceIds", "parallelLevel",
+    "parallelType", "torchrun", "continuousBatching", "asyncCommunication", "sequenceBatching", "sequenceMaxIdleMSec",
+    "sequenceTimeoutMSec", "maxSequenceJobQueueSize", "maxNumSequence", "useVenv",
+})  # fmt: skip
+# And its Python package's (ts/), with those that its documentation has for handlers of one's own.
+WORKER_NAMES = frozenset({"handler", "pt2", "pippy", "deepspeed", "dali", "micro_batching"})
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -114,7 +126,7 @@ def nested(cls: Callable[..., Any]) -> BeforeValidator:
         try:
             return cls(**value)
         except ValidationError as error:
-            raise PydanticCustomError("nested", "{problems}", {"problems": _problems(error)}) from None
+            raise PydanticCustomError("nested", "{problems}", {"problems": _problems(error, cls=cls)}) from None
 
     return BeforeValidator(read)
 
@@ -163,6 +175,36 @@ class NoOptions:
     """The options of a task that has none."""
 
 
+def check_names(settings: Any) -> None:
+    """Check the names at the top of a model-config.yaml; TorchServe silently ignores those that it does not know.
+
+    Raises:
+        InvalidConfig: lists every unknown name, with the nearest known one, or the place of a task's settings.
+    """
+    if not isinstance(settings, Mapping):
+        raise InvalidConfig("expected a mapping of names to values")
+    known = FRONTEND_NAMES | WORKER_NAMES
+    place = "settings of a task belong under handler:"
+    problems = [
+        f"{shown(str(name))}: unknown name ({_meant(str(name), known) or place})"
+        for name in settings
+        if name not in known
+    ]
+    if problems:
+        raise InvalidConfig("; ".join(problems))
+
+
+def _meant(name: str, known: Iterable[str]) -> str | None:
+    """Ask whether the nearest known name was meant; None where none is near."""
+    names = {_fold(each): each for each in sorted(known)}
+    similar = get_close_matches(_fold(name), names, n=1, cutoff=0.75)
+    return f"did you mean {names[similar[0]]}?" if similar else None
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
 def parse(cls: Callable[..., T], values: Any) -> T:
     """Build a configuration from YAML's values.
 
@@ -179,7 +221,7 @@ def parse(cls: Callable[..., T], values: Any) -> T:
     try:
         return cls(**values)
     except ValidationError as error:
-        raise InvalidConfig(f"handler: {_problems(error)}") from None
+        raise InvalidConfig(f"handler: {_problems(error, cls=cls)}") from None
 
 
 def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
@@ -206,9 +248,18 @@ def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
         raise UnknownOption(f"Options: one has a name that is none. Known options: {known or 'none'}.") from None
 
 
-def _problems(error: ValidationError, most: int | None = None) -> str:
-    """Name the field and the reason of each problem, or of so many, never the value that was sent."""
+def _problems(error: ValidationError, most: int | None = None, cls: Callable[..., Any] | None = None) -> str:
+    """Name the field and the reason of each problem, or of so many, never the value that was sent.
+
+    With `cls`, whose settings they are, an unknown name comes with the one that may have been meant.
+    """
     problems = error.errors(include_url=False, include_input=False, include_context=False)
+    for problem in problems:
+        if cls is not None and problem["type"] == "unexpected_keyword_argument":
+            name = str(problem["loc"][-1])
+            above = "it belongs above handler:" if name in FRONTEND_NAMES else None
+            advice = above or _meant(name, signature(cls).parameters)
+            problem["msg"] = f"unknown name ({advice})" if advice else "unknown name"
     told = [
         f"{'.'.join(shown(str(part)) for part in problem['loc']) or 'all'}: {problem['msg']}"
         for problem in problems[:most]

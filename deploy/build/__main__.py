@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from deploy.build.archive import SUFFIXES, ArchiverFailed, Recipe, cache_of, report, why_classic
+from deploy.build.archive import SUFFIXES, ArchiverFailed, Recipe, cache_of, defaults_of, report, why_classic
 from deploy.build.fingerprint import packed
 from deploy.build.precision.inputs import FEWEST, MOST
 from deploy.build.precision.request import PrecisionRequest
@@ -51,6 +51,8 @@ def main(arguments: list[str]) -> int:
                 print(f"{os.path.relpath(archive.path)}: classic mode, since model-config.yaml has {cause}")
             if signature := signature_of(recipe.entry, archive.path):
                 print(f"{os.path.relpath(archive.path)}: {signature}")
+            if archive.is_new and (defaults := defaults_of(recipe.entry)):
+                print(f"{os.path.relpath(archive.path)}: {defaults}")
     except Exception as error:
         if options.debug:
             raise

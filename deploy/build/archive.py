@@ -44,6 +44,9 @@ SUFFIXES = {"zip-store": ".mar", "default": ".mar", "tgz": ".tar.gz", "no-archiv
 # worker sees and chooses from. maxBatchDelay is what an idle worker waits for a second request, in ms; TorchServe's own
 # default is 100, and 1 is the least it takes. Beside an idle worker a busy one would starve.
 ADAPTIVE = {CONTINUOUS: True, "batchSize": 64, "maxBatchDelay": 1, "minWorkers": 1, "maxWorkers": 1}
+# TorchServe's part of a classic archive, whose batches have one request by TorchServe's default: the most requests,
+# and the ms for which a worker waits for them.
+CLASSIC = {"batchSize": 32, "maxBatchDelay": 1}
 
 
 class ArchiverFailed(Exception):
@@ -277,7 +280,7 @@ def archived(model: Model) -> dict[str, Any]:
 
 
 def with_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptive") -> dict[str, Any]:
-    """Complete a model-config.yaml for the mode that it asks for, or may have.
+    """Complete a model-config.yaml for the mode that it asks for, or may have; what the file sets is kept.
 
     Args:
         name: the model's, for the error.
@@ -289,14 +292,27 @@ def with_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptive") 
     """
     asked = _mode(config)
     mode = default if asked == "auto" and config.get(CONTINUOUS) is None else asked
-    if mode == "classic" or why_classic(config) is not None:
-        return dict(config)
-    completed = {**config, **{key: value for key, value in ADAPTIVE.items() if config.get(key) is None}}
+    is_classic = mode == "classic" or why_classic(config) is not None
+    defaults: Mapping[str, Any] = CLASSIC if is_classic else ADAPTIVE
+    if config.get("asyncCommunication"):
+        # TorchServe's frontend fails with larger batches there.
+        defaults = {}
+    completed = {**config, **{key: value for key, value in defaults.items() if config.get(key) is None}}
+    if is_classic:
+        return completed
     try:
         check_mode(completed)
     except InvalidConfig as error:
         raise InvalidConfig(f"{name}: {error}") from None
     return completed
+
+
+def defaults_of(model: Model) -> str | None:
+    """Describe the batch parameters that an archive has by default; None where model-config.yaml sets them."""
+    given, settings = model.config(), archived(model)
+    added = [f"{key} {settings[key]}" for key in CLASSIC if given.get(key) is None and key in settings]
+    mode = "adaptive" if settings.get(CONTINUOUS) is True else "classic"
+    return f"{mode} mode, {', '.join(added)} by default; model-config.yaml sets others" if added else None
 
 
 def why_classic(config: Mapping[str, Any]) -> str | None:

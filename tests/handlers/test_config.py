@@ -1,9 +1,12 @@
+from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
+import ts
 
 from handlers.batching.policy import with_mode
-from handlers.config import HandlerConfig, parse, parse_options
+from handlers.config import FRONTEND_NAMES, HandlerConfig, check_names, parse, parse_options
 from handlers.errors import InvalidConfig, UnknownOption
 from handlers.text.config import LanguageIdOptions
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
@@ -35,6 +38,37 @@ def test_config_that_is_wrong_is_one_error_that_lists_every_problem(values: Any,
         parse(ImageClassificationConfig, values)
     for word in words:
         assert word in str(raised.value)
+
+
+def test_names_above_handler_are_those_that_torchserves_frontend_reads() -> None:
+    """Of `ModelConfig.build` in its jar: the class file's constants of type String (JVM specification, 4.4.3)."""
+    sizes = {7: 2, 8: 2, 16: 2, 19: 2, 20: 2, 15: 3, 5: 8, 6: 8}
+    with ZipFile(Path(ts.__path__[0]) / "frontend" / "model-server.jar") as jar:
+        code = jar.read("org/pytorch/serve/archive/model/ModelConfig.class")
+    texts, strings, at, number = {}, [], 10, 1
+    while number < int.from_bytes(code[8:10]):
+        kind, value = code[at], int.from_bytes(code[at + 1 : at + 3])
+        if kind == 1:
+            texts[number] = code[at + 3 : at + 3 + value].decode()
+        elif kind == 8:
+            strings.append(value)
+        at += 3 + value if kind == 1 else 1 + sizes.get(kind, 4)
+        number += 2 if kind in (5, 6) else 1
+    assert {texts[each] for each in strings if texts[each].isalnum()} == FRONTEND_NAMES
+    check_names({**dict.fromkeys(FRONTEND_NAMES, 1), "pt2": {}, "handler": {}})
+
+
+def test_unknown_name_is_refused_with_the_one_that_was_meant_or_its_place() -> None:
+    with pytest.raises(InvalidConfig) as above:
+        check_names({"batch_size": 8, "handlers": {}, "top_k": 3})
+    assert str(above.value) == (
+        "batch_size: unknown name (did you mean batchSize?); handlers: unknown name (did you mean handler?); "
+        "top_k: unknown name (settings of a task belong under handler:)"
+    )
+    with pytest.raises(InvalidConfig) as below:
+        parse(HandlerConfig, {"batchSize": 8, "max_itms": 2, "scheduling": {"max_latency": 3}, "x": 1})
+    for word in ("batchSize: unknown name (it belongs above handler:)", "(did you mean max_items?)", "max_latency_ms?"):
+        assert word in str(below.value)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,51 @@ def test_config_that_leaves_it_open_is_adaptive_and_keeps_what_it_says(
     assert why_classic(config) is None
 
 
+@pytest.mark.parametrize(
+    ("config", "more"),
+    [
+        ({}, {"batchSize": 32, "maxBatchDelay": 1}),
+        ({"batchSize": 1, "maxWorkers": 4}, {"maxBatchDelay": 1}),
+        ({"maxBatchDelay": 50}, {"batchSize": 32}),
+        ({"asyncCommunication": True}, {}),
+    ],
+)
+def test_classic_config_without_batch_parameters_gets_them_and_keeps_what_it_says(
+    config: dict[str, Any], more: dict[str, Any]
+) -> None:
+    assert with_mode("m", config, "classic") == {**config, **more}
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        (None, "own: classic mode, batchSize 32, maxBatchDelay 1 by default; model-config.yaml sets others"),
+        ("", "own: classic mode, batchSize 32, maxBatchDelay 1 by default; model-config.yaml sets others"),
+        ("batchSize: 4\n", "own: classic mode, maxBatchDelay 1 by default; model-config.yaml sets others"),
+        ("batch_size: 4\n", "own: model-config.yaml: batch_size: unknown name (did you mean batchSize?)"),
+        ("- 4\n", "own: model-config.yaml: expected a mapping of names to values"),
+        ("a: [\n", "own: model-config.yaml: while parsing"),
+    ],
+)
+def test_model_config_may_be_missing_or_empty_and_its_names_are_checked(
+    text: str | None, outcome: str, archive_sh: ArchiveSh
+) -> None:
+    folder = archive_sh.write_list("own", "tensors", "infer.py")
+    (folder / "infer.py").write_text("def infer(x):\n    return {'y': x}\n")
+    if text is not None:
+        (folder / "model-config.yaml").write_text(text)
+    if "by default" in outcome:
+        assert archive_sh("own")[-1].endswith(outcome)
+    else:
+        assert archive_sh.refused("own").startswith(outcome)
+
+
+def test_model_config_under_another_name_is_refused(archive_sh: ArchiveSh) -> None:
+    folder = archive_sh.write_list("own", "image_classification", {"torchvision": "IMAGENET1K_V1"})
+    (folder / "model-config.yml").write_text("handler: {arch: resnet18}\n")
+    assert archive_sh.refused("own") == "own: model-config.yml is not read: rename it to model-config.yaml"
+
+
 def test_build_says_why_an_archive_is_classic_and_refuses_an_adaptive_one_that_cannot_be(
     archive_sh: ArchiveSh,
 ) -> None:
@@ -54,7 +99,7 @@ def test_build_says_why_an_archive_is_classic_and_refuses_an_adaptive_one_that_c
     config = yaml.safe_load(archived_config.read_text())
     assert (config["continuousBatching"], config["maxWorkers"], config["batchSize"]) == (True, 1, 64)
     write(maxWorkers=4, batchSize=8)
-    (said,) = [line for line in archive_sh("own") if "classic" in line]
+    (said,) = [line for line in archive_sh("own") if "since" in line]
     assert said.endswith("own: classic mode, since model-config.yaml has maxWorkers: 4")
     config = yaml.safe_load(archived_config.read_text())
     assert "continuousBatching" not in config

@@ -52,7 +52,7 @@ def test_converted_archive_says_how_near_it_is_and_min_chrf_refuses_what_is_fart
 ) -> None:
     entry(archive_sh, SENTENCES)
     arguments = ["tiny", "--weights", str(checkpoint)]
-    _, line = archive_sh(*arguments)
+    _, line, _ = archive_sh(*arguments)
     found = files(archive_sh)
     assert {
         "ctranslate2/model.bin",
