@@ -8,11 +8,13 @@ from deploy.gateway.settings import Key, Limits, Settings
 from tests.deploy.gateway.envoy.harness import Gateway
 
 ALICE, BOB, CAROL = "alice-0123456789", "bob-0123456789-\\%\"'", "carol-0123456789"
+DAVE = "dave-0123456789-"
 KEY = {"Authorization": f"Bearer {ALICE}"}
 STRICT = Settings(
     keys=(
         Key(client="alice", key=ALICE),
         Key(client="bob", key=BOB, requests_per_second=0.02, burst=2),
+        Key(client="dave", key=DAVE, requests_per_second=0.001),
         Key(client="carol", key=CAROL, requests_per_second=500.0),
     ),
     limits=Limits(body_bytes=1 << 20, form_bytes=1000, header_bytes=4096, headers=20),

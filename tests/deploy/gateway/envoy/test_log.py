@@ -2,9 +2,11 @@
 
 import json
 import uuid
+from typing import Any
 
-from tests.deploy.gateway.envoy.conftest import KEY
-from tests.deploy.gateway.envoy.harness import Gateway
+from deploy.gateway.envoy.process import ask
+from tests.deploy.gateway.envoy.conftest import ALICE, DAVE, KEY
+from tests.deploy.gateway.envoy.harness import Gateway, wait
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 GOOD = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -31,6 +33,42 @@ def test_access_log_describes_a_request_without_its_payload(strict: Gateway) -> 
     assert [line[name] for name in parts] == [9.25, 1, 2, 3, 4, 5]
     text = (strict.run / "access.log").read_text()
     assert [secret for secret in ("my-own-query", "my-own-body") if secret in text] == []
+
+
+def test_refusals_name_their_client_in_the_log_and_are_counted(strict: Gateway) -> None:
+    """What docs/gateway.md has of refusals: status, client, details, and the series that counts them."""
+
+    def count(client: str, status: int, attempts: int, grpc_status: str = "") -> float:
+        """Of the counter that the gateway's metrics port returns; 0 before the first."""
+        labels = f'client="{client}",status="{status}",grpc_status="{grpc_status}",attempts="{attempts}"'
+        lines = ask(strict.run, "/stats/prometheus").splitlines()
+        values = [line for line in lines if line.startswith(f"envoy_gateway_errors{{{labels}}}")]
+        return sum(float(line.rpartition(" ")[2]) for line in values)
+
+    def refused(name: str, client: str, status: int, details: str, attempts: int = 0, **request: Any) -> None:
+        before = count(client, status, attempts)
+        key = {"alice": ALICE, "dave": DAVE}.get(client)
+        given = {} if key is None else {"Authorization": f"Bearer {key}"}
+        headers = {**request.pop("headers", {}), **given, "X-Request-Id": name}
+        assert strict.ask("POST", "/predictions/m", headers=headers, **request).status_code == status
+        line = strict.logged(request_id=name)
+        assert (line["client"] or "", line["status"], line["details"]) == (client, status, details)
+        wait(lambda: count(client, status, attempts) == before + 1)
+
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    for node in strict.nodes:
+        node.answers["busy"] = (503, {"Retry-After": "1"}, b'{"code": 503, "type": "QueueFull", "message": "m"}')
+    refused("nobody", "", 401, "lua_response")
+    refused("large", "alice", 413, "request_payload_too_large", data=bytes(2 << 20))
+    refused("form", "alice", 413, "lua_response", data=b"x" * 1001, headers=form)
+    refused("busy", "alice", 503, "via_upstream", attempts=1, headers={"X-Do": "busy"})
+    authorization = {"Authorization": f"Bearer {DAVE}"}
+    assert strict.ask("POST", "/predictions/m", headers=authorization).status_code == 200
+    refused("often", "dave", 429, "local_rate_limited")
+    strict.call("ModelInfer", b"\x0a\x01m", authorization=f"Bearer {DAVE}")
+    before = count("dave", 200, 0, "8")
+    assert strict.refused("ModelInfer", b"\x0a\x01m", authorization=f"Bearer {DAVE}")[0] == 8
+    wait(lambda: count("dave", 200, 0, "8") == before + 1)
 
 
 def test_refusals_line_is_bounded_whatever_its_client_sends(strict: Gateway) -> None:
