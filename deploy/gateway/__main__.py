@@ -7,27 +7,33 @@ stop   when the last answer is out
 """
 
 import argparse
+import json
 import logging
+import os
 import resource
 import signal
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 
 from deploy.gateway.envoy.process import Envoy
-from deploy.gateway.settings import CONFIG, RUN, Settings, read
+from deploy.gateway.settings import CONFIG, RUN, Ports, Settings, read
 from deploy.gateway.supervisor import PROBLEM, GatewayFailed, listens, problem_of, started, supervise
 from deploy.models import ROOT
 from deploy.run.machine import LocalNode, reachable
 from deploy.run.node import NODES, write
-from deploy.run.nodes import held, holder
+from deploy.run.nodes import held, holder, shown
 from deploy.run.server import Server, ServerError
 from handlers.errors import InvalidConfig
 
 PID = "gateway.pid"
+# The settings file of the gateway that was started last, and its ports, which hold until it ends.
+STARTED = "started.json"
+STOP = f"{os.path.relpath(sys.executable)} -m deploy.gateway stop"
 # Seconds until both processes must be up. `stop` waits as long as Envoy lets answers in flight take, and this longer.
 START_S, STOP_S = 90.0, 30.0
 # Seconds that a control process takes to notice that it is alone, and to end.
@@ -48,10 +54,16 @@ def start(options: argparse.Namespace, settings: Settings) -> None:
         GatewayFailed: it did not come up.
     """
     if (pid := running(options.run)) is not None:
-        print(f"gateway: already running, process {pid}")
-        print_addresses(settings)
-        check(options, settings)
-        return
+        config, ports = _read_started(options.run) or (options.config, settings.ports)
+        if config != options.config:
+            raise GatewayFailed(f"already running with {shown(config)} (pid {pid}); to stop it: {STOP}")
+        if ports == settings.ports:
+            print(f"gateway: already running, process {pid}; to stop it: {STOP}")
+            print_addresses(settings)
+            check(options, settings)
+            return
+        print(f"gateway: its ports have changed; stopping process {pid} ...", flush=True)
+        stop(options)
     alone = LocalNode("node-1", options.nodes.parent / "node-1", Server(ROOT / "config.properties"))
     if options.nodes == NODES.resolve() and not NODES.exists() and alone.server.pid() is not None:
         # It was started by hand; `make serve` would have written this.
@@ -71,6 +83,15 @@ def start(options: argparse.Namespace, settings: Settings) -> None:
         time.sleep(0.1)
     print(f"gateway: started, process {pid}, logs in {options.run.name}/")
     print_addresses(settings)
+
+
+def _read_started(run: Path) -> tuple[Path, Ports] | None:
+    """Return the settings file of the gateway that was started last, and the ports that it had; None if unknown."""
+    try:
+        config, ports = json.loads((run / STARTED).read_text(encoding="utf-8"))
+        return Path(config), Ports(**ports)
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def check(options: argparse.Namespace, _: Settings) -> None:
@@ -97,13 +118,15 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_ending.set())
     with held(options.run / PID):
+        (options.run / STARTED).write_text(json.dumps([str(options.config), asdict(settings.ports)]), encoding="utf-8")
         supervise(settings, options.config, options.nodes, options.run, is_ending)
 
 
 def stop(options: argparse.Namespace) -> bool:
     """End the gateway when its last answer is out; False where none runs."""
+    started_with = _read_started(options.run)
     try:
-        limit_s = read(options.config).limits.response_s
+        limit_s = read(started_with[0] if started_with else options.config).limits.response_s
     except (InvalidConfig, OSError):
         limit_s = Settings().limits.response_s
     pid = running(options.run)
@@ -175,6 +198,8 @@ def main(arguments: list[str]) -> int:
         elif sys.platform != "linux":
             raise GatewayFailed("needs Linux: Envoy comes as a wheel for Linux alone")
         else:
+            if not options.config.is_file():
+                raise GatewayFailed(f"no file {shown(options.config)}; CONFIG is a copy of deploy/gateway.yaml")
             {"start": start, "run": run, "check": check}[options.command](options, read(options.config))
     except (GatewayFailed, ServerError, InvalidConfig, OSError) as error:
         print(f"gateway: {error}", file=sys.stderr)

@@ -1,0 +1,34 @@
+"""`make gateway` again: with the same settings, with other ports, and with another file."""
+
+from deploy import sandbox
+from deploy.gateway.supervisor import listens
+from deploy.run.node import Node
+
+
+def test_gateway_is_restarted_on_other_ports_and_refuses_another_file() -> None:
+    # Nothing listens there: the gateway starts all the same.
+    inference, management, metrics = (f"http://127.0.0.1:{port}" for port in sandbox.free_ports(3))
+    node = Node(name="node-1", inference=inference, management=management, metrics=metrics)
+    with sandbox.gateway([node]) as own:
+        again = own.command("start")
+        assert (again.returncode, "already running" in again.stdout, own.http in again.stdout) == (0, True, True)
+        before = int(own.http.rpartition(":")[2])
+        ports = dict(zip(sandbox.GATEWAY_PORTS, sandbox.free_ports(5), strict=True))
+        own.configure(ports=ports)
+        again = own.command("start")
+        assert (again.returncode, again.stderr) == (0, "")
+        assert "its ports have changed" in again.stdout
+        assert f"http://127.0.0.1:{ports['http']} " in again.stdout
+        assert (listens("127.0.0.1", ports["http"]), listens("127.0.0.1", before)) == (True, False)
+        other = own.config.with_name("other.yaml")
+        other.write_text(own.config.read_text())
+        own.config, first = other, own.config
+        refused = own.command("start")
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert f"already running with {first} (pid " in refused.stderr
+        assert "-m deploy.gateway stop" in refused.stderr
+        own.config = other.with_name("none.yaml")
+        assert (
+            own.command("start").stderr == f"gateway: no file {own.config}; CONFIG is a copy of deploy/gateway.yaml\n"
+        )
+        own.config = first
