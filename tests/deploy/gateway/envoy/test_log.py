@@ -38,22 +38,25 @@ def test_access_log_describes_a_request_without_its_payload(strict: Gateway) -> 
 def test_refusals_name_their_client_in_the_log_and_are_counted(strict: Gateway) -> None:
     """What docs/gateway.md has of refusals: status, client, details, and the series that counts them."""
 
-    def count(client: str, status: int, attempts: int, grpc_status: str = "") -> float:
+    def count(client: str, status: int, attempts: int = 0, flags: str = "-", grpc_status: str = "") -> float:
         """Of the counter that the gateway's metrics port returns; 0 before the first."""
-        labels = f'client="{client}",status="{status}",grpc_status="{grpc_status}",attempts="{attempts}"'
+        values = {"client": client, "status": status, "grpc_status": grpc_status, "attempts": attempts, "flags": flags}
+        labels = ",".join(f'{name}="{value}"' for name, value in values.items())
         lines = ask(strict.run, "/stats/prometheus").splitlines()
-        values = [line for line in lines if line.startswith(f"envoy_gateway_errors{{{labels}}}")]
-        return sum(float(line.rpartition(" ")[2]) for line in values)
+        found = [line for line in lines if line.startswith(f"envoy_gateway_errors{{{labels}}}")]
+        return sum(float(line.rpartition(" ")[2]) for line in found)
 
-    def refused(name: str, client: str, status: int, details: str, attempts: int = 0, **request: Any) -> None:
-        before = count(client, status, attempts)
+    def refused(
+        name: str, client: str, status: int, details: str, *, attempts: int = 0, flags: str = "-", **request: Any
+    ) -> None:
+        before = count(client, status, attempts, flags)
         key = {"alice": ALICE, "dave": DAVE}.get(client)
         given = {} if key is None else {"Authorization": f"Bearer {key}"}
         headers = {**request.pop("headers", {}), **given, "X-Request-Id": name}
         assert strict.ask("POST", "/predictions/m", headers=headers, **request).status_code == status
         line = strict.logged(request_id=name)
         assert (line["client"] or "", line["status"], line["details"]) == (client, status, details)
-        wait(lambda: count(client, status, attempts) == before + 1)
+        wait(lambda: count(client, status, attempts, flags) == before + 1)
 
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     for node in strict.nodes:
@@ -64,11 +67,11 @@ def test_refusals_name_their_client_in_the_log_and_are_counted(strict: Gateway) 
     refused("busy", "alice", 503, "via_upstream", attempts=1, headers={"X-Do": "busy"})
     authorization = {"Authorization": f"Bearer {DAVE}"}
     assert strict.ask("POST", "/predictions/m", headers=authorization).status_code == 200
-    refused("often", "dave", 429, "local_rate_limited")
+    refused("often", "dave", 429, "local_rate_limited", flags="RL")
     strict.call("ModelInfer", b"\x0a\x01m", authorization=f"Bearer {DAVE}")
-    before = count("dave", 200, 0, "8")
+    before = count("dave", 200, 0, "RL", "8")
     assert strict.refused("ModelInfer", b"\x0a\x01m", authorization=f"Bearer {DAVE}")[0] == 8
-    wait(lambda: count("dave", 200, 0, "8") == before + 1)
+    wait(lambda: count("dave", 200, 0, "RL", "8") == before + 1)
 
 
 def test_refusals_line_is_bounded_whatever_its_client_sends(strict: Gateway) -> None:
