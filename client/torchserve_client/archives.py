@@ -49,6 +49,12 @@ class Description:
         """Whether workers hold several batches at once (TorchServe's continuous batching)."""
         return bool(self.config.get("continuousBatching", False))
 
+    @property
+    def batch_parameters(self) -> dict[str, int]:
+        """Its `batchSize` and `maxBatchDelay`, without what is missing or not a number above 0."""
+        found = {name: self.config.get(name) for name in ("batchSize", "maxBatchDelay")}
+        return {name: value for name, value in found.items() if type(value) is int and value > 0}
+
 
 def describe(path: Path) -> Description:
     """Read an archive's manifest and settings.

@@ -131,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
 
     rollout = _command(added, commands.rollout, "new batch parameters or a new archive on a live model, nothing lost")
     rollout.add_argument("--url", metavar="ARCHIVE", help="a new archive; default: the one that serves")
-    _batch_parameters(rollout, kept="as it is")
+    _batch_parameters(rollout, kept="the new archive's, or the old version's")
     rollout.add_argument("--model-store", type=Path, default=Path("model_store"), metavar="FOLDER", help="%(default)s")
     what = rollout.add_mutually_exclusive_group()
     words = "register the new version beside the old one and send it this share; later, change the share"

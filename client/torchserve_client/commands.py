@@ -190,7 +190,11 @@ def rollout(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
     wanted = Wanted(options.batch_size, options.max_batch_delay, options.url)
     is_canary = options.canary is not None or options.promote or options.abort
     if wanted == Wanted() and not is_canary:
-        raise InvalidPayload("nothing to change: give --batch-size, --max-batch-delay or --url")
+        name = options.model
+        raise InvalidPayload(
+            f"{name}: the rollout changes nothing: set --batch-size or --max-batch-delay, or raise `version` of {name} "
+            f"in the model list, run ./archive.sh {name}, and pass --url {name}.mar"
+        )
     if wanted != Wanted() and (options.promote or options.abort):
         raise InvalidPayload("--promote and --abort take the canary as it is: no --batch-size, --url, ...")
     gateway = Gateway(options.gateway or DEFAULT_URL) if is_canary else _gateway(options, nodes)

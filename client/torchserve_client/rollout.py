@@ -39,7 +39,7 @@ SEEN_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How the new version is to be registered; None keeps what the old one has.
+    """How the new version is to be registered; None means what a new archive has, or else what the old version has.
 
     Attributes:
         batch_size: most requests of a batch.
@@ -118,7 +118,7 @@ class Rollout:
             self.say(f"{model}: version {version} gets {percent:g} %")
             return version
         if wanted == Wanted():
-            raise RolloutFailed(f"{model} has no canary: say what is to be tried, --batch-size, --url, ...")
+            raise RolloutFailed(f"{model} has no canary: pass --url, --batch-size or --max-batch-delay to try one")
         olds = self.nodes.each(lambda management: management.describe(model))
         version, take_back = self._register(model, wanted, olds)
         try:
@@ -201,13 +201,16 @@ class Rollout:
                 management = self.nodes.by_name[name]
                 log = WorkerLog(self.nodes.logs.get(name, self.logs) / "model_log.log", model, version)
                 # An adaptive model has one worker, whatever the old one was scaled to.
-                workers = 1 if archives.describe(archive).is_continuous else max(1, int(old["minWorkers"]))
-                batch_size = wanted.batch_size or int(old["batchSize"])
-                delay_ms = wanted.max_batch_delay_ms or int(old["maxBatchDelay"])
+                description = archives.describe(archive)
+                workers = 1 if description.is_continuous else max(1, int(old["minWorkers"]))
+                new = description.batch_parameters if wanted.archive else {}
+                batch_size = wanted.batch_size or new.get("batchSize") or int(old["batchSize"])
+                delay_ms = wanted.max_batch_delay_ms or new.get("maxBatchDelay") or int(old["maxBatchDelay"])
                 batch: dict[str, Any] = {"batch_size": batch_size, "max_batch_delay_ms": delay_ms, "is_known": True}
                 management.register(archive.name, initial_workers=workers, model_name=model, **batch)
                 registered.append(name)
-                words = f"batch_size {batch_size}, max_batch_delay {delay_ms} ms, {workers} worker{'s'[: workers > 1]}"
+                sizes, delays = _change(old["batchSize"], batch_size), _change(old["maxBatchDelay"], delay_ms)
+                words = f"batch_size {sizes}, max_batch_delay {delays} ms, {workers} worker{'s'[: workers > 1]}"
                 self._say(name, f"{model}: version {version} is registered, {words}")
                 wait_loaded(management, model, log, version)
                 self._say(name, f"{model}: version {version} is ready")
@@ -230,7 +233,10 @@ class Rollout:
         if description.name != model:
             raise RolloutFailed(f"{path.name} holds {description.name}, not {model}")
         if (version := description.version) in taken:
-            raise RolloutFailed(f"{model}: version {version} is registered already; give {path.name} another")
+            raise RolloutFailed(
+                f"{model}: version {version} of {path.name} is already registered: raise `version` of {model} in the "
+                f"model list, run ./archive.sh {model}, and repeat the rollout"
+            )
         return version, path
 
     def _take_back(self, model: str, version: str, names: Sequence[str], copy: Path | None) -> None:
@@ -384,3 +390,7 @@ class Rollout:
     def _say(self, name: str, line: str) -> None:
         """Say a line of a node, with its name where there are several."""
         self.say(line if len(self.nodes.by_name) == 1 else f"{name}: {line}")
+
+
+def _change(old: Any, new: int) -> str:
+    return str(new) if int(old) == new else f"{old} -> {new}"

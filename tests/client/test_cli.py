@@ -60,7 +60,7 @@ def test_server_that_is_not_there_exits_2_with_one_line(
         (["predict", "m", "{}", "--out", "{}/photo.jpg"], "line 1 is no answer of ours; name another file", 2),
         (["predict", "m", "{}/blank.txt", "--out", "{}/o"], "blank.txt: nothing in it to predict", 2),
         (["predict", "m", "{}", "--out", "{}/no/o"], "No such file or directory", 1),
-        (["rollout", "m"], "nothing to change", 2),
+        (["rollout", "m"], "m: the rollout changes nothing: set --batch-size", 2),
         (["register", "a/b"], "'a/b' is not a valid model name: it must not be a dot or two", 2),
         (["rollout", "m", "--promote", "--batch-size", "4"], "take the canary as it is", 2),
         (["--management", "http://[", "describe"], "a server's address is http://HOST:PORT", 2),

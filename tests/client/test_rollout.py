@@ -35,6 +35,7 @@ class FakeServer(Fake):
         self.versions = {"1.0": "m"}
         self.default = "1.0"
         self.calls: list[str] = []
+        self.registered: dict[str, list[str]] = {}
         self.refused, self.is_away = refused, is_away
         self.workers, self.pending = 1, 0
 
@@ -47,7 +48,8 @@ class FakeServer(Fake):
             return failed(500, "InternalServerException", "no room")
         parts = url.path.split("/")[3:]
         if request.method == "POST":
-            archive = parse_qs(url.query)["url"][0]
+            self.registered = parse_qs(url.query)
+            archive = self.registered["url"][0]
             self.versions[archive_files.describe(self.store / archive).version] = archive
         elif request.method == "DELETE":
             if parts[0] == self.default and len(self.versions) > 1:
@@ -182,6 +184,28 @@ def test_version_of_several_workers_has_its_response_timeout_before_it_is_unregi
     replace(rollout, sleep=lambda s: waits.append((s, "1.0" in server.versions))).run(MODEL, Wanted(batch_size=4))
     # An idle one tells nothing of the other.
     assert (5.0, True) in waits
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted", "words"),
+    [
+        ("batchSize: 32\nmaxBatchDelay: 1", {}, "batch_size 8 -> 32, max_batch_delay 5 -> 1 ms, 1 worker"),
+        ("batchSize: 32\nmaxBatchDelay: 5", {"batch_size": 4}, "batch_size 8 -> 4, max_batch_delay 5 ms, 1 worker"),
+        ("batchSize: 0\nmaxBatchDelay: soon", {}, "batch_size 8, max_batch_delay 5 ms, 1 worker"),
+    ],
+)
+def test_new_archives_batch_parameters_are_taken_unless_others_are_set(
+    config: str, wanted: dict[str, Any], words: str, store: Path
+) -> None:
+    manifest = {"model": {"modelName": MODEL, "modelVersion": "2.0", "configFile": "model-config.yaml"}}
+    (store / "new" / "MAR-INF").mkdir(parents=True)
+    (store / "new" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    (store / "new" / "model-config.yaml").write_text(config)
+    server, said = FakeServer(), list[str]()
+    replace(rollouts(store, server), say=said.append).run(MODEL, Wanted(archive="new", **wanted))
+    assert said[0] == f"m: version 2.0 is registered, {words}"
+    sizes = [int(server.registered[name][0]) for name in ("batch_size", "max_batch_delay")]
+    assert [f" {sizes[0]}, " in words, f" {sizes[1]} ms" in words] == [True, True]
 
 
 def test_rollout_that_one_node_cannot_take_leaves_all_as_they_were(store: Path) -> None:

@@ -76,7 +76,7 @@ def test_new_batch_parameters_take_over_while_requests_wait_for_the_old_version(
         clients.wait_for(24)
     assert (set(clients.statuses), clients.lost) == ({200}, [])
     assert said == [
-        f"{name}: version 1.0-r2 is registered, batch_size 16, max_batch_delay 5 ms, 1 worker",
+        f"{name}: version 1.0-r2 is registered, batch_size 2 -> 16, max_batch_delay 5 ms, 1 worker",
         f"{name}: version 1.0-r2 is ready",
         f"{name}: version 1.0-r2 is the default",
         f"{name}: version 1.0 has answered everything",
@@ -117,7 +117,7 @@ def test_new_archive_takes_over_and_one_of_another_model_or_version_is_refused(
     other = archive("language-id")
     with pytest.raises(RolloutFailed, match=r"language-id\.mar holds language-id, not mobilenet-v2"):
         rollout(name, archive=other)
-    with pytest.raises(RolloutFailed, match=r"is registered already; give mobilenet-same another"):
+    with pytest.raises(RolloutFailed, match=r"version 1\.0 of mobilenet-same is already registered: raise `version`"):
         rollout(name, archive=release("mobilenet-same", *before))
     assert server.management.versions(name) == before
     rollout(name, archive=release("mobilenet-next", "2.0", top_k=1))
