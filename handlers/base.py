@@ -21,6 +21,7 @@ from handlers.connection_keeper import ConnectionKeeper, frontend_connection
 from handlers.description import described, precision_of
 from handlers.engines import available_threads
 from handlers.errors import LOAD_FAILED, InvalidConfig, reason, where
+from handlers.metrics import REQUEST
 from handlers.pipeline.flow import Pipeline
 from handlers.pipeline.task import Config, Hooks, Item
 from handlers.torchserve import BaseHandler, device, reporter
@@ -90,6 +91,8 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         self.reporter = reporter(context, version)
         try:
             self.config = self._read_config(settings)
+            if (target_ms := self.config.scheduling.max_latency_ms) is not None:
+                self.reporter.recorder.add_bound(REQUEST, target_ms / 1000)
             self.fingerprint = archive_files.check(self.model_dir, is_torch_unread=not self.uses_torch)
             self.engine = self.load()
             trial = Trial(self, window)

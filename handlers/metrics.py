@@ -175,12 +175,18 @@ class Recorder:
         self._lock = threading.Lock()
         self._happened: deque[Iterable[Happened]] = deque()
         self._sums: dict[Series, float] = defaultdict(int, {(each.sum, ()): 0 for each in HISTOGRAMS})
-        # Of each histogram, the observations in each bucket.
+        # Of each histogram, its bounds and the observations in each bucket.
+        self._bounds = {histogram: histogram.bounds for histogram in HISTOGRAMS}
         self._counts = {histogram: [0] * (len(histogram.bounds) + 1) for histogram in HISTOGRAMS}
         # The first drain declares every histogram at zero: quantiles are wrong while lower buckets are missing.
         self._is_declared = False
         # A deque's append is atomic, so this needs no lock; the lock guards the sums.
         self.record: Callable[[Iterable[Happened]], None] = self._happened.append
+
+    def add_bound(self, histogram: Histogram, bound: float) -> None:
+        """Add a bucket to a histogram, before anything is recorded: the latency target."""
+        self._bounds[histogram] = tuple(sorted({*histogram.bounds, bound}))
+        self._counts[histogram] = [0] * (len(self._bounds[histogram]) + 1)
 
     def add(self, counter: Counter, value: float, *labels: str) -> None:
         """Count `value` more."""
@@ -190,7 +196,7 @@ class Recorder:
     def observe(self, histogram: Histogram, value: float) -> None:
         """Count one observation."""
         with self._lock:
-            self._counts[histogram][bisect_left(histogram.bounds, value)] += 1
+            self._counts[histogram][bisect_left(self._bounds[histogram], value)] += 1
             self._sums[histogram.sum, ()] += value
 
     def drain(self) -> list[Sample]:
@@ -206,7 +212,7 @@ class Recorder:
             for histogram, counts in self._counts.items():
                 if self._is_declared and not any(counts):
                     continue
-                bounds = (*(f"{bound:g}" for bound in histogram.bounds), "+Inf")
+                bounds = (*(f"{bound:g}" for bound in self._bounds[histogram]), "+Inf")
                 for bound, cumulative in zip(bounds, accumulate(counts), strict=True):
                     if cumulative or not self._is_declared:
                         samples.append(Sample(histogram.bucket, (bound,), cumulative))
@@ -228,7 +234,7 @@ class Recorder:
                 total = float(column.sum())
                 for meaning in meanings:
                     if isinstance(meaning, Histogram):
-                        counts, buckets = self._counts[meaning], np.searchsorted(meaning.bounds, column)
+                        counts, buckets = self._counts[meaning], np.searchsorted(self._bounds[meaning], column)
                         added = np.bincount(buckets, minlength=len(counts)).tolist()
                         self._counts[meaning] = [count + more for count, more in zip(counts, added, strict=True)]
                         self._sums[meaning.sum, ()] += total

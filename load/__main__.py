@@ -17,7 +17,7 @@ from load.arguments import IMPOSSIBLE, parser
 from load.errors import LoadError
 from load.generate import Attack, ClosedLoop, Load, OpenLoop
 from load.measure import measure
-from load.results import Summary
+from load.results import PERCENTILE, Summary
 from load.run_file import Run, now, write
 from load.schedules import Constant, Poisson
 from load.search import highest, is_met
@@ -26,8 +26,6 @@ from load.tune import Tuner
 from torchserve_client.errors import ClientError
 
 DONE, INTERRUPTED = 0, 130
-# Share of all requests, in %, that must keep a latency: that of MLPerf's Server scenario.
-PERCENTILE = 99.0
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ an open loop shows it, a closed loop would just send less (G. Tene: coordinated 
 """
 
 import asyncio
+import contextlib
 import gc
 import io
 import select
@@ -21,10 +22,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
+import orjson
 from yarl import URL
 
 from load.inputs import Inputs
-from load.results import FAULT, MAX_LAG_MS, NO_ANSWER, OK, Exchange, Recording, Summary, Verdict, summarise
+from load.results import (
+    FAULT,
+    MAX_LAG_MS,
+    NO_ANSWER,
+    OK,
+    REFUSED,
+    Exchange,
+    Recording,
+    Refusal,
+    Summary,
+    Verdict,
+    summarise,
+)
 from load.schedules import Schedule
 
 T = TypeVar("T")
@@ -99,6 +113,9 @@ class Sender:
             if self.check is not None and reply.status == OK:
                 made.verdict = self.check(source, answer)
             made.status = reply.status
+            if reply.status in REFUSED and self.recording.refusal is None and made.due_s >= self.recording.opens_s:
+                named = _type_of(answer), reply.headers.get("Retry-After")
+                self.recording.refusal = Refusal(reply.status, *named, latency_ms=1e3 * made.latency_s)
         except (TimeoutError, aiohttp.ClientError, OSError) as problem:
             made.error = type(problem).__name__
         except Exception as problem:
@@ -110,6 +127,14 @@ class Sender:
         made.answered_s = min(made.answered_s, time.perf_counter())
         self.recording.add(made)
         return made.status
+
+
+def _type_of(answer: bytes) -> str | None:
+    """Return the `type` of an error's body; None if it has none."""
+    with contextlib.suppress(orjson.JSONDecodeError):
+        document = orjson.loads(answer)
+        return str(document["type"]) if isinstance(document, dict) and "type" in document else None
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
 
+from load.results import PERCENTILE
 from load.run_file import Run, Step
 
 # A table: column -> text, for each row.
@@ -98,9 +99,24 @@ def remarks(runs: Sequence[Run]) -> Iterator[str]:
             yield f"WRONG ANSWERS: {run.label}, {step.name}: {words}"
 
 
+def verdicts(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield whether each step held its latency target, and the first refusal of each, a line each."""
+    for run, step in _steps(runs):
+        percent = run.settings.get("percentile") or PERCENTILE
+        if step.latency_threshold_ms is not None and step.outcomes:
+            held = "held" if step.in_time_percent >= percent else "NOT HELD"
+            shares = (f"{name} {100 * count / max(step.requests, 1):.2f} %" for name, count in step.outcomes.items())
+            words = f"{', '.join(shares)} of {step.requests} requests; {percent:g} % must be in time"
+            yield f"target {held}: {run.label}, {step.name}, {step.latency_threshold_ms:g} ms: {words}"
+        if step.refusal is not None:
+            status, kind, after, latency_ms = step.refusal.values()
+            words = f"{status} {kind or ''}".strip() + f", Retry-After {after or 'missing'}, after {_ms(latency_ms)} ms"
+            yield f"first refusal: {run.label}, {step.name}: {words}"
+
+
 def text(runs: Sequence[Run]) -> str:
-    """Return the table, the remarks, and every later run's ratios to the first."""
-    parts = [_aligned(table(runs)), *remarks(runs)]
+    """Return the table, the verdicts, the remarks, and every later run's ratios to the first."""
+    parts = [_aligned(table(runs)), *verdicts(runs), *remarks(runs)]
     for other in runs[1:]:
         rows = ratios(runs[0], other)
         parts.append(f"\nbefore: {runs[0].label}, after: {other.label}")

@@ -22,6 +22,8 @@ from math import inf
 OK = 200
 # Stands for a status where there was none: refused, cut off or timed out.
 NO_ANSWER = 0
+# Statuses of a refusal: the server has done no work, and the client may send the request again later.
+REFUSED = (429, 503)
 # Begins the error of a request that failed in this program, so that it is not taken for the server's.
 FAULT = "generator: "
 # Most requests that a run records: 0.4 KB each, so some 800 MB.
@@ -32,6 +34,8 @@ MAX_CPU_PERCENT = 90.0
 MAX_LAG_MS = 10.0
 # Lag's p99 that is allowed as a share of the latency's: the generator's part must not be what a latency shows.
 MAX_LAG_SHARE = 0.1
+# Share of all requests, in %, that must keep a latency: that of MLPerf's Server scenario.
+PERCENTILE = 99.0
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}
 # Entries of Server-Timing (W3C): a duration in ms by its name, and the items of the micro-batch.
 DURATION = re.compile(r"(?:^|,)\s*([\w-]+)\s*;\s*dur=(\d+(?:\.\d+)?)(?![\d.])")
@@ -71,6 +75,16 @@ class Exchange:
         return self.answered_s - self.due_s
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One refused request: its status, its body's `type`, its header Retry-After, and its latency."""
+
+    status: int
+    type: str | None
+    retry_after: str | None
+    latency_ms: float
+
+
 @dataclass(slots=True)
 class Recording:
     """Raw results of a run, warm-up included, in the order of the answers; and the run's state while it lasts."""
@@ -83,6 +97,7 @@ class Recording:
     in_flight: int = 0
     throttled: int = 0  # requests that were sent late because the limit of requests in flight was reached
     unsent: int = 0  # requests that were due within the window and never sent
+    refusal: Refusal | None = None  # the first within the window
     doubts: list[str] = field(default_factory=list)  # reasons not to believe the numbers, beside those of `summarise`
     warm: asyncio.Event = field(default_factory=asyncio.Event)  # the load is at its height
     closed: asyncio.Event = field(default_factory=asyncio.Event)  # no further request is wanted
@@ -172,6 +187,13 @@ class Summary:
     def requests(self) -> int:
         """Number of requests that were due, whatever their outcome."""
         return sum(self.statuses.values()) + self.unsent
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Requests by their outcome: each has one, and a wrong answer or a missing one is a failure."""
+        refused = sum(self.statuses.get(status, 0) for status in REFUSED)
+        failed = self.requests - self.completed - refused
+        return {"in time": self.in_time, "late": self.completed - self.in_time, "refused": refused, "failed": failed}
 
     @property
     def failures(self) -> dict[int, int]:

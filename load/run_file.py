@@ -3,7 +3,7 @@
 Every step has its raw exchanges, so that other reports can be made later.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ class Step:
     mean_batch_size: float | None
     server_ms: dict[str, float]
     exchanges: dict[str, list[Any]]  # attribute of Exchange -> its values; times in s from the window's opening
+    outcomes: dict[str, int] = field(default_factory=dict)  # "in time", "late", "refused", "failed" -> requests
+    refusal: dict[str, Any] | None = None  # the first refused request; None if there was none
 
     @property
     def latencies_s(self) -> list[float]:
@@ -92,6 +94,8 @@ def step_of(attack: Attack, summary: Summary, recording: Recording, repeat: int,
         mean_batch_size=summary.mean_batch_size,
         server_ms={name: round(value, 3) for name, value in summary.server_ms.items()},
         exchanges=columns,
+        outcomes=summary.outcomes,
+        refusal=None if recording.refusal is None else asdict(recording.refusal),
     )
 
 

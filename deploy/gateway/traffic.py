@@ -13,6 +13,7 @@ import time
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -217,7 +218,8 @@ def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
     bounds = sorted(buckets)
     if not bounds or buckets[bounds[-1]] <= 0:
         return None
-    ends, counts = [0.0, *bounds[:-1]], [0.0, *(buckets[bound] for bound in bounds)]
+    # Versions with other latency targets have other buckets: their sum may not rise.
+    ends, counts = [0.0, *bounds[:-1]], [0.0, *accumulate((buckets[bound] for bound in bounds), max)]
     ends.append(ends[-1])
     rank = share * counts[-1]
     index = bisect_left(counts, rank, lo=1)

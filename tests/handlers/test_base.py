@@ -25,6 +25,7 @@ from handlers.base import BatchHandler
 from handlers.engines import Arrays
 from handlers.engines.function import FunctionEngine
 from handlers.errors import InvalidConfig, OutOfTime
+from handlers.metrics import REQUEST
 from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.slots import Slot, server_timing
 from handlers.protocol.requests import Request
@@ -318,6 +319,15 @@ def test_answer_names_the_version_of_its_archive(tmp_path: Path) -> None:
     handler.worker_context.manifest = {"model": {"modelVersion": "1.0"}}
     handler.initialize(handler.worker_context)
     assert [answer.headers["X-Model-Version"] for answer in serve(handler, [b"2", b"x"])] == ["1.0", "1.0"]
+
+
+def test_latency_target_is_a_bucket_of_the_requests_seconds(tmp_path: Path) -> None:
+    reporter = started(DoublingHandler(), tmp_path, {"scheduling": {"max_latency_ms": 230}}).reporter
+    reporter.stop()
+    for seconds in (0.23, 0.24):
+        reporter.recorder.observe(REQUEST, seconds)
+    buckets = {each.labels[0]: each.value for each in reporter.recorder.drain() if each.counter == REQUEST.bucket}
+    assert buckets == {"0.23": 1, "0.25": 2, **dict.fromkeys(("0.5", "1", "2.5", "5", "10", "+Inf"), 2)}
 
 
 @pytest.mark.parametrize("is_altered", [False, True])

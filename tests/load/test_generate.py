@@ -1,6 +1,7 @@
 """The generator against a server on a socket; no assertion here is on a time that a slow machine would change."""
 
 import asyncio
+import re
 import signal
 import socket
 import subprocess
@@ -242,6 +243,25 @@ def test_shortest_useful_call_prints_a_table_and_stores_the_run(
     assert main(["report", str(out), str(out), "--html", str(page)]) == 0
     assert "before: m, after: m" in capsys.readouterr().out
     assert page.read_text().startswith("<!doctype html>")
+
+
+def test_run_reports_the_first_refusal_as_it_came(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    count = 0
+
+    async def answer(_request: web.Request) -> web.Response:
+        nonlocal count
+        count += 1
+        await asyncio.sleep(0.005)
+        if count % 2:
+            return web.json_response({"label": 1})
+        body = {"code": 429, "type": f"Refusal{count}", "message": "m"}
+        return web.json_response(body, status=429, headers={"Retry-After": "7"})
+
+    with serving(answer) as url:
+        assert main(["run", *call(url, tmp_path, "--concurrency", "1", "-l", "60000")]) == 0
+    verdict, refusal = capsys.readouterr().out.splitlines()[-2:]
+    assert verdict.startswith("target NOT HELD: m, 1 client, 60000 ms: in time ")
+    assert re.fullmatch(r"first refusal: m, 1 client: 429 Refusal[24], Retry-After 7, after [\d.]+ ms", refusal)
 
 
 def test_search_finds_the_highest_load_that_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

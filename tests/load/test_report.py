@@ -41,6 +41,17 @@ def run(label: str = "ours", *throughputs_per_s: float) -> Run:
     return Run(label, "2026-01-01T00:00:00+00:00", "m", "http://x/predictions/m", {"batchSize": 4}, {}, ["a"], steps)
 
 
+@pytest.mark.parametrize(("percentile", "held"), [(None, "NOT HELD"), (49.0, "held")])
+def test_verdict_has_every_outcome_of_a_step_and_the_first_refusal(percentile: float | None, held: str) -> None:
+    refusal = {"status": 503, "type": "QueueFull", "retry_after": None, "latency_ms": 1.234}
+    steps = [replace(step(ClosedLoop(8), 50), refusal=refusal)]
+    assert list(report.verdicts([replace(run(), settings={"percentile": percentile}, steps=steps)])) == [
+        f"target {held}: ours, 8 clients, 50.5 ms: in time 49.80 %, late 49.80 %, refused 0.20 %, failed 0.20 % of 502 "
+        f"requests; {percentile or 99:g} % must be in time",
+        "first refusal: ours, 8 clients: 503 QueueFull, Retry-After missing, after 1.23 ms",
+    ]
+
+
 def invalid(original: Run) -> Run:
     steps = [replace(each, is_valid=False, invalid_reason="the generator <fell> behind") for each in original.steps]
     return replace(original, steps=steps)
@@ -87,7 +98,8 @@ def test_file_that_is_no_run_is_refused(tmp_path: Path, content: bytes | None, m
 
 
 def test_table_has_a_row_for_each_step_and_says_what_is_not_valid() -> None:
-    header, clients, rate = report.text([run()]).splitlines()
+    header, clients, rate, *verdicts = report.text([run()]).splitlines()
+    assert [line.split(":")[0] for line in verdicts] == ["target NOT HELD"] * 2
     assert header.split()[:4] == ["run", "load", "1/s", "goodput"]
     assert clients.split()[:4] == ["ours", "8", "clients", "50.0"]
     assert "200: 500, 503: 1, ServerDisconnectedError: 1" in clients

@@ -1,5 +1,6 @@
 """Sums of the nodes' counters that never fall, and the points and states that the page shows."""
 
+import math
 from collections.abc import Mapping
 from unittest.mock import ANY
 
@@ -9,7 +10,7 @@ from deploy.gateway.control.page import document
 from deploy.gateway.metrics import Counter, counters
 from deploy.gateway.settings import Canary
 from deploy.gateway.state import Fleet, Model, Replica, Version
-from deploy.gateway.traffic import COLUMNS, Traffic
+from deploy.gateway.traffic import COLUMNS, Traffic, quantile
 from deploy.run.node import Node
 
 URL = "http://127.0.0.1:1"
@@ -160,3 +161,9 @@ def test_document_has_the_state_of_every_replica() -> None:
         (True, None),
     ]
     assert [(each["node"], each["ready_workers"]) for each in model["versions"][0]["replicas"]] == [("a", 1), ("b", 0)]
+
+
+def test_quantile_of_versions_with_other_latency_targets_follows_the_lower_buckets() -> None:
+    """Ten of a version with the bucket 0.2 and ninety of one without it: 0.2 has fewer than 0.1."""
+    assert quantile(0.5, {0.1: 100.0, 0.2: 10.0, 0.25: 100.0, math.inf: 100.0}) == pytest.approx(0.05)
+    assert quantile(0.99, {0.1: 90.0, 0.2: 10.0, 0.25: 100.0, math.inf: 100.0}) == pytest.approx(0.245)
