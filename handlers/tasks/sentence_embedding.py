@@ -54,7 +54,10 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         if self.config.token_ids is None:
             raise refused()
         if min(ids) < 0 or max(ids) >= self.model_config.vocab_size:
-            raise UnknownShape(f"text: a token id outside the vocabulary of {self.model_config.vocab_size}.")
+            raise UnknownShape(
+                f"text: a token id outside this model's vocabulary of {self.model_config.vocab_size}. "
+                "LangChain's OpenAIEmbeddings sends texts with check_embedding_ctx_length=False."
+            )
         return Text("", options, ids=ids[: self.max_length] if self.config.truncation else ids)
 
     def options(self, sent: Mapping[str, Any]) -> Any:
