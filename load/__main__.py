@@ -25,7 +25,9 @@ from load.served import Served
 from load.tune import Tuner
 from torchserve_client.errors import ClientError
 
-DONE, INTERRUPTED = 0, 130
+# Exit codes.
+DONE = 0
+INTERRUPTED = 130  # 128 + SIGINT
 
 
 def run(options: argparse.Namespace) -> int:

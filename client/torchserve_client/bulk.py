@@ -30,8 +30,8 @@ from torchserve_client.nodes import Nodes
 LINES = 64
 # Batches in flight where each file is a request: one runs, one waits, one returns.
 BATCHES_IN_FLIGHT = 3
-# Requests in flight: at least so many for models that batch little, at most so many connections to one server.
-LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 8, 64
+LEAST_IN_FLIGHT = 8  # requests, for models that batch little
+MOST_IN_FLIGHT = 64  # connections to one server
 # Requests in flight where each is a list of lines, which fills a batch by itself.
 LISTS_IN_FLIGHT = 4
 # Requests that are ready beside those at the server, so that no worker waits for this thread: one, and one to spare.

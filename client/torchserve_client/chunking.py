@@ -23,9 +23,11 @@ Inputs = Sequence[Any] | NDArray[Any] | Mapping[str, NDArray[Any]]
 
 # The output tensor of this project's handlers that says which items failed: JSON, empty for those that did not.
 ERROR = "error"
-# The size of a chunk that no handler of this project refuses. Items: the smallest max_instances. Bytes: three quarters
-# of the smallest max_body_bytes, 1 MiB; the rest is for JSON's quotes and brackets.
-MAX_INSTANCES, MAX_BYTES = 64, 3 * 2**18
+# The size of a chunk that no handler of this project refuses.
+MAX_INSTANCES = 64  # items: the smallest max_instances
+MAX_BYTES = (
+    3 * 2**18
+)  # three quarters of the smallest max_body_bytes, 1 MiB; the rest is for JSON's quotes and brackets
 
 
 def cut(sizes: Sequence[int], max_items: int, max_bytes: int) -> list[range]:

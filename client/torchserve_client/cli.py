@@ -25,11 +25,17 @@ from torchserve_client.nodes import Nodes, read_keys
 from torchserve_client.retry import RetryPolicy
 from torchserve_client.version import VERSION
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+# Exit codes.
+FAILED = 1
+USAGE = 2
+INTERRUPTED = 130  # 128 + SIGINT, as of a shell
 # Environment variables that say where the server is, and the addresses where they are not set.
-URL, MANAGEMENT_URL, NODES = "TORCHSERVE_URL", "TORCHSERVE_MANAGEMENT_URL", "TORCHSERVE_NODES"
+URL = "TORCHSERVE_URL"
+MANAGEMENT_URL = "TORCHSERVE_MANAGEMENT_URL"
+NODES = "TORCHSERVE_NODES"
 GATEWAY = "TORCHSERVE_GATEWAY"
-DEFAULT_URL, DEFAULT_MANAGEMENT_URL = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
+DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_MANAGEMENT_URL = "http://127.0.0.1:8081"
 # Seconds for workers to become ready, and for a request with its retries: TorchServe's own defaults of startupTimeout
 # and of responseTimeout.
 TIMEOUT_S = 120.0

@@ -27,7 +27,9 @@ DATA = "data"
 # An array without a name gets this one; a handler with a single input takes it under any.
 INPUT = "input"
 
-OCTETS, TEXT, JSON = "application/octet-stream", "text/plain; charset=utf-8", "application/json"
+OCTETS = "application/octet-stream"
+TEXT = "text/plain; charset=utf-8"
+JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)

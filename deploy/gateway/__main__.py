@@ -34,12 +34,12 @@ PID = "gateway.pid"
 # The settings file of the gateway that was started last, and its ports, which hold until it ends.
 STARTED = "started.json"
 STOP = f"{os.path.relpath(sys.executable)} -m deploy.gateway stop"
-# Seconds until both processes must be up. `stop` waits as long as Envoy lets answers in flight take, and this longer.
-START_S, STOP_S = 90.0, 30.0
+START_S = 90.0  # seconds until both processes must be up
+STOP_S = 30.0  # seconds that `stop` waits beyond what Envoy allows answers in flight
 # Seconds that a control process takes to notice that it is alone, and to end.
 CONTROL_S = 10.0
-# Open files for each client's connection, with one to a node; and of Envoy itself, with those of probes.
-FILES, OWN_FILES = 2, 768
+FILES = 2  # open files for each client's connection, with one to a node
+OWN_FILES = 768  # open files of Envoy itself, with those of probes
 
 
 def running(run: Path) -> int | None:

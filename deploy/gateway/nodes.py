@@ -30,9 +30,10 @@ T = TypeVar("T")
 
 # Seconds between two looks at a node. A model that is registered by hand is in Envoy's configuration about one later.
 LOOK_S = 2.0
-# Seconds until a version is asked again for its metadata: one that has refused, that did not answer, or that knows no
-# outputs yet. A function of the user's that declares none knows them once it has run.
-REFUSED_S, FAILED_S, OUTPUTS_S = 60.0, 5.0, 5.0
+# Seconds until a version is asked again for its metadata.
+REFUSED_S = 60.0  # one that has refused
+FAILED_S = 5.0  # one that did not answer
+OUTPUTS_S = 5.0  # one that knows no outputs yet: a user's function that declares none knows them once it has run
 
 
 @dataclass(frozen=True, slots=True)

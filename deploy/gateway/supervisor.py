@@ -36,15 +36,15 @@ logger = logging.getLogger(__name__)
 
 # The file in which the control process says why the gateway does not work as configured; empty if it does.
 PROBLEM = "problem"
-# Seconds until the control process must answer, since it looks at the nodes first; without a sign of life after which
-# it hangs; and until it must have ended.
-START_S, HANG_S, STOP_S = 60.0, 15.0, 15.0
-# Seconds between two looks at the processes, and at the nodes.
-LOOK_S, NODES_S = 0.25, 1.0
+START_S = 60.0  # seconds until the control process must answer, since it looks at the nodes first
+HANG_S = 15.0  # seconds without a sign of life after which it hangs
+STOP_S = 15.0  # seconds until it must have ended
+LOOK_S = 0.25  # seconds between two looks at the processes
+NODES_S = 1.0  # seconds between two looks at the nodes
 # Seconds between two attempts to have a control process again.
 RETRY_S = 5.0
-# Bytes of a log, after which it is put aside; the access log has some 500 for a request.
-ACCESS_LOG, LOG_BYTES = "access.log", 200 << 20
+ACCESS_LOG = "access.log"  # some 500 bytes for a request
+LOG_BYTES = 200 << 20  # of a log, after which it is put aside
 
 
 class GatewayFailed(Exception):

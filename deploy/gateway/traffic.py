@@ -22,12 +22,12 @@ from deploy.gateway import metrics
 from deploy.gateway.metrics import Counter
 from deploy.gateway.state import Fleet
 
-# Seconds of points that the page shows, and the most points of a model; a scrape every two seconds makes 150 of them.
-HISTORY_S, POINTS = 300.0, 300
+HISTORY_S = 300.0  # seconds of points that the page shows
+POINTS = 300  # the most points of a model; a scrape every two seconds makes 150 of them
 # Seconds whose observations a quantile and a mean are of; fewer would show a p99 of a handful.
 WINDOW_S = 10.0
-# What handlers count, and what TorchServe counts for those that are not of this project.
-REQUESTS, FRONTEND_REQUESTS = "handler_requests_total", "ts_inference_requests_total"
+REQUESTS = "handler_requests_total"  # what handlers count
+FRONTEND_REQUESTS = "ts_inference_requests_total"  # what TorchServe counts for those that are not of this project
 ERRORS = "handler_item_errors_total"
 # Types of errors that say that an item was refused, not that it failed.
 REFUSALS = ("Overloaded", "QueueFull", "QueueTimeout")

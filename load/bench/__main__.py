@@ -54,7 +54,9 @@ PARTS = {
 }
 PLAIN = [name for name, part in PARTS.items() if part.is_plain]
 ERRORS = (LoadError, ServerError, ClientError, ArchiverFailed, NotStarted, BrokenProcessPool, OSError)
-INTERRUPTED, TERMINATED = 130, 143
+# Exit codes: 128 + SIGINT, 128 + SIGTERM.
+INTERRUPTED = 130
+TERMINATED = 143
 
 
 def main(arguments: list[str]) -> int:

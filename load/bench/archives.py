@@ -25,10 +25,11 @@ from load.bench.rounds import Bench, progress, quietly
 CPU_ONLY = ("number_of_gpu=0",)
 # Exports are shared with `make serve`.
 EXPORTS = ROOT / "model_store" / ".exports"
-CLASSIC, ADAPTIVE, STOCK = "classic", "adaptive", "stock"
-# Requests of a batch of images in classic mode and for the stock handler: those of 16 clients. Of an adaptive worker's
-# window: those of 64 clients.
-BATCH, WINDOW = 16, 64
+CLASSIC = "classic"
+ADAPTIVE = "adaptive"
+STOCK = "stock"
+BATCH = 16  # requests of a batch of images in classic mode and for the stock handler: those of 16 clients
+WINDOW = 64  # requests of an adaptive worker's window: those of 64 clients
 # Example -> the file that TorchServe's image_classifier wants, with one class.
 CLASSIFIERS = {
     "resnet-152": """from torchvision.models.resnet import Bottleneck, ResNet

@@ -20,10 +20,13 @@ from load.bench.table import Row
 from load.generate import ClosedLoop
 
 LANGUAGE_ID = "language-id"
-STRAIGHT, ROUTER, THROUGH = "straight to TorchServe", "an Envoy with the router alone", "through the gateway"
+STRAIGHT = "straight to TorchServe"
+ROUTER = "an Envoy with the router alone"
+THROUGH = "through the gateway"
 # Words of a text: a sentence, since the shorter it is, the more of a request is the gateway's cost.
 WORDS = 16
-TEXT_CLIENTS, IMAGE_CLIENTS = 64, 48
+TEXT_CLIENTS = 64
+IMAGE_CLIENTS = 48
 
 
 def rows(bench: Bench) -> Iterator[Row]:

@@ -42,8 +42,8 @@ from load.bench import samples
 # (way, batch_size) -> number of items, having done some of the work.
 Step = Callable[[str, int], int]
 
-# Tokens that the common transformers handler pads to: MiniLM's own limit. Tokens of a translation: more than any needs.
-PADDED_LENGTH, MAX_NEW_TOKENS = 256, 256
+PADDED_LENGTH = 256  # tokens that the common transformers handler pads to: MiniLM's own limit
+MAX_NEW_TOKENS = 256  # tokens of a translation: more than any needs
 # Items that a worker's trial is made with: a full batch of images.
 TRIED = 16
 

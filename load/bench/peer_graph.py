@@ -13,7 +13,8 @@ import numpy as np
 import openvino
 
 VARIABLE = "BENCH_GRAPH"
-INPUT, OUTPUT = "rows", "scores"
+INPUT = "rows"
+OUTPUT = "scores"
 # Seconds until a request counts as unanswered, where a peer asks: no limit that batches are made for.
 MOST_S = 60.0
 

@@ -24,8 +24,8 @@ from deploy.sandbox import free_ports
 from load.bench.peer_graph import INPUT, OUTPUT
 from load.errors import LoadError
 
-# Seconds to wait for a first answer, and for a process to end before it is killed.
-START_S, END_S = 120.0, 15.0
+START_S = 120.0  # seconds to wait for a first answer
+END_S = 15.0  # seconds for a process to end before it is killed
 # Bytes of the JSON in front of a tensor, filled up with blanks: a header tells their number.
 HEAD_BYTES = 256
 

@@ -45,8 +45,8 @@ STORE = "store"
 OF_ONE_THREAD = "-of-one-thread"
 # Requests that wait in TorchServe: the 64 of config.properties are 30 ms of the small network, and peers have no bound.
 QUEUE = "job_queue_size=512"
-# Rows that are sent in turn; numbers that each is answered with.
-ROWS, SCORES = 64, 10
+ROWS = 64  # rows that are sent in turn
+SCORES = 10  # numbers that each is answered with
 # Largest difference of a number that another runtime is allowed, as a share of the largest number.
 TOLERANCE = 1e-3
 # Seconds of the measurements that a number of copies is chosen by.

@@ -26,8 +26,10 @@ from load.bench.texts import EMBEDDING, LIST, LIST_CLIENTS, OURS
 from load.generate import ClosedLoop
 from load.inputs import Inputs
 
-RERANKING, IN_PROCESS = "reranking", "CrossEncoder.predict"
-OWN_FORM, BASE64 = "our own form", "as base64"
+RERANKING = "reranking"
+IN_PROCESS = "CrossEncoder.predict"
+OWN_FORM = "our own form"
+BASE64 = "as base64"
 ENGINES = ("torch", "optimum")
 NETWORKS = {EMBEDDING: AutoModel, RERANKING: AutoModelForSequenceClassification}
 RERANK_CLIENTS = 8

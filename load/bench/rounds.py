@@ -20,12 +20,14 @@ from load.bench.table import Row
 from load.generate import ClosedLoop, Load, OpenLoop
 from load.schedules import Poisson
 
-# Windows in which a contender is to settle, their longest in seconds, and the share by which two in a row may differ.
-WINDOWS, WINDOW_S, SETTLED = 8, 2.0, 0.1
+# A contender settles before it is measured.
+WINDOWS = 8  # the most windows that it has for that
+WINDOW_S = 2.0  # the longest window, in seconds
+SETTLED = 0.1  # share by which two windows in a row may differ
 # Lengths of a measurement of Poisson arrivals: a percentile needs more requests than a rate does.
 POISSON_LENGTH = 2.0
-# Clients that peers are compared with, and the rate of Poisson arrivals as a share of the best one's with the most.
-PEER_CLIENTS, PEER_SHARE = (1, 16, 48), 0.8
+PEER_CLIENTS = (1, 16, 48)  # clients that peers are compared with
+PEER_SHARE = 0.8  # rate of Poisson arrivals as a share of the best one's with the most clients
 MOST_PEER_CLIENTS = PEER_CLIENTS[-1]
 POISSON = f"Poisson at {PEER_SHARE:.0%} of the best"
 

@@ -13,14 +13,17 @@ from PIL import Image, ImageOps
 from deploy.models import ROOT
 from load.inputs import Inputs
 
-# Pixels of a side and quality of a JPEG: a photograph on a web page, some 100 KB.
-SIDE, QUALITY = 720, 90
+# A photograph on a web page, some 100 KB.
+SIDE = 720  # pixels of a side
+QUALITY = 90  # of the JPEG
 PHOTOGRAPHS = ("resnet-152/cat.jpg", "mobilenet-v2/espresso.jpg")
-# Texts: four lists of 64. Mean number of words: one or two sentences. With this standard deviation of its logarithm one
-# text in a hundred has five times the median. The longest are what MiniLM's 256 tokens hold.
-TEXTS, MEAN_WORDS, SIGMA, MOST_WORDS = 256, 32, 0.7, 200
-# Queries, and documents of each, for reranking.
-QUERIES, DOCUMENTS = 8, 100
+TEXTS = 256  # four lists of 64
+MEAN_WORDS = 32  # one or two sentences
+SIGMA = 0.7  # of the logarithm of the words: one text in a hundred has five times the median
+MOST_WORDS = 200  # what MiniLM's 256 tokens hold
+# Of reranking.
+QUERIES = 8
+DOCUMENTS = 100  # of each query
 # Sentences of a text for translation, short texts more often.
 LENGTHS = (1, 1, 2, 1, 3, 1, 2, 6)
 SENTENCES = ROOT / "examples" / "translation" / "samples.txt"

@@ -17,11 +17,15 @@ from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
 from load.generate import ClosedLoop
 
-EMBEDDING, TRANSLATION, OURS = "sentence-embedding", "translation", "ours"
-PADDED, SORTED, ONE_BY_ONE = "padded to 256, fp32", "all sorted, in process", "one generate() a request, fp32"
-# Clients with one text a request: as many as the window. Clients with lists, and texts of a list: the most items that a
-# request may hold.
-CLIENTS, LIST_CLIENTS, LIST = 64, 4, 64
+EMBEDDING = "sentence-embedding"
+TRANSLATION = "translation"
+OURS = "ours"
+PADDED = "padded to 256, fp32"
+SORTED = "all sorted, in process"
+ONE_BY_ONE = "one generate() a request, fp32"
+CLIENTS = 64  # with one text a request: as many as the window
+LIST_CLIENTS = 4  # with lists
+LIST = 64  # texts of a list: the most items that a request may hold
 # Texts of a micro-batch of the loops, and clients of translation.
 BATCH = 32
 # A folder of Helsinki-NLP/opus-mt-en-fr.

@@ -28,7 +28,10 @@ from load.bench.rounds import Bench, Comparison, progress, quietly
 from load.bench.table import Row
 from load.generate import ClosedLoop
 
-FP32, AUTO, IN_PROCESS, PIPELINE = "fp32", "auto", "in process", "pipeline"
+FP32 = "fp32"
+AUTO = "auto"
+IN_PROCESS = "in process"
+PIPELINE = "pipeline"
 SSDLITE = "ssdlite320_mobilenet_v3_large"
 # Images of a micro-batch of the loop: as many as a segmenter's worker takes.
 LOOP_BATCH = 4

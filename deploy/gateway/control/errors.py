@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-UNIMPLEMENTED, INTERNAL = 12, 13
+UNIMPLEMENTED = 12
+INTERNAL = 13
 # HTTP status -> gRPC status.
 GRPC_STATUS = {400: 3, 403: 7, 404: 5, 405: UNIMPLEMENTED, 413: 8, 502: INTERNAL, 503: 14}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

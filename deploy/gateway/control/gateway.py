@@ -46,8 +46,8 @@ SETTLE_S = 0.1
 CONFIRM_S = 5.0
 # Seconds until Envoy's files are tried again, where they could not be written.
 RETRY_S = 2.0
-# The files of what was registered on the nodes last, and of what was decided.
-KNOWN, DECISIONS = "known.json", "decisions.json"
+KNOWN = "known.json"  # file of what was registered on the nodes last
+DECISIONS = "decisions.json"  # file of what was decided
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

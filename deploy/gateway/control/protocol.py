@@ -26,7 +26,8 @@ from deploy.gateway.state import Fleet
 from handlers.protocol.responses import PROTOBUF
 from handlers.protocol.retrieval import error_document
 
-MODEL, VERSION = "/v2/models/{model:[^/]+}", "/v2/models/{model:[^/]+}/versions/{version:[^/]+}"
+MODEL = "/v2/models/{model:[^/]+}"
+VERSION = "/v2/models/{model:[^/]+}/versions/{version:[^/]+}"
 # Of Triton's extensions those that are refused by name.
 UNSUPPORTED = "/v2/{extension:trace|logging|systemsharedmemory|cudasharedmemory}"
 # Seconds that a scrape may be old from which statistics are answered: handlers report once a second.

@@ -15,8 +15,9 @@ from deploy.gateway.state import Replica
 from deploy.run.node import Node
 from torchserve_client.archives import check_name
 
-# Seconds for one call; for a model's workers until they are READY; and between two looks at them.
-CALL_S, READY_S, LOOK_S = 30.0, 100.0, 0.25
+CALL_S = 30.0  # seconds for one call
+READY_S = 100.0  # seconds until a model's workers are READY
+LOOK_S = 0.25  # seconds between two looks at them
 # Characters of a node's own words that are passed on.
 WORDS = 200
 

@@ -14,17 +14,21 @@ from deploy.gateway.settings import Key, Settings, Tls
 from deploy.models import ROOT
 
 # Names in Envoy's working folder.
-ADMIN, CLUSTERS, LISTENERS = "admin.sock", "clusters.json", "listeners.json"
+ADMIN = "admin.sock"
+CLUSTERS = "clusters.json"
+LISTENERS = "listeners.json"
 # The probes' listener.
 PROBE = "probe"
 # Bytes of heap at the least: Envoy itself, and some hundred bodies on their way.
 HEAP_BYTES = 2 << 30
 BODIES_ON_HEAP = 16
-# A compressed message of gRPC, which is inflated in one go: by how much at most, and which part of the limit of bodies
-# it may have. A body of HTTP: the most that deflate can reach.
-PACKED_RATIO, PACKED_SHARE, INFLATE_RATIO = 100, 16, 1032
-# Requests a second, and at once, of all clients together for what needs no key: the page's files.
-OPEN_PER_S, OPEN_BURST = 100, 500
+# A compressed message of gRPC is inflated in one go.
+PACKED_RATIO = 100  # by how much at most
+PACKED_SHARE = 16  # which part of the limit of bodies it may have
+INFLATE_RATIO = 1032  # of a body of HTTP: the most that deflate can reach
+# Of all clients together for what needs no key: the page's files.
+OPEN_PER_S = 100  # requests a second
+OPEN_BURST = 500  # requests at once
 
 
 def bootstrap(settings: Settings) -> Resource:

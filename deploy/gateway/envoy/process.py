@@ -29,14 +29,19 @@ from deploy.gateway.envoy.routes import GRPC, HTTP
 
 logger = logging.getLogger(__name__)
 
-PID, LOG, BOOTSTRAP = "envoy.pid", "envoy.log", "bootstrap.json"
+PID = "envoy.pid"
+LOG = "envoy.log"
+BOOTSTRAP = "bootstrap.json"
 # Seconds for an answer of the admin interface; it says what is in memory.
 ADMIN_S = 10.0
-# Seconds: between two looks, until it answers, until it has ended after `quitquitquit`, in which requests may still
-# come on connections that stand, and after which a listener that was replaced closes what still stands.
-POLL_S, READY_S, END_S, NOTICE_S, DRAIN_S = 0.05, 30.0, 10.0, 1.0, 600
+POLL_S = 0.05  # seconds between two looks
+READY_S = 30.0  # seconds until it answers
+END_S = 10.0  # seconds until it has ended after `quitquitquit`
+NOTICE_S = 1.0  # seconds in which requests may still come on connections that stand
+DRAIN_S = 600  # seconds after which a listener that was replaced closes what still stands
 # So many deaths within so many seconds are no accident.
-DEATHS, DEATHS_S = 5, 60.0
+DEATHS = 5
+DEATHS_S = 60.0
 # The last one: milliseconds until a line of the access log is in its file.
 OPTIONS = (
     *("--disable-hot-restart", "--log-level", "warning", "--drain-time-s", str(DRAIN_S)),

@@ -21,7 +21,8 @@ from deploy.gateway.envoy.resources import Resource, filled, seconds
 from deploy.gateway.settings import Canary, Settings
 from deploy.gateway.state import Fleet, Model, plain
 
-HTTP, GRPC = "http", "grpc"
+HTTP = "http"
+GRPC = "grpc"
 # Bodies up to this are kept until they are answered, and sent to another node where one dies.
 REPLAY_BYTES = 32 << 20
 # Paths of the APIs of embedding servers -> what the header X-Api calls them (handlers.protocol.retrieval).
