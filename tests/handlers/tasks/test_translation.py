@@ -218,3 +218,14 @@ def test_translation_of_a_text_that_ends_before_its_micro_batch_is_that_of_class
     with Frontend(handler) as frontend:
         answers = frontend.submit_together([(body, {}) for body in bodies])
         assert [each.result(60).body for each in answers] == [each.body for each in serve(start(family), bodies)]
+
+
+def test_torch_reports_each_text_once_as_it_ends_with_its_translation(start: Starter, tmp_path: Path) -> None:
+    archive = staged("tiny", start("marian").model_dir.parent / ORIGINAL, tmp_path, SETTINGS, "torch")
+    handler: Any = started(TranslationHandler(), archive, SETTINGS)
+    items = handler.prepare([handler.decode(Payload(text, {"max_new_tokens": 12})) for text in TEXTS])
+    reported: list[tuple[int, Any]] = []
+    outputs = handler.forward_reporting(handler.collate(items), items, lambda *each: reported.append(each))
+    found = {index: handler.split(output, [items[index]])[0] for index, output in reported}
+    assert len(found) == len(reported) == len(items)
+    assert [found[index] for index in range(len(items))] == handler.split(outputs, items)
