@@ -26,7 +26,7 @@ step() {
         wait "$ticker" 2>/dev/null || true
         printf '\r\033[K' >&2
     fi
-    [ $((SECONDS - started)) -lt 2 ] || echo "$what ($((SECONDS - started)) s)" >&2
+    [ "$status" -ne 0 ] || [ $((SECONDS - started)) -lt 2 ] || echo "$what ($((SECONDS - started)) s)" >&2
     return "$status"
 }
 
