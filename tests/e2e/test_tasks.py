@@ -15,10 +15,10 @@ from PIL import Image
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression
 
-from deploy.models import ROOT
+from deploy.models import ROOT, Model
 from deploy.run.server import Server
 from tests import tiny_detector, tiny_image_text, tiny_models, tiny_segmenter, tiny_seq2seq
-from tests.e2e.conftest import ADAPTIVE, MOBILENET, logged, send, send_together, url
+from tests.e2e.conftest import ADAPTIVE, MOBILENET, curl, logged, send, send_together, url
 from tests.photographs import MOBILENET_TOP_1, jpeg, path, photograph
 
 # What differs between an answer alone and in a batch, in fp32: the order of the sums. Answers of two items differ by
@@ -269,3 +269,20 @@ def test_archive_of_each_format_serves_an_infer_py_that_answers_as_its_library(
     medium, high = BANDS
     bands = ["low" if value < medium else "medium" if value < high else "high" for value in expected]
     assert [answer.body["band"] for answer in answers] == bands
+
+
+def test_classic_archive_without_settings_batches_after_a_plain_registration(
+    archive: Callable[..., str], server: Server, nothing_registered: None, tmp_path: Path
+) -> None:
+    """Neither model-config.yaml nor the call names a batch size; TorchServe's own default is batches of one request."""
+    text = "import time\n\n\ndef infer(x):\n    time.sleep(0.5)\n    return {'y': x * 2}\n"
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "infer.py").write_text(text)
+    name = archive(Model("slow", "tensors", "1", tmp_path / "slow", {"path": "infer.py"}))
+    address = f"{server.settings.management_url}/models?url={name}&initial_workers=1&synchronous=true"
+    assert "registered with 1 initial workers" in curl("-X", "POST", address)
+    described = server.management.describe("slow")
+    assert (described["batchSize"], described["maxBatchDelay"]) == (32, 1)
+    answers = send_together(server, "slow", [json.dumps({"x": number}).encode() for number in range(8)])
+    assert [answer.body["y"] for answer in answers] == [2 * number for number in range(8)]
+    assert max(answer.batch_size for answer in answers) > 1
