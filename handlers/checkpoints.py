@@ -48,7 +48,9 @@ def load_strictly(auto_class: str, folder: Path, *, unused: str = "(?!)", **opti
         )
     for name, given, needed in sorted(found["mismatched_keys"]):
         if needed[0] == model.config.num_labels and given[1:] == needed[1:]:
-            raise InvalidConfig(f"config.json names {needed[0]} labels, the model has {given[0]} outputs")
+            raise InvalidConfig(
+                f"config.json names {needed[0]} labels, the model has {given[0]} outputs: correct its id2label"
+            )
         raise InvalidConfig(f"{name} has shape {list(given)} in the weights, and {list(needed)} by config.json")
     kinds = {re.sub(r"\d+", "0", name) for name in model.state_dict()}
     if more := [name for name in found["unexpected_keys"] if re.sub(r"\d+", "0", name) in kinds]:

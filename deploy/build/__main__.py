@@ -58,6 +58,8 @@ def main(arguments: list[str]) -> int:
             raise
         is_known = isinstance(error, UnknownModel | WeightsUnavailable | InvalidConfig | ArchiverFailed | OSError)
         line = " ".join(str(error).split()) if is_known else f"{name}: {reason(error)}; --debug prints the traceback"
+        if isinstance(error, InvalidConfig) and not line.startswith(f"{name}: "):
+            line = f"{name}: {line}"
         print(f"archive.sh: {line}", file=sys.stderr)
         return 1
     return 0

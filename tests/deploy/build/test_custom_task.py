@@ -41,7 +41,7 @@ def spoil(colours: Path, change: dict[str, str]) -> None:
         ({"def collate(": "def colate("}, "colour_names.py: ColourNames lacks collate"),
         ({"import csv": "import nobodys_package"}, "cannot be imported: ModuleNotFoundError: No module named"),
         ({"\nColour = ": '\nimport collections\nP = collections.namedtuple("P", "x")\nColour = '}, "2 classes (P, Col"),
-        ({"max_items: 32": "max_itmes: 32"}, "handler: max_itmes: unknown name (did you mean max_items?)"),
+        ({"max_items: 32": "max_itmes: 32"}, "colours: handler: max_itmes: unknown name (did you mean max_items?)"),
     ],
 )
 def test_task_that_cannot_be_served_is_one_line(
